@@ -1,0 +1,40 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: install
+install: $(STAMP)  ## make .venv with brim and what its development needs
+
+.PHONY: demo
+demo: $(STAMP)  ## fine-tune, evaluate and predict on real data, in minutes on two cores
+	$(BIN)/python examples/demo.py
+
+.PHONY: lint
+lint: $(STAMP)  ## lint, format check, strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(STAMP)  ## format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: test
+test: lint  ## the whole suite: lint, types, tests
+	$(BIN)/python -m pytest -n 2
+
+.PHONY: docs
+docs: $(STAMP)  ## write docs/configuration.md anew from the schema
+	$(BIN)/python docs/generate.py

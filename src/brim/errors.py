@@ -1,0 +1,90 @@
+"""Every error that brim raises on purpose, as one tree.
+
+    BrimError                 exit code 1: the run failed
+    ├── InputError            exit code 2: something that the user gave is wrong
+    │   ├── ConfigError       the configuration: keys, types, values that contradict each other
+    │   ├── DataError         the data set: a file, a column, a row
+    │   ├── ModelError        the base model: a folder without weights, an unknown architecture
+    │   └── OutputError       the output: an unwritable place, a folder that holds something else
+    ├── CheckpointError       no checkpoint of a run could be read, or one could not be written
+    └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
+
+An error carries one or more problems, so that everything that is wrong can be told at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "BrimError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "InputError",
+    "Interrupted",
+    "ModelError",
+    "OutputError",
+    "Problem",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong: what, where, what was expected instead, and what to do."""
+
+    what: str
+    where: str = ""  # "config.yaml:7", "data.jsonl, row 12": whatever finds the place fastest
+    expected: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class BrimError(Exception):
+    """The run failed. Each problem says what, where, what was expected and what to do."""
+
+    exit_code = 1
+
+    def __init__(self, *problems: Problem) -> None:
+        assert problems, "an error without a problem explains nothing"
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class InputError(BrimError):
+    """Something that the user gave is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """The configuration is wrong."""
+
+
+class DataError(InputError):
+    """The data set is wrong."""
+
+
+class ModelError(InputError):
+    """The base model cannot be used."""
+
+
+class OutputError(InputError):
+    """The output cannot be written where it was asked for."""
+
+
+class CheckpointError(BrimError):
+    """No checkpoint could be read, or one could not be written."""
+
+
+class Interrupted(BrimError):
+    """The user stopped the run."""
+
+    exit_code = 130
