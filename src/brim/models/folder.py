@@ -1,0 +1,167 @@
+"""Where a base model lies and what its folder says, read without torch and without the weights."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from brim.errors import ModelError, Problem
+
+Initialize = Literal["pretrained", "random"]
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+_WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+_PICKLED_WEIGHT_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt", "tekken.json")
+_HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer*", "*.model", "vocab*", "merges*"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A base model's folder: its configuration and tokenizer; the weights only by whether they are there."""
+
+    path: Path  # the folder that holds config.json and the tokenizer, in the Hub's cache for a Hub id
+    name: str  # what from_pretrained takes: the folder, absolute, or the Hub id
+    config: dict[str, Any]  # config.json
+    context_length: int | None  # tokens; None where the architecture sets no limit
+    tokenizer_file: Path | None  # tokenizer.json, where the folder has one
+    has_weights: bool
+
+
+def locate(base_model: str, *, initialize: Initialize = "pretrained") -> ModelFolder:
+    """Find a base model: a local folder, else a Hub id.
+
+    With `initialize="random"` the folder needs a config.json and a tokenizer but no weights.
+    Raises ModelError, naming all that is missing, and what to do.
+    """
+    local = Path(base_model).expanduser()
+    if local.is_dir():
+        return _read(local.resolve(), name=str(local.resolve()), initialize=initialize)
+    if _looks_like_a_path(base_model):
+        raise ModelError(_no_such_folder(base_model, local))
+    return _read(_from_hub(base_model), name=base_model, initialize="random", has_weights=True)
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Tokens that the architecture's positions reach, from config.json; None where it states no limit."""
+    for section in (config, config.get("text_config") or {}):
+        for key in _CONTEXT_KEYS:
+            if isinstance(section.get(key), int) and section[key] > 0:
+                return int(section[key])
+    return None
+
+
+def _read(path: Path, *, name: str, initialize: Initialize, has_weights: bool | None = None) -> ModelFolder:
+    problems = []
+    config: dict[str, Any] = {}
+    try:
+        config = _read_config(path)
+    except ModelError as error:
+        problems += error.problems
+    if has_weights is None:
+        has_weights = any((path / file).exists() for file in _WEIGHT_FILES)
+    if not has_weights and initialize == "pretrained":
+        problems.append(_no_weights(path))
+    if not any((path / file).exists() for file in _TOKENIZER_FILES):
+        problems.append(
+            Problem(
+                what="the base model's folder holds no tokenizer",
+                where=str(path),
+                expected="tokenizer.json (or an older tokenizer file) beside config.json",
+                fix="save it with `tokenizer.save_pretrained(folder)` or copy it from the original model",
+            )
+        )
+    if problems:
+        raise ModelError(*problems)
+    tokenizer_file = path / "tokenizer.json"
+    return ModelFolder(
+        path=path,
+        name=name,
+        config=config,
+        context_length=context_length(config),
+        tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
+        has_weights=has_weights,
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            Problem(
+                what="the base model's folder holds no config.json",
+                where=str(path),
+                expected="a transformers model: config.json, tokenizer.json, model.safetensors",
+                fix="point base_model to the folder that save_pretrained wrote",
+            )
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(Problem(what=f"config.json cannot be read: {error}", where=str(file))) from None
+    if not isinstance(config, dict):
+        raise ModelError(Problem(what="config.json holds no mapping", where=str(file)))
+    if "model_type" not in config:
+        raise ModelError(
+            Problem(
+                what="config.json does not say what kind of model this is",
+                where=str(file),
+                expected="the key model_type, as transformers writes it",
+            )
+        )
+    return config
+
+
+def _no_weights(path: Path) -> Problem:
+    pickled = [file for file in _PICKLED_WEIGHT_FILES if (path / file).exists()]
+    if pickled:
+        return Problem(
+            what=f"the base model's weights are pickled ({pickled[0]}), which can run code when they are opened",
+            where=str(path),
+            expected="model.safetensors",
+            fix="convert them where you trust them: load and save_pretrained with transformers",
+        )
+    return Problem(
+        what="the base model's folder holds no weights",
+        where=str(path),
+        expected="model.safetensors, or model.safetensors.index.json with its parts",
+        fix="copy the weights there, or set `initialize: random` to train from scratch",
+    )
+
+
+def _looks_like_a_path(base_model: str) -> bool:
+    return base_model.startswith((".", "/", "~")) or base_model.count("/") != 1 or "\\" in base_model
+
+
+def _no_such_folder(base_model: str, local: Path) -> Problem:
+    if local.is_file():
+        return Problem(what=f"base_model is a file, not a folder: {base_model}", fix="name the folder that holds it")
+    parent = local.parent
+    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
+    nearest = difflib.get_close_matches(local.name, siblings, n=1)
+    fix = f"did you mean {parent / nearest[0]}?" if nearest else "check the path; it is taken from the current folder"
+    if "/" not in base_model:
+        fix += ", or write a Hub id in full, such as meta-llama/Llama-2-7b-hf (Ludwig's short names are not known)"
+    return Problem(what=f"base_model: no such folder: {base_model}", expected="a local folder or a Hub id", fix=fix)
+
+
+def _from_hub(base_model: str) -> Path:
+    """The Hub's small files (no weights) of a model, in the Hub's cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(base_model, allow_patterns=_HUB_PATTERNS))
+    except GatedRepoError:
+        what, fix = "needs its licence accepted on the Hub", "accept it there, then set HF_TOKEN in the environment"
+    except RepositoryNotFoundError:
+        what, fix = "is neither a local folder nor a model on the Hub", "check the spelling; private models need HF_TOKEN"
+    except HFValidationError:
+        what, fix = "is neither a local folder nor a valid Hub id", "write a folder's path or organisation/name"
+    except (HfHubHTTPError, OSError) as error:
+        what = f"is not on this machine, and the Hub could not be asked ({type(error).__name__})"
+        fix = "point base_model to a local folder, or connect (and unset HF_HUB_OFFLINE) and try again"
+    raise ModelError(Problem(what=f"base_model: {base_model} {what}", expected="a local folder or a Hub id", fix=fix))
