@@ -1,0 +1,98 @@
+"""Batch arithmetic: micro-batch × accumulation × processes = effective batch, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from brim.config.findings import Finding
+from brim.config.places import Path
+from brim.config.schema import FinetuneTrainer
+
+BATCH: Path = ("trainer", "batch_size")
+ACCUMULATION: Path = ("trainer", "gradient_accumulation_steps")
+EFFECTIVE: Path = ("trainer", "effective_batch_size")
+LARGEST: Path = ("trainer", "max_batch_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """How many rows make an update, and how they are cut up."""
+
+    micro_batch_rows: int
+    accumulation_steps: int
+    effective_rows: int
+
+
+def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes | Finding:
+    """Any two sizes give the third; what is left open is 1. A finding where they do not multiply up."""
+    batch = trainer.batch_size if "batch_size" in trainer.model_fields_set else None
+    accumulation = _number(trainer.gradient_accumulation_steps)
+    effective = _number(trainer.effective_batch_size)
+    fault = mismatch(trainer, num_processes=num_processes)
+    if fault is not None:
+        return fault
+    if effective is None:
+        batch, accumulation = batch or 1, accumulation or 1
+    elif batch is None and accumulation is not None:
+        batch = effective // (accumulation * num_processes)
+    else:
+        batch = batch or 1
+        accumulation = effective // (batch * num_processes)
+    assert accumulation is not None, "every branch sets it"
+    rows = batch * accumulation * num_processes
+    if trainer.max_batch_size is not None and rows > trainer.max_batch_size:
+        return _too_large(rows, trainer.max_batch_size)
+    return BatchSizes(micro_batch_rows=batch, accumulation_steps=accumulation, effective_rows=rows)
+
+
+def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding | None:
+    """What cannot multiply up: for a number of processes, or (None) for any."""
+    batch = trainer.batch_size if "batch_size" in trainer.model_fields_set else None
+    accumulation = _number(trainer.gradient_accumulation_steps)
+    effective = _number(trainer.effective_batch_size)
+    if trainer.max_batch_size is not None and effective is not None and effective > trainer.max_batch_size:
+        return _too_large(effective, trainer.max_batch_size)
+    if effective is None:
+        return None
+    unit = (batch or 1) * (accumulation or 1) * (num_processes or 1)
+    all_given = batch is not None and accumulation is not None and num_processes is not None
+    if effective == unit or (effective % unit == 0 and not all_given):
+        return None
+    return _finding(effective, unit, _formula(batch, accumulation, num_processes), exact=all_given)
+
+
+def _finding(effective: int, unit: int, formula: str, *, exact: bool) -> Finding:
+    below, above = effective // unit * unit, -(-effective // unit) * unit
+    numbers = [unit] if exact else [number for number in (below, above) if number > 0]
+    relation = "is not" if exact else "is no multiple of"
+    return Finding(
+        paths=(EFFECTIVE, ACCUMULATION, BATCH),
+        what=f"trainer.effective_batch_size {effective} {relation} {formula} = {unit}",
+        expected="effective_batch_size = batch_size × gradient_accumulation_steps × processes",
+        fix=f"set trainer.effective_batch_size: {' or '.join(map(str, numbers))}"
+        + (", or leave one of the other two out" if exact else ""),
+    )
+
+
+def _formula(batch: int | None, accumulation: int | None, num_processes: int | None) -> str:
+    parts = []
+    if batch is not None:
+        parts.append(f"batch_size {batch}")
+    if accumulation is not None:
+        parts.append(f"gradient_accumulation_steps {accumulation}")
+    if num_processes is not None and (num_processes > 1 or not parts):
+        parts.append(f"{num_processes} process{'es' if num_processes > 1 else ''}")
+    return " × ".join(parts)
+
+
+def _too_large(rows: int, largest: int) -> Finding:
+    return Finding(
+        paths=(LARGEST, EFFECTIVE, ACCUMULATION, BATCH),
+        what=f"the effective batch of {rows} rows is above trainer.max_batch_size {largest}",
+        fix=f"set trainer.max_batch_size: {rows}, or a smaller effective batch",
+    )
+
+
+def _number(value: int | Literal["auto"]) -> int | None:
+    return None if value == "auto" else value

@@ -1,0 +1,41 @@
+"""What is wrong with a configuration, before it is known where that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from brim.config.places import Document, Path
+from brim.errors import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with the keys at `paths`; the first that the user gave is its place."""
+
+    paths: tuple[Path, ...]
+    what: str
+    expected: str = ""
+    fix: str = ""
+    kind: Literal["unknown", "missing", "value", "type", "rule"] = "rule"
+
+    @property
+    def path(self) -> Path:
+        return self.paths[0]
+
+
+def to_problems(findings: Iterable[Finding], document: Document) -> list[Problem]:
+    """The findings with their places, in the order of the file; overrides come last."""
+    placed = []
+    for finding in findings:
+        given = [path for path in finding.paths if path in document.places]
+        place = document.place(given[0] if given else finding.path)
+        problem = Problem(what=finding.what, where=place.where, expected=finding.expected, fix=finding.fix)
+        placed.append((place.order, problem))
+    return [problem for _, problem in sorted(placed, key=lambda item: item[0])]
+
+
+def is_within(path: Path, others: Iterable[Path]) -> bool:
+    """Whether the path is one of the others, or lies below one."""
+    return any(path[: len(other)] == other for other in others)

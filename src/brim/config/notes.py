@@ -1,0 +1,36 @@
+"""What is allowed and still worth a word: keys that have no effect as they stand."""
+
+from __future__ import annotations
+
+from brim.config.places import Document
+from brim.config.schema import Config, NoTrainer
+from brim.config.template import names, parse_template
+
+_TRAINING_KEYS = (
+    "learning_rate",
+    "epochs",
+    "train_steps",
+    "early_stop",
+    "steps_per_checkpoint",
+    "checkpoints_per_epoch",
+)
+
+
+def notes_on(config: Config, document: Document) -> tuple[str, ...]:
+    """Notes, each with its place."""
+    notes = []
+    if isinstance(config.trainer, NoTrainer):
+        untouched = NoTrainer()
+        given = [key for key in _TRAINING_KEYS if getattr(config.trainer, key) != getattr(untouched, key)]
+        if given:
+            where = document.place(("trainer", given[0])).where
+            keys = f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"
+            notes.append(f"{where}: {keys} no effect with trainer.type: none; set trainer.type: finetune to train")
+    template = config.prompt.template
+    if template is not None and not names(parse_template(template)):
+        where = document.place(("prompt", "template")).where
+        notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
+    if config.trainer.train_steps is not None and config.trainer.epochs != type(config.trainer)().epochs:
+        where = document.place(("trainer", "epochs")).where
+        notes.append(f"{where}: trainer.epochs has no effect, trainer.train_steps decides")
+    return tuple(notes)

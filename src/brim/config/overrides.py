@@ -1,0 +1,88 @@
+"""Overrides from the command line: `trainer.epochs=1`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from brim.config.mask import mask_text
+from brim.config.places import Document, Path, Place, dotted
+from brim.config.schema_walk import all_keys, typed_marker
+from brim.config.yaml_reader import read_yaml
+from brim.errors import ConfigError, Problem
+
+_AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """The document with every override set, the last one winning. Raises ConfigError for all that cannot be read."""
+    data, places = document.data, dict(document.places)
+    problems: list[Problem] = []
+    for index, text in enumerate(overrides):
+        place = Place(where=f"override {mask_text(text)}", order=(_AFTER_THE_FILE + index, 0))
+        try:
+            written, value = _read(text, place)
+            path, data = _set(data, written, value, (), place)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        places = {known: p for known, p in places.items() if known[: len(path)] != path}
+        places[path] = place
+    if problems:
+        raise ConfigError(*problems)
+    return Document(name=document.name, data=data, places=places, has_lines=document.has_lines)
+
+
+def _read(text: str, place: Place) -> tuple[tuple[str, ...], Any]:
+    key, equals, written = text.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path):
+        raise ConfigError(
+            Problem(what="not an override", where=place.where, expected="KEY=VALUE, such as trainer.epochs=1")
+        )
+    try:
+        value, _ = read_yaml(written, "value")
+    except ConfigError as error:
+        what = error.problems[0].what
+        raise ConfigError(Problem(what=what, where=place.where, fix="put the value in quotes")) from None
+    return path, value
+
+
+def _set(data: Any, path: tuple[str, ...], value: Any, done: Path, place: Place) -> tuple[Path, Any]:
+    """The path with list positions as numbers, and a copy of the data in which it holds the value."""
+    if not path:
+        return done, value
+    head, rest = path[0], path[1:]
+    if isinstance(data, list) or (data is None and head == "0"):
+        entries = data or []
+        index = _index(head, entries, done, place)
+        known = entries[index] if index < len(entries) else None
+        done, changed = _set(known, rest, value, (*done, index), place)
+        return done, [*entries[:index], changed, *entries[index + 1 :]]
+    data = _as_mapping(data, done, place)
+    done, changed = _set(data.get(head), rest, value, (*done, head), place)
+    return done, {**data, head: changed}
+
+
+def _index(text: str, entries: list[Any], done: Path, place: Place) -> int:
+    if text.isdecimal() and int(text) <= len(entries):
+        return int(text)
+    raise ConfigError(
+        Problem(
+            what=f"{dotted(done)} is a list and has no entry {text}",
+            where=place.where,
+            expected=f"a number from 0 to {len(entries)}, such as {dotted(done)}.0",
+        )
+    )
+
+
+def _as_mapping(data: Any, done: Path, place: Place) -> dict[str, Any]:
+    """The section to set a key in: a new one where there is none, `{type: …}` where only the type was given."""
+    if data is None:
+        return {}
+    if isinstance(data, dict):
+        return data
+    pattern = tuple("*" if isinstance(part, int) else part for part in done)
+    if isinstance(data, str) and any(key.path == pattern and typed_marker(key.field) for key in all_keys()):
+        return {"type": data}
+    raise ConfigError(Problem(what=f"{dotted(done)} holds a single value and no keys", where=place.where))

@@ -1,0 +1,165 @@
+"""Replace every `auto`, and every default that depends on others, by a value and a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from brim.config.batch import ACCUMULATION, BATCH, EFFECTIVE, BatchSizes, batch_sizes
+from brim.config.findings import Finding
+from brim.config.places import Path, dotted
+from brim.config.schema import Config, FinetuneTrainer, Section
+from brim.errors import ConfigError, Problem
+
+DEFAULT_MAX_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What choices depend on."""
+
+    kind: Literal["cpu", "cuda", "mps"]
+    bf16: bool  # bfloat16 arithmetic in hardware
+    num_processes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One automatic choice: the key, the value, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.value} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """A configuration without `auto`, and what was chosen."""
+
+    config: Config
+    choices: tuple[Choice, ...]
+
+
+def resolve(config: Config, device: DeviceFacts) -> Resolution:
+    """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
+
+    Raises ConfigError when the batch sizes do not multiply up for this number of processes.
+    """
+    choices: list[Choice] = []
+    changes: dict[Path, Any] = {}
+    for path, value, reason in _decisions(config, device):
+        changes[path] = value
+        choices.append(Choice(key=dotted(path), value=value, reason=reason))
+    return Resolution(config=_changed(config, changes), choices=tuple(choices))
+
+
+def _decisions(config: Config, device: DeviceFacts) -> Iterator[tuple[Path, Any, str]]:
+    if config.precision == "auto":
+        yield ("precision",), *_precision(config, device)
+    if config.adapter is not None and config.adapter.alpha is None:
+        yield ("adapter", "alpha"), 2 * config.adapter.r, "twice adapter.r"
+    if isinstance(config.trainer, FinetuneTrainer):
+        yield from _sizes(config.trainer, device.num_processes)
+        yield from _learning_rate(config, config.trainer, device.num_processes)
+    if config.generation.max_new_tokens is None:
+        yield ("generation", "max_new_tokens"), *_max_new_tokens(config)
+
+
+def _precision(config: Config, device: DeviceFacts) -> tuple[str, str]:
+    if device.kind == "cpu":
+        return "fp32", "the device is a CPU"
+    if device.bf16:
+        if not isinstance(config.trainer, FinetuneTrainer):
+            return "bf16-true", "the GPU has bfloat16, and nothing is trained"
+        if config.adapter is not None:
+            return "bf16-true", "the GPU has bfloat16; the base is frozen, the adapter stays in fp32"
+        return "bf16-mixed", "the GPU has bfloat16; weights stay in fp32, since 16 bits would lose small updates"
+    if device.kind == "mps":
+        return "fp32", "the device has no bfloat16"
+    return "fp16-mixed", "the GPU has no bfloat16"
+
+
+def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[Path, Any, str]]:
+    sizes = batch_sizes(trainer, num_processes=num_processes)
+    if isinstance(sizes, Finding):
+        raise ConfigError(
+            Problem(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix),
+        )
+    if "batch_size" not in trainer.model_fields_set:
+        given = trainer.gradient_accumulation_steps != "auto" and trainer.effective_batch_size != "auto"
+        shares = _processes(num_processes)
+        yield (
+            BATCH,
+            sizes.micro_batch_rows,
+            (
+                f"effective batch {sizes.effective_rows} / accumulation {sizes.accumulation_steps}{shares}"
+                if given
+                else "default"
+            ),
+        )
+    if trainer.gradient_accumulation_steps == "auto":
+        yield ACCUMULATION, sizes.accumulation_steps, _why_accumulation(trainer, sizes, num_processes)
+    if trainer.effective_batch_size == "auto":
+        product = f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}"
+        times = f" × {num_processes} processes" if num_processes > 1 else ""
+        yield EFFECTIVE, sizes.effective_rows, product + times
+
+
+def _why_accumulation(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+    if trainer.effective_batch_size == "auto":
+        return "no effective batch is set"
+    return f"effective batch {sizes.effective_rows} / batch {sizes.micro_batch_rows}{_processes(num_processes)}"
+
+
+def _processes(num_processes: int) -> str:
+    return f" / {num_processes} processes" if num_processes > 1 else ""
+
+
+def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[Path, Any, str]]:
+    rate, reason = trainer.learning_rate, ""
+    if rate == "auto":
+        rate, reason = _automatic_rate(config)
+    factor = {"constant": 1.0, "sqrt": math.sqrt(num_processes), "linear": float(num_processes)}
+    scale = factor[trainer.learning_rate_scaling]
+    if scale != 1:
+        rule = f"scaled for {num_processes} processes ({trainer.learning_rate_scaling})"
+        yield ("trainer", "learning_rate"), rate * scale, f"{reason}; {rule}" if reason else rule
+        yield ("trainer", "learning_rate_scaling"), "constant", "the learning rate is scaled already"
+    elif reason:
+        yield ("trainer", "learning_rate"), rate, reason
+
+
+def _automatic_rate(config: Config) -> tuple[float, str]:
+    if config.adapter is not None:
+        return 1e-4, "usual with LoRA"
+    if config.initialize == "random":
+        return 1e-3, "usual from scratch"
+    return 1e-5, "usual when all weights of a pretrained model are trained"
+
+
+def _max_new_tokens(config: Config) -> tuple[int, str]:
+    of_output = config.output_features[0].preprocessing.max_sequence_length
+    if of_output is not None:
+        return of_output, "the output feature's max_sequence_length"
+    of_all = config.preprocessing.global_max_sequence_length
+    if of_all is not None:
+        return of_all, "preprocessing.global_max_sequence_length"
+    return DEFAULT_MAX_NEW_TOKENS, "no length is set"
+
+
+def _changed(config: Config, changes: dict[Path, Any]) -> Config:
+    """A copy with the values at the paths; sections between are copied, too."""
+    updates: dict[str, Any] = {}
+    for path, value in changes.items():
+        name = str(path[0])
+        if len(path) == 1:
+            updates[name] = value
+        else:
+            section: Section = updates.get(name, getattr(config, name))
+            updates[name] = section.model_copy(update={str(path[1]): value})
+    return config.model_copy(update=updates)

@@ -1,0 +1,187 @@
+"""Rules between keys: values that are fine alone and contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from brim.config.batch import mismatch
+from brim.config.findings import Finding, is_within
+from brim.config.places import Path
+from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
+from brim.config.template import names, parse_template
+from brim.errors import ConfigError
+
+TEMPLATE: Path = ("prompt", "template")
+INPUT: Path = ("input_features", 0)
+OUTPUT: Path = ("output_features", 0)
+SCHEDULE: Path = ("trainer", "learning_rate_scheduler")
+
+
+def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:
+    """Every contradiction, but for those between keys of which one has a finding of its own."""
+    faulty = [path for finding in known for path in finding.paths]
+    found = [finding for rule in _RULES for finding in rule(config)]
+    return [finding for finding in found if not any(_touches(path, faulty) for path in finding.paths)]
+
+
+def _touches(path: Path, faulty: Sequence[Path]) -> bool:
+    return is_within(path, faulty) or any(is_within(other, [path]) for other in faulty)
+
+
+def _template_is_readable(config: Config) -> Iterator[Finding]:
+    if config.prompt.template is None:
+        return
+    try:
+        used = names(parse_template(config.prompt.template))
+    except ConfigError as error:
+        for problem in error.problems:
+            yield Finding(paths=(TEMPLATE,), what=problem.what, expected=problem.expected, fix=problem.fix)
+        return
+    answer = config.output_features[0].column_name
+    if answer in used:
+        yield Finding(
+            paths=(TEMPLATE, (*OUTPUT, "name"), (*OUTPUT, "column")),
+            what=f"prompt.template names the output column {answer}: the prompt would give the answer away",
+            fix=f"take {{{answer}}} out of the template",
+        )
+
+
+def _features_differ(config: Config) -> Iterator[Finding]:
+    source, target = config.input_features[0], config.output_features[0]
+    if source.name == target.name:
+        yield Finding(
+            paths=((*OUTPUT, "name"), (*INPUT, "name")),
+            what=f"the input and the output feature are both called {source.name}",
+            expected="two names",
+        )
+    elif source.column_name == target.column_name and config.prompt.template is None:
+        yield Finding(
+            paths=((*OUTPUT, "column"), (*OUTPUT, "name"), (*INPUT, "column"), (*INPUT, "name")),
+            what=f"the input and the output feature both read the column {source.column_name}",
+            expected="two columns, or a prompt.template that makes the input",
+        )
+
+
+def _one_way_to_sample(config: Config) -> Iterator[Finding]:
+    if config.preprocessing.sample_size is not None and config.preprocessing.sample_ratio < 1:
+        yield Finding(
+            paths=(("preprocessing", "sample_size"), ("preprocessing", "sample_ratio")),
+            what="preprocessing.sample_size and sample_ratio are both given",
+            fix="keep one of them",
+        )
+
+
+def _shares_sum_to_one(config: Config) -> Iterator[Finding]:
+    split = config.preprocessing.split
+    if isinstance(split, FixedSplit):
+        return
+    path: Path = ("preprocessing", "split", "probabilities")
+    shares = list(split.probabilities)
+    if abs(sum(shares) - 1) > 1e-6:
+        yield Finding(
+            paths=(path,),
+            what=f"preprocessing.split.probabilities {shares} sum to {sum(shares):.6g}",
+            expected="train, validation and test shares that sum to 1, such as [0.7, 0.1, 0.2]",
+        )
+    elif shares[0] == 0 and isinstance(config.trainer, FinetuneTrainer):
+        yield Finding(
+            paths=(path,),
+            what="preprocessing.split.probabilities leave no row to train on",
+            expected="a first share above 0",
+        )
+
+
+def _batch_sizes_multiply_up(config: Config) -> Iterator[Finding]:
+    if isinstance(config.trainer, FinetuneTrainer):
+        fault = mismatch(config.trainer, num_processes=None)
+        if fault is not None:
+            yield fault
+
+
+def _one_way_to_checkpoint(config: Config) -> Iterator[Finding]:
+    if config.trainer.steps_per_checkpoint and config.trainer.checkpoints_per_epoch:
+        yield Finding(
+            paths=(("trainer", "steps_per_checkpoint"), ("trainer", "checkpoints_per_epoch")),
+            what="trainer.steps_per_checkpoint and checkpoints_per_epoch are both given",
+            fix="keep one of them",
+        )
+
+
+def _patience_is_not_zero(config: Config) -> Iterator[Finding]:
+    if config.trainer.early_stop == 0:
+        yield Finding(
+            paths=(("trainer", "early_stop"),),
+            what="trainer.early_stop is 0",
+            expected="-1 (off), or a whole number of at least 1",
+        )
+
+
+def _validation_field_exists(config: Config) -> Iterator[Finding]:
+    given, name = config.trainer.validation_field, config.output_features[0].name
+    if given is not None and given not in (name, "combined"):
+        yield Finding(
+            paths=(("trainer", "validation_field"), (*OUTPUT, "name")),
+            what=f"trainer.validation_field is '{given}'",
+            expected=f"the output feature {name}, or combined",
+        )
+
+
+def _schedule_fits(config: Config) -> Iterator[Finding]:
+    if not isinstance(config.trainer, FinetuneTrainer):
+        return
+    schedule, rate = config.trainer.learning_rate_scheduler, config.trainer.learning_rate
+    if schedule.decay == "wsd" and schedule.warmup_fraction + schedule.decay_fraction > 1:
+        yield Finding(
+            paths=((*SCHEDULE, "warmup_fraction"), (*SCHEDULE, "decay_fraction"), (*SCHEDULE, "decay")),
+            what=f"warmup_fraction {schedule.warmup_fraction:g} and decay_fraction {schedule.decay_fraction:g} overlap",
+            expected="a sum of at most 1",
+        )
+    if rate != "auto" and schedule.eta_min > rate:
+        yield Finding(
+            paths=((*SCHEDULE, "eta_min"), ("trainer", "learning_rate")),
+            what=f"learning_rate_scheduler.eta_min {schedule.eta_min:g} is above trainer.learning_rate {rate:g}",
+            expected="a lower end for the decay than its start",
+        )
+
+
+def _momentum_for_nesterov(config: Config) -> Iterator[Finding]:
+    optimizer = config.trainer.optimizer if isinstance(config.trainer, FinetuneTrainer) else None
+    if isinstance(optimizer, SGDConfig) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
+        section: Path = ("trainer", "optimizer")
+        yield Finding(
+            paths=((*section, "nesterov"), (*section, "momentum"), (*section, "dampening")),
+            what="trainer.optimizer.nesterov needs momentum above 0 and dampening 0",
+            fix="set trainer.optimizer.momentum: 0.9",
+        )
+
+
+def _generation_fits(config: Config) -> Iterator[Finding]:
+    settings = config.generation
+    if settings.do_sample and settings.temperature == 0:
+        yield Finding(
+            paths=(("generation", "temperature"), ("generation", "do_sample")),
+            what="generation.temperature is 0 and do_sample is true",
+            expected="a temperature above 0 for sampling",
+            fix="set generation.do_sample: false, which always takes the likeliest token",
+        )
+    if settings.min_new_tokens and settings.max_new_tokens and settings.min_new_tokens > settings.max_new_tokens:
+        yield Finding(
+            paths=(("generation", "min_new_tokens"), ("generation", "max_new_tokens")),
+            what=f"generation.min_new_tokens is {settings.min_new_tokens}",
+            expected=f"at most generation.max_new_tokens, {settings.max_new_tokens}",
+        )
+
+
+_RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    _template_is_readable,
+    _features_differ,
+    _one_way_to_sample,
+    _shares_sum_to_one,
+    _batch_sizes_multiply_up,
+    _one_way_to_checkpoint,
+    _patience_is_not_zero,
+    _validation_field_exists,
+    _schedule_fits,
+    _momentum_for_nesterov,
+    _generation_fits,
+)

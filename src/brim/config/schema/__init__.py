@@ -1,0 +1,46 @@
+"""The configuration's sections, as frozen pydantic models with a description for every key."""
+
+from brim.config.schema.adapter import AdapterPostprocessor, LoraConfig
+from brim.config.schema.backend import BackendConfig
+from brim.config.schema.base import Section
+from brim.config.schema.clipping import GradientClippingConfig
+from brim.config.schema.features import FeaturePreprocessing, InputFeature, OutputFeature
+from brim.config.schema.generation import GenerationConfig
+from brim.config.schema.model import ModelParameters
+from brim.config.schema.optimizer import AdafactorConfig, AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
+from brim.config.schema.preprocessing import PreprocessingConfig
+from brim.config.schema.prompt import PromptConfig
+from brim.config.schema.root import Config
+from brim.config.schema.schedule import LearningRateScheduler
+from brim.config.schema.split import FixedSplit, HashSplit, RandomSplit, SplitConfig, StratifySplit
+from brim.config.schema.trainer import FinetuneTrainer, NoTrainer, TrainerConfig
+
+__all__ = [
+    "AdafactorConfig",
+    "AdamConfig",
+    "AdamWConfig",
+    "AdapterPostprocessor",
+    "BackendConfig",
+    "Config",
+    "FeaturePreprocessing",
+    "FinetuneTrainer",
+    "FixedSplit",
+    "GenerationConfig",
+    "GradientClippingConfig",
+    "HashSplit",
+    "InputFeature",
+    "LearningRateScheduler",
+    "LoraConfig",
+    "ModelParameters",
+    "NoTrainer",
+    "OptimizerConfig",
+    "OutputFeature",
+    "PreprocessingConfig",
+    "PromptConfig",
+    "RandomSplit",
+    "SGDConfig",
+    "Section",
+    "SplitConfig",
+    "StratifySplit",
+    "TrainerConfig",
+]

@@ -1,0 +1,68 @@
+"""What every section of the configuration shares: frozen, strict, no unknown keys; and how a key is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+Item = TypeVar("Item")
+
+# Lists in YAML, tuples in Python: a frozen section holds nothing that can be changed in place.
+Items: TypeAlias = Annotated[tuple[Item, ...], Strict(False)]
+PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
+NonNegativeInt: TypeAlias = Annotated[int, Field(ge=0)]
+NonNegativeFloat: TypeAlias = Annotated[float, Field(ge=0)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A mapping of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def key(default: Any, description: str, *, brim: bool = False, expected: str = "") -> Any:
+    """A key with its default and its help. brim: the key is brim's own, Ludwig does not know it.
+
+    expected: what the values are, in words, where the type alone would read badly.
+    """
+    return Field(default, description=description, json_schema_extra=_extra(brim, expected))
+
+
+def required(description: str, *, brim: bool = False, expected: str = "") -> Any:
+    """A key that must be given."""
+    return Field(description=description, json_schema_extra=_extra(brim, expected))
+
+
+class Typed:
+    """Marks a section that may be written as the bare name of its type: `adapter: lora` for `{type: lora}`.
+
+    names: the types. default: the type of a section that does not say; None where it must.
+    """
+
+    def __init__(self, *names: str, default: str | None = None) -> None:
+        self.names: Sequence[str] = names
+        self.default = default
+
+    def expand(self, value: Any) -> Any:
+        """The section as a mapping with its type, where that can be told."""
+        if isinstance(value, str):
+            return {"type": value}
+        if isinstance(value, dict) and "type" not in value and self.default is not None:
+            return {"type": self.default, **value}
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string", "enum": list(self.names)}, handler(schema)]}
+
+
+def _extra(brim: bool, expected: str) -> dict[str, Any]:
+    return {**({"x-brim": True} if brim else {}), **({"x-expected": expected} if expected else {})}

@@ -1,0 +1,13 @@
+"""`model_parameters`: how the base model is set up."""
+
+from typing import Literal
+
+from brim.config.schema.base import Section, key
+
+
+class ModelParameters(Section):
+    """How the base model is set up."""
+
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = key(
+        "sdpa", "The attention kernel, by transformers' name. `flash_attention_2` needs its package.", brim=True
+    )

@@ -1,0 +1,51 @@
+"""The whole configuration."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from brim.config.schema.adapter import LoraConfig
+from brim.config.schema.backend import BackendConfig, BackendField
+from brim.config.schema.base import NonNegativeInt, Section, Text, Typed, key, required
+from brim.config.schema.features import InputFeature, OutputFeature
+from brim.config.schema.generation import GenerationConfig
+from brim.config.schema.model import ModelParameters
+from brim.config.schema.preprocessing import PreprocessingConfig
+from brim.config.schema.prompt import PromptConfig
+from brim.config.schema.trainer import NoTrainer, TrainerField
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    model_type: Literal["llm"] = key("llm", "The kind of model. Ludwig's default is `ecd`, brim's `llm`.")
+    base_model: Text = required("A folder with a transformers causal language model, or its Hub id.")
+    initialize: Literal["pretrained", "random"] = key(
+        "pretrained", "`random` starts from new weights: only config.json and the tokenizer are read.", brim=True
+    )
+    precision: Literal["auto", "fp32", "bf16-true", "bf16-mixed", "fp16-mixed"] = key(
+        "auto",
+        "The data types of weights and arithmetic, named as in Lightning. `auto`: fp32 on a CPU; on a GPU with "
+        "bfloat16 bf16-true with an adapter and bf16-mixed without; on other GPUs fp16-mixed.",
+        brim=True,
+    )
+    model_parameters: ModelParameters = key(ModelParameters(), "How the base model is set up.")
+    input_features: Annotated[tuple[InputFeature], Field(strict=False)] = required(
+        "What the model reads: exactly one text feature.", expected="a list with exactly one text feature"
+    )
+    output_features: Annotated[tuple[OutputFeature], Field(strict=False)] = required(
+        "What the model learns to write: exactly one text feature.", expected="a list with exactly one text feature"
+    )
+    prompt: PromptConfig = key(PromptConfig(), "How a row becomes the text that the model reads.")
+    adapter: Annotated[LoraConfig | None, Typed("lora")] = key(
+        None, "Train a few added weights instead of all. null: all weights are trained."
+    )
+    trainer: TrainerField = key(NoTrainer(), "Whether and how the model is trained.")
+    preprocessing: PreprocessingConfig = key(
+        PreprocessingConfig(), "Which rows are used, and how they are cut and split."
+    )
+    generation: GenerationConfig = key(GenerationConfig(), "How text is generated.")
+    backend: BackendField = key(BackendConfig(), "Where the run takes place.")
+    dataset: Text | None = key(None, "The data: a file or a saved `datasets` folder.", brim=True)
+    random_seed: NonNegativeInt = key(42, "The seed of everything that is drawn by chance.")
+    trust_remote_code: bool = key(False, "Run Python code that comes with the base model. Only for models you trust.")

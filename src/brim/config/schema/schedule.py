@@ -1,0 +1,20 @@
+"""`trainer.learning_rate_scheduler`: the learning rate over the run."""
+
+from typing import Literal
+
+from brim.config.schema.base import Fraction, NonNegativeFloat, Section, key
+
+
+class LearningRateScheduler(Section):
+    """Warm-up, then a decay. It runs on samples, so a change of the batch size does not bend it."""
+
+    decay: Literal["constant", "linear", "cosine", "wsd"] | None = key(
+        None,
+        "How the rate falls after the warm-up: linearly or along a cosine down to `eta_min`; `wsd` stays up and falls "
+        "linearly at the end; null and `constant` stay up.",
+    )
+    warmup_fraction: Fraction = key(0.0, "Share of the run in which the rate rises from 0.")
+    eta_min: NonNegativeFloat = key(0.0, "The rate at which a decay ends; an absolute learning rate.")
+    decay_fraction: Fraction = key(
+        0.1, "Share of the run in which `wsd` falls. Ludwig's `wsd_decay_fraction` is accepted too.", brim=True
+    )

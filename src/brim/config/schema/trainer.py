@@ -1,0 +1,99 @@
+"""`trainer`: whether and how the model is trained."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from brim.config.schema.base import NonNegativeInt, PositiveInt, Section, Text, Typed, key
+from brim.config.schema.clipping import GradientClippingConfig
+from brim.config.schema.optimizer import AdamConfig, OptimizerField
+from brim.config.schema.schedule import LearningRateScheduler
+
+LearningRateValue: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+EarlyStop: TypeAlias = Annotated[int, Field(ge=-1)]
+
+_NO_EFFECT = "No effect with `type: none`; checked, as in Ludwig."
+_TYPE = "`finetune` trains. `none` (the default, as in Ludwig) uses the base model as it is."
+_EARLY_STOP = "-1 (off), or a whole number of at least 1"
+
+
+class NoTrainer(Section):
+    """No training: the base model is evaluated, and predicts, as it is."""
+
+    type: Literal["none"] = key("none", _TYPE)
+    batch_size: PositiveInt = key(1, "Rows that are generated for at once.")
+    eval_batch_size: PositiveInt = key(2, "Rows that are evaluated at once.")
+    learning_rate: LearningRateValue | Literal["auto"] = key(0.0002, _NO_EFFECT)
+    epochs: PositiveInt = key(3, _NO_EFFECT)
+    train_steps: PositiveInt | None = key(None, _NO_EFFECT)
+    early_stop: EarlyStop = key(-1, _NO_EFFECT, expected=_EARLY_STOP)
+    steps_per_checkpoint: NonNegativeInt = key(0, _NO_EFFECT)
+    checkpoints_per_epoch: NonNegativeInt = key(0, _NO_EFFECT)
+    validation_field: Text | None = key(None, _NO_EFFECT)
+    validation_metric: Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"] | None = key(
+        None, _NO_EFFECT
+    )
+    skip_all_evaluation: bool = key(False, "Do not evaluate on the splits.")
+    evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
+
+
+class FinetuneTrainer(Section):
+    """Fine-tuning, or training from scratch with `initialize: random`. A step is one update of the weights."""
+
+    type: Literal["finetune"] = key("finetune", _TYPE)
+    batch_size: PositiveInt = key(
+        1, "Micro-batch: rows of one forward and backward pass on one device. `auto` is not supported yet."
+    )
+    gradient_accumulation_steps: PositiveInt | Literal["auto"] = key(
+        "auto", "Micro-batches whose gradients make one update. `auto`: from the other two sizes, else 1."
+    )
+    effective_batch_size: PositiveInt | Literal["auto"] = key(
+        "auto",
+        "Rows of one update: batch_size × gradient_accumulation_steps × processes, exactly. `auto`: that product.",
+    )
+    max_batch_size: PositiveInt | None = key(
+        None, "Largest effective batch that is allowed. null: no limit (Ludwig writes 2^40)."
+    )
+    eval_batch_size: PositiveInt = key(2, "Rows that are evaluated at once. `auto` and null are not supported yet.")
+    epochs: PositiveInt = key(100, "Passes over the training rows.")
+    train_steps: PositiveInt | None = key(
+        None, "Updates after which training ends, instead of `epochs`. Counts updates; Ludwig counts micro-batches."
+    )
+    learning_rate: LearningRateValue | Literal["auto"] = key(
+        0.001, "The highest learning rate. `auto`: 0.0001 with LoRA, 0.00001 for all weights, 0.001 from scratch."
+    )
+    learning_rate_scheduler: LearningRateScheduler = key(LearningRateScheduler(), "The learning rate over the run.")
+    learning_rate_scaling: Literal["constant", "sqrt", "linear"] = key(
+        "linear", "How the learning rate grows with the number of processes."
+    )
+    optimizer: OptimizerField = key(AdamConfig(), "The update rule.")
+    gradient_clipping: GradientClippingConfig | None = key(
+        GradientClippingConfig(), "Bounds on the gradient. null: none."
+    )
+    early_stop: EarlyStop = key(
+        5,
+        "Evaluations in a row without a better `validation_metric` after which training ends. -1: never.",
+        expected=_EARLY_STOP,
+    )
+    steps_per_checkpoint: NonNegativeInt = key(
+        0, "Updates between checkpoints. The model is evaluated at each checkpoint. 0: once an epoch."
+    )
+    checkpoints_per_epoch: NonNegativeInt = key(0, "Checkpoints in each epoch, evenly spread. 0: one, at its end.")
+    validation_field: Text | None = key(
+        None, "The feature that decides which checkpoint is best: the output feature's name or `combined`."
+    )
+    validation_metric: Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"] | None = key(
+        None, "The metric that decides which checkpoint is best. null: `loss`."
+    )
+    enable_gradient_checkpointing: bool = key(
+        False, "Recompute activations in the backward pass instead of keeping them: less memory, about a third slower."
+    )
+    skip_all_evaluation: bool = key(False, "Do not evaluate while training; early stopping is off then.")
+    evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
+
+
+TrainerConfig: TypeAlias = NoTrainer | FinetuneTrainer
+TrainerField: TypeAlias = Annotated[
+    Annotated[TrainerConfig, Field(discriminator="type")],
+    Typed("none", "finetune", default="none"),
+]

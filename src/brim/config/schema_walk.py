@@ -1,0 +1,154 @@
+"""Walk the schema: which keys there are, at which path, and what their values may be."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from brim.config.schema import Config, Section
+from brim.config.schema.base import Typed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the schema."""
+
+    path: tuple[str, ...]  # "*" stands for a list's entry
+    section: type[Section]  # that the key belongs to
+    field: FieldInfo
+
+    @property
+    def name(self) -> str:
+        return self.path[-1]
+
+    @property
+    def is_brims_own(self) -> bool:
+        return bool(_extra(self.field).get("x-brim", False))
+
+    @property
+    def description(self) -> str:
+        return self.field.description or ""
+
+
+@cache
+def all_keys() -> tuple[Key, ...]:
+    """Every key, in the schema's order; a key of several types of one section comes once for each."""
+    return tuple(_keys(Config, ()))
+
+
+def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        yield Key(path=(*path, name), section=section, field=field)
+        below = (*path, name, "*") if is_list(field) else (*path, name)
+        for inner in sections_of(field):
+            yield from _keys(inner, below)
+
+
+def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
+    """The sections that may stand under a key; several where `type` decides."""
+    return tuple(t for t in _alternatives(field.annotation) if isinstance(t, type) and issubclass(t, Section))
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Whether a key holds a list of sections."""
+    return any(get_origin(t) is tuple for t in _members(field.annotation)) and bool(sections_of(field))
+
+
+def type_name(section: type[Section]) -> str | None:
+    """The name by which `type` chooses the section."""
+    field = section.model_fields.get("type")
+    names = get_args(field.annotation) if field is not None else ()
+    return str(names[0]) if names else None
+
+
+def typed_marker(field: FieldInfo) -> Typed | None:
+    """The mark of a section that may be written as the bare name of its type."""
+    return next((mark for mark in field.metadata if isinstance(mark, Typed)), None)
+
+
+def expected(field: FieldInfo) -> str:
+    """What a key's value may be, in words."""
+    said = _extra(field).get("x-expected")
+    if said:
+        return str(said)
+    words = _words(field.annotation, field.metadata)
+    marker = typed_marker(field)
+    if marker is not None:
+        words = [*marker.names, "a mapping with type", *(["null"] if "null" in words else [])]
+    return join(words)
+
+
+def options(field: FieldInfo) -> list[str]:
+    """The texts that a key's value may be, where it has a fixed choice."""
+    return [w for member in _members(field.annotation) if get_origin(member) is Literal for w in _words(member, ())]
+
+
+def join(words: list[str]) -> str:
+    """`a, b or c`."""
+    unique = list(dict.fromkeys(words))
+    return unique[0] if len(unique) == 1 else ", ".join(unique[:-1]) + " or " + unique[-1]
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The alternatives of a type, without their annotations."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in _members(part)]
+    return [annotation]
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """Like _members, with a list's entries in place of the list."""
+    found = []
+    for member in _members(annotation):
+        found += _alternatives(get_args(member)[0]) if get_origin(member) is tuple else [member]
+    return found
+
+
+def _words(annotation: Any, metadata: Any) -> list[str]:
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return _words(inner, marks)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [word for part in get_args(annotation) for word in _words(part, ())]
+    if get_origin(annotation) is Literal:
+        return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation)]
+    if get_origin(annotation) is tuple:
+        return ["a list"]
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return ["a mapping"]
+    if annotation in (int, float):
+        return ["a " + ("whole number" if annotation is int else "number") + _range(_bounds(metadata))]
+    return [{bool: "true or false", str: "text", type(None): "null"}[annotation]]
+
+
+def _bounds(metadata: Any) -> dict[str, Any]:
+    bounds: dict[str, Any] = {}
+    for mark in metadata:
+        for name in ("ge", "gt", "le", "lt"):
+            if getattr(mark, name, None) is not None:
+                bounds[name] = getattr(mark, name)
+        if isinstance(mark, FieldInfo):
+            bounds |= _bounds(mark.metadata)
+    return bounds
+
+
+def _range(bounds: dict[str, Any]) -> str:
+    upper = f"at most {bounds['le']}" if "le" in bounds else f"below {bounds['lt']}" if "lt" in bounds else ""
+    if "ge" in bounds and "le" in bounds:
+        return f" from {bounds['ge']} to {bounds['le']}"
+    lower = f"of at least {bounds['ge']}" if "ge" in bounds else f"above {bounds['gt']}" if "gt" in bounds else ""
+    limits = " and ".join(part for part in (lower, upper) if part)
+    if lower == "" and upper.startswith("at most"):
+        return f" of {limits}"
+    return f" {limits}" if limits else ""

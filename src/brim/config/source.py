@@ -1,0 +1,76 @@
+"""Where a configuration comes from: a YAML file, or a mapping in Python."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from brim.config.places import Document, Path, Place, dotted
+from brim.config.yaml_reader import MAX_DEPTH, read_yaml
+from brim.errors import ConfigError, Problem
+
+
+def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
+    """The configuration as a document. Raises ConfigError for what is no readable mapping."""
+    if isinstance(source, Mapping):
+        places: dict[Path, Place] = {}
+        data = _plain(source, (), places)
+        return Document(name="configuration", data=data, places=places, has_lines=False)
+    name = str(source)
+    data, places = read_yaml(_read_text(FilePath(source), name), name)
+    if data is None:
+        raise ConfigError(
+            Problem(what="the configuration is empty", where=name, fix="give at least base_model and the features")
+        )
+    if not isinstance(data, dict):
+        raise ConfigError(
+            Problem(
+                what="the configuration is no mapping", where=f"{name}:1", expected="lines of the form `key: value`"
+            )
+        )
+    return Document(name=name, data=data, places=places)
+
+
+def _read_text(path: FilePath, name: str) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(Problem(what="no such file", where=name, expected="a YAML configuration")) from None
+    except IsADirectoryError:
+        raise ConfigError(Problem(what="this is a folder", where=name, expected="a YAML file")) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(Problem(what=f"cannot be read: {reason}", where=name)) from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            Problem(
+                what=f"byte 0x{content[error.start]:02x} is not UTF-8",
+                where=f"{name}:{line}",
+                fix="save the file as UTF-8",
+            )
+        ) from None
+
+
+def _plain(value: Any, path: Path, places: dict[Path, Place]) -> Any:
+    """Python's values as YAML would have given them: dicts, lists, text and numbers."""
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(Problem(what="too many nested values for a configuration", where=dotted(path[:3])))
+    if path:
+        places[path] = Place(where="", order=(len(places), 0))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, (*path, str(key)), places) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, (*path, index), places) for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, numbers.Integral):  # as NumPy's are
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value

@@ -1,0 +1,194 @@
+"""Check plain values against the schema, and say in plain words what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from brim.config.findings import Finding, is_within
+from brim.config.places import Path, contains, dotted, value_at
+from brim.config.schema import Config, Section
+from brim.config.schema_walk import expected, is_list, options, sections_of, type_name, typed_marker
+from brim.config.suggest import unknown_key
+from brim.config.wording import nearest, show
+
+_MAX_REPAIRS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """What a validation found; with findings, `config` has defaults in their place (None if that does not do)."""
+
+    config: Config | None
+    findings: list[Finding]
+
+
+def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
+    """Check the values. Whatever lies within `known` findings has been reported already.
+
+    A faulty value is then replaced by its default and the rest checked again, so that a fault in one place
+    hides none in another.
+    """
+    findings: list[Finding] = []
+    for _ in range(_MAX_REPAIRS):
+        try:
+            return Validated(config=Config.model_validate(data), findings=findings)
+        except ValidationError as error:
+            found = _unique([_translate(detail, data) for detail in error.errors(include_url=False)])
+        reported = [path for finding in (*known, *findings) for path in finding.paths]
+        findings += [finding for finding in found if not is_within(finding.path, reported)]
+        for finding in found:
+            data = _repaired(data, finding)
+    return Validated(config=None, findings=findings)
+
+
+def _translate(detail: ErrorDetails, data: dict[str, Any]) -> Finding:
+    """One of pydantic's errors as a finding at a key of the schema."""
+    spot = _locate(detail["loc"], data)
+    if detail["type"] in ("extra_forbidden", "invalid_key"):
+        return unknown_key(spot.path, spot.sections, data)
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return _wrong_type(spot, data)
+    if not contains(data, spot.path):
+        if spot.path and isinstance(spot.path[-1], int):
+            return _wrong_value(_Spot(path=spot.path[:-1], field=spot.field, sections=()), data)
+        return Finding(
+            paths=(spot.path,),
+            what=f"{dotted(spot.path)} is missing",
+            expected=expected(spot.field),
+            fix=f"add it. {spot.field.description}",
+            kind="missing",
+        )
+    return _wrong_value(spot, data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spot:
+    """Where an error of pydantic's lies."""
+
+    path: Path
+    field: Any  # the FieldInfo of the last key on the path that the schema knows
+    sections: tuple[type[Section], ...]  # that may stand there
+
+
+def _locate(loc: tuple[int | str, ...], data: dict[str, Any]) -> _Spot:
+    """The key that a location means: pydantic adds the names of union branches, and goes below single values."""
+    sections: tuple[type[Section], ...] = (Config,)
+    path: Path = ()
+    field: Any = None
+    in_list = False
+    for part in loc:
+        if in_list and isinstance(part, int):
+            path, in_list = (*path, part), False
+        elif len(sections) > 1 and part in (names := {type_name(s): s for s in sections}):
+            sections = (names[str(part)],)
+        elif len(sections) == 1 and part in sections[0].model_fields:
+            field = sections[0].model_fields[str(part)]
+            path, sections, in_list = (*path, part), sections_of(field), is_list(field)
+        elif len(sections) == 1 and not in_list:
+            return _Spot(path=(*path, str(part)), field=field, sections=sections)
+        else:
+            break
+    return _Spot(path=path, field=field, sections=sections)
+
+
+def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
+    value = value_at(data, spot.path)
+    names = [name for section in spot.sections if (name := type_name(section)) is not None]
+    given = value.get("type") if isinstance(value, dict) else value
+    path = (*spot.path, "type")
+    guess = nearest(given, names) if isinstance(given, str) else None
+    return Finding(
+        paths=(path, spot.path),
+        what=f"{dotted(path)} is {show(given)}",
+        expected=" or ".join([", ".join(names[:-1]), names[-1]]),
+        fix=f"did you mean {guess}?" if guess else "",
+        kind="type",
+    )
+
+
+def _wrong_value(spot: _Spot, data: dict[str, Any]) -> Finding:
+    value = value_at(data, spot.path)
+    entry = bool(spot.path) and isinstance(spot.path[-1], int)
+    words = "a mapping" if entry else expected(spot.field)
+    return Finding(
+        paths=(spot.path,),
+        what=f"{dotted(spot.path)} is {show(value)}",
+        expected=words,
+        fix=_hint(value, words, [*options(spot.field), *_type_names(spot.field)]),
+        kind="value",
+    )
+
+
+def _type_names(field: Any) -> list[str]:
+    marker = typed_marker(field)
+    return list(marker.names) if marker is not None else []
+
+
+def _hint(value: Any, words: str, choices: list[str]) -> str:
+    if isinstance(value, str):
+        if "number" in words and _is_number(value):
+            return f"write {float(value):g} without quotes" if "e" not in value.lower() else f"write {float(value)!r}"
+        if words.startswith("true or false") and value.lower() in ("yes", "no", "on", "off", "true", "false"):
+            return f"write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}"
+        guess = nearest(value, choices)
+        return f"did you mean {guess}?" if guess else ""
+    if words.startswith("text") and value is not None and not isinstance(value, (dict, list)):
+        return "put it in quotes"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return abs(float(text)) < float("inf")
+    except ValueError:
+        return False
+
+
+def _unique(findings: list[Finding]) -> list[Finding]:
+    """One finding a key: pydantic reports each branch of a union."""
+    return list({finding.path: finding for finding in reversed(findings)}.values())[::-1]
+
+
+def _repaired(data: Any, finding: Finding) -> Any:
+    """A copy in which the fault is replaced by a default, or by a stand-in where there is none."""
+    path = finding.path
+    if finding.kind == "missing":
+        return _with(data, path, _stand_in(path))
+    if finding.kind == "type" and path == ("trainer", "type"):
+        return _with(data, path, "finetune")  # so that its other keys are checked, too
+    return _without(data, path if finding.kind != "type" else path[:-1])
+
+
+def _stand_in(path: Path) -> Any:
+    name = path[-1]
+    if name in ("input_features", "output_features"):
+        return [{"name": f"({name})", "type": "text"}]
+    if name == "type":
+        return "text" if path[0] in ("input_features", "output_features") else "lora"
+    return f"({dotted(path)})"
+
+
+def _with(data: Any, path: Path, value: Any) -> Any:
+    if not path:
+        return value
+    head, *rest = path
+    if isinstance(data, list) and isinstance(head, int):
+        return [_with(item, tuple(rest), value) if index == head else item for index, item in enumerate(data)]
+    inner = data if isinstance(data, dict) else {}
+    return {**inner, str(head): _with(inner.get(str(head)), tuple(rest), value)}
+
+
+def _without(data: Any, path: Path) -> Any:
+    head, *rest = path
+    if isinstance(data, list):
+        kept = [(_without(x, tuple(rest)) if rest else None) if i == head else x for i, x in enumerate(data)]
+        return [x for i, x in enumerate(kept) if rest or i != head]
+    if not isinstance(data, dict) or head not in data:
+        return data
+    if rest:
+        return {**data, str(head): _without(data[str(head)], tuple(rest))}
+    return {key: value for key, value in data.items() if key != head}

@@ -1,0 +1,157 @@
+"""Read YAML text into plain values, with the place of every key. Nothing but YAML's own types is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from brim.config.places import Path, Place, dotted
+from brim.errors import ConfigError, Problem
+
+MAX_NODES = 20_000  # a configuration has dozens; aliases of aliases could make billions
+MAX_DEPTH = 50
+
+_MERGE = "tag:yaml.org,2002:merge"
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
+_PLAIN_TAGS |= {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+
+def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, Place]]:
+    """The value that the text holds, and the places of its keys and list entries as `name:line`.
+
+    Raises ConfigError for text that is no YAML, and for keys given twice (all of them at once).
+    """
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        node = yaml.compose(text)
+        if node is None:
+            return None, {}
+        builder = _Builder(name=name, yaml=yaml)
+        value = builder.build(node, ())
+    except ConfigError:
+        raise
+    except MarkedYAMLError as error:
+        raise ConfigError(_syntax_problem(error, name)) from None
+    except (YAMLError, ValueError, RecursionError, OverflowError) as error:
+        what = "the YAML is nested too deeply" if isinstance(error, RecursionError) else f"not YAML: {_line(error)}"
+        raise ConfigError(Problem(what=what, where=name)) from None
+    if builder.problems:
+        raise ConfigError(*builder.problems)
+    return value, builder.places
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builds values from YAML's nodes and notes where they stand."""
+
+    name: str
+    yaml: YAML
+    places: dict[Path, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    num_nodes: int = 0
+
+    def build(self, node: Node, path: Path) -> Any:
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
+            raise ConfigError(Problem(what="too many nested values for a configuration", where=self.where(node)))
+        if str(node.tag) not in _PLAIN_TAGS:
+            self.problems.append(
+                Problem(
+                    what=f"the tag {_short_tag(node)} is not read",
+                    where=self.where(node),
+                    fix="write a plain value, or put it in quotes",
+                )
+            )
+            return None
+        if isinstance(node, MappingNode):
+            return self.build_mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self.build_entry(entry, (*path, index)) for index, entry in enumerate(node.value)]
+        return self.scalar(node)
+
+    def build_entry(self, node: Node, path: Path) -> Any:
+        self.places[path] = self.place(node)
+        return self.build(node, path)
+
+    def build_mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        seen: dict[str, Node] = {}
+        for key_node, value_node in self.pairs(node):
+            key = self.key(key_node)
+            if key in seen:
+                self.problems.append(
+                    Problem(
+                        what=f"{dotted((*path, key))} is given twice",
+                        where=self.where(key_node),
+                        expected=f"one value; the first is at {self.where(seen[key])}",
+                        fix="keep one of them",
+                    )
+                )
+                continue
+            seen[key] = key_node
+            self.places[(*path, key)] = self.place(key_node)
+            result[key] = self.build(value_node, (*path, key))
+        return result
+
+    def pairs(self, node: MappingNode) -> list[tuple[Node, Node]]:
+        """The mapping's own pairs, then those that `<<` adds and that are not its own."""
+        own = [(k, v) for k, v in node.value if str(k.tag) != _MERGE]
+        names = {self.key(k) for k, _ in own}
+        for key_node, value_node in node.value:
+            if str(key_node.tag) != _MERGE:
+                continue
+            sources = value_node.value if isinstance(value_node, SequenceNode) else [value_node]
+            for source in sources:
+                self.num_nodes += 1
+                if not isinstance(source, MappingNode) or source is node or self.num_nodes > MAX_NODES:
+                    raise ConfigError(Problem(what="<< needs a mapping", where=self.where(key_node)))
+                added = [(k, v) for k, v in source.value if str(k.tag) != _MERGE and self.key(k) not in names]
+                names.update(self.key(k) for k, _ in added)
+                own += added
+        return own
+
+    def key(self, node: Node) -> str:
+        """The key as text; YAML allows others, the configuration has none."""
+        return node.value if isinstance(node, ScalarNode) else "[a list or mapping]"
+
+    def scalar(self, node: Node) -> Any:
+        try:
+            return self.yaml.constructor.construct_object(node)
+        except ValueError as error:
+            self.problems.append(Problem(what=f"not YAML: {_line(error)}", where=self.where(node)))
+            return None
+
+    def place(self, node: Node) -> Place:
+        return Place(where=self.where(node), order=(node.start_mark.line, node.start_mark.column))
+
+    def where(self, node: Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+
+def _syntax_problem(error: MarkedYAMLError, name: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    where = name if mark is None else f"{name}:{mark.line + 1}"
+    what = " ".join(str(error.problem or error.context).split())
+    if "found character '\\t'" in what or "'\\t'" in what:
+        return Problem(what="not YAML: a tab in the indentation", where=where, fix="indent with spaces")
+    if "mapping values are not allowed" in what:
+        return Problem(
+            what="not YAML: a second colon on the line, or a wrong indentation",
+            where=where,
+            fix="put text that holds a colon in quotes, and align keys of one section",
+        )
+    if "document" in what and "another document" in what:
+        return Problem(what="more than one YAML document", where=where, expected="one configuration in the file")
+    return Problem(what=f"not YAML: {what}", where=where)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _short_tag(node: Node) -> str:
+    return str(node.tag).replace("tag:yaml.org,2002:", "!!")
