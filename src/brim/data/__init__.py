@@ -1,0 +1,30 @@
+"""Data sets: read, rendered, tokenized, split; and a record of what was cut or dropped."""
+
+from brim.data.check import CheckReport, check_data
+from brim.data.encoder import TextEncoder, load_encoder
+from brim.data.ledger import Entry, Ledger
+from brim.data.order import rows_of_step
+from brim.data.prepare import Prepared, Tokenized, prepare, prompts_of, texts_as_source
+from brim.data.read import Data, read
+from brim.data.rows import TokenRow, TokenRows
+from brim.data.source import Source
+
+__all__ = [
+    "CheckReport",
+    "Data",
+    "Entry",
+    "Ledger",
+    "Prepared",
+    "Source",
+    "TextEncoder",
+    "TokenRow",
+    "TokenRows",
+    "Tokenized",
+    "check_data",
+    "load_encoder",
+    "prepare",
+    "prompts_of",
+    "read",
+    "rows_of_step",
+    "texts_as_source",
+]

@@ -1,0 +1,123 @@
+"""Which columns a configuration asks for, and whether the data has them, filled."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.config.schema import FeaturePreprocessing
+from brim.data.source import Source, places
+from brim.errors import DataError, Problem
+
+INPUT, OUTPUT = "input_features[0]", "output_features[0]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column that is read: for which feature, and what happens where it is empty."""
+
+    name: str
+    feature: str  # INPUT or OUTPUT
+    missing_value_strategy: str
+    fill_value: str
+
+
+def require_columns(source: Source, wanted: dict[str, str]) -> None:
+    """Raise DataError for each wanted column (name -> who wants it) that the data lacks."""
+    there = source.table.column_names
+    problems = [
+        Problem(
+            what=f"no column `{name}`, which {who} names",
+            where=source.name,
+            expected=f"one of the columns that are there: {_listed(there)}",
+            fix=_nearest(name, there),
+        )
+        for name, who in wanted.items()
+        if name not in there
+    ]
+    if problems:
+        raise DataError(*problems)
+
+
+def require_text(source: Source, names: Sequence[str]) -> None:
+    """Raise DataError for each column whose cells are no plain values (lists, objects, bytes)."""
+    problems = []
+    for name in names:
+        kind = source.table.schema.field(name).type
+        word = "lists" if pa.types.is_nested(kind) and not pa.types.is_struct(kind) else "objects"
+        if _is_bytes(kind):
+            word = "bytes"
+        if pa.types.is_nested(kind) or _is_bytes(kind):
+            problems.append(
+                Problem(
+                    what=f"column `{name}` holds {word}, which are no text",
+                    where=source.name,
+                    expected="text, numbers, true or false, or dates",
+                    fix="write what the model should read as a text column",
+                )
+            )
+    if problems:
+        raise DataError(*problems)
+
+
+def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing) -> Column:
+    """A column under its feature's rule for missing cells."""
+    return Column(
+        name=name,
+        feature=feature,
+        missing_value_strategy=preprocessing.missing_value_strategy,
+        fill_value=preprocessing.fill_value,
+    )
+
+
+def missing(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Which cells are missing: null, or NaN in a number column."""
+    if column.null_count == 0 and not pa.types.is_floating(column.type):
+        return np.zeros(len(column), dtype=np.bool_)
+    return np.asarray(pc.is_null(column, nan_is_null=True).to_numpy(), dtype=np.bool_)
+
+
+def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[np.int64]) -> None:
+    """Raise DataError for each column with missing cells in these rows whose strategy is `error`."""
+    problems = []
+    for column in columns:
+        empty = rows[missing(source.table[column.name])[rows]]
+        if len(empty) and column.missing_value_strategy == "error":
+            count = f"{len(empty):,} {'row' if len(empty) == 1 else 'rows'}"
+            problems.append(
+                Problem(
+                    what=f"column `{column.name}` is empty in {count}",
+                    where=places(source, empty.tolist()),
+                    expected="a value in every row",
+                    fix=f"fill the cells, or set {column.feature}.preprocessing.missing_value_strategy "
+                    "to drop_row or fill_with_const",
+                )
+            )
+    if problems:
+        raise DataError(*problems)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+def _nearest(name: str, there: Sequence[str]) -> str:
+    by_lower = {column.lower(): column for column in reversed(there)}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return f"did you mean `{by_lower[nearest[0]]}`?" if nearest else "name a column of the data, or add this one"

@@ -1,0 +1,249 @@
+"""The tokenizer of a base model, used through `tokenizers` alone: no torch, no transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Tokenizer
+
+from brim.errors import ModelError, Problem
+from brim.models.folder import ModelFolder
+
+_CHUNK_TEXTS = 1024
+
+
+class TextEncoder(Protocol):
+    """Texts to token ids and back."""
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, where the tokenizer has one."""
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text. special_tokens: begin it as the tokenizer does (BOS), and leave its end open."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def count_special(self, text: str) -> int:
+        """How often the text spells out a special token, such as </s>, which encoding turns into that token."""
+
+
+class FolderEncoder:
+    """A `tokenizers.Tokenizer` with its special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, eos_id: int, pad_id: int, bos_id: int | None, begin: list[int]) -> None:
+        tokenizer.no_truncation()  # a tokenizer.json can carry limits of its own
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._begin = begin
+        self._eos_id, self._pad_id, self._bos_id = eos_id, pad_id, bos_id
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        longest_first = sorted((re.escape(text) for text in special if text), key=len, reverse=True)
+        self._special = re.compile("|".join(longest_first)) if longest_first else None
+
+    @property
+    def eos_id(self) -> int:
+        return self._eos_id
+
+    @property
+    def pad_id(self) -> int:
+        return self._pad_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._bos_id
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        begin = self._begin if special_tokens else []
+        encoded: list[list[int]] = []
+        for start in range(0, len(texts), _CHUNK_TEXTS):
+            chunk = list(texts[start : start + _CHUNK_TEXTS])
+            encoded += [begin + each.ids for each in self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)]
+        return encoded
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens))
+
+    def count_special(self, text: str) -> int:
+        return sum(1 for _ in self._special.finditer(text)) if self._special else 0
+
+
+def load_encoder(folder: ModelFolder) -> TextEncoder:
+    """The tokenizer of a base model's folder.
+
+    EOS, BOS and padding come from tokenizer_config.json, special_tokens_map.json, generation_config.json or
+    config.json, the first that names one; padding falls back to EOS, which is safe as masks go by position.
+    Raises ModelError when the tokenizer is damaged or there is no EOS.
+    """
+    if folder.tokenizer_file is None:
+        return _from_transformers(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder.tokenizer_file))
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise ModelError(
+            Problem(
+                what=f"the tokenizer cannot be read: {error}",
+                where=str(folder.tokenizer_file),
+                fix="copy tokenizer.json from the original model again",
+            )
+        ) from None
+    facts = _Facts(folder)
+    _add_named_tokens(tokenizer, facts)
+    eos_id = facts.token_id(tokenizer, "eos")
+    if eos_id is None:
+        raise ModelError(_no_eos(folder))
+    bos_id = facts.token_id(tokenizer, "bos")
+    pad_id = facts.token_id(tokenizer, "pad")
+    return FolderEncoder(
+        tokenizer,
+        eos_id=eos_id,
+        pad_id=eos_id if pad_id is None else pad_id,
+        bos_id=bos_id,
+        begin=_begin(tokenizer, facts, bos_id),
+    )
+
+
+class _Facts:
+    """What the folder's small files say about special tokens."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self.tokenizer_config = _read_json(folder.path / "tokenizer_config.json")
+        self._names = [self.tokenizer_config, _read_json(folder.path / "special_tokens_map.json")]
+        self._ids = [_read_json(folder.path / "generation_config.json"), folder.config]
+
+    def token(self, role: str) -> Any:
+        """The token's text, or its mapping with `content`; None where no file names it."""
+        return next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
+
+    def token_id(self, tokenizer: Tokenizer, role: str) -> int | None:
+        named = self.token(role)
+        if named is not None:
+            token_id = tokenizer.token_to_id(_content(named))
+            if token_id is not None:
+                return int(token_id)
+        for ids in self._ids:
+            token_id = ids.get(f"{role}_token_id")
+            if isinstance(token_id, list) and token_id:
+                token_id = token_id[0]
+            if isinstance(token_id, int) and tokenizer.id_to_token(token_id) is not None:
+                return token_id
+        return None
+
+
+def _content(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(Problem(what=f"{path.name} cannot be read: {error}", where=str(path))) from None
+    return value if isinstance(value, dict) else {}
+
+
+def _add_named_tokens(tokenizer: Tokenizer, facts: _Facts) -> None:
+    """Make the named EOS, BOS and padding tokens special, as transformers does, where tokenizer.json knows them."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    for role in ("bos", "eos", "pad"):
+        named = facts.token(role)
+        if named is not None and _content(named) not in special and tokenizer.token_to_id(_content(named)) is not None:
+            tokenizer.add_special_tokens([AddedToken(_content(named), special=True, normalized=False)])
+
+
+def _begin(tokenizer: Tokenizer, facts: _Facts, bos_id: int | None) -> list[int]:
+    """The ids that the tokenizer puts before a text.
+
+    tokenizer_config.json decides where it has add_bos_token or add_eos_token, else what tokenizer.json adds before a
+    probe (transformers reads them in this order). What it adds behind a text is left off: the answer comes there.
+    """
+    flags = facts.tokenizer_config
+    if "add_bos_token" in flags or "add_eos_token" in flags:
+        return [bos_id] if flags.get("add_bos_token") and bos_id is not None else []
+    whole = tokenizer.encode("a").ids
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+    return [int(token) for token in whole[: starts[0]]] if starts else []
+
+
+def _no_eos(folder: ModelFolder) -> Problem:
+    return Problem(
+        what="the tokenizer names no end-of-sequence token, so an answer could not be taught to end",
+        where=str(folder.path),
+        expected="eos_token in tokenizer_config.json, as a token of tokenizer.json",
+        fix='add e.g. "eos_token": "</s>" to tokenizer_config.json, or set eos_token_id in config.json',
+    )
+
+
+def _from_transformers(folder: ModelFolder) -> TextEncoder:
+    """The tokenizer of a folder without tokenizer.json, through transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder.path))
+    except Exception as error:  # whatever an older format's conversion needs or trips over
+        raise ModelError(
+            Problem(
+                what=f"transformers cannot read the tokenizer: {error}",
+                where=str(folder.path),
+                expected="tokenizer.json",
+                fix="save the tokenizer anew with `tokenizer.save_pretrained(folder)`, which writes tokenizer.json",
+            )
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise ModelError(_no_eos(folder))
+    return TransformersEncoder(tokenizer)
+
+
+class TransformersEncoder:
+    """A transformers tokenizer behind the same interface."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        longest_first = sorted(
+            (re.escape(text) for text in tokenizer.all_special_tokens if text), key=len, reverse=True
+        )
+        self._special = re.compile("|".join(longest_first))
+        whole = tokenizer("a")["input_ids"]
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+        self._begin: list[int] = whole[: starts[0]] if starts else []
+
+    @property
+    def eos_id(self) -> int:
+        return int(self._tokenizer.eos_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        return self.eos_id if self._tokenizer.pad_token_id is None else int(self._tokenizer.pad_token_id)
+
+    @property
+    def bos_id(self) -> int | None:
+        return None if self._tokenizer.bos_token_id is None else int(self._tokenizer.bos_token_id)
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        begin = self._begin if special_tokens else []
+        return [begin + ids for ids in self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        ids = [int(token) for token in ids]
+        return str(
+            self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
+
+    def count_special(self, text: str) -> int:
+        return sum(1 for _ in self._special.finditer(text))

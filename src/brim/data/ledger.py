@@ -1,0 +1,88 @@
+"""What was cut, dropped or filled in, row by row: nothing happens to a row in silence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brim.errors import OutputError, Problem
+
+EVENTS = {  # in the order of the summary, with the words for people
+    "filled_missing": "had missing cells, which were filled",
+    "dropped_missing": "were dropped: a cell that the prompt or the answer needs is missing",
+    "cut_prompt": "had their prompt cut",
+    "cut_answer": "had their answer cut",
+    "cut_joined": "were cut as a whole (prompt and answer together)",
+    "dropped_unlearnable": "were dropped: nothing of the answer is left to learn from",
+}
+_CUTS = ("cut_prompt", "cut_answer", "cut_joined")
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("split", pa.string()),
+        ("event", pa.string()),
+        ("why", pa.string()),
+        ("tokens_before", pa.int64()),
+        ("tokens_after", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that happened to one row."""
+
+    key: int  # 0-based row number in the source
+    split: str
+    event: str  # one of EVENTS
+    why: str
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """Entries in the order of the rows, and how many rows there were in all."""
+
+    num_rows: int
+    entries: list[Entry] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def write(self, path: Path) -> None:
+        """As parquet, whole or not at all. Raises OutputError."""
+        columns = {name: [getattr(entry, name) for entry in self.entries] for name in _SCHEMA.names}
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            pq.write_table(pa.table(columns, schema=_SCHEMA), part)
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise OutputError(
+                Problem(what=f"the ledger cannot be written: {error.strerror}", where=str(path))
+            ) from None
+
+    def summary(self) -> list[str]:
+        """A line for each kind of event: how many rows, and for cuts the longest."""
+        lines = []
+        for event, words in EVENTS.items():
+            of_kind = [entry for entry in self.entries if entry.event == event]
+            if of_kind:
+                lines.append(f"{len(of_kind):,} of {self.num_rows:,} rows {words}{_longest(event, of_kind)}")
+        return lines
+
+
+def _longest(event: str, entries: Sequence[Entry]) -> str:
+    if event not in _CUTS:
+        return f" ({entries[0].why})" if len({entry.why for entry in entries}) == 1 else ""
+    longest = max(entries, key=lambda entry: entry.tokens_before or 0)
+    return f": the longest from {longest.tokens_before:,} to {longest.tokens_after:,} tokens ({longest.why})"

@@ -1,0 +1,74 @@
+"""Where rows are cut: the configuration's lengths and the model's context."""
+
+from __future__ import annotations
+
+from brim.config.schema import Config
+from brim.data.columns import INPUT, OUTPUT
+from brim.data.encoder import TextEncoder
+from brim.data.prompt import Prompter
+from brim.data.source import Source
+from brim.data.tokenize import Limit, Limits
+from brim.errors import DataError, Problem
+
+_GLOBAL = "preprocessing.global_max_sequence_length"
+
+
+def learning_limits(config: Config, context_length: int | None) -> Limits:
+    """Limits for rows with an answer. A global length beyond the context counts as the context's."""
+    return Limits(
+        prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT),
+        answer=_feature_limit(config.output_features[0].preprocessing.max_sequence_length, OUTPUT),
+        joined=_joined_limit(config.preprocessing.global_max_sequence_length, context_length),
+        context_length=context_length,
+    )
+
+
+def answer_room(config: Config, context_length: int | None) -> Limits:
+    """Limits for prompts alone: what they may take so that the new tokens fit into the context."""
+    room = None if context_length is None else context_length - max_new_tokens(config)
+    return Limits(
+        prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT), context_length=room
+    )
+
+
+def max_new_tokens(config: Config) -> int:
+    """Most tokens of an answer, with the fallbacks that `generation.max_new_tokens` documents."""
+    return (
+        config.generation.max_new_tokens
+        or config.output_features[0].preprocessing.max_sequence_length
+        or config.preprocessing.global_max_sequence_length
+        or 256
+    )
+
+
+def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Limits, source: Source) -> None:
+    """Raise DataError when the template alone, with nothing filled in, is longer than a limit."""
+    if asked.template is None:
+        return
+    num_tokens = len(encoder.encode([asked.bare_template], special_tokens=True)[0])
+    problems = [
+        Problem(
+            what=f"the prompt template alone takes {num_tokens:,} tokens, and {limit.why}",
+            where="prompt.template",
+            expected="a length that leaves room for the row's values",
+            fix="raise the length or shorten the template",
+        )
+        for limit in (limits.prompt, limits.joined)
+        if limit is not None and num_tokens > limit.num_tokens
+    ]
+    if problems:
+        raise DataError(*problems)
+
+
+def _feature_limit(length: int | None, feature: str) -> Limit | None:
+    if length is None:
+        return None
+    return Limit(num_tokens=length, why=f"{feature}.preprocessing.max_sequence_length is {length:,}")
+
+
+def _joined_limit(length: int | None, context_length: int | None) -> Limit | None:
+    if length is None:
+        return None
+    if context_length is not None and length > context_length:
+        return Limit(num_tokens=context_length, why=f"{_GLOBAL} is {length:,}, the model's context {context_length:,}")
+    return Limit(num_tokens=length, why=f"{_GLOBAL} is {length:,}")

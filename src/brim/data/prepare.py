@@ -1,0 +1,151 @@
+"""From a source and a configuration to token rows, a ledger and notes: for training, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from brim.config.schema import Config
+from brim.data.assign import assign_splits, sampled_rows
+from brim.data.columns import missing, require_filled
+from brim.data.encoder import TextEncoder
+from brim.data.ledger import Entry, Ledger
+from brim.data.limits import answer_room, learning_limits, require_room_for_template
+from brim.data.prompt import Prompter, Texts, prompter
+from brim.data.rows import SCHEMA, TokenRows
+from brim.data.source import Source
+from brim.data.spill import gather
+from brim.data.split import SPLITS
+from brim.data.tokenize import Findings, Limits, Policy, tokenize
+from brim.data.verdict import notes_of, require_fitting, require_learnable
+from brim.errors import DataError, Problem
+
+FULL = "full"  # the name of all rows together, where they are not split
+
+Keys = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Token rows by split (train, validation, test; each may be empty), what happened to rows, and what to know."""
+
+    splits: dict[str, TokenRows]
+    ledger: Ledger
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """Token rows in the order of the source, what happened to rows, and what to know."""
+
+    rows: TokenRows
+    ledger: Ledger
+    notes: tuple[str, ...]
+
+
+def prepare(
+    source: Source, config: Config, encoder: TextEncoder, *, context_length: int | None, only: str | None = None
+) -> Prepared:
+    """Sample, split, render, tokenize and cut, as the configuration says.
+
+    only: a split to prepare alone, or "full" for every row of the source under that name, in its order.
+    Raises DataError: missing columns, missing cells, an unusable split column, rows beyond the model's context where
+    no length is set, rows without anything to learn from, no rows to train on.
+    """
+    asked = prompter(config, source, with_answers=True)
+    limits = learning_limits(config, context_length)
+    if only == FULL:
+        every = np.arange(source.table.num_rows)
+        done = _tokenized(asked, every, encoder, limits, config, split_of=lambda key: FULL)
+        return Prepared(splits={FULL: done.rows}, ledger=done.ledger, notes=done.notes)
+    keys = sampled_rows(source, config)
+    codes, notes = assign_splits(source, config, keys)
+    code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
+    code_of_key[keys] = codes
+    wanted = SPLITS if only is None else (only,)
+    keys = keys[np.isin(codes, [SPLITS.index(name) for name in wanted])]
+    done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]])
+    row_codes = code_of_key[done.rows.keys]
+    splits = {name: done.rows.take(np.flatnonzero(row_codes == SPLITS.index(name))) for name in wanted}
+    if only is None:
+        notes += _require_train(splits, source, config)
+    return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes))
+
+
+def prompts_of(source: Source, config: Config, encoder: TextEncoder, *, context_length: int | None) -> Tokenized:
+    """Every row's prompt, in the order of the source, to be continued; the answer's column need not exist.
+
+    Raises DataError: missing columns or cells, prompts that leave no room in the context for the new tokens.
+    """
+    asked = prompter(config, source, with_answers=False)
+    keys = np.arange(source.table.num_rows)
+    return _tokenized(asked, keys, encoder, answer_room(config, context_length), config, split_of=lambda key: FULL)
+
+
+def texts_as_source(texts: Sequence[str], encoder: TextEncoder) -> TokenRows:
+    """Finished prompts as rows to be continued; keys are their positions."""
+    batch = Texts(keys=np.arange(len(texts)), prompts=list(texts), answers=[])
+    policy = Policy(split_of=lambda key: FULL)
+    return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
+
+
+def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
+    """Notes on empty splits; none to train on is an error."""
+    if config.trainer.type != "none" and not len(splits["train"]):
+        raise DataError(
+            Problem(
+                what="no rows are left to train on",
+                where=source.name,
+                expected="at least one row in the train split",
+                fix="look at preprocessing.split and at what was dropped",
+            )
+        )
+    return [f"the {name} split has no rows" for name in ("validation", "test") if not len(splits[name])]
+
+
+def _tokenized(
+    asked: Prompter,
+    keys: Keys,
+    encoder: TextEncoder,
+    limits: Limits,
+    config: Config,
+    *,
+    split_of: Callable[[int], str],
+) -> Tokenized:
+    source, preprocessing = asked.source, config.preprocessing
+    require_room_for_template(asked, encoder, limits, source)
+    require_filled(source, asked.columns, keys)
+    ledger = Ledger(num_rows=len(keys))
+    keys = _without_missing(asked, keys, ledger, split_of)
+    findings = Findings()
+    policy = Policy(
+        split_of=split_of,
+        special_in_template=encoder.count_special(config.prompt.template or ""),
+        drop_unlearnable=preprocessing.drop_unlearnable,
+    )
+    batches = tokenize(asked.texts(keys), encoder, limits, findings, policy)
+    rows = TokenRows(gather(batches, schema=SCHEMA))
+    require_fitting(findings, source, limits, num_rows=len(keys), with_answers=asked.answer_column is not None)
+    if not preprocessing.drop_unlearnable:
+        require_learnable(findings, source, num_rows=len(keys))
+    ledger.entries += findings.entries
+    return Tokenized(rows=rows, ledger=ledger, notes=tuple(notes_of(findings, source, limits)))
+
+
+def _without_missing(asked: Prompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]) -> Keys:
+    """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
+    dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
+    filled = np.zeros_like(dropped)
+    for column in asked.columns:
+        empty = missing(asked.source.table[column.name])
+        (dropped if column.missing_value_strategy == "drop_row" else filled)[empty] = True
+    for key in keys[(dropped | filled)[keys]].tolist():
+        names = [
+            f"`{column.name}`" for column in asked.columns if missing(asked.source.table[column.name].slice(key, 1))[0]
+        ]
+        event = "dropped_missing" if dropped[key] else "filled_missing"
+        ledger.entries.append(Entry(key=key, split=split_of(key), event=event, why=f"no value in {', '.join(names)}"))
+    return keys[~dropped[keys]]

@@ -1,0 +1,111 @@
+"""Read a data set, whatever it comes as, into one table."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from brim.data.read_csv import read_csv
+from brim.data.read_folder import read_folder
+from brim.data.read_frame import read_columns, read_pandas, read_table
+from brim.data.read_json import read_json
+from brim.data.read_jsonl import read_jsonl
+from brim.data.read_parquet import read_parquet
+from brim.data.source import Source, require_rows
+from brim.data.utf8 import require_utf8
+from brim.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Data: TypeAlias = "str | Path | pd.DataFrame | Mapping[str, Sequence[Any]] | pa.Table"
+Reader = Callable[[Path], Source]
+
+
+def read(source: Data) -> Source:
+    """A file (by its ending), a folder that `datasets` saved, a pandas frame, a dict of columns or an Arrow table.
+
+    Large files are memory-mapped. Raises DataError, with the file and line, for whatever cannot be read.
+    """
+    if isinstance(source, str | Path):
+        return _read_path(Path(source).expanduser())
+    if isinstance(source, pa.Table):
+        return _checked(read_table(source))
+    if isinstance(source, Mapping):
+        return _checked(read_columns(source))
+    pandas = sys.modules.get("pandas")  # who has a frame has imported it
+    if pandas is not None and isinstance(source, pandas.DataFrame):
+        return _checked(read_pandas(source))
+    raise DataError(
+        Problem(
+            what=f"a data set cannot be a {type(source).__name__}",
+            expected="a path, a pandas frame, a dict of columns or an Arrow table",
+        )
+    )
+
+
+def _csv(path: Path) -> Source:
+    return read_csv(path, delimiter=",")
+
+
+def _tsv(path: Path) -> Source:
+    return read_csv(path, delimiter="\t")
+
+
+_TEXT_READERS: dict[str, Reader] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+}
+_READERS: dict[str, Reader] = {**_TEXT_READERS, ".parquet": read_parquet, ".pq": read_parquet}
+
+
+def _read_path(path: Path) -> Source:
+    if not path.exists():
+        raise DataError(_no_such_file(path))
+    if path.is_dir():
+        return _checked(read_folder(path))
+    ending = path.suffix.lower()
+    if ending not in _READERS:
+        raise DataError(_unknown_ending(path))
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(Problem(what="the file is empty", where=path.name, expected="at least one row of data"))
+        if ending in _TEXT_READERS:
+            require_utf8(path)
+        return _checked(_READERS[ending](path))
+    except PermissionError:
+        raise DataError(Problem(what="the file may not be read", where=str(path), fix="check its permissions"))
+
+
+def _checked(source: Source) -> Source:
+    require_rows(source.table, source.name)
+    return source
+
+
+def _no_such_file(path: Path) -> Problem:
+    parent = path.parent
+    if not parent.is_dir():
+        return Problem(what=f"no such file: {path} (there is no folder {parent})", fix="check the path")
+    nearest = difflib.get_close_matches(path.name, [entry.name for entry in parent.iterdir()], n=1)
+    fix = f"did you mean {parent / nearest[0]}?" if nearest else "check the path; it is taken from the current folder"
+    return Problem(what=f"no such file: {path}", fix=fix)
+
+
+def _unknown_ending(path: Path) -> Problem:
+    ending = (
+        f"the ending {path.suffix!r} is not known" if path.suffix else "the file has no ending that says its format"
+    )
+    return Problem(
+        what=ending,
+        where=str(path),
+        expected="csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`",
+        fix="rename the file to what it holds, or convert it",
+    )

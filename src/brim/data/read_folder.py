@@ -1,0 +1,68 @@
+"""Read a folder that `datasets` saved (save_to_disk): a data set, or several under the names of their splits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from brim.data.source import Source, plain, row_number
+from brim.data.split import FIXED_VALUES
+from brim.errors import DataError, Problem
+
+
+def read_folder(path: Path) -> Source:
+    """A saved Dataset as it is; a saved DatasetDict as one table with a column `split` (0, 1, 2)."""
+    if not (path / "state.json").exists() and not (path / "dataset_dict.json").exists():
+        raise DataError(
+            Problem(
+                what="the folder is no saved data set",
+                where=str(path),
+                expected="what `datasets` writes with save_to_disk (state.json or dataset_dict.json)",
+                fix="name a file in it instead",
+            )
+        )
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
+        raise DataError(Problem(what=f"the saved data set cannot be read: {error}", where=str(path))) from None
+    table = _joined(loaded, path.name) if isinstance(loaded, datasets.DatasetDict) else _table(loaded)
+    return Source(table=table, name=path.name, locate=row_number(path.name))
+
+
+def _joined(parts: Any, name: str) -> pa.Table:
+    """The splits one after the other, with the number of each row's split."""
+    unknown = [part for part in parts if part not in FIXED_VALUES]
+    if unknown:
+        raise DataError(
+            Problem(
+                what=f"splits of the saved data set have unknown names: {', '.join(unknown)}",
+                where=name,
+                expected="train, validation, test",
+                fix="save only the splits to learn from, under these names",
+            )
+        )
+    tables = []
+    for part, dataset in parts.items():
+        table = _table(dataset)
+        if "split" in table.column_names:
+            raise DataError(
+                Problem(
+                    what="the saved data set has splits and also a column `split`",
+                    where=name,
+                    fix="rename the column",
+                )
+            )
+        column = pa.array([FIXED_VALUES[part]], pa.int8()).take(pa.array([0] * table.num_rows, pa.int32()))
+        tables.append(table.append_column("split", column))
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _table(dataset: Any) -> pa.Table:
+    if dataset._indices is not None:
+        dataset = dataset.flatten_indices()
+    table = dataset.data.table
+    return table.cast(plain(table.schema))

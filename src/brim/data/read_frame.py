@@ -1,0 +1,71 @@
+"""Take data that is in memory already: a dict of columns, a pandas frame, an Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from brim.data.records import column_of
+from brim.data.source import Source, plain, row_number
+from brim.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given columns") -> Source:
+    """A dict of equally long columns."""
+    locate = row_number(name)
+    lengths = {column: len(values) for column, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"`{column}` {length:,}" for column, length in lengths.items())
+        raise DataError(
+            Problem(what=f"the columns differ in length: {listed}", where=name, expected="a value a row in each column")
+        )
+    arrays = {
+        str(column): column_of(str(column), values if hasattr(values, "dtype") else list(values), locate=locate)
+        for column, values in columns.items()
+    }
+    return _source(pa.table(arrays), name)
+
+
+def read_pandas(frame: pd.DataFrame) -> Source:
+    """A pandas frame; its index is not read, its NaN cells are missing."""
+    name = "the data frame"
+    names = [str(column) for column in frame.columns]
+    require_distinct(names, name)
+    arrays = []
+    for position, column in enumerate(names):
+        series = frame.iloc[:, position]
+        try:
+            arrays.append(pa.Array.from_pandas(series))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
+            values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
+            arrays.append(column_of(column, values, locate=row_number(name)))
+    return _source(pa.table(arrays, names=names), name)
+
+
+def read_table(table: pa.Table) -> Source:
+    """An Arrow table as it is; dictionary-encoded columns become their values."""
+    require_distinct(table.column_names, "the table")
+    return _source(table, "the table")
+
+
+def _source(table: pa.Table, name: str) -> Source:
+    return Source(table=table.cast(plain(table.schema)), name=name, locate=row_number(name))
+
+
+def require_distinct(names: list[str], where: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        listed = ", ".join(f"`{name}`" for name in twice)
+        raise DataError(
+            Problem(
+                what=f"column names stand twice: {listed}",
+                where=where,
+                expected="a name of its own for each column",
+                fix="rename or remove one of them",
+            )
+        )

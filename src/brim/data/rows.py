@@ -1,0 +1,164 @@
+"""Token rows: what the model sees of each source row, over an Arrow table that may lie on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from brim.data.spill import gather
+
+SCHEMA = pa.schema([("key", pa.int64()), ("input_ids", pa.list_(pa.int32())), ("supervised", pa.list_(pa.bool_()))])
+_BATCH_ROWS = 1024
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One row: `supervised[t]` says that token t is a target of the loss."""
+
+    key: int  # 0-based row number in the source
+    input_ids: npt.NDArray[np.int32]  # [T]
+    supervised: npt.NDArray[np.bool_]  # [T]
+
+    @property
+    def num_supervised(self) -> int:
+        """Targets that the loss sees; the first token has nothing before it to be predicted from."""
+        return int(np.count_nonzero(self.supervised[1:]))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens before the first target; all where there is none."""
+        return int(self.supervised.argmax()) if self.supervised.any() else len(self.supervised)
+
+    def prompt(self) -> TokenRow:
+        """The tokens before the first target."""
+        end = self.num_prompt_tokens
+        return TokenRow(key=self.key, input_ids=self.input_ids[:end], supervised=self.supervised[:end])
+
+
+class TokenRows(Sequence[TokenRow]):
+    """Rows of a table with SCHEMA, in a given order; a row is read when it is asked for.
+
+    table: its buffers may be memory-mapped. indices: positions in the table; all of them in order by default.
+    """
+
+    def __init__(self, table: pa.Table, indices: npt.ArrayLike | None = None) -> None:
+        self._table = table
+        self._chunks = [_Chunk(batch) for batch in table.select(SCHEMA.names).to_batches() if batch.num_rows]
+        self._ends = np.cumsum([chunk.num_rows for chunk in self._chunks], dtype=np.int64)
+        given = np.arange(table.num_rows) if indices is None else np.asarray(indices)
+        self._indices: Integers = given.astype(np.int64)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[TokenRow]) -> TokenRows:
+        """A small set of rows held in memory."""
+        return cls(pa.Table.from_batches([batch_of(list(rows))], schema=SCHEMA))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return self.take(np.arange(len(self))[position])
+        index = int(self._indices[position])
+        chunk_number = int(np.searchsorted(self._ends, index, side="right"))
+        chunk = self._chunks[chunk_number]
+        return chunk.row(index - (int(self._ends[chunk_number]) - chunk.num_rows))
+
+    def __iter__(self) -> Iterator[TokenRow]:
+        for position in range(len(self)):
+            yield self[position]
+
+    def take(self, indices: npt.ArrayLike) -> TokenRows:
+        """These positions, in this order, as rows over the same table."""
+        taken = object.__new__(TokenRows)
+        taken._table, taken._chunks, taken._ends = self._table, self._chunks, self._ends
+        taken._indices = self._indices[np.asarray(indices, dtype=np.int64)]
+        return taken
+
+    def prompts(self) -> TokenRows:
+        """What stands before the first target of each row, as rows to be continued."""
+        return TokenRows(gather(self._prompt_batches(), schema=SCHEMA))
+
+    @cached_property
+    def keys(self) -> Integers:
+        """Source row number of each row."""
+        return self._of_all([chunk.keys for chunk in self._chunks])
+
+    @cached_property
+    def lengths(self) -> Integers:
+        """Tokens of each row."""
+        return self._of_all([np.diff(chunk.offsets) for chunk in self._chunks])
+
+    @cached_property
+    def num_supervised(self) -> Integers:
+        """Targets of each row that the loss sees (the first token is none)."""
+        return self._of_all([chunk.num_supervised() for chunk in self._chunks])
+
+    @cached_property
+    def num_prompt_tokens(self) -> Integers:
+        """Tokens before the first target of each row."""
+        return self._of_all([chunk.num_prompt_tokens() for chunk in self._chunks])
+
+    def _prompt_batches(self) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(self), _BATCH_ROWS):
+            yield batch_of([row.prompt() for row in self[start : start + _BATCH_ROWS]])
+
+    def _of_all(self, parts: list[npt.NDArray[Any]]) -> Integers:
+        whole = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+        return whole[self._indices]
+
+
+def batch_of(rows: Sequence[TokenRow]) -> pa.RecordBatch:
+    """Rows as one record batch of SCHEMA."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum([len(row.input_ids) for row in rows])]).astype(np.int32))
+    ids = np.concatenate([row.input_ids for row in rows]) if rows else np.zeros(0)
+    supervised = np.concatenate([row.supervised for row in rows]) if rows else np.zeros(0)
+    columns = [
+        pa.array(np.asarray([row.key for row in rows], dtype=np.int64)),
+        pa.ListArray.from_arrays(offsets, pa.array(ids.astype(np.int32))),
+        pa.ListArray.from_arrays(offsets, pa.array(supervised.astype(bool))),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class _Chunk:
+    """One record batch, with views of its buffers that cost nothing to slice."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        keys, ids, supervised = batch.columns
+        self.num_rows = int(batch.num_rows)
+        self.keys = keys.to_numpy()
+        self.offsets = ids.offsets.to_numpy()
+        self._ids = ids.values.to_numpy()
+        self._supervised = supervised.values
+        self._supervised_offsets = supervised.offsets.to_numpy()
+
+    def row(self, number: int) -> TokenRow:
+        start, end = int(self.offsets[number]), int(self.offsets[number + 1])
+        marks = self._supervised.slice(int(self._supervised_offsets[number]), end - start)
+        return TokenRow(
+            key=int(self.keys[number]),
+            input_ids=self._ids[start:end],
+            supervised=marks.to_numpy(zero_copy_only=False),
+        )
+
+    def num_supervised(self) -> Integers:
+        marks = self._supervised.to_numpy(zero_copy_only=False)
+        before = np.concatenate([[0], np.cumsum(marks, dtype=np.int64)])
+        starts, ends = self._supervised_offsets[:-1], self._supervised_offsets[1:]
+        firsts = np.minimum(starts + 1, ends)
+        return np.asarray(before[ends] - before[firsts], dtype=np.int64)
+
+    def num_prompt_tokens(self) -> Integers:
+        marks = np.flatnonzero(self._supervised.to_numpy(zero_copy_only=False))
+        starts, ends = self._supervised_offsets[:-1], self._supervised_offsets[1:]
+        firsts = np.append(marks, ends[-1])[np.searchsorted(marks, starts)]
+        return np.asarray(np.minimum(firsts, ends) - starts, dtype=np.int64)

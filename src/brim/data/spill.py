@@ -1,0 +1,141 @@
+"""Keep a stream of record batches as one table: in memory while it is small, memory-mapped from disk beyond that."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from brim.errors import OutputError, Problem
+
+SPILL_BYTES = 64 * 2**20  # Arrow data up to this size stays in memory
+_READER_VERSION = 1  # part of a kept file's name: raise it when a reader's result changes
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def gather(batches: Batches, *, schema: pa.Schema, keep_as: Path | None = None) -> pa.Table:
+    """All batches as one table; beyond SPILL_BYTES they stream into an Arrow file, which is memory-mapped.
+
+    keep_as: where that file stays for the next run. Without it the file has no name and goes when the table goes.
+    Raises OutputError when the disk does not take it.
+    """
+    stream = iter(batches)
+    held: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in stream:
+        held.append(batch)
+        num_bytes += batch.nbytes
+        if num_bytes > SPILL_BYTES:
+            return _to_disk(_first_held_then_rest(held, stream), schema=schema, keep_as=keep_as)
+    return pa.Table.from_batches(held, schema=schema)
+
+
+def kept_or(read: Callable[[Path], pa.Table], source: Path) -> pa.Table:
+    """The table that an earlier run kept for this very file (path, size, time of change), else `read(keep_as)`."""
+    keep_as = _kept_path(source)
+    if keep_as.exists():
+        try:
+            return open_mapped(keep_as)
+        except (pa.ArrowInvalid, OSError):
+            keep_as.unlink(missing_ok=True)  # cut short by a crash of the machine: it is only a copy
+    return read(keep_as)
+
+
+def open_mapped(path: Path) -> pa.Table:
+    """An Arrow file as a table whose buffers stay on disk."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def cache_folder() -> Path:
+    """Where spilled tables lie: brim's folder in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "brim"
+
+
+def _kept_path(source: Path) -> Path:
+    status = source.stat()
+    name = hashlib.blake2b(os.fsencode(source.resolve()), digest_size=8).hexdigest()
+    return cache_folder() / f"{name}-{status.st_size}-{status.st_mtime_ns}-{_READER_VERSION}.arrow"
+
+
+def _first_held_then_rest(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    held.reverse()
+    while held:
+        yield held.pop()  # popped, so that its memory is free once it is written
+    yield from rest
+
+
+def _to_disk(batches: Iterator[pa.RecordBatch], *, schema: pa.Schema, keep_as: Path | None) -> pa.Table:
+    folder = _writable_folder()
+    handle, name = tempfile.mkstemp(dir=folder, prefix="spill-", suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file, pa.ipc.new_file(_Disk(file, folder), schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+            if keep_as is not None:
+                file.flush()
+                os.fsync(file.fileno())
+        if keep_as is not None and keep_as.parent == folder:
+            _forget_older(keep_as)
+            part.replace(keep_as)
+            return open_mapped(keep_as)
+        return open_mapped(part)
+    finally:
+        # The mapping outlives the name. Where a mapped file cannot lose its name (Windows) it stays behind.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            part.unlink()
+
+
+def _forget_older(keep_as: Path) -> None:
+    """Remove what was kept of earlier states of the same source file."""
+    for older in keep_as.parent.glob(f"{keep_as.name.split('-')[0]}-*.arrow"):
+        with contextlib.suppress(OSError):
+            older.unlink()
+
+
+def _writable_folder() -> Path:
+    """brim's cache folder, or the system's temporary folder where that cannot be written."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir())
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
+
+
+class _Disk:
+    """A file for Arrow's writer whose failures (a full disk) are told as what they are, apart from read failures."""
+
+    def __init__(self, file: Any, folder: Path) -> None:
+        self._file = file
+        self._folder = folder
+
+    def write(self, data: Any) -> int:
+        try:
+            return int(self._file.write(data))
+        except OSError as error:
+            raise OutputError(
+                Problem(
+                    what=f"the memory-mapped copy of the data cannot be written: {error.strerror}",
+                    where=str(self._folder),
+                    fix="make room there, or set XDG_CACHE_HOME to a folder on a larger disk",
+                )
+            ) from None
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._file.closed)

@@ -1,0 +1,151 @@
+"""Texts as token rows, cut where a length is set; every cut goes to the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from brim.data.encoder import TextEncoder
+from brim.data.ledger import Entry
+from brim.data.prompt import Texts
+from brim.data.rows import TokenRow, batch_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A number of tokens, and the key or fact that sets it."""
+
+    num_tokens: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where rows are cut. None: nowhere."""
+
+    prompt: Limit | None = None
+    answer: Limit | None = None
+    joined: Limit | None = None
+    context_length: int | None = None  # longer rows, after all cuts, are findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What was cut from a row."""
+
+    event: str  # cut_prompt, cut_answer or cut_joined, as in the ledger
+    limit: Limit
+    tokens_before: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How rows are looked at while they are tokenized."""
+
+    split_of: Callable[[int], str]  # a row's split, for the ledger
+    special_in_template: int = 0  # special tokens that the template spells out itself
+    drop_unlearnable: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What tokenizing found, beside the rows; for decisions once all rows are seen."""
+
+    entries: list[Entry] = field(default_factory=list)
+    overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
+    unlearnable: list[int] = field(default_factory=list)  # keys of rows without a supervised token
+    special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
+    doubled_bos: int = 0  # rows whose prompt begins with BOS twice
+
+
+def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Limits) -> tuple[TokenRow, list[Cut]]:
+    """Prompt, answer and EOS as one row with key 0, keeping the first tokens of each part and then of the whole.
+
+    An answer that is cut still ends in EOS; a row that is cut as a whole does not. Without an answer the row is the
+    prompt, to be continued.
+    """
+    cuts = []
+
+    def keep(event: str, ids: list[int], limit: Limit | None) -> list[int]:
+        if limit is None or len(ids) <= limit.num_tokens:
+            return ids
+        cuts.append(Cut(event=event, limit=limit, tokens_before=len(ids)))
+        return ids[: limit.num_tokens]
+
+    prompt = keep("cut_prompt", prompt, limits.prompt)
+    joined = prompt if answer is None else [*prompt, *keep("cut_answer", answer, limits.answer), eos_id]
+    joined = keep("cut_joined", joined, limits.joined)
+    supervised = np.arange(len(joined)) >= len(prompt)
+    return TokenRow(key=0, input_ids=np.asarray(joined, dtype=np.int32), supervised=supervised), cuts
+
+
+def tokenize(
+    texts: Iterable[Texts], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
+) -> Iterator[pa.RecordBatch]:
+    """Batches of token rows in the order of the texts; `findings` fills while they are drawn.
+
+    Prompt and answer are encoded apart, since generation sees the prompt alone. Texts without answers become prompts
+    to be continued.
+    """
+    for batch in texts:
+        prompts = encoder.encode(batch.prompts, special_tokens=True)
+        answers = encoder.encode(batch.answers, special_tokens=False) if batch.answers else None
+        rows = []
+        for number, key in enumerate(batch.keys.tolist()):
+            answer = answers[number] if answers is not None else None
+            row, cuts = cut(prompts[number], answer, eos_id=encoder.eos_id, limits=limits)
+            row = replace(row, key=key)
+            findings.entries += [_entry(key, policy.split_of(key), each) for each in cuts]
+            if answer is None or _is_learnable(row, findings, policy):
+                rows.append(row)
+                _look(findings, row, limits)
+        _look_at_texts(findings, batch, prompts, encoder, policy)
+        if rows:
+            yield batch_of(rows)
+
+
+def _is_learnable(row: TokenRow, findings: Findings, policy: Policy) -> bool:
+    """Whether the row stays: it has a target, or the decision about rows that have none is still to be taken."""
+    if row.num_supervised:
+        return True
+    findings.unlearnable.append(row.key)
+    if policy.drop_unlearnable:
+        findings.entries.append(_dropped(row.key, policy.split_of(row.key), len(row.input_ids)))
+    return not policy.drop_unlearnable
+
+
+def _look(findings: Findings, row: TokenRow, limits: Limits) -> None:
+    if limits.context_length is not None and len(row.input_ids) > limits.context_length:
+        findings.overlong.append((row.key, len(row.input_ids)))
+
+
+def _look_at_texts(
+    findings: Findings, batch: Texts, prompts: list[list[int]], encoder: TextEncoder, policy: Policy
+) -> None:
+    for number, key in enumerate(batch.keys.tolist()):
+        num_special = encoder.count_special(batch.prompts[number]) - policy.special_in_template
+        if batch.answers:
+            num_special += encoder.count_special(batch.answers[number])
+        if num_special > 0:
+            findings.special.append(key)
+        ids = prompts[number]
+        findings.doubled_bos += len(ids) > 1 and ids[0] == ids[1] == encoder.bos_id
+
+
+def _entry(key: int, split: str, made: Cut) -> Entry:
+    return Entry(
+        key=key,
+        split=split,
+        event=made.event,
+        why=made.limit.why,
+        tokens_before=made.tokens_before,
+        tokens_after=made.limit.num_tokens,
+    )
+
+
+def _dropped(key: int, split: str, num_tokens: int) -> Entry:
+    why = "preprocessing.drop_unlearnable is true"
+    return Entry(key=key, split=split, event="dropped_unlearnable", why=why, tokens_before=num_tokens, tokens_after=0)

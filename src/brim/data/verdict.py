@@ -1,0 +1,70 @@
+"""What is said about the rows once all are tokenized: errors and notes."""
+
+from __future__ import annotations
+
+from brim.data.source import MAX_PLACES, Source, places
+from brim.data.tokenize import Findings, Limits
+from brim.errors import DataError, Problem
+
+
+def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_rows: int, with_answers: bool) -> None:
+    """Raise DataError when rows are longer than the context, naming the longest."""
+    if not findings.overlong:
+        return
+    longest = sorted(findings.overlong, key=lambda each: (-each[1], each[0]))
+    located = ", ".join(f"{source.locate(key)} ({tokens:,} tokens)" for key, tokens in longest[:MAX_PLACES])
+    more = f" and {len(longest) - MAX_PLACES:,} more" if len(longest) > MAX_PLACES else ""
+    if with_answers:
+        what = f"{len(longest):,} of {num_rows:,} rows are longer than the model's context"
+        expected = f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence"
+        fix = (
+            f"set preprocessing.global_max_sequence_length: {limits.context_length} to cut them (each cut is counted), "
+            "set max_sequence_length of a feature to cut prompts or answers alone, or remove the rows"
+        )
+    else:
+        what = f"{len(longest):,} of {num_rows:,} prompts leave too little of the model's context for the answer"
+        expected = (
+            f"at most {max(limits.context_length or 0, 0):,} tokens of prompt (context - generation.max_new_tokens)"
+        )
+        fix = (
+            "lower generation.max_new_tokens, set input_features[0].preprocessing.max_sequence_length to cut the "
+            "prompts (each cut is counted), or remove the rows"
+        )
+    raise DataError(Problem(what=what, where=f"{located}{more}", expected=expected, fix=fix))
+
+
+def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> None:
+    """Raise DataError when rows have no supervised token."""
+    if not findings.unlearnable:
+        return
+    raise DataError(
+        Problem(
+            what=f"{len(findings.unlearnable):,} of {num_rows:,} rows have nothing to learn from: "
+            "no token of the answer is left",
+            where=places(source, findings.unlearnable),
+            expected="at least one token of the answer after all cuts",
+            fix="raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
+        )
+    )
+
+
+def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
+    """What a person should know about the rows, though nothing is wrong."""
+    notes = []
+    if limits.joined is not None and "the model's context" in limits.joined.why:
+        notes.append(f"{limits.joined.why}: rows are cut at {limits.joined.num_tokens:,} tokens")
+    if findings.special:
+        notes.append(
+            f"{_rows(len(findings.special))} spell out special tokens (such as </s>) in their own text, which the "
+            f"model reads as those tokens: {places(source, findings.special)}"
+        )
+    if findings.doubled_bos:
+        notes.append(
+            f"{_rows(findings.doubled_bos)} begin with the beginning-of-sequence token twice: the template writes it "
+            "and the tokenizer adds it"
+        )
+    return notes
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
