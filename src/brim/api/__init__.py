@@ -1,0 +1,1 @@
+"""The Python front: brim.Model and what it returns."""

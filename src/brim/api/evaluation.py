@@ -1,0 +1,78 @@
+"""A model's figures on the rows of a data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from brim.api.results import EvaluateResult
+from brim.api.session import Session
+from brim.data import TokenRows
+from brim.infer.evaluate import score_rows
+from brim.infer.generate import generate
+from brim.infer.generation_settings import generation_settings
+from brim.infer.metrics import loss_interval, summarize
+from brim.infer.text_metrics import text_metrics
+from brim.models.llm import LLM
+
+
+def evaluate(
+    llm: LLM, session: Session, rows: TokenRows, *, split: str, batch_rows: int, with_texts: bool
+) -> EvaluateResult:
+    """Loss, perplexity and accuracies of rows with answers; BLEU and ROUGE of generated texts where asked for."""
+    scores = score_rows(
+        llm.model,
+        rows,
+        pad_id=session.encoder.pad_id,
+        batch_rows=batch_rows,
+        device=llm.device,
+        precision=llm.precision,
+    )
+    metrics: dict[str, float] = summarize(scores)
+    if with_texts:
+        metrics |= _text_metrics(llm, session, rows, batch_rows=batch_rows)
+    frame = pd.DataFrame(
+        {
+            "row": scores.keys,
+            "loss": scores.loss,
+            "num_correct": scores.num_correct,
+            "num_supervised": scores.num_supervised,
+        }
+    )
+    return EvaluateResult(split=split, metrics=metrics, loss_interval=loss_interval(scores), rows=frame)
+
+
+def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, **progress: Any) -> pd.DataFrame:
+    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens."""
+    encoder = session.encoder
+    responses = generate(
+        llm.model,
+        prompts,
+        settings=generation_settings(session.config.generation),
+        pad_id=encoder.pad_id,
+        eos_id=encoder.eos_id,
+        batch_rows=batch_rows,
+        seed=session.config.random_seed,
+        device=llm.device,
+        precision=llm.precision,
+        **progress,
+    )
+    return pd.DataFrame(
+        {
+            "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],
+            "finish_reason": [r.finish_reason for r in responses],
+            "num_prompt_tokens": prompts.lengths,
+            "num_response_tokens": [len(r.token_ids) for r in responses],
+        }
+    )
+
+
+def _text_metrics(llm: LLM, session: Session, rows: TokenRows, *, batch_rows: int) -> dict[str, float]:
+    prompts = rows.prompts()
+    references = [
+        session.encoder.decode(row.input_ids[row.num_prompt_tokens :].tolist(), skip_special_tokens=True)
+        for row in rows
+    ]
+    responses = respond(llm, session, prompts, batch_rows=batch_rows)["response"].tolist()
+    return text_metrics(responses, references)

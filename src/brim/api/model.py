@@ -1,0 +1,254 @@
+"""brim.Model: train, evaluate, predict and generate from one configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from brim.api.evaluation import evaluate, respond
+from brim.api.prediction import check_output, write_predictions
+from brim.api.results import EvaluateResult, PredictResult, TrainResult
+from brim.api.session import Say, Session, open_session, say_nothing
+from brim.api.training import train
+from brim.config import Config, FinetuneTrainer, dump, load_config
+from brim.data import Data, TokenRows, prepare, prompts_of, read, texts_as_source
+from brim.errors import ConfigError, DataError, InputError, OutputError, Problem
+from brim.files import write_text
+from brim.infer.generation_settings import generation_settings
+from brim.models.llm import LLM, load_llm
+from brim.train.export import export_model
+from brim.train.observer import Observer, Observers
+from brim.train.run_folder import RunFolder, open_run_folder
+
+Split = Literal["train", "validation", "test", "full"]
+
+_DEFAULT_OUTPUT = Path("results")
+
+
+class Model:
+    """A language model described by a configuration.
+
+    config: a YAML file, a mapping with the same keys, or a Config. overrides: dotted, "trainer.epochs=1".
+    Nothing is loaded until it is needed. Raises ConfigError when the configuration is wrong.
+    """
+
+    def __init__(self, config: str | Path | Mapping[str, Any] | Config, *, overrides: Sequence[str] = ()) -> None:
+        loaded = load_config(config.model_dump() if isinstance(config, Config) else config, overrides)
+        self.config = loaded.config
+        self.notes = loaded.notes
+        self._name = Path(loaded.name).stem
+        self._session: Session | None = None
+        self._llm: LLM | None = None
+
+    @classmethod
+    def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
+        """The model of a finished run, or one that `save` wrote."""
+        run = open_run_folder(Path(path))
+        model = cls(run.config, overrides=overrides)
+        model.config = _with_trained_weights(model.config, run)
+        return model
+
+    def train(
+        self,
+        dataset: Data | None = None,
+        *,
+        output_directory: str | Path | None = None,
+        resume: bool = False,
+        observer: Observer | None = None,
+        say: Say = say_nothing,
+    ) -> TrainResult:
+        """Train and write a run folder (default: results/<name of the configuration file>).
+
+        dataset: a file, a saved `datasets` folder, a data frame or a mapping of columns; default: the key `dataset`.
+        resume: continue the run in that folder exactly where its newest checkpoint stands.
+        With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
+        """
+        session = self._open()
+        source = read(self._dataset(dataset))
+        prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
+        for line in [*self.notes, *_choices(session), *prepared.notes, *prepared.ledger.summary()]:
+            say(line)
+        if not isinstance(session.config.trainer, FinetuneTrainer):
+            return self._evaluate_splits(prepared.splits)
+        output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
+        self._llm, result = train(
+            session,
+            source,
+            prepared,
+            output_directory=output,
+            resume=resume,
+            observer=observer or Observers([]),
+            say=say,
+        )
+        return result
+
+    def evaluate(
+        self,
+        dataset: Data | None = None,
+        *,
+        split: Split | None = None,
+        with_texts: bool = False,
+        say: Say = say_nothing,
+    ) -> EvaluateResult:
+        """Loss, perplexity, token and sequence accuracy of a split; BLEU and ROUGE too if `with_texts`.
+
+        split: "full" takes all rows of the data. Default: "full" of a given data set, "test" of the configuration's own.
+        """
+        session = self._open()
+        source = read(self._dataset(dataset))
+        split = split or ("test" if dataset is None else "full")
+        prepared = prepare(
+            source, session.config, session.encoder, context_length=session.folder.context_length, only=split
+        )
+        for line in [*self.notes, *prepared.notes, *prepared.ledger.summary()]:
+            say(line)
+        rows = prepared.splits[split]
+        if not len(rows):
+            raise DataError(
+                Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
+            )
+        return evaluate(
+            self._weights(), session, rows, split=split, batch_rows=_eval_rows(session.config), with_texts=with_texts
+        )
+
+    def predict(
+        self,
+        dataset: Data | None = None,
+        *,
+        output: str | Path | None = None,
+        say: Say = say_nothing,
+        on_batch: Callable[[int], None] = lambda rows: None,
+    ) -> PredictResult:
+        """One response a row, in the order of the input, beside the input's columns; written to `output` if given."""
+        if output is not None:
+            check_output(Path(output))
+        session = self._open()
+        source = read(self._dataset(dataset))
+        prompts = prompts_of(source, session.config, session.encoder, context_length=session.folder.context_length)
+        for line in [*self.notes, *prompts.notes, *prompts.ledger.summary()]:
+            say(line)
+        llm = self._weights()
+        started = time.perf_counter()
+        responses = respond(llm, session, prompts.rows, batch_rows=_eval_rows(session.config), on_batch=on_batch)
+        seconds = time.perf_counter() - started
+        frame = source.table.take(prompts.rows.keys).to_pandas()
+        name = session.config.output_features[0].name
+        frame.insert(0, "row", prompts.rows.keys)
+        for column in responses:
+            frame[f"{name}_response" if column == "response" else column] = responses[column].to_numpy()
+        if output is not None:
+            write_predictions(frame, Path(output))
+        return PredictResult(predictions=frame, output=Path(output) if output is not None else None, seconds=seconds)
+
+    def generate(self, prompts: str | Sequence[str], **generation: Any) -> str | list[str]:
+        """The model's answer to a finished prompt, or to each of several; the template is not applied.
+
+        generation: keys of the configuration's `generation`, for this call.
+        """
+        session = self._open()
+        if generation:
+            session = _with_generation(session, generation)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        rows = texts_as_source(texts, session.encoder)
+        responses = respond(self._weights(), session, rows, batch_rows=_eval_rows(session.config))["response"].tolist()
+        return str(responses[0]) if isinstance(prompts, str) else responses
+
+    def save(self, path: str | Path) -> None:
+        """Write the model (or adapter), the tokenizer and the configuration, for `Model.load`."""
+        run = RunFolder(Path(path))
+        if run.path.exists() and any(run.path.iterdir()):
+            raise OutputError(
+                Problem(what="the folder holds other things; nothing was changed", where=str(path), fix="name another")
+            )
+        session = self._open()
+        export_model(self._weights(), run.model, generation=generation_settings(session.config.generation))
+        write_text(run.config, dump(session.config))
+
+    def _open(self) -> Session:
+        if self._session is None:
+            self._session = open_session(self.config)
+        return self._session
+
+    def _weights(self) -> LLM:
+        if self._llm is None:
+            session = self._open()
+            self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
+        return self._llm
+
+    def _dataset(self, dataset: Data | None) -> Data:
+        if dataset is not None:
+            return dataset
+        if self.config.dataset is not None:
+            return self.config.dataset
+        raise ConfigError(
+            Problem(
+                what="there is no data set",
+                expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+                fix="name a csv, tsv, json, jsonl or parquet file, or a saved datasets folder",
+            )
+        )
+
+    def _evaluate_splits(self, splits: Mapping[str, TokenRows]) -> TrainResult:
+        """What `train` does with `trainer.type: none`, as in Ludwig."""
+        session, trainer = self._open(), self._open().config.trainer
+        started = time.perf_counter()
+        wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
+        if not trainer.evaluate_training_set:
+            wanted = wanted[1:]
+        metrics = {
+            split: evaluate(
+                self._weights(),
+                session,
+                splits[split],
+                split=split,
+                batch_rows=_eval_rows(session.config),
+                with_texts=False,
+            ).metrics
+            for split in wanted
+            if len(splits[split])
+        }
+        return TrainResult(
+            output_directory=None,
+            num_steps=0,
+            best_step=None,
+            metrics=metrics,
+            num_rows={split: len(rows) for split, rows in splits.items()},
+            seconds=time.perf_counter() - started,
+        )
+
+
+def check_split(name: str | None) -> Split | None:
+    """A split's name as a person typed it. Raises InputError for one that does not exist."""
+    for split in get_args(Split):
+        if name == split:
+            return cast(Split, split)
+    if name is None:
+        return None
+    raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
+
+
+def _choices(session: Session) -> list[str]:
+    return [str(choice) for choice in session.choices]
+
+
+def _eval_rows(config: Config) -> int:
+    return config.trainer.eval_batch_size
+
+
+def _with_trained_weights(config: Config, run: RunFolder) -> Config:
+    """The configuration of a run with what it has learned in place of what it started from."""
+    weights = str(run.model.resolve())
+    if config.adapter is not None:
+        adapter = config.adapter.model_copy(update={"pretrained_adapter_weights": weights})
+        return config.model_copy(update={"adapter": adapter})
+    return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})
+
+
+def _with_generation(session: Session, generation: Mapping[str, Any]) -> Session:
+    """The session with other generation settings, checked like those of a configuration file."""
+    tree = session.config.model_dump(exclude_unset=True)
+    changed = load_config({**tree, "generation": {**tree.get("generation", {}), **generation}}).config
+    return replace(session, config=session.config.model_copy(update={"generation": changed.generation}))

@@ -1,0 +1,42 @@
+"""What training, evaluation and prediction give back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from brim.infer.metrics import Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """A finished run."""
+
+    output_directory: Path | None  # None with `trainer.type: none`, which writes nothing
+    num_steps: int
+    best_step: int | None  # the step whose weights were kept; None without a validation split
+    metrics: Mapping[str, Mapping[str, float]]  # split -> figures of the kept weights
+    num_rows: Mapping[str, int]  # split -> rows
+    seconds: float  # of training, evaluations included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateResult:
+    """A model's figures on rows."""
+
+    split: str
+    metrics: Mapping[str, float]  # loss, perplexity, token_accuracy, sequence_accuracy, num_rows, …; bleu, rougeL, …
+    loss_interval: Interval  # 95%, bootstrap over rows
+    rows: pd.DataFrame  # row, loss (sum, nats), num_correct, num_supervised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictResult:
+    """A model's texts, in the order of the input."""
+
+    predictions: pd.DataFrame  # row, the input's columns, <output>_response, finish_reason, num_prompt/response_tokens
+    output: Path | None  # the file, where one was asked for
+    seconds: float  # of generating

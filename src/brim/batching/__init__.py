@@ -1,0 +1,1 @@
+"""How an effective batch is cut up."""

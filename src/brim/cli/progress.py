@@ -1,0 +1,105 @@
+"""What a person sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from brim.train.observer import Record
+from brim.units import format_bytes, format_seconds
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SMOOTHING = 0.9  # share of the past in the loss and the speed that are shown
+
+
+class TrainProgress:
+    """Loss, tokens a second, memory and remaining time of a training run."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._bar: Progress | None = None
+        self._loss = self._tokens_per_s = 0.0
+        self._tokens = self._steps_here = 0
+        self._total_steps = 0
+        self._started = self._last_line = 0.0
+
+    def start(self, *, first_step: int, total_steps: int) -> None:
+        self._total_steps = total_steps
+        self._started = self._last_line = time.monotonic()
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("", total=total_steps, completed=first_step)
+            self._bar.start()
+
+    def write(self, record: Record) -> None:
+        if record.get("split") == "train" and "learning_rate" in record:
+            self._step(record)
+        elif "split" in record:
+            self._console.print(
+                f"step {record['step']:,}  {record['split']}: loss {record['loss']:.4f}, "
+                f"perplexity {record['perplexity']:.3f}, token accuracy {record['token_accuracy']:.4f}"
+            )
+        elif record["event"] != "checkpoint":
+            self._console.print(f"step {record['step']:,}  {record['event']}")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _step(self, record: Record) -> None:
+        tokens_per_s = (record["num_tokens"] - self._tokens) / record["seconds"] if self._steps_here else 0.0
+        keep = _SMOOTHING if self._steps_here > 1 else 0.0
+        self._loss = record["loss"] + (_SMOOTHING if self._steps_here else 0.0) * (self._loss - record["loss"])
+        self._tokens_per_s = tokens_per_s + keep * (self._tokens_per_s - tokens_per_s)
+        self._tokens = record["num_tokens"]
+        self._steps_here += 1
+        text = (
+            f"loss {self._loss:.4f}  {self._tokens_per_s:,.0f} tokens/s  {format_bytes(record['peak_bytes'])}"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["step"], description=text)
+        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            left = (self._last_line - self._started) / self._steps_here * (self._total_steps - record["step"])
+            self._console.print(f"step {record['step']:,}/{self._total_steps:,}  {text}  {format_seconds(left)} left")
+
+
+class RowProgress:
+    """Rows done so far; silent where there is no terminal."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._bar = Progress(
+            TextColumn("{task.completed:,.0f} rows"),
+            TimeElapsedColumn(),
+            console=Console(file=stream),
+            disable=not Console(file=stream).is_terminal,
+            transient=True,
+        )
+
+    def __enter__(self) -> RowProgress:
+        self._bar.start()
+        self._task = self._bar.add_task("", total=None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, num_rows: int) -> None:
+        """So many more rows are done."""
+        self._bar.advance(self._task, num_rows)

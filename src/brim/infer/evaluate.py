@@ -1,0 +1,51 @@
+"""Losses and hits of a model over rows, in one forward pass each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from brim.batching.microbatch import cut_by_rows
+from brim.data import TokenRows
+from brim.data.collate import collate
+from brim.models.objective import next_token_scores
+from brim.models.precision import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Sums over the supervised tokens of each row, in the order of the rows."""
+
+    keys: NDArray[np.int64]  # row numbers in the data
+    loss: NDArray[np.float64]  # nats
+    num_correct: NDArray[np.int64]  # tokens that the model finds most probable
+    num_supervised: NDArray[np.int64]
+
+
+def score_rows(
+    model: nn.Module, rows: TokenRows, *, pad_id: int, batch_rows: int, device: torch.device, precision: Precision
+) -> Scores:
+    """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
+
+    Rows of like length share a batch. Logits are reduced where they arise.
+    """
+    num_rows = len(rows)
+    loss = np.zeros(num_rows)
+    num_correct, num_supervised = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
+    was_training = model.training
+    model.eval()
+    try:
+        for positions in cut_by_rows(rows.lengths, max_rows=batch_rows):
+            batch = collate([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
+            with torch.inference_mode(), precision.autocast(device):
+                scores = next_token_scores(model, batch)
+            loss[positions] = scores.loss.cpu().numpy()
+            num_correct[positions] = scores.num_correct.cpu().numpy()
+            num_supervised[positions] = scores.num_supervised.cpu().numpy()
+    finally:
+        model.train(was_training)
+    return Scores(keys=np.asarray(rows.keys), loss=loss, num_correct=num_correct, num_supervised=num_supervised)

@@ -1,0 +1,75 @@
+"""Texts from prompts, in batches of like length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.batching.microbatch import cut_by_rows
+from brim.data import TokenRows
+from brim.data.collate import collate_prompts
+from brim.models.precision import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What the model said to one prompt."""
+
+    token_ids: list[int]  # without padding and without the end-of-sequence token
+    finish_reason: str  # "stop": the model ended it; "length": max_new_tokens did
+
+
+def generate(
+    model: PreTrainedModel,
+    prompts: TokenRows,
+    *,
+    settings: Mapping[str, Any],
+    pad_id: int,
+    eos_id: int,
+    batch_rows: int,
+    seed: int,
+    device: torch.device,
+    precision: Precision,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> list[Response]:
+    """One response a prompt, in the order of the prompts.
+
+    settings: of transformers' GenerationConfig, `max_new_tokens` among them. The longest prompts run first.
+    on_batch: called after each batch with its number of rows.
+    """
+    from transformers import GenerationConfig
+
+    generation = GenerationConfig(**settings, pad_token_id=pad_id, eos_token_id=_end_ids(model, eos_id))
+    responses: list[Response | None] = [None] * len(prompts)
+    model.eval()
+    torch.manual_seed(seed)
+    for positions in cut_by_rows(prompts.lengths, max_rows=batch_rows):
+        batch = collate_prompts([prompts[int(i)] for i in positions], pad_id=pad_id).to(device)
+        with torch.inference_mode(), precision.autocast(device):
+            sequences = model.generate(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, generation_config=generation
+            )
+        new = sequences[:, batch.input_ids.shape[1] :].tolist()
+        for position, token_ids in zip(positions, new, strict=True):
+            responses[int(position)] = _response(token_ids, generation.eos_token_id)
+        on_batch(len(positions))
+    return [response for response in responses if response is not None]
+
+
+def _end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
+    """The token that training put at the end, and those at which the model itself was made to stop."""
+    own = model.generation_config.eos_token_id
+    return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
+
+
+def _response(token_ids: list[int], end_ids: list[int]) -> Response:
+    for position, token_id in enumerate(token_ids):
+        if token_id in end_ids:
+            return Response(token_ids=token_ids[:position], finish_reason="stop")
+    return Response(token_ids=token_ids, finish_reason="length")

@@ -1,0 +1,79 @@
+"""LoRA adapters on a base model, through PEFT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from brim.config import LoraConfig
+from brim.errors import ModelError, Problem
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trainable: bool) -> PeftModel:
+    """The base model with an adapter, new or pretrained; adapter weights are fp32, the base keeps its dtype.
+
+    A new adapter's weights are drawn from the seed. Raises ModelError when the target modules are unknown, or the
+    pretrained adapter does not fit.
+    """
+    torch.manual_seed(seed)
+    if settings.pretrained_adapter_weights is not None:
+        return _pretrained(model, settings.pretrained_adapter_weights, trainable=trainable)
+    return _new(model, settings)
+
+
+def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
+    import peft
+
+    lora = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.r,
+        lora_alpha=settings.alpha if settings.alpha is not None else 2 * settings.r,
+        lora_dropout=settings.dropout,
+        bias=settings.bias_type,
+        target_modules=_as_peft(settings.target_modules),
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
+        init_lora_weights=True if settings.init_lora_weights in (True, "default") else settings.init_lora_weights,
+    )
+    try:
+        return peft.get_peft_model(model, lora)
+    except ValueError as error:
+        raise ModelError(
+            Problem(
+                what=f"adapter.target_modules: {str(error).splitlines()[0]}",
+                expected="names of linear layers of this model: " + ", ".join(_linear_layer_names(model)),
+                fix="set adapter.target_modules to some of them, or to all-linear",
+            )
+        ) from error
+
+
+def _pretrained(model: PreTrainedModel, weights: str, *, trainable: bool) -> PeftModel:
+    import peft
+
+    try:
+        return peft.PeftModel.from_pretrained(model, weights, is_trainable=trainable)
+    except (ValueError, OSError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(
+            Problem(
+                what=f"the adapter cannot be loaded: {str(error).strip().splitlines()[0]}",
+                where=str(weights),
+                expected="a PEFT folder (adapter_config.json, adapter_model.safetensors) made for this base model",
+                fix="check adapter.pretrained_adapter_weights",
+            )
+        ) from error
+
+
+def _as_peft(target_modules: object) -> object:
+    return list(target_modules) if isinstance(target_modules, (list, tuple)) else target_modules
+
+
+def _linear_layer_names(model: nn.Module) -> list[str]:
+    """The distinct last names of linear layers, in the order of the model."""
+    names = [name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return list(dict.fromkeys(names))

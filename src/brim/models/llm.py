@@ -1,0 +1,50 @@
+"""A language model ready to work: base weights, adapter and precision, on a device, as a resolved configuration says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from brim.config import Config
+from brim.models.adapters import add_adapter
+from brim.models.folder import ModelFolder
+from brim.models.load import load_base
+from brim.models.precision import Precision, precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLM:
+    """The model and what is needed to run it."""
+
+    model: PreTrainedModel  # or a PEFT model around one; it forwards and generates alike
+    folder: ModelFolder
+    device: torch.device
+    precision: Precision
+
+
+def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
+    """Load what the configuration names, to be trained or only to be run.
+
+    config: resolved. Raises ModelError when the folder or the adapter does not hold what it should.
+    """
+    kind = precision(cast(Any, config.precision))
+    frozen = config.adapter is not None or not trainable
+    model = load_base(
+        folder,
+        initialize=config.initialize if trainable else "pretrained",
+        dtype=kind.weights_dtype(frozen=frozen),
+        attn_implementation=config.model_parameters.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+        seed=config.random_seed,
+        device=device,
+    )
+    if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
+        model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
+    if trainable and getattr(config.trainer, "enable_gradient_checkpointing", False):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return LLM(model=model, folder=folder, device=device, precision=kind)

@@ -1,0 +1,138 @@
+"""Checkpoints of a run: saved whole or not at all, read only when every digest is right.
+
+    checkpoints/step-00000042/
+        model.safetensors      the weights that train
+        optimizer.safetensors  the optimizer's state
+        random.safetensors     the states of torch's random generators
+        state.json             step, samples, tokens, best metric; the optimizer's numbers that are no tensors
+        manifest.json          the SHA-256 of each file
+
+A folder is written under a temporary name, synced and renamed. The one before it goes only after the new one has been
+read back; the best one stays.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from brim.errors import CheckpointError, Problem
+from brim.files import sha256, whole_folder, write_text
+
+_MANIFEST = "manifest.json"
+_STATE = "state.json"
+
+TensorFiles = Mapping[str, Mapping[str, Tensor]]  # file name without ending -> tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint holds, on the CPU."""
+
+    step: int
+    tensors: TensorFiles
+    state: Mapping[str, Any]
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None) -> None:
+        """Write a checkpoint, read it back, then delete all others but the best one.
+
+        Raises CheckpointError when it cannot be written; those that were there before are then still whole.
+        """
+        self._remove_damaged(step)
+        if self._path(step).exists():
+            return  # the same step of the same run: a resumed run that was stopped before its first step
+        try:
+            with whole_folder(self._path(step)) as folder:
+                for name, content in tensors.items():
+                    save_file({key: tensor.contiguous() for key, tensor in content.items()}, folder / f"{name}.safetensors")
+                (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+                digests = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+                write_text(folder / _MANIFEST, json.dumps(digests, indent=1))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                Problem(
+                    what=f"the checkpoint of step {step} could not be written: {error}",
+                    where=str(self._folder),
+                    fix="make room or make the folder writable, then continue with --resume",
+                )
+            ) from error
+        self._verify(step)
+        self._keep({step, best_step})
+
+    def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint, with a line on each one that was refused; None where there is none at all.
+
+        Raises CheckpointError when there are some and none is whole.
+        """
+        steps, refused = self.steps(), []
+        for step in reversed(steps):
+            try:
+                return self.load(step), refused
+            except CheckpointError as error:
+                refused.append(error.problems[0].what)
+        if steps:
+            raise CheckpointError(
+                Problem(
+                    what="no whole checkpoint is left: " + "; ".join(refused),
+                    where=str(self._folder),
+                    fix="restore the folder from a copy, or train anew into another folder",
+                )
+            )
+        return None, refused
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
+        names = self._verify(step)
+        folder = self._path(step)
+        return Checkpoint(
+            step=step,
+            tensors={Path(name).stem: load_file(folder / name) for name in names if name.endswith(".safetensors")},
+            state=json.loads((folder / _STATE).read_text(encoding="utf-8")),
+        )
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, whole or not, in order."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*"))
+
+    def _verify(self, step: int) -> list[str]:
+        """The names of the checkpoint's files, each of which has the digest that the manifest gives."""
+        folder = self._path(step)
+        try:
+            digests = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            damaged = [name for name, digest in digests.items() if sha256(folder / name) != digest]
+            if damaged:
+                raise ValueError(f"{', '.join(damaged)} changed since it was written")
+        except (OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                Problem(what=f"the checkpoint of step {step} is damaged ({error})", where=str(folder))
+            ) from error
+        return list(digests)
+
+    def _remove_damaged(self, step: int) -> None:
+        try:
+            self._verify(step)
+        except CheckpointError:
+            shutil.rmtree(self._path(step), ignore_errors=True)
+
+    def _keep(self, steps: set[int | None]) -> None:
+        for step in self.steps():
+            if step not in steps:
+                shutil.rmtree(self._path(step))
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}"

@@ -1,0 +1,50 @@
+"""The model folder of a run: what PEFT and transformers open."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from brim.errors import CheckpointError, Problem
+from brim.files import whole_folder
+from brim.models.llm import LLM
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+)
+
+
+def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any]) -> None:
+    """Write the adapter (PEFT's format) or the full model (transformers'), tokenizer, chat template, generation config.
+
+    generation: of transformers' GenerationConfig. Raises CheckpointError when the folder cannot be written.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        with whole_folder(path) as folder:
+            llm.model.save_pretrained(str(folder))
+            GenerationConfig(**generation).save_pretrained(str(folder))
+            for name in _TOKENIZER_FILES:
+                if (llm.folder.path / name).exists():
+                    shutil.copyfile(llm.folder.path / name, folder / name)
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form; the run's own card stands beside
+    except OSError as error:
+        raise CheckpointError(
+            Problem(
+                what=f"the model could not be written: {error}",
+                where=str(path),
+                fix="make room or make the folder writable, then run again with --resume",
+            )
+        ) from error

@@ -1,0 +1,203 @@
+"""The training loop: for each step, take an effective batch, cut it, sum its gradient, update once."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from brim.batching.microbatch import cut_by_rows
+from brim.config import GradientClippingConfig
+from brim.data import TokenRows
+from brim.data.collate import collate
+from brim.data.order import rows_of_step
+from brim.errors import BrimError, Interrupted, Problem
+from brim.models.device import peak_bytes
+from brim.models.objective import next_token_loss
+from brim.models.precision import Precision
+from brim.train.checkpoint import Checkpoint, CheckpointStore
+from brim.train.clipping import clip_gradients
+from brim.train.learning_rate import LearningRate
+from brim.train.length import RunLength
+from brim.train.observer import Observer
+from brim.train.optimizer import set_learning_rate
+from brim.train.state import TrainState
+from brim.train.tensors import (
+    optimizer_state,
+    random_states,
+    restore_optimizer,
+    restore_random_states,
+    restore_weights,
+    trained_weights,
+)
+
+Metrics = Mapping[str, float]
+Evaluate = Callable[[], Mapping[str, Metrics]]  # split -> its metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """Which validation metric counts, and how many evaluations without improvement end the run."""
+
+    metric: str = "loss"
+    higher_is_better: bool = False
+    patience: int = -1  # evaluations; -1: never
+
+    def is_over(self, state: TrainState) -> bool:
+        return 0 <= self.patience <= state.evaluations_without_improvement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """All that a run is made of."""
+
+    model: nn.Module
+    rows: TokenRows
+    pad_id: int
+    device: torch.device
+    precision: Precision
+    optimizer: Optimizer
+    learning_rate: LearningRate
+    length: RunLength
+    micro_batch_rows: int
+    clipping: GradientClippingConfig | None
+    seed: int
+    evaluate: Evaluate | None
+    stopping: Stopping
+    store: CheckpointStore
+    observer: Observer
+
+
+class Loop:
+    """One run of a job, from a state on."""
+
+    def __init__(self, job: TrainJob, state: TrainState) -> None:
+        self._job = job
+        self.state = state
+        self._parameters = [p for p in job.model.parameters() if p.requires_grad]
+        self._scaler = torch.amp.GradScaler(job.device.type, enabled=job.precision.scales_loss)
+        self._saved_step = state.step if state.step else None
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Put weights, optimizer, random states and loss scale back to where the checkpoint left them."""
+        job = self._job
+        restore_weights(job.model, checkpoint.tensors["model"])
+        restore_optimizer(job.optimizer, checkpoint.tensors.get("optimizer", {}), checkpoint.state["optimizer"])
+        restore_random_states(checkpoint.tensors["random"])
+        if job.precision.scales_loss:
+            self._scaler.load_state_dict(self.state.loss_scaler)
+
+    def run(self, stop: threading.Event) -> None:
+        """Train to the run's end. Raises Interrupted, with the state saved, once `stop` is set."""
+        job, state = self._job, self.state
+        while state.step < job.length.total_steps and not job.stopping.is_over(state):
+            job.observer.write(self._step())
+            if job.length.is_checkpoint(state.step):
+                self._evaluate()
+                self._save()
+            if stop.is_set():
+                self._save()
+                raise Interrupted(Problem(what=f"stopped after step {state.step}", fix="continue with --resume"))
+
+    def _step(self) -> dict[str, Any]:
+        """One update on one effective batch; its record."""
+        job, state = self._job, self.state
+        started = time.perf_counter()
+        size = job.length.effective_batch_size
+        _, indices = rows_of_step(
+            num_rows=len(job.rows), seed=job.seed, consumed_samples=state.consumed_samples, size=size
+        )
+        learning_rate = job.learning_rate(consumed_samples=state.consumed_samples, batch_samples=len(indices))
+        num_supervised = int(job.rows.num_supervised[indices].sum())
+        loss, num_micro_batches = self._accumulate(indices, num_supervised)
+        self._update(learning_rate, loss, indices)
+        state.step += 1
+        state.consumed_samples += len(indices)
+        state.num_tokens += int(job.rows.lengths[indices].sum())
+        state.num_supervised_tokens += num_supervised
+        return {
+            "step": state.step,
+            "split": "train",
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "effective_batch_size": len(indices),
+            "num_micro_batches": num_micro_batches,
+            "num_samples": state.consumed_samples,
+            "num_tokens": state.num_tokens,
+            "num_supervised_tokens": state.num_supervised_tokens,
+            "seconds": round(time.perf_counter() - started, 6),
+            "peak_bytes": peak_bytes(job.device),
+        }
+
+    def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> tuple[float, int]:
+        """The gradient of the batch's mean loss over supervised tokens; that loss, and the micro-batches it took."""
+        job = self._job
+        job.model.train()
+        total = torch.zeros((), device=job.device)
+        num_micro_batches = 0
+        for positions in cut_by_rows(job.rows.lengths[indices], max_rows=job.micro_batch_rows):
+            batch = collate([job.rows[int(i)] for i in indices[positions]], pad_id=job.pad_id).to(job.device)
+            with job.precision.autocast(job.device):
+                loss = next_token_loss(job.model, batch) / num_supervised
+            self._scaler.scale(loss).backward()
+            total += loss.detach()
+            num_micro_batches += 1
+        return total.item(), num_micro_batches
+
+    def _update(self, learning_rate: float, loss: float, indices: NDArray[np.intp]) -> None:
+        job = self._job
+        set_learning_rate(job.optimizer, learning_rate)
+        self._scaler.unscale_(job.optimizer)
+        norm = float(clip_gradients(self._parameters, job.clipping))
+        if not math.isfinite(loss) or (not math.isfinite(norm) and not self._scaler.is_enabled()):
+            raise BrimError(self._not_finite(loss, norm, indices))
+        self._scaler.step(job.optimizer)
+        self._scaler.update()
+        job.optimizer.zero_grad(set_to_none=True)
+
+    def _evaluate(self) -> None:
+        job, state = self._job, self.state
+        if job.evaluate is None:
+            return
+        started = time.perf_counter()
+        by_split = job.evaluate()
+        seconds = round(time.perf_counter() - started, 6)
+        for split, metrics in by_split.items():
+            job.observer.write({"step": state.step, "split": split, **metrics, "seconds": seconds})
+        if "validation" in by_split:
+            state.improve(
+                by_split["validation"][job.stopping.metric], higher_is_better=job.stopping.higher_is_better
+            )
+
+    def _save(self) -> None:
+        job, state = self._job, self.state
+        if self._saved_step == state.step:
+            return
+        state.loss_scaler = self._scaler.state_dict()
+        tensors, numbers = optimizer_state(job.optimizer)
+        job.store.save(
+            state.step,
+            tensors={"model": trained_weights(job.model), "optimizer": tensors, "random": random_states()},
+            state={"train": state.as_dict(), "optimizer": numbers},
+            best_step=state.best_step,
+        )
+        self._saved_step = state.step
+        job.observer.write({"step": state.step, "event": "checkpoint"})
+
+    def _not_finite(self, loss: float, norm: float, indices: NDArray[np.intp]) -> Problem:
+        keys = ", ".join(str(key) for key in self._job.rows.keys[indices][:8])
+        return Problem(
+            what=f"step {self.state.step + 1} is not finite (loss {loss:g}, gradient norm {norm:g}); nothing was updated",
+            where=f"rows {keys}{' …' if len(indices) > 8 else ''}",
+            fix="lower trainer.learning_rate, or look at these rows; continue from the last checkpoint with --resume",
+        )

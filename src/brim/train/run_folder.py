@@ -1,0 +1,143 @@
+"""The folder of a run: what stands where, and whether it may be written to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from brim.errors import InputError, OutputError, Problem
+from brim.files import write_text
+
+_RECORDED_PACKAGES = (
+    "brim", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pyarrow"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths in a run folder. CONTRACT: config.yaml, plan.json, metrics.jsonl, ledger.parquet, environment.json,
+    checkpoints/, model/, README.md; and tensorboard/."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.parquet"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def card(self) -> Path:
+        return self.path / "README.md"
+
+
+def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
+    """The folder of a new run, or of the one to continue.
+
+    Raises OutputError when it holds anything and the run is not to be continued, or cannot be written to.
+    """
+    run = RunFolder(path)
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(Problem(what="the output directory is a file", where=str(path), fix="choose another"))
+        if path.is_dir() and any(path.iterdir()) and not (resume and run.config.exists()):
+            raise OutputError(_occupied(run))
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        probe = path / ".brim-can-write"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(
+            Problem(
+                what=f"the output directory cannot be written: {error.strerror or error}",
+                where=str(path),
+                fix="choose another with --output-directory",
+            )
+        ) from error
+    return run
+
+
+def open_run_folder(path: Path) -> RunFolder:
+    """A run that has been trained. Raises InputError when it is none, or has no model yet."""
+    run = RunFolder(path)
+    if not run.config.is_file():
+        raise InputError(
+            Problem(
+                what="this folder is not a run: it has no config.yaml",
+                where=str(path),
+                expected="the folder that `brim train` wrote, or a configuration file",
+            )
+        )
+    if not run.model.is_dir():
+        raise InputError(
+            Problem(
+                what="this run has no model yet",
+                where=str(path),
+                fix=f"finish it with `brim train {path} --resume`",
+            )
+        )
+    return run
+
+
+def write_environment(run: RunFolder, *, device: str) -> None:
+    """Record what a run depends on beside its configuration."""
+    packages = {}
+    for name in _RECORDED_PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = "not installed"
+    environment: dict[str, Any] = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device,
+        "packages": packages,
+    }
+    write_text(run.environment, json.dumps(environment, indent=1) + "\n")
+
+
+def _occupied(run: RunFolder) -> Problem:
+    if run.config.exists():
+        return Problem(
+            what="there is a run in this folder already; nothing was changed",
+            where=str(run.path),
+            fix="continue it with --resume, or choose another folder with --output-directory",
+        )
+    return Problem(
+        what="the output directory holds other things; nothing was changed",
+        where=str(run.path),
+        expected="a new or an empty folder",
+        fix="choose another with --output-directory",
+    )

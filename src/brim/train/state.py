@@ -1,0 +1,35 @@
+"""How far a run has come: all that a resumed run must know beside tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Counted since the run's first step, over all its sessions. Saved as JSON in each checkpoint."""
+
+    step: int = 0
+    consumed_samples: int = 0
+    num_tokens: int = 0
+    num_supervised_tokens: int = 0
+    best_step: int | None = None
+    best_metric: float | None = None
+    evaluations_without_improvement: int = 0
+    loss_scaler: dict[str, Any] = field(default_factory=dict)  # fp16 alone
+    rows_digest: str = ""  # of the training rows, so that a run is not continued on other data
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def improve(self, metric: float, *, higher_is_better: bool) -> bool:
+        """Take a validation metric in; whether it is the best so far."""
+        better = self.best_metric is None or (
+            metric > self.best_metric if higher_is_better else metric < self.best_metric
+        )
+        if better:
+            self.best_metric, self.best_step, self.evaluations_without_improvement = metric, self.step, 0
+        else:
+            self.evaluations_without_improvement += 1
+        return better

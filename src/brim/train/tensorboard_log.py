@@ -1,0 +1,36 @@
+"""The run's numbers as TensorBoard event files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from brim.train.observer import Record
+
+_NOT_SCALARS = ("step", "split", "event")
+
+
+class TensorBoardLog:
+    """One scalar a field, under `<split>/<field>`; events are left to metrics.jsonl."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def start(self, *, first_step: int, total_steps: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        # purge_step hides what an interrupted session wrote after the checkpoint that this one continues.
+        self._writer = SummaryWriter(str(self._folder), purge_step=first_step + 1 if first_step else None)
+
+    def write(self, record: Record) -> None:
+        if "event" in record:
+            return
+        for name, value in record.items():
+            if name not in _NOT_SCALARS and isinstance(value, (int, float)):
+                self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,58 @@
+"""A run's state as named tensors, to a checkpoint and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by name; tied ones once."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy weights into the model. Names and shapes must be those that train."""
+    weights = trained_weights(model)
+    assert weights.keys() == tensors.keys(), "the checkpoint was made with other trained weights"
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(tensors[name])
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state as tensors and as plain numbers, both under `<parameter>.<name>`."""
+    tensors, numbers = {}, {}
+    for parameter, entries in optimizer.state_dict()["state"].items():
+        for name, value in entries.items():
+            (tensors if isinstance(value, Tensor) else numbers)[f"{parameter}.{name}"] = value
+    return tensors, numbers
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """Put a saved state back; the settings stay those that the optimizer was built with."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **numbers}.items():
+        parameter, name = key.split(".", 1)
+        state.setdefault(int(parameter), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def random_states() -> dict[str, Tensor]:
+    """The states of torch's generators: the CPU's and each CUDA device's."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def restore_random_states(states: Mapping[str, Tensor]) -> None:
+    """Rewind torch's generators; those of devices that are not here are left out."""
+    torch.set_rng_state(states["cpu"])
+    for index in range(torch.cuda.device_count()):
+        if f"cuda:{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda:{index}"], index)

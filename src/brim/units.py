@@ -1,0 +1,24 @@
+"""Bytes, durations and counts, as people read them."""
+
+from __future__ import annotations
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1: 1536 -> '1.5 KiB'."""
+    value, unit = float(num_bytes), 0
+    while abs(value) >= 1024 and unit < len(_BINARY_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_BINARY_UNITS[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in the two units that matter: 3.2 -> '3.2 s', 95 -> '1 min 35 s', 7500 -> '2 h 5 min'."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,83 @@
+"""What tests share: a tiny base model with a tokenizer, and small data."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+TEXTS = [f"add {a} and {b} = {a + b}; the sum of {a} plus {b}" for a in range(20) for b in range(20)]
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 30,000 random weights, with a byte-level tokenizer. Never written to."""
+    folder = tmp_path_factory.mktemp("base")
+    make_tokenizer(folder)
+    make_llama(folder)
+    return folder
+
+
+@pytest.fixture
+def sums() -> list[dict[str, object]]:
+    """40 rows: a sum to learn, with a fixed split of 28, 4 and 8."""
+    rows = []
+    for number in range(40):
+        a, b = number % 7, number % 11
+        split = 0 if number % 10 < 7 else 1 if number % 10 == 7 else 2
+        rows.append({"question": f"add {a} and {b} =", "answer": f" {a + b}" * (1 + number % 3), "split": split})
+    return rows
+
+
+@pytest.fixture
+def sums_file(tmp_path: Path, sums: list[dict[str, object]]) -> Path:
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in sums))
+    return path
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of 300 tokens whose end-of-sequence and padding tokens differ."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>"})
+    )
+
+
+def make_llama(folder: Path, **changes: object) -> None:
+    """Random weights and config.json beside a tokenizer of 300 tokens."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings: dict[str, object] = {
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "eos_token_id": 0,
+        "bos_token_id": None,
+        "pad_token_id": 1,
+    }
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).save_pretrained(folder)

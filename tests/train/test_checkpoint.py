@@ -1,0 +1,93 @@
+"""Checkpoints: whole or not at all, refused when damaged."""
+
+import json
+
+import pytest
+import torch
+
+from brim.errors import CheckpointError
+from brim.train.checkpoint import CheckpointStore
+
+
+def save(store, step, best_step=None):
+    store.save(
+        step,
+        tensors={"model": {"w": torch.full((3,), float(step))}, "optimizer": {}, "random": {"cpu": torch.get_rng_state()}},
+        state={"train": {"step": step}},
+        best_step=best_step,
+    )
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 7)
+    checkpoint, refused = store.load_newest()
+    assert refused == []
+    assert checkpoint.step == 7
+    assert checkpoint.state == {"train": {"step": 7}}
+    assert checkpoint.tensors["model"]["w"].tolist() == [7.0, 7.0, 7.0]
+    assert checkpoint.tensors["optimizer"] == {}
+    assert torch.equal(checkpoint.tensors["random"]["cpu"], torch.get_rng_state())
+
+
+def test_only_safetensors_and_json_are_written(tmp_path):
+    save(CheckpointStore(tmp_path), 1)
+    names = sorted(path.name for path in (tmp_path / "step-00000001").iterdir())
+    assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2)]:
+        save(store, step, best)
+    assert store.steps() == [2, 4]
+
+
+def test_there_is_nothing_to_load_in_a_new_folder(tmp_path):
+    assert CheckpointStore(tmp_path).load_newest() == (None, [])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(tmp_path, name, damage):
+    store = CheckpointStore(tmp_path)
+    save(store, 1, best_step=1)
+    save(store, 2, best_step=1)
+    file = tmp_path / "step-00000002" / name
+    content = bytearray(file.read_bytes())
+    if damage == "delete":
+        file.unlink()
+    elif damage == "truncate":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    checkpoint, refused = store.load_newest()
+    assert checkpoint.step == 1
+    assert len(refused) == 1
+    assert "the checkpoint of step 2 is damaged" in refused[0]
+
+
+def test_no_whole_checkpoint_is_an_error_that_names_each(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    (tmp_path / "step-00000001" / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint is left: the checkpoint of step 1 is damaged \(state"):
+        store.load_newest()
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    with pytest.raises(CheckpointError, match="the checkpoint of step 2 could not be written"):
+        store.save(2, tensors={"no/such/folder": {"w": torch.ones(1)}}, state={}, best_step=None)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert store.load_newest()[0].step == 1
+
+
+def test_the_manifest_has_a_digest_for_every_other_file(tmp_path):
+    save(CheckpointStore(tmp_path), 1)
+    folder = tmp_path / "step-00000001"
+    digests = json.loads((folder / "manifest.json").read_text())
+    assert {*digests, "manifest.json"} == {path.name for path in folder.iterdir()}
+    assert all(len(digest) == 64 for digest in digests.values())
