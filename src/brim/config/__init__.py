@@ -1,9 +1,10 @@
 """The configuration: one YAML file with Ludwig's keys for language models, checked, resolved and written back."""
 
 from brim.config.dump import dump
+from brim.config.json_schema import json_schema
 from brim.config.load import LoadedConfig, load_config
 from brim.config.mask import mask_secrets, mask_text
-from brim.config.reference import json_schema, reference_page
+from brim.config.reference_page import reference_page
 from brim.config.resolve import Choice, DeviceFacts, Resolution, resolve
 from brim.config.schema import (
     AdafactorConfig,

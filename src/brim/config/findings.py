@@ -19,6 +19,7 @@ class Finding:
     expected: str = ""
     fix: str = ""
     kind: Literal["unknown", "missing", "value", "type", "rule"] = "rule"
+    meant: str = ""  # the key of the same section that an unknown key surely stands for
 
     @property
     def path(self) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.config.mask import mask_text
 from brim.config.places import Document, Path, Place, dotted
-from brim.config.schema_walk import all_keys, typed_marker
+from brim.config.schema_walk import paths_with_types
 from brim.config.yaml_reader import read_yaml
 from brim.errors import ConfigError, Problem
 
@@ -83,6 +83,6 @@ def _as_mapping(data: Any, done: Path, place: Place) -> dict[str, Any]:
     if isinstance(data, dict):
         return data
     pattern = tuple("*" if isinstance(part, int) else part for part in done)
-    if isinstance(data, str) and any(key.path == pattern and typed_marker(key.field) for key in all_keys()):
+    if isinstance(data, str) and pattern in paths_with_types():
         return {"type": data}
     raise ConfigError(Problem(what=f"{dotted(done)} holds a single value and no keys", where=place.where))

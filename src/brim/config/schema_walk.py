@@ -41,6 +41,12 @@ def all_keys() -> tuple[Key, ...]:
     return tuple(_keys(Config, ()))
 
 
+@cache
+def paths_with_types() -> frozenset[tuple[str, ...]]:
+    """The sections that may be written as the bare name of their type."""
+    return frozenset(key.path for key in all_keys() if typed_marker(key.field) is not None)
+
+
 def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         yield Key(path=(*path, name), section=section, field=field)
@@ -71,27 +77,31 @@ def typed_marker(field: FieldInfo) -> Typed | None:
     return next((mark for mark in field.metadata if isinstance(mark, Typed)), None)
 
 
-def expected(field: FieldInfo) -> str:
-    """What a key's value may be, in words."""
+def expected(field: FieldInfo, *, quote: str = "") -> str:
+    """What a key's value may be, in words; fixed choices stand between `quote`s."""
     said = _extra(field).get("x-expected")
     if said:
         return str(said)
-    words = _words(field.annotation, field.metadata)
+    words = _words(field.annotation, field.metadata, quote)
     marker = typed_marker(field)
     if marker is not None:
-        words = [*marker.names, "a mapping with type", *(["null"] if "null" in words else [])]
+        null = [word for word in words if word == f"{quote}null{quote}"]
+        words = [*(f"{quote}{name}{quote}" for name in marker.names), "a mapping with type", *null]
     return join(words)
 
 
 def options(field: FieldInfo) -> list[str]:
     """The texts that a key's value may be, where it has a fixed choice."""
-    return [w for member in _members(field.annotation) if get_origin(member) is Literal for w in _words(member, ())]
+    return [w for member in _members(field.annotation) if get_origin(member) is Literal for w in _words(member, (), "")]
 
 
 def join(words: list[str]) -> str:
-    """`a, b or c`."""
+    """`a, b or c`; `a whole number, or null`."""
     unique = list(dict.fromkeys(words))
-    return unique[0] if len(unique) == 1 else ", ".join(unique[:-1]) + " or " + unique[-1]
+    if len(unique) == 1:
+        return unique[0]
+    comma = "," if any(" " in word for word in unique) else ""
+    return f"{', '.join(unique[:-1])}{comma} or {unique[-1]}"
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:
@@ -115,21 +125,22 @@ def _alternatives(annotation: Any) -> list[Any]:
     return found
 
 
-def _words(annotation: Any, metadata: Any) -> list[str]:
+def _words(annotation: Any, metadata: Any, quote: str) -> list[str]:
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
-        return _words(inner, marks)
+        return _words(inner, marks, quote)
     if get_origin(annotation) in (Union, types.UnionType):
-        return [word for part in get_args(annotation) for word in _words(part, ())]
+        return [word for part in get_args(annotation) for word in _words(part, (), quote)]
     if get_origin(annotation) is Literal:
-        return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation)]
+        choices = (str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation))
+        return [f"{quote}{choice}{quote}" for choice in choices]
     if get_origin(annotation) is tuple:
         return ["a list"]
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return ["a mapping"]
     if annotation in (int, float):
         return ["a " + ("whole number" if annotation is int else "number") + _range(_bounds(metadata))]
-    return [{bool: "true or false", str: "text", type(None): "null"}[annotation]]
+    return [{bool: "true or false", str: "text", type(None): f"{quote}null{quote}"}[annotation]]
 
 
 def _bounds(metadata: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from brim.config.places import Document, Path, contains, dotted, value_at
+from brim.config.schema_walk import paths_with_types
 
 _RENAMED: tuple[tuple[Path, str], ...] = (
     (("trainer", "learning_rate_scheduler", "wsd_decay_fraction"), "decay_fraction"),
@@ -13,8 +14,9 @@ _RENAMED: tuple[tuple[Path, str], ...] = (
 
 
 def modernise(document: Document) -> tuple[Document, tuple[str, ...]]:
-    """The document in brim's spelling, and a note for each change."""
+    """The document in brim's spelling, and a note for each change; bare types are written out (`{type: lora}`)."""
     notes = []
+    document = replace(document, data=_expanded(document.data, ()))
     for old, name in _RENAMED:
         new = (*old[:-1], name)
         if contains(document.data, old) and not contains(document.data, new):
@@ -32,6 +34,14 @@ def _renamed(document: Document, old: Path, new: Path) -> Document:
     if old in places:
         places[new] = places[old]
     return replace(document, data=data, places=places)
+
+
+def _expanded(value: Any, pattern: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {key: _expanded(item, (*pattern, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expanded(item, (*pattern, "*")) for item in value]
+    return {"type": value} if isinstance(value, str) and pattern in paths_with_types() else value
 
 
 def _rename(data: Any, path: Path, name: str) -> Any:

@@ -57,21 +57,20 @@ def unknown_key(path: Path, sections: tuple[type[Section], ...], data: dict[str,
             fix=f"remove it, or set {parent}.type: {other_type}",
             kind="unknown",
         )
-    fix = _fix(path, list(section.model_fields))
+    meant = nearest(str(path[-1]), section.model_fields, at_least=_SURE) or ""
+    fix = f"did you mean {meant}?" if meant else _fix(str(path[-1]), list(section.model_fields))
     return Finding(
         paths=(path,),
         what=f"unknown key {dotted(path)}",
         expected="" if fix else "one of " + ", ".join(section.model_fields),
         fix=fix or "remove it",
         kind="unknown",
+        meant=meant,
     )
 
 
-def _fix(path: Path, siblings: list[str]) -> str:
-    name = str(path[-1])
-    near = nearest(name, siblings, at_least=_SURE)
-    if near:
-        return f"did you mean {near}?"
+def _fix(name: str, siblings: list[str]) -> str:
+    """Where else the key belongs, or what it may stand for."""
     places = _places(name)
     if 1 <= len(places) <= _ELSEWHERE:
         return f"{name} belongs elsewhere: {' or '.join(places)}"

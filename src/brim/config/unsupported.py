@@ -70,7 +70,7 @@ def _value_finding(path: Path, name: Any, entry: UnsupportedValue, *, is_mapping
     key = (*path, "type") if is_mapping else path
     shown = {True: "true", False: "false", None: "null"}.get(name, name)
     return Finding(
-        paths=(key, path),
+        paths=(key,),
         what=f"{dotted(key)}: {shown} is not supported yet",
         expected=entry.expected,
         fix=entry.instead,

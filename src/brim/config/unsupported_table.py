@@ -234,7 +234,7 @@ _FEATURE_TYPES: tuple[str, ...] = (
     "number",
 )
 _FEATURE_TYPES += ("sequence", "set", "timeseries", "vector", "anomaly")
-_FILLS = ("fill_with_mode", "fill_with_mean", "fill_with_false", "bfill", "ffill", "backfill", "pad")
+_FILLS = ("fill_with_mode", "fill_with_mean", "fill_with_false", "fill_with_true", "bfill", "ffill")
 _ADAPTERS: tuple[str, ...] = (
     "adalora",
     "ia3",
@@ -250,27 +250,10 @@ _ADAPTERS: tuple[str, ...] = (
     "waveft",
 )
 _ADAPTERS += ("ln_tuning", "vblora", "prompt_tuning", "prefix_tuning", "p_tuning", "adaption_prompt")
-_BARE_OPTIMIZERS: tuple[str, ...] = (
-    "lbfgs",
-    "adadelta",
-    "adagrad",
-    "adamax",
-    "ftrl",
-    "nadam",
-    "rmsprop",
-    "lion",
-    "lamb",
-    "lars",
-    "muon",
-)
-_BARE_OPTIMIZERS += ("soap", "schedule_free_adamw", "schedule_free_sgd", "radam", "adafactor")
-_OPTIMIZERS = tuple(
-    name
-    for bare in ("adam", "adamw", "sgd", *_BARE_OPTIMIZERS)
-    for name in (bare, f"{bare}_8bit", f"paged_{bare}", f"paged_{bare}_8bit")
-    if name not in ("adam", "adamw", "sgd", "adafactor")
-)
-_ONE_TEXT = "text"
+_OPTIMIZERS: tuple[str, ...] = ("adadelta", "adagrad", "adamax", "lamb", "lars", "lbfgs", "lion", "muon", "nadam")
+_OPTIMIZERS += ("radam", "rmsprop", "schedule_free_adamw", "soap", "sgd_8bit", "adagrad_8bit", "rmsprop_8bit")
+_OPTIMIZERS += ("lamb_8bit", "lars_8bit", "adam_8bit", "paged_adam", "paged_adam_8bit", "adamw_8bit", "paged_adamw")
+_OPTIMIZERS += ("paged_adamw_8bit", "lion_8bit", "paged_lion", "paged_lion_8bit")
 
 
 def _value(
@@ -281,8 +264,8 @@ def _value(
 
 VALUES: tuple[UnsupportedValue, ...] = (
     _value("model_type", ("ecd", "gbm"), "llm"),
-    _value("input_features.*.type", _FEATURE_TYPES, _ONE_TEXT),
-    _value("output_features.*.type", _FEATURE_TYPES, _ONE_TEXT),
+    _value("input_features.*.type", _FEATURE_TYPES, "text"),
+    _value("output_features.*.type", _FEATURE_TYPES, "text"),
     _value("output_features.*.decoder", ("category_extractor",), "text_extractor", is_type=True),
     _value("input_features.*.preprocessing.missing_value_strategy", _FILLS, "error, fill_with_const or drop_row"),
     _value("output_features.*.preprocessing.missing_value_strategy", _FILLS, "error, fill_with_const or drop_row"),

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from brim.config.findings import Finding, is_within
 from brim.config.places import Path, contains, dotted, value_at
 from brim.config.schema import Config, Section
-from brim.config.schema_walk import expected, is_list, options, sections_of, type_name, typed_marker
+from brim.config.schema_walk import expected, is_list, join, options, sections_of, type_name, typed_marker
 from brim.config.suggest import unknown_key
 from brim.config.wording import nearest, show
 
@@ -38,6 +38,8 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
             return Validated(config=Config.model_validate(data), findings=findings)
         except ValidationError as error:
             found = _unique([_translate(detail, data) for detail in error.errors(include_url=False)])
+        meant = [(*finding.path[:-1], finding.meant) for finding in found if finding.meant]
+        found = [finding for finding in found if finding.kind != "missing" or finding.path not in meant]
         reported = [path for finding in (*known, *findings) for path in finding.paths]
         findings += [finding for finding in found if not is_within(finding.path, reported)]
         for finding in found:
@@ -99,12 +101,12 @@ def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
     value = value_at(data, spot.path)
     names = [name for section in spot.sections if (name := type_name(section)) is not None]
     given = value.get("type") if isinstance(value, dict) else value
-    path = (*spot.path, "type")
+    path = (*spot.path, "type") if isinstance(value, dict) else spot.path
     guess = nearest(given, names) if isinstance(given, str) else None
     return Finding(
-        paths=(path, spot.path),
+        paths=(path,),
         what=f"{dotted(path)} is {show(given)}",
-        expected=" or ".join([", ".join(names[:-1]), names[-1]]),
+        expected=join(names),
         fix=f"did you mean {guess}?" if guess else "",
         kind="type",
     )
@@ -158,9 +160,13 @@ def _repaired(data: Any, finding: Finding) -> Any:
     path = finding.path
     if finding.kind == "missing":
         return _with(data, path, _stand_in(path))
+    if finding.meant and not contains(data, (*path[:-1], finding.meant)):
+        data = _with(data, (*path[:-1], finding.meant), value_at(data, path))
     if finding.kind == "type" and path == ("trainer", "type"):
         return _with(data, path, "finetune")  # so that its other keys are checked, too
-    return _without(data, path if finding.kind != "type" else path[:-1])
+    if finding.kind == "type" and path[-1] == "type":
+        path = path[:-1]
+    return _without(data, path)
 
 
 def _stand_in(path: Path) -> Any:

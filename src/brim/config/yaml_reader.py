@@ -93,8 +93,9 @@ class _Builder:
                 )
                 continue
             seen[key] = key_node
-            self.places[(*path, key)] = self.place(key_node)
-            result[key] = self.build(value_node, (*path, key))
+            below = (*path, key)
+            self.places[below] = self.place(key_node)
+            result[key] = self.build(value_node, below)
         return result
 
     def pairs(self, node: MappingNode) -> list[tuple[Node, Node]]:
@@ -122,7 +123,8 @@ class _Builder:
         try:
             return self.yaml.constructor.construct_object(node)
         except ValueError as error:
-            self.problems.append(Problem(what=f"not YAML: {_line(error)}", where=self.where(node)))
+            what = "a number of too many digits" if "digits" in str(error) else f"not YAML: {_line(error)}"
+            self.problems.append(Problem(what=what, where=self.where(node)))
             return None
 
     def place(self, node: Node) -> Place:

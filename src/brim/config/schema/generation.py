@@ -34,6 +34,7 @@ class GenerationConfig(Section):
     early_stopping: bool | Literal["never"] = key(
         False,
         "When a beam search ends: `true` at enough candidates, `never` when none can be better.",
+        expected="true, false or never",
     )
     length_penalty: float = key(1.0, "Above 0, a beam search prefers long answers; below, short ones.")
     repetition_penalty: Annotated[float, Field(gt=0)] = key(1.0, "Above 1, tokens that occurred become less likely.")

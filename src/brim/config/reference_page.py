@@ -1,0 +1,184 @@
+"""The page of all configuration keys, written from the schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from brim.config.schema import Config, Section
+from brim.config.schema_walk import Key, all_keys, expected, sections_of, type_name
+from brim.config.unsupported_table import KEYS, VALUES, UnsupportedKey
+
+EXAMPLE = """\
+base_model: path/to/a/model        # a folder, or a Hub id
+adapter: lora
+
+input_features:
+  - name: prompt                   # made by the template below
+    type: text
+output_features:
+  - name: output                   # a column of the data
+    type: text
+
+prompt:
+  template: |
+    ### Instruction: {instruction}
+    ### Input: {input}
+    ### Response:
+
+trainer:
+  type: finetune
+  epochs: 3
+  learning_rate: 0.0001
+  batch_size: 1
+  gradient_accumulation_steps: auto
+  effective_batch_size: 32
+  optimizer:
+    type: adam
+  learning_rate_scheduler:
+    decay: cosine
+    warmup_fraction: 0.03
+
+generation:
+  do_sample: false
+"""
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Written by `make docs` from the schema; changes here are lost. -->
+
+One YAML file says everything. Its keys are those of Ludwig's language-model configuration (0.17), with the same
+meaning; keys marked **brim** are brim's own. An unknown key is an error that names the nearest valid one. Any key can
+be set on the command line, too: `brim train config.yaml trainer.epochs=1 input_features.0.column=question`. In the
+headings below, `*` stands for an entry of a list.
+
+A configuration that fine-tunes with LoRA at an effective batch of 32 rows:
+"""
+
+
+def reference_page() -> str:
+    """Markdown with a table for every section, then what Ludwig has and brim does not support yet."""
+    parts = [_INTRODUCTION, f"```yaml\n{EXAMPLE}```\n"]
+    parts += _sections()
+    parts.append(_unsupported_keys())
+    parts.append(_unsupported_values())
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _sections() -> Iterator[str]:
+    """One part a section; those of which `type` chooses one come together."""
+    yield "## The root\n\nWhat is trained, on what, and where.\n\n" + _table(Config, ())
+    for key in _unique_section_keys():
+        path = _below(key)
+        variants = sections_of(key.field)
+        text = f"## `{_dotted(path)}`\n\n"
+        if len(variants) == 1:
+            yield f"{text}{_intro(variants[0])}\n\n{_table(variants[0], path)}"
+            continue
+        parts = [f"{text}{key.description} Its keys depend on `type`.\n"]
+        parts += [
+            f"### `{_dotted(path)}`, `type: {type_name(v)}`\n\n{_intro(v)}\n\n{_table(v, path)}" for v in variants
+        ]
+        yield "\n".join(parts)
+
+
+def _unique_section_keys() -> Iterator[Key]:
+    """The keys that hold sections, each path once."""
+    with_sections = [key for key in all_keys() if sections_of(key.field)]
+    for _, group in groupby(with_sections, key=lambda key: key.path):
+        yield next(group)
+
+
+def _table(section: type[Section], path: tuple[str, ...]) -> str:
+    lines = ["| Key | Values | Default | Meaning | From |", "| --- | --- | --- | --- | --- |"]
+    for name, field in section.model_fields.items():
+        key = Key(path=(*path, name), section=section, field=field)
+        below = sections_of(field)
+        meaning = key.description
+        if below:
+            meaning += f" See [`{_dotted(_below(key))}`](#{_slug(_dotted(_below(key)))})."
+        origin = "**brim**" if key.is_brims_own else "Ludwig"
+        cells = [f"`{name}`", expected(field, quote="`"), _default(key), meaning, origin]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _below(key: Key) -> tuple[str, ...]:
+    return (*key.path, "*") if key.name in ("input_features", "output_features") else key.path
+
+
+def _default(key: Key) -> str:
+    default = key.field.get_default()
+    if default is PydanticUndefined:
+        return "required"
+    if isinstance(default, Section):
+        name = type_name(type(default))
+        return f"`{name}`" if name is not None else "as below"
+    return f"`{_as_yaml(default)}`"
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _intro(section: type[Section]) -> str:
+    return " ".join((section.__doc__ or "").split())
+
+
+def _unsupported_keys() -> str:
+    lines = [
+        "## Ludwig's keys that are not supported yet",
+        "",
+        "Each is an error that says so, unless its value means that it is off: then it changes nothing and is",
+        "accepted, so that a configuration which spells out Ludwig's defaults can stay as it is. `null` is always off;",
+        "other such values stand in parentheses.",
+        "",
+        "| What it is for | Keys | Instead |",
+        "| --- | --- | --- |",
+    ]
+    for (about, instead), entries in groupby(sorted(KEYS, key=_matter), key=_matter):
+        keys = ", ".join(f"`{entry.key}`{_off(entry)}" for entry in entries)
+        lines.append(f"| {about} | {keys} | {instead} |")
+    return "\n".join(lines) + "\n"
+
+
+def _matter(entry: UnsupportedKey) -> tuple[str, str]:
+    return entry.about, entry.instead
+
+
+def _off(entry: UnsupportedKey) -> str:
+    if entry.off_when_empty:
+        return " (nulls and zeros)"
+    values = [f"`{json.dumps(value)}`" for value in entry.off if value is not None]
+    return f" ({', '.join(values)})" if values else ""
+
+
+def _unsupported_values() -> str:
+    lines = [
+        "## Ludwig's values that are not supported yet",
+        "",
+        "The key is supported, these values of it are not yet.",
+        "",
+        "| Key | Values | Supported |",
+        "| --- | --- | --- |",
+    ]
+    for entry in VALUES:
+        key = f"{entry.key}.type" if entry.is_type else entry.key
+        values = ", ".join(f"`{_as_yaml(value)}`" for value in entry.values)
+        lines.append(f"| `{key}` | {values} | {entry.expected} |")
+    return "\n".join(lines) + "\n"
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path)
+
+
+def _slug(heading: str) -> str:
+    """The anchor that Markdown renderers make of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
