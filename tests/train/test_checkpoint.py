@@ -12,7 +12,11 @@ from brim.train.checkpoint import CheckpointStore
 def save(store, step, best_step=None):
     store.save(
         step,
-        tensors={"model": {"w": torch.full((3,), float(step))}, "optimizer": {}, "random": {"cpu": torch.get_rng_state()}},
+        tensors={
+            "model": {"w": torch.full((3,), float(step))},
+            "optimizer": {},
+            "random": {"cpu": torch.get_rng_state()},
+        },
         state={"train": {"step": step}},
         best_step=best_step,
     )
@@ -72,7 +76,9 @@ def test_no_whole_checkpoint_is_an_error_that_names_each(tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 1)
     (tmp_path / "step-00000001" / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint is left: the checkpoint of step 1 is damaged \(state"):
+    with pytest.raises(
+        CheckpointError, match=r"no whole checkpoint is left: the checkpoint of step 1 is damaged \(state"
+    ):
         store.load_newest()
 
 

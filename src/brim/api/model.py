@@ -21,7 +21,7 @@ from brim.infer.generation_settings import generation_settings
 from brim.models.llm import LLM, load_llm
 from brim.train.export import export_model
 from brim.train.observer import Observer, Observers
-from brim.train.run_folder import RunFolder, open_run_folder
+from brim.train.run_folder import RunFolder, check_run_folder, open_run_folder
 
 Split = Literal["train", "validation", "test", "full"]
 
@@ -66,14 +66,17 @@ class Model:
         resume: continue the run in that folder exactly where its newest checkpoint stands.
         With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
         """
+        output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
+        trains = isinstance(self.config.trainer, FinetuneTrainer)
+        if trains:
+            check_run_folder(output, resume=resume)
         session = self._open()
         source = read(self._dataset(dataset))
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         for line in [*self.notes, *_choices(session), *prepared.notes, *prepared.ledger.summary()]:
             say(line)
-        if not isinstance(session.config.trainer, FinetuneTrainer):
+        if not trains:
             return self._evaluate_splits(prepared.splits)
-        output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
         self._llm, result = train(
             session,
             source,

@@ -78,6 +78,7 @@ def train(
         with stop_request() as stop:
             loop.run(stop)
         seconds = time.perf_counter() - started
+        llm.model.eval()
         _take_best(llm, store, loop.state, say)
         metrics = _evaluate(llm, session, trainer, prepared, _splits_of_the_card(trainer, prepared))
         if "test" in metrics:

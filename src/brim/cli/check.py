@@ -21,7 +21,10 @@ def check(
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     show: Annotated[
-        int, typer.Option("--show", min=0, metavar="N", help="Print N rows as the model sees them, the learned part marked.")
+        int,
+        typer.Option(
+            "--show", min=0, metavar="N", help="Print N rows as the model sees them, the learned part marked."
+        ),
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
@@ -31,6 +32,9 @@ def _root(context: typer.Context) -> None:
 
 def main() -> None:
     """Run the command line. Exit codes: 0; 1 the run failed; 2 the user's input; 130 interrupted."""
+    # Libraries speak to programmers through these; a user can do nothing about them.
+    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
     try:
         app()
     except BrimError as error:

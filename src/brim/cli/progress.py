@@ -67,9 +67,7 @@ class TrainProgress:
         self._tokens_per_s = tokens_per_s + keep * (self._tokens_per_s - tokens_per_s)
         self._tokens = record["num_tokens"]
         self._steps_here += 1
-        text = (
-            f"loss {self._loss:.4f}  {self._tokens_per_s:,.0f} tokens/s  {format_bytes(record['peak_bytes'])}"
-        )
+        text = f"loss {self._loss:.4f}  {self._tokens_per_s:,.0f} tokens/s  {format_bytes(record['peak_bytes'])}"
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], description=text)
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:

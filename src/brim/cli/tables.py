@@ -7,22 +7,20 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-_WHOLE_NUMBERS = ("num_rows", "num_supervised_tokens")
-
 
 def print_metrics(by_split: Mapping[str, Mapping[str, float]]) -> None:
-    """One row a split, one column a metric."""
+    """One row a metric, one column a split."""
     if not by_split:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = list(next(iter(by_split.values())))
-    table.add_column("split")
-    for name in names:
-        table.add_column(name.removeprefix("num_").replace("_", " "), justify="right")
-    for split, metrics in by_split.items():
-        table.add_row(split, *(_figure(name, metrics[name]) for name in names))
-    Console(highlight=False, width=None).print(table)
+    table.add_column("")
+    for split in by_split:
+        table.add_column(split, justify="right")
+    for name in next(iter(by_split.values())):
+        figures = (_figure(name, metrics[name]) for metrics in by_split.values())
+        table.add_row(name.removeprefix("num_").replace("_", " "), *figures)
+    Console(highlight=False).print(table)
 
 
 def _figure(name: str, value: float) -> str:
-    return f"{value:,.0f}" if name in _WHOLE_NUMBERS else f"{value:.4f}"
+    return f"{value:,.0f}" if name.startswith("num_") else f"{value:.4f}"

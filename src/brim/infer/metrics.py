@@ -44,9 +44,7 @@ def loss_interval(scores: Scores, *, seed: int = 0) -> Interval:
     return ratio_interval(scores.loss, scores.num_supervised, seed=seed)
 
 
-def ratio_interval(
-    numerator: NDArray[np.floating], denominator: NDArray[np.integer], *, seed: int = 0
-) -> Interval:
+def ratio_interval(numerator: NDArray[np.floating], denominator: NDArray[np.integer], *, seed: int = 0) -> Interval:
     """The 95% percentile-bootstrap interval of sum(numerator) / sum(denominator) over rows drawn with replacement."""
     generator = np.random.default_rng(seed)
     num_rows = len(numerator)

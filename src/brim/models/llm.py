@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from brim.config import Config
+from brim.config import Config, FinetuneTrainer
 from brim.models.adapters import add_adapter
 from brim.models.folder import ModelFolder
 from brim.models.load import load_base
@@ -43,8 +43,14 @@ def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, train
         seed=config.random_seed,
         device=device,
     )
+    if trainable and isinstance(config.trainer, FinetuneTrainer) and config.trainer.enable_gradient_checkpointing:
+        _checkpoint_activations(model)
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
-    if trainable and getattr(config.trainer, "enable_gradient_checkpointing", False):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return LLM(model=model, folder=folder, device=device, precision=kind)
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    # transformers renamed the method; versions before that know only the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

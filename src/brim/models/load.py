@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,18 +35,31 @@ def load_base(
     """
     settings: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     try:
-        if initialize == "random":
-            model = _random(folder, dtype=dtype, seed=seed, settings=settings)
-        else:
-            model = _pretrained(folder, dtype=dtype, settings=settings)
+        with _quiet():
+            if initialize == "random":
+                model = _random(folder, dtype=dtype, seed=seed, settings=settings)
+            else:
+                model = _pretrained(folder, dtype=dtype, settings=settings)
     except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
         raise ModelError(_explain(error, folder)) from error
     return model.to(device).eval()
 
 
-def _random(
-    folder: ModelFolder, *, dtype: torch.dtype | None, seed: int, settings: dict[str, Any]
-) -> PreTrainedModel:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars, which are put back as they were."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _random(folder: ModelFolder, *, dtype: torch.dtype | None, seed: int, settings: dict[str, Any]) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     architecture = AutoConfig.from_pretrained(folder.name, trust_remote_code=settings["trust_remote_code"])

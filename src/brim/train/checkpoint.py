@@ -59,7 +59,9 @@ class CheckpointStore:
         try:
             with whole_folder(self._path(step)) as folder:
                 for name, content in tensors.items():
-                    save_file({key: tensor.contiguous() for key, tensor in content.items()}, folder / f"{name}.safetensors")
+                    save_file(
+                        {key: tensor.contiguous() for key, tensor in content.items()}, folder / f"{name}.safetensors"
+                    )
                 (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
                 digests = {path.name: sha256(path) for path in sorted(folder.iterdir())}
                 write_text(folder / _MANIFEST, json.dumps(digests, indent=1))

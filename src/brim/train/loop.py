@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from brim.batching.microbatch import cut_by_rows
@@ -175,9 +174,7 @@ class Loop:
         for split, metrics in by_split.items():
             job.observer.write({"step": state.step, "split": split, **metrics, "seconds": seconds})
         if "validation" in by_split:
-            state.improve(
-                by_split["validation"][job.stopping.metric], higher_is_better=job.stopping.higher_is_better
-            )
+            state.improve(by_split["validation"][job.stopping.metric], higher_is_better=job.stopping.higher_is_better)
 
     def _save(self) -> None:
         job, state = self._job, self.state

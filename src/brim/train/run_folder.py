@@ -62,17 +62,26 @@ class RunFolder:
         return self.path / "README.md"
 
 
+def check_run_folder(path: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds anything, unless it is a run that is to be continued. Writes nothing.
+
+    Raises OutputError.
+    """
+    run = RunFolder(path)
+    if path.exists() and not path.is_dir():
+        raise OutputError(Problem(what="the output directory is a file", where=str(path), fix="choose another"))
+    if path.is_dir() and any(path.iterdir()) and not (resume and run.config.exists()):
+        raise OutputError(_occupied(run))
+
+
 def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
     """The folder of a new run, or of the one to continue.
 
-    Raises OutputError when it holds anything and the run is not to be continued, or cannot be written to.
+    Raises OutputError when it holds other things, or cannot be written to.
     """
+    check_run_folder(path, resume=resume)
     run = RunFolder(path)
     try:
-        if path.exists() and not path.is_dir():
-            raise OutputError(Problem(what="the output directory is a file", where=str(path), fix="choose another"))
-        if path.is_dir() and any(path.iterdir()) and not (resume and run.config.exists()):
-            raise OutputError(_occupied(run))
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         probe = path / ".brim-can-write"
         probe.touch()
