@@ -25,7 +25,7 @@ def imported_rooms(path):
     tree = ast.parse((ROOT / path).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "brim":
-            yield (node.module.split(".") + [node.names[0].name])[1]
+            yield [*node.module.split("."), node.names[0].name][1]
         elif isinstance(node, ast.Import):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("brim."))
 

@@ -58,7 +58,7 @@ def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, 
         precision=llm.precision,
         **progress,
     )
-    return pd.DataFrame(
+    frame: pd.DataFrame = pd.DataFrame(
         {
             "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],
             "finish_reason": [r.finish_reason for r in responses],
@@ -66,13 +66,13 @@ def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, 
             "num_response_tokens": [len(r.token_ids) for r in responses],
         }
     )
+    return frame
 
 
 def _text_metrics(llm: LLM, session: Session, rows: TokenRows, *, batch_rows: int) -> dict[str, float]:
-    prompts = rows.prompts()
     references = [
         session.encoder.decode(row.input_ids[row.num_prompt_tokens :].tolist(), skip_special_tokens=True)
         for row in rows
     ]
-    responses = respond(llm, session, prompts, batch_rows=batch_rows)["response"].tolist()
+    responses = respond(llm, session, rows.prompts(), batch_rows=batch_rows)["response"].tolist()
     return text_metrics(responses, references)

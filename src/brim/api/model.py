@@ -98,7 +98,7 @@ class Model:
     ) -> EvaluateResult:
         """Loss, perplexity, token and sequence accuracy of a split; BLEU and ROUGE too if `with_texts`.
 
-        split: "full" takes all rows of the data. Default: "full" of a given data set, "test" of the configuration's own.
+        split: "full" takes all rows. Default: "full" of a given data set, "test" of the configuration's own.
         """
         session = self._open()
         source = read(self._dataset(dataset))

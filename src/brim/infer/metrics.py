@@ -40,7 +40,7 @@ def summarize(scores: Scores) -> dict[str, float]:
 
 
 def loss_interval(scores: Scores, *, seed: int = 0) -> Interval:
-    """The loss's interval: rows are drawn with replacement (percentile bootstrap), since tokens of a row go together."""
+    """The loss's interval. Whole rows are drawn (percentile bootstrap), since the tokens of a row go together."""
     return ratio_interval(scores.loss, scores.num_supervised, seed=seed)
 
 

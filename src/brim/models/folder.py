@@ -55,7 +55,7 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 
 def _read(path: Path, *, name: str, initialize: Initialize, has_weights: bool | None = None) -> ModelFolder:
-    problems = []
+    problems: list[Problem] = []
     config: dict[str, Any] = {}
     try:
         config = _read_config(path)

@@ -1,4 +1,4 @@
-"""A language model ready to work: base weights, adapter and precision, on a device, as a resolved configuration says."""
+"""A language model ready to work: base weights, adapter and precision on a device, as the configuration says."""
 
 from __future__ import annotations
 

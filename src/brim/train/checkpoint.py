@@ -81,7 +81,8 @@ class CheckpointStore:
 
         Raises CheckpointError when there are some and none is whole.
         """
-        steps, refused = self.steps(), []
+        steps = self.steps()
+        refused: list[str] = []
         for step in reversed(steps):
             try:
                 return self.load(step), refused

@@ -148,7 +148,7 @@ class Loop:
             batch = collate([job.rows[int(i)] for i in indices[positions]], pad_id=job.pad_id).to(job.device)
             with job.precision.autocast(job.device):
                 loss = next_token_loss(job.model, batch) / num_supervised
-            self._scaler.scale(loss).backward()
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             num_micro_batches += 1
         return total.item(), num_micro_batches
@@ -194,7 +194,8 @@ class Loop:
     def _not_finite(self, loss: float, norm: float, indices: NDArray[np.intp]) -> Problem:
         keys = ", ".join(str(key) for key in self._job.rows.keys[indices][:8])
         return Problem(
-            what=f"step {self.state.step + 1} is not finite (loss {loss:g}, gradient norm {norm:g}); nothing was updated",
+            what=f"step {self.state.step + 1} is not finite (loss {loss:g}, gradient norm {norm:g}); nothing was "
+            "updated",
             where=f"rows {keys}{' …' if len(indices) > 8 else ''}",
             fix="lower trainer.learning_rate, or look at these rows; continue from the last checkpoint with --resume",
         )

@@ -26,10 +26,15 @@ def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's state as tensors and as plain numbers, both under `<parameter>.<name>`."""
-    tensors, numbers = {}, {}
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
     for parameter, entries in optimizer.state_dict()["state"].items():
         for name, value in entries.items():
-            (tensors if isinstance(value, Tensor) else numbers)[f"{parameter}.{name}"] = value
+            key = f"{parameter}.{name}"
+            if isinstance(value, Tensor):
+                tensors[key] = value
+            else:
+                numbers[key] = value
     return tensors, numbers
 
 
