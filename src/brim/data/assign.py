@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from brim.config.schema import Config, FixedSplit, HashSplit, RandomSplit
+from brim.config import Config, FixedSplit, HashSplit, RandomSplit
 from brim.data.columns import missing, require_columns, require_text
 from brim.data.prompt import BATCH_ROWS, cell_texts
 from brim.data.source import Source, places

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brim.config.schema import Config
+from brim.config import Config
 from brim.data.encoder import TextEncoder
 from brim.data.prepare import prepare
 from brim.data.rows import TokenRow, TokenRows

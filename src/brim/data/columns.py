@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.config.schema import FeaturePreprocessing
+from brim.config import FeaturePreprocessing
 from brim.data.source import Source, places
 from brim.errors import DataError, Problem
 

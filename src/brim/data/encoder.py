@@ -14,6 +14,7 @@ from brim.errors import ModelError, Problem
 from brim.models.folder import ModelFolder
 
 _CHUNK_TEXTS = 1024
+_PROBE = "a"
 
 
 class TextEncoder(Protocol):
@@ -109,7 +110,7 @@ def load_encoder(folder: ModelFolder) -> TextEncoder:
         eos_id=eos_id,
         pad_id=eos_id if pad_id is None else pad_id,
         bos_id=bos_id,
-        begin=_begin(tokenizer, facts, bos_id),
+        begin=_begin(tokenizer.encode(_PROBE).ids, tokenizer.encode(_PROBE, add_special_tokens=False).ids),
     )
 
 
@@ -117,8 +118,8 @@ class _Facts:
     """What the folder's small files say about special tokens."""
 
     def __init__(self, folder: ModelFolder) -> None:
-        self.tokenizer_config = _read_json(folder.path / "tokenizer_config.json")
-        self._names = [self.tokenizer_config, _read_json(folder.path / "special_tokens_map.json")]
+        files = ("tokenizer_config.json", "special_tokens_map.json")
+        self._names = [_read_json(folder.path / file) for file in files]
         self._ids = [_read_json(folder.path / "generation_config.json"), folder.config]
 
     def token(self, role: str) -> Any:
@@ -163,19 +164,14 @@ def _add_named_tokens(tokenizer: Tokenizer, facts: _Facts) -> None:
             tokenizer.add_special_tokens([AddedToken(_content(named), special=True, normalized=False)])
 
 
-def _begin(tokenizer: Tokenizer, facts: _Facts, bos_id: int | None) -> list[int]:
-    """The ids that the tokenizer puts before a text.
+def _begin(whole: Sequence[int], bare: Sequence[int]) -> list[int]:
+    """The ids that a tokenizer puts before a text, seen on a probe.
 
-    tokenizer_config.json decides where it has add_bos_token or add_eos_token, else what tokenizer.json adds before a
-    probe (transformers reads them in this order). What it adds behind a text is left off: the answer comes there.
+    What it adds behind a text (some add EOS) is left off, since the answer comes there. As in transformers 5,
+    tokenizer.json alone decides: `add_bos_token` in tokenizer_config.json has no say.
     """
-    flags = facts.tokenizer_config
-    if "add_bos_token" in flags or "add_eos_token" in flags:
-        return [bos_id] if flags.get("add_bos_token") and bos_id is not None else []
-    whole = tokenizer.encode("a").ids
-    bare = tokenizer.encode("a", add_special_tokens=False).ids
     starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
-    return [int(token) for token in whole[: starts[0]]] if starts else []
+    return list(whole[: starts[0]]) if starts else []
 
 
 def _no_eos(folder: ModelFolder) -> Problem:
@@ -216,10 +212,8 @@ class TransformersEncoder:
             (re.escape(text) for text in tokenizer.all_special_tokens if text), key=len, reverse=True
         )
         self._special = re.compile("|".join(longest_first))
-        whole = tokenizer("a")["input_ids"]
-        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-        starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
-        self._begin: list[int] = whole[: starts[0]] if starts else []
+        bare = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+        self._begin = _begin(tokenizer(_PROBE)["input_ids"], bare)
 
     @property
     def eos_id(self) -> int:

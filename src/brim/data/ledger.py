@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.errors import OutputError, Problem
+from brim.files import whole_file
 
 EVENTS = {  # in the order of the summary, with the words for people
     "filled_missing": "had missing cells, which were filled",
@@ -61,15 +62,12 @@ class Ledger:
     def write(self, path: Path) -> None:
         """As parquet, whole or not at all. Raises OutputError."""
         columns = {name: [getattr(entry, name) for entry in self.entries] for name in _SCHEMA.names}
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            pq.write_table(pa.table(columns, schema=_SCHEMA), part)
-            part.replace(path)
+            with whole_file(path) as temporary:
+                pq.write_table(pa.table(columns, schema=_SCHEMA), temporary)
         except OSError as error:
-            part.unlink(missing_ok=True)
-            raise OutputError(
-                Problem(what=f"the ledger cannot be written: {error.strerror}", where=str(path))
-            ) from None
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OutputError(Problem(what=f"the ledger cannot be written: {reason}", where=str(path))) from None
 
     def summary(self) -> list[str]:
         """A line for each kind of event: how many rows, and for cuts the longest."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from brim.config.schema import Config
+from brim.config import Config
 from brim.data.assign import assign_splits, sampled_rows
 from brim.data.columns import missing, require_filled
 from brim.data.encoder import TextEncoder
@@ -139,13 +139,11 @@ def _without_missing(asked: Prompter, keys: Keys, ledger: Ledger, split_of: Call
     """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
     dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
     filled = np.zeros_like(dropped)
-    for column in asked.columns:
-        empty = missing(asked.source.table[column.name])
-        (dropped if column.missing_value_strategy == "drop_row" else filled)[empty] = True
+    empty = {column: missing(asked.source.table[column.name]) for column in asked.columns}
+    for column, rows in empty.items():
+        (dropped if column.missing_value_strategy == "drop_row" else filled)[rows] = True
     for key in keys[(dropped | filled)[keys]].tolist():
-        names = [
-            f"`{column.name}`" for column in asked.columns if missing(asked.source.table[column.name].slice(key, 1))[0]
-        ]
+        names = [f"`{column.name}`" for column, rows in empty.items() if rows[key]]
         event = "dropped_missing" if dropped[key] else "filled_missing"
         ledger.entries.append(Entry(key=key, split=split_of(key), event=event, why=f"no value in {', '.join(names)}"))
     return keys[~dropped[keys]]

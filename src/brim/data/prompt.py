@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.config.schema import Config
+from brim.config import Config
 from brim.config.template import SAMPLE, Parts, names, parse_template, render
 from brim.data.columns import INPUT, OUTPUT, Column, column_for, require_columns, require_text
 from brim.data.source import Source

@@ -62,7 +62,5 @@ def _joined(parts: Any, name: str) -> pa.Table:
 
 
 def _table(dataset: Any) -> pa.Table:
-    if dataset._indices is not None:
-        dataset = dataset.flatten_indices()
-    table = dataset.data.table
+    table = dataset.data.table  # save_to_disk has applied the selection, if there was one
     return table.cast(plain(table.schema))

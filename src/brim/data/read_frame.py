@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given columns") -> Source:
     """A dict of equally long columns."""
     locate = row_number(name)
+    no_lists = [f"`{column}`" for column, values in columns.items() if not _is_list(values)]
+    if no_lists:
+        raise DataError(Problem(what=f"not a list: {', '.join(no_lists)}", where=name, expected="a list a column"))
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{column}` {length:,}" for column, length in lengths.items())
@@ -55,6 +58,10 @@ def read_table(table: pa.Table) -> Source:
 
 def _source(table: pa.Table, name: str) -> Source:
     return Source(table=table.cast(plain(table.schema)), name=name, locate=row_number(name))
+
+
+def _is_list(values: Any) -> bool:
+    return hasattr(values, "__len__") and not isinstance(values, str | bytes | Mapping)
 
 
 def require_distinct(names: list[str], where: str) -> None:

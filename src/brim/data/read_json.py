@@ -24,12 +24,13 @@ def read_json(path: Path) -> Source:
     JSON lines under this ending are read as JSON lines. Raises DataError with line and column where parsing stops.
     """
     with path.open(encoding="utf-8-sig") as file:
-        start = file.read(2**16).lstrip(_BLANK)
-    if start.startswith("["):
+        filled = (line for line in file if line.strip(_BLANK))
+        first, second = next(filled, "").strip(_BLANK), next(filled, None)
+    if first.startswith("["):
         locate = row_number(path.name)
         table = kept_or(lambda keep_as: table_of_records(partial(_objects, path), locate=locate, keep_as=keep_as), path)
         return Source(table=table, name=path.name, locate=locate)
-    if _is_json_lines(start):
+    if second is not None and _is_object(first):
         return read_jsonl(path)
     return _read_columns(path)
 
@@ -79,11 +80,9 @@ def _broken(path: Path, text: str, at: int, message: str) -> Problem:
     return Problem(what=f"not valid JSON: {message} at character {column:,} of the line", where=f"{path.name}:{line}")
 
 
-def _is_json_lines(start: str) -> bool:
-    """Whether the first line is an object of its own and another follows."""
-    first, _, rest = start.partition("\n")
+def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(first), dict) and bool(rest.strip())
+        return isinstance(json.loads(line), dict)
     except ValueError:
         return False
 

@@ -164,9 +164,22 @@ def _why_not(name: str, values: Sequence[Any], locate: Locate, first_row: int, e
             return problem
     return Problem(
         what=f"column `{name}` holds values of different shapes ({error})",
-        where=locate(first_row),
+        where=locate(first_row + _first_misfit(values)),
         expected="lists and objects of the same shape in all rows",
     )
+
+
+def _first_misfit(values: Sequence[Any]) -> int:
+    """The position of the first value that Arrow cannot hold together with those before it."""
+    fits, too_many = 0, len(values)
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        try:
+            pa.array(values[:middle])
+            fits = middle
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+            too_many = middle
+    return too_many - 1
 
 
 def _beyond_arrow(name: str, value: Any, place: str) -> Problem | None:

@@ -56,7 +56,10 @@ def open_mapped(path: Path) -> pa.Table:
 def cache_folder() -> Path:
     """Where spilled tables lie: brim's folder in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "brim"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "brim"
+    except RuntimeError:  # a container's user without a home
+        return Path(tempfile.gettempdir())
 
 
 def _kept_path(source: Path) -> Path:
@@ -77,12 +80,13 @@ def _to_disk(batches: Iterator[pa.RecordBatch], *, schema: pa.Schema, keep_as: P
     handle, name = tempfile.mkstemp(dir=folder, prefix="spill-", suffix=".part")
     part = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file, pa.ipc.new_file(_Disk(file, folder), schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
+        with _Disk(handle, folder) as disk:
+            with pa.ipc.new_file(disk, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            disk.flush()
             if keep_as is not None:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(handle)
         if keep_as is not None and keep_as.parent == folder:
             _forget_older(keep_as)
             part.replace(keep_as)
@@ -112,15 +116,38 @@ def _writable_folder() -> Path:
 
 
 class _Disk:
-    """A file for Arrow's writer whose failures (a full disk) are told as what they are, apart from read failures."""
+    """A file for Arrow's writer that tells a full disk as what it is, apart from failures to read the source."""
 
-    def __init__(self, file: Any, folder: Path) -> None:
-        self._file = file
+    def __init__(self, handle: int, folder: Path) -> None:
+        self._file = os.fdopen(handle, "wb")
         self._folder = folder
 
+    def __enter__(self) -> _Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # the rest of what could not be written, once more
+            self._file.close()
+
     def write(self, data: Any) -> int:
+        with self._told():
+            return self._file.write(data)
+
+    def flush(self) -> None:
+        with self._told():
+            self._file.flush()
+
+    def close(self) -> None:
+        """For Arrow, which closes what it writes to; this file closes with its own block."""
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            return int(self._file.write(data))
+            yield
         except OSError as error:
             raise OutputError(
                 Problem(
@@ -129,13 +156,3 @@ class _Disk:
                     fix="make room there, or set XDG_CACHE_HOME to a folder on a larger disk",
                 )
             ) from None
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        return bool(self._file.closed)

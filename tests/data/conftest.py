@@ -1,0 +1,90 @@
+"""What the data tests share: a tokenizer whose tokens are bytes, so that lengths can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.config import Config
+from brim.data import TextEncoder, load_encoder
+from brim.models.folder import locate
+
+BOS, EOS, PAD = 0, 1, 2
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "brim"
+
+
+def write_tokenizer_folder(folder: Path, *, template: str | None = "<s> $A", **files: dict[str, Any]) -> Path:
+    """A base model's folder without weights: byte tokens, <s> </s> <pad> as 0, 1, 2."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([], trainer)
+    if template is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[("<s>", BOS), ("</s>", EOS)]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    contents = {"config": {"model_type": "llama"}, "tokenizer_config": named, **files}
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
+    """Bytes as tokens; a prompt begins with <s>."""
+    folder = write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
+    return load_encoder(locate(str(folder), initialize="random"))
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
+    def make(**settings: Any) -> Path:
+        return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), **settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., Config]:
+    """A configuration over the columns `q` and `a`; dotted changes with __ for the dot, input__ and output__ short."""
+
+    def make(**changes: Any) -> Config:
+        data: dict[str, Any] = {
+            "base_model": "base",
+            "input_features": [{"name": "q", "type": "text", "preprocessing": {}}],
+            "output_features": [{"name": "a", "type": "text", "preprocessing": {}}],
+            "trainer": {"type": "finetune"},
+            "adapter": "lora",
+        }
+        starts = {"input": data["input_features"][0], "output": data["output_features"][0]}
+        for path, value in changes.items():
+            *sections, last = path.split("__")
+            section = data
+            for name in sections:
+                section = starts[name] if section is data and name in starts else section.setdefault(name, {})
+            section[last] = value
+        return Config.model_validate(data)
+
+    return make

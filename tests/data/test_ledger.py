@@ -1,0 +1,51 @@
+"""The ledger as a file and as lines for people."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from brim.data.ledger import Entry, Ledger
+from brim.errors import OutputError
+
+WHY = "preprocessing.global_max_sequence_length is 512"
+
+
+def cut(key, before):
+    return Entry(key=key, split="train", event="cut_joined", why=WHY, tokens_before=before, tokens_after=512)
+
+
+def test_the_file_holds_every_entry(tmp_path):
+    dropped = Entry(key=9, split="test", event="dropped_missing", why="no value in `a`")
+    Ledger(num_rows=4000, entries=[cut(3, 3211), dropped]).write(tmp_path / "ledger.parquet")
+    assert pq.read_table(tmp_path / "ledger.parquet").to_pylist() == [
+        {"key": 3, "split": "train", "event": "cut_joined", "why": WHY, "tokens_before": 3211, "tokens_after": 512},
+        {
+            "key": 9,
+            "split": "test",
+            "event": "dropped_missing",
+            "why": "no value in `a`",
+            "tokens_before": None,
+            "tokens_after": None,
+        },
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.parquet"]
+
+
+def test_an_empty_ledger_is_a_file_with_all_columns(tmp_path):
+    Ledger(num_rows=1).write(tmp_path / "ledger.parquet")
+    table = pq.read_table(tmp_path / "ledger.parquet")
+    assert table.num_rows == 0
+    assert table.column_names == ["key", "split", "event", "why", "tokens_before", "tokens_after"]
+
+
+def test_the_summary_counts_and_names_the_longest():
+    dropped = Entry(key=9, split="test", event="dropped_missing", why="no value in `a`")
+    assert Ledger(num_rows=4000, entries=[cut(3, 700), dropped, cut(5, 3211)]).summary() == [
+        "1 of 4,000 rows were dropped: a cell that the prompt or the answer needs is missing (no value in `a`)",
+        f"2 of 4,000 rows were cut as a whole (prompt and answer together): the longest from 3,211 to 512 tokens ({WHY})",
+    ]
+    assert Ledger(num_rows=3).summary() == []
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(OutputError, match="the ledger cannot be written: No such file or directory"):
+        Ledger(num_rows=1).write(tmp_path / "nowhere" / "ledger.parquet")

@@ -1,0 +1,357 @@
+"""Every kind of source gives the same table."""
+
+import json
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from brim.data import read
+from brim.errors import DataError
+
+ROWS = [
+    {"q": "two\nlines", "n": 3, "x": 0.5, "a": 'said "hi", left'},
+    {"q": "NaN", "n": 4, "x": 1.0, "a": "NULL"},
+    {"q": "ünï", "n": 5, "x": -2.25, "a": ""},
+]
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+
+
+def as_csv(path):
+    path.write_text('q,n,x,a\n"two\nlines",3,0.5,"said ""hi"", left"\nNaN,4,1.0,NULL\nünï,5,-2.25,\n', encoding="utf-8")
+
+
+def as_tsv(path):
+    path.write_text('q\tn\tx\ta\n"two\nlines"\t3\t0.5\t"said ""hi"", left"\nNaN\t4\t1.0\tNULL\nünï\t5\t-2.25\t\n')
+
+
+def as_json(path):
+    path.write_text(json.dumps(ROWS, indent=2, ensure_ascii=False))
+
+
+def as_json_columns(path):
+    path.write_text(json.dumps(COLUMNS))
+
+
+def as_jsonl(path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def as_parquet(path):
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("data.csv", as_csv),
+        ("data.CSV", as_csv),
+        ("data.tsv", as_tsv),
+        ("data.json", as_json),
+        ("data.json", as_json_columns),
+        ("data.json", as_jsonl),
+        ("data.jsonl", as_jsonl),
+        ("data.ndjson", as_jsonl),
+        ("data.parquet", as_parquet),
+        ("data.pq", as_parquet),
+    ],
+)
+def test_every_format_gives_the_same_rows(tmp_path, name, write):
+    write(tmp_path / name)
+    source = read(str(tmp_path / name))
+    assert source.name == name
+    assert source.table.to_pylist() == ROWS
+    assert [str(field.type) for field in source.table.schema] == ["string", "int64", "double", "string"]
+
+
+@pytest.mark.parametrize(
+    "data", [COLUMNS, pd.DataFrame(COLUMNS), pa.Table.from_pylist(ROWS)], ids=["dict", "frame", "table"]
+)
+def test_data_in_memory_gives_the_same_rows(data):
+    source = read(data)
+    assert source.table.to_pylist() == ROWS
+    assert source.locate(2) == f"{source.name}, row 2"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    (tmp_path / "data.csv").write_bytes(b"\xef\xbb\xbfq,a\r\nx,y\r\n")
+    (tmp_path / "data.jsonl").write_bytes(b'\xef\xbb\xbf{"q": "x", "a": "y"}\r\n')
+    (tmp_path / "data.json").write_bytes(b'\xef\xbb\xbf[{"q": "x", "a": "y"}]')
+    for name in ("data.csv", "data.jsonl", "data.json"):
+        assert read(tmp_path / name).table.to_pylist() == [{"q": "x", "a": "y"}]
+
+
+def test_categories_become_their_values():
+    source = read(pd.DataFrame({"q": pd.Categorical(["b", "a", "b"])}))
+    assert source.table.to_pylist() == [{"q": "b"}, {"q": "a"}, {"q": "b"}]
+    assert not pa.types.is_dictionary(source.table.schema.field("q").type)
+
+
+def test_missing_cells_of_a_frame_are_missing():
+    assert read(pd.DataFrame({"q": ["x", None], "n": [1.5, float("nan")]})).table.to_pylist() == [
+        {"q": "x", "n": 1.5},
+        {"q": None, "n": None},
+    ]
+
+
+def test_a_frame_of_objects_is_read_value_by_value():
+    frame = pd.DataFrame({"q": pd.Series(["x", None, "y"], dtype=object)})
+    assert read(frame).table["q"].to_pylist() == ["x", None, "y"]
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+BAD_FILES = {
+    "empty": ("data.jsonl", "", "data.jsonl: the file is empty\n  expected: at least one row of data"),
+    "only blanks": ("data.jsonl", "\n\n", "data.jsonl: the data set has no rows\n  expected: at least one row of data"),
+    "empty json list": ("data.json", "[]", "data.json: the data set has no rows\n  expected: at least one row of data"),
+    "blank json": ("data.json", " \n", "data.json: the file is empty\n  expected: at least one row of data"),
+    "blank csv": (
+        "data.csv",
+        "\n\n",
+        "data.csv: the file is empty\n  expected: a header line and at least one row of data",
+    ),
+    "header only": (
+        "data.csv",
+        "q,a\n",
+        "data.csv: there is a header but no rows\n  expected: at least one row of data",
+    ),
+    "unknown ending": (
+        "data.xlsx",
+        "x",
+        "{folder}/data.xlsx: the ending '.xlsx' is not known\n"
+        "  expected: csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`\n"
+        "  fix: rename the file to what it holds, or convert it",
+    ),
+    "no ending": (
+        "data",
+        "x",
+        "{folder}/data: the file has no ending that says its format\n"
+        "  expected: csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`\n"
+        "  fix: rename the file to what it holds, or convert it",
+    ),
+    "one broken line": (
+        "data.jsonl",
+        '{"q": "x"}\n\n{"q": "y"\n{"q": "z"}\n',
+        "data.jsonl:3: not valid JSON: Expecting ',' delimiter at character 11\n  expected: one JSON object a line",
+    ),
+    "broken lines": (
+        "data.jsonl",
+        '{"q": 1}\n' + "{]\n" * 7,
+        "".join(
+            f"data.jsonl:{line}: not valid JSON: Expecting property name enclosed in double quotes at character 2\n"
+            "  expected: one JSON object a line\n"
+            for line in range(2, 7)
+        )
+        + "data.jsonl: 2 more lines are broken",
+    ),
+    "no objects": (
+        "data.jsonl",
+        '{"q": 1}\n[1]\nnull\n3\n',
+        "data.jsonl:2: this line is a list\n  expected: one JSON object a line\n"
+        "data.jsonl:3: this line is null\n  expected: one JSON object a line\n"
+        "data.jsonl:4: this line is a number\n  expected: one JSON object a line",
+    ),
+    "a list as lines": (
+        "data.jsonl",
+        '[\n  {"q": 1}\n]\n',
+        "data.jsonl: the file is one JSON list, not one object a line\n  fix: rename it to data.json",
+    ),
+    "changed type": (
+        "data.jsonl",
+        '{"q": "x"}\n\n{"q": null}\n{"q": 3}\n',
+        "data.jsonl:4: column `q` changes its type: a number here, text in data.jsonl:1\n"
+        "  expected: one type in all rows of a column\n"
+        "  fix: write all of its values in the same type, e.g. all as text",
+    ),
+    "true among numbers": (
+        "data.jsonl",
+        '{"q": 1}\n{"q": true}\n',
+        "data.jsonl:2: column `q` changes its type: true or false here, a number in data.jsonl:1\n"
+        "  expected: one type in all rows of a column\n"
+        "  fix: write all of its values in the same type, e.g. all as text",
+    ),
+    "huge number": (
+        "data.jsonl",
+        '{"q": 1}\n{"q": 99999999999999999999}\n',
+        "data.jsonl:2: column `q` holds a whole number beyond 64 bits\n  fix: write it as text, in quotes",
+    ),
+    "half a character": (
+        "data.jsonl",
+        '{"q": "x"}\n{"q": "\\ud83d"}\n',
+        "data.jsonl:2: column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold\n"
+        "  fix: write the whole character, or remove it",
+    ),
+    "broken json": (
+        "data.json",
+        '[\n  {"q": "x"},\n  {"q": }\n]\n',
+        "data.json:3: not valid JSON: Expecting value at character 9 of the line",
+    ),
+    "json without a comma": (
+        "data.json",
+        '[{"q": "x"}\n {"q": "y"}]',
+        "data.json:2: not valid JSON: Expecting ',' delimiter at character 2 of the line",
+    ),
+    "json cut short": (
+        "data.json",
+        '[{"q": "x"},\n',
+        "data.json:2: not valid JSON: Expecting value at character 1 of the line",
+    ),
+    "json with more": (
+        "data.json",
+        '[{"q": 1}]\nx',
+        "data.json:2: not valid JSON: Extra data at character 1 of the line",
+    ),
+    "json of numbers": (
+        "data.json",
+        '[{"q": 1}, 2]',
+        "data.json, row 1: this is a number, not an object\n  expected: a list of objects",
+    ),
+    "json object": (
+        "data.json",
+        '{"q": "x"}',
+        "data.json: the file holds an object whose values are not lists\n"
+        "  expected: a list of objects (one a row), or one object of lists (one a column)",
+    ),
+    "json text": (
+        "data.json",
+        '"x"',
+        "data.json: the file holds text\n  expected: a list of objects (one a row), or one object of lists (one a column)",
+    ),
+    "uneven columns": (
+        "data.json",
+        '{"q": ["x", "y"], "a": ["z"]}',
+        "data.json: the columns differ in length: `q` 2, `a` 1\n  expected: a value a row in each column",
+    ),
+    "too few fields": (
+        "data.csv",
+        'q,a,b\n"x\ny",2,3\n1,2\n',
+        "data.csv:4: 2 fields where the header has 3\n  expected: 3 fields",
+    ),
+    "too many fields": (
+        "data.csv",
+        "q,a\n1,2\n1,2,3\n",
+        "data.csv:3: 3 fields where the header has 2\n  expected: 2 fields\n"
+        '  fix: put cells that hold commas, quotes or line breaks in "double quotes"',
+    ),
+    "many ragged lines": (
+        "data.csv",
+        "q,a\n" + "1\n" * 8,
+        "".join(f"data.csv:{line}: 1 field where the header has 2\n  expected: 2 fields\n" for line in range(2, 7))
+        + "data.csv: 3 more lines have another number of fields",
+    ),
+    "open quote": (
+        "data.csv",
+        'q,a\n1,"x\n2,y\n',
+        'data.csv:2: a quoted cell begins in this row and never ends\n  expected: a closing "\n'
+        '  fix: close the quote; inside a quoted cell, write a quote twice: ""',
+    ),
+    "a name twice": (
+        "data.csv",
+        "q,a,q\n1,2,3\n",
+        "data.csv:1: column names stand twice in the header: `q`\n  expected: a name of its own for each column\n"
+        "  fix: rename or remove one of them",
+    ),
+    "Windows-1252": (
+        "data.csv",
+        b"q,a\nx,y\ncaf\xe9,z\n",
+        "data.csv:3: byte 0xE9 (byte 11 of the file) is not UTF-8; the file looks like WINDOWS-1252\n"
+        "  expected: a text file in UTF-8\n"
+        "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.csv > data-utf8.csv`",
+    ),
+    "UTF-16": (
+        "data.jsonl",
+        '{"q": "x"}'.encode("utf-16"),
+        "data.jsonl:1: byte 0xFF (byte 0 of the file) is not UTF-8; the file looks like UTF-16\n"
+        "  expected: a text file in UTF-8\n"
+        "  fix: save it as UTF-8, e.g. `iconv -f UTF-16 -t UTF-8 data.jsonl > data-utf8.jsonl`",
+    ),
+    "cut character": (
+        "data.tsv",
+        b"q\ta\nx\ty\xc3",
+        "data.tsv:2: byte 0xC3 (byte 7 of the file) is not UTF-8; the file looks like WINDOWS-1252\n"
+        "  expected: a text file in UTF-8\n"
+        "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.tsv > data-utf8.tsv`",
+    ),
+    "no parquet": (
+        "data.parquet",
+        "PAR1 but no more",
+        "data.parquet: the parquet file cannot be read: Parquet magic bytes not found in footer\n"
+        "  expected: a whole parquet file\n  fix: write or download it again",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_what_is_wrong_with_a_file_is_told_with_its_place(tmp_path, name, content, message):
+    write(tmp_path / name, content)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / name)
+    assert str(caught.value) == message.replace("{folder}", str(tmp_path))
+
+
+def test_a_missing_file_names_the_nearest(tmp_path):
+    (tmp_path / "train.jsonl").write_text("{}")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "tain.jsonl")
+    assert str(caught.value) == f"no such file: {tmp_path}/tain.jsonl\n  fix: did you mean {tmp_path}/train.jsonl?"
+    with pytest.raises(DataError, match=r"no such file: .*/x/data.csv \(there is no folder .*/x\)"):
+        read(tmp_path / "x" / "data.csv")
+    with pytest.raises(DataError, match="fix: check the path; it is taken from the current folder"):
+        read(tmp_path / "something-else.csv")
+
+
+BAD_DATA = {
+    "nothing": ({}, "the given columns: the data set has no rows\n  expected: at least one row of data"),
+    "no rows": ({"q": []}, "the given columns: the data set has no rows\n  expected: at least one row of data"),
+    "text for a list": ({"q": "xyz"}, "the given columns: not a list: `q`\n  expected: a list a column"),
+    "uneven": (
+        {"q": [1, 2], "a": [1]},
+        "the given columns: the columns differ in length: `q` 2, `a` 1\n  expected: a value a row in each column",
+    ),
+    "changed type": (
+        {"q": ["x", None, 3]},
+        "the given columns, row 2: column `q` changes its type: a number here, text in the given columns, row 0\n"
+        "  expected: one type in all rows of a column\n"
+        "  fix: write all of its values in the same type, e.g. all as text",
+    ),
+    "shapes": (
+        {"q": [[1], [2], ["x"]]},
+        "the given columns, row 2: column `q` holds values of different shapes "
+        "(Could not convert 'x' with type str: tried to convert to int64)\n"
+        "  expected: lists and objects of the same shape in all rows",
+    ),
+    "frame of mixed types": (
+        pd.DataFrame({"q": ["x", 3]}),
+        "the data frame, row 1: column `q` changes its type: a number here, text in the data frame, row 0\n"
+        "  expected: one type in all rows of a column\n"
+        "  fix: write all of its values in the same type, e.g. all as text",
+    ),
+    "frame with a name twice": (
+        pd.DataFrame([[1, 2]], columns=["q", "q"]),
+        "the data frame: column names stand twice: `q`\n  expected: a name of its own for each column\n"
+        "  fix: rename or remove one of them",
+    ),
+    "a list": (
+        [1],
+        "a data set cannot be a list\n  expected: a path, a pandas frame, a dict of columns or an Arrow table",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BAD_DATA.values(), ids=BAD_DATA)
+def test_what_is_wrong_with_data_in_memory_is_told_with_its_place(data, message):
+    with pytest.raises(DataError) as caught:
+        read(data)
+    assert str(caught.value) == message
+
+
+def test_a_damaged_parquet_file_is_told(tmp_path):
+    pq.write_table(pa.table({"q": [str(number) for number in range(1000)]}), tmp_path / "data.parquet")
+    whole = (tmp_path / "data.parquet").read_bytes()
+    (tmp_path / "data.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"data\.parquet: the parquet file cannot be read: "):
+        read(tmp_path / "data.parquet")

@@ -1,0 +1,119 @@
+"""Splits: exact counts, the same on every machine, and nothing lost."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.data.split import (
+    largest_remainder,
+    sample,
+    spellings,
+    split_as_given,
+    split_at_random,
+    split_by_hash,
+    split_stratified,
+)
+
+DEFAULT = (0.7, 0.1, 0.2)
+probabilities = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda shares: sum(shares) > 0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "shares", "counts"),
+    [
+        (10, DEFAULT, [7, 1, 2]),
+        (4000, DEFAULT, [2800, 400, 800]),
+        (3, DEFAULT, [2, 0, 1]),
+        (1, DEFAULT, [1, 0, 0]),
+        (0, DEFAULT, [0, 0, 0]),
+        (7, (1.0, 0.0, 0.0), [7, 0, 0]),
+        (100, (0.29, 0.57, 0.14), [29, 57, 14]),  # 0.29 * 100 is 28.999999999999996
+        (2, (1 / 3, 1 / 3, 1 / 3), [1, 1, 0]),
+    ],
+)
+def test_largest_remainder(num_rows, shares, counts):
+    assert largest_remainder(num_rows, shares) == counts
+
+
+@given(num_rows=st.integers(0, 5000), shares=probabilities)
+def test_each_count_is_within_one_of_its_share(num_rows, shares):
+    counts = largest_remainder(num_rows, shares)
+    assert sum(counts) == num_rows
+    for count, share in zip(counts, shares, strict=True):
+        assert abs(count - num_rows * share / sum(shares)) < 1 + 1e-6
+        assert count >= 0
+
+
+@given(num_rows=st.integers(0, 300), shares=probabilities, seed=st.integers(0, 2**32))
+def test_a_random_split_has_exact_counts(num_rows, shares, seed):
+    codes = split_at_random(num_rows, shares, seed=seed)
+    assert np.bincount(codes, minlength=3).tolist() == largest_remainder(num_rows, shares)
+
+
+def test_a_random_split_depends_on_the_seed_alone():
+    assert split_at_random(10, DEFAULT, seed=42).tolist() == [1, 0, 0, 0, 2, 0, 0, 2, 0, 0]
+    assert split_at_random(10, DEFAULT, seed=43).tolist() != split_at_random(10, DEFAULT, seed=42).tolist()
+
+
+def test_a_hash_split_is_the_same_on_every_machine():
+    assert split_by_hash("abcdefghij", DEFAULT).tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 2, 0]
+
+
+@given(texts=st.lists(st.text(max_size=5), max_size=40), seed=st.integers(0, 100))
+def test_a_hash_split_does_not_depend_on_order_or_company(texts, seed):
+    of_text = dict(zip(texts, split_by_hash(texts, DEFAULT).tolist(), strict=True))
+    shuffled = list(texts)
+    random.Random(seed).shuffle(shuffled)
+    some = shuffled[: len(shuffled) // 2 + 1]
+    assert split_by_hash(some, DEFAULT).tolist() == [of_text[text] for text in some]
+
+
+def test_a_hash_split_comes_near_its_shares():
+    counts = np.bincount(split_by_hash([f"row {number}" for number in range(10_000)], DEFAULT), minlength=3)
+    assert np.abs(counts - [7000, 1000, 2000]).max() < 150  # more than three standard deviations
+
+
+def test_a_hash_split_gives_an_empty_share_nothing():
+    codes = split_by_hash([str(number) for number in range(500)], (0.5, 0.0, 0.5))
+    assert set(codes.tolist()) == {0, 2}
+
+
+@given(classes=st.lists(st.sampled_from(["a", "b", "", "ü"]), max_size=200), seed=st.integers(0, 1000))
+def test_a_stratified_split_has_exact_counts_in_each_class(classes, seed):
+    codes = split_stratified(classes, DEFAULT, seed=seed)
+    for name in set(classes):
+        of_class = codes[[number for number, each in enumerate(classes) if each == name]]
+        assert np.bincount(of_class, minlength=3).tolist() == largest_remainder(len(of_class), DEFAULT)
+
+
+def test_a_given_split_knows_numbers_and_names():
+    texts = ["0", "1", "2", "train", "Validation", "val", " test ", "1.0", "dev"]
+    codes, unknown = split_as_given(texts)
+    assert codes.tolist() == [0, 1, 2, 0, 1, 1, 2, 1, 1]
+    assert unknown == []
+
+
+def test_a_given_split_tells_what_it_does_not_know():
+    _, unknown = split_as_given(["0", "3", "tset", "3"])
+    assert [(each.value, each.rows) for each in unknown] == [("3", (1, 3)), ("tset", (2,))]
+
+
+def test_spellings_tell_splits_that_are_written_in_several_ways():
+    assert spellings(["0", "train", "1", "test", "0", "other"]) == {"train": ["0", "train"]}
+    assert spellings(["0", "0.0", "1", "2"]) == {}
+
+
+@given(num_rows=st.integers(1, 200), seed=st.integers(0, 1000), data=st.data())
+def test_a_sample_has_its_size_and_keeps_the_order(num_rows, seed, data):
+    size = data.draw(st.integers(1, num_rows))
+    rows = sample(num_rows, size, seed=seed).tolist()
+    assert rows == sorted(set(rows))
+    assert len(rows) == size
+    assert set(rows) <= set(range(num_rows))
+
+
+def test_a_sample_is_drawn_by_the_seed():
+    assert sample(10, 4, seed=42).tolist() == [0, 2, 3, 6]
