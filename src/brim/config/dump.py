@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
-from ruamel.yaml.scalarstring import LiteralScalarString
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from brim.config.mask import mask_secrets
 from brim.config.schema import Config
@@ -24,19 +24,25 @@ def dump(config: Config, path: str | Path | None = None) -> str:
     yaml.dump(_readable(mask_secrets(config.model_dump(mode="json"))), stream)
     text = stream.getvalue()
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
     return text
 
 
 def _readable(value: Any) -> Any:
-    """Texts of several lines as blocks."""
+    """Texts of several lines as blocks, those with control characters in double quotes, which alone keep them."""
     if isinstance(value, dict):
         return {key: _readable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_readable(item) for item in value]
-    if isinstance(value, str) and "\n" in value and all(line == line.strip() for line in value.splitlines()):
-        return LiteralScalarString(value)
-    return value
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    is_block = "\n" in value and all(map(_is_plain_line, value.split("\n")))
+    return LiteralScalarString(value) if is_block else DoubleQuotedScalarString(value)
+
+
+def _is_plain_line(line: str) -> bool:
+    """Whether a block can hold the line unchanged, which it cannot with control characters or spaces at the ends."""
+    return line.isprintable() and line == line.strip()
 
 
 class _Representer(RoundTripRepresenter):

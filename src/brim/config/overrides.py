@@ -42,9 +42,9 @@ def _read(text: str, place: Place) -> tuple[tuple[str, ...], Any]:
         )
     try:
         value, _ = read_yaml(written, "value")
-    except ConfigError as error:
-        what = error.problems[0].what
-        raise ConfigError(Problem(what=what, where=place.where, fix="put the value in quotes")) from None
+    except ConfigError:
+        what = "the value cannot be read as YAML"
+        raise ConfigError(Problem(what=what, where=place.where, fix="put it in quotes")) from None
     return path, value
 
 

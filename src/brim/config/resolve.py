@@ -128,6 +128,15 @@ def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int)
     scale = factor[trainer.learning_rate_scaling]
     if scale != 1:
         rule = f"scaled for {num_processes} processes ({trainer.learning_rate_scaling})"
+        if rate * scale > 1:
+            raise ConfigError(
+                Problem(
+                    what=f"trainer.learning_rate {rate:g} {rule} is {rate * scale:g}",
+                    where="trainer.learning_rate",
+                    expected="a number from 0 to 1",
+                    fix="set trainer.learning_rate_scaling: constant",
+                )
+            )
         yield ("trainer", "learning_rate"), rate * scale, f"{reason}; {rule}" if reason else rule
         yield ("trainer", "learning_rate_scaling"), "constant", "the learning rate is scaled already"
     elif reason:

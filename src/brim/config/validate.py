@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,7 +33,8 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
     hides none in another.
     """
     findings: list[Finding] = []
-    for _ in range(_MAX_REPAIRS):
+    written: dict[Path, Path] = {}  # for a key that is surely meant: the misspelt one, which is where its value stands
+    for attempt in range(_MAX_REPAIRS):
         try:
             return Validated(config=Config.model_validate(data), findings=findings)
         except ValidationError as error:
@@ -41,10 +42,22 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
         meant = [(*finding.path[:-1], finding.meant) for finding in found if finding.meant]
         found = [finding for finding in found if finding.kind != "missing" or finding.path not in meant]
         reported = [path for finding in (*known, *findings) for path in finding.paths]
-        findings += [finding for finding in found if not is_within(finding.path, reported)]
+        fresh = [finding for finding in found if not is_within(finding.path, reported)]
+        if attempt > 0:  # a section that a repair left incomplete
+            fresh = [finding for finding in fresh if not any(is_within(path, [finding.path]) for path in reported)]
+        findings += [_at_written(finding, written) for finding in fresh]
+        written |= {(*finding.path[:-1], finding.meant): finding.path for finding in found if finding.meant}
         for finding in found:
             data = _repaired(data, finding)
     return Validated(config=None, findings=findings)
+
+
+def _at_written(finding: Finding, written: dict[Path, Path]) -> Finding:
+    """The finding, placed at the misspelt key if it is about such a key's value."""
+    for meant, path in written.items():
+        if is_within(finding.path, [meant]):
+            return replace(finding, paths=(*finding.paths, path))
+    return finding
 
 
 def _translate(detail: ErrorDetails, data: dict[str, Any]) -> Finding:

@@ -148,6 +148,9 @@ def _syntax_problem(error: MarkedYAMLError, name: str) -> Problem:
         )
     if "document" in what and "another document" in what:
         return Problem(what="more than one YAML document", where=where, expected="one configuration in the file")
+    if "<block end>" in what:
+        return Problem(what="not YAML: the line fits no section", where=where, fix="align keys of one section")
+    what = what.replace("'<stream end>'", "the end of the file")
     return Problem(what=f"not YAML: {what}", where=where)
 
 

@@ -1,0 +1,62 @@
+"""A small configuration that loads, and files to put it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.config import load_config
+from brim.errors import ConfigError
+
+
+@pytest.fixture
+def minimal() -> Callable[..., dict[str, Any]]:
+    """The least configuration, with root keys added or replaced."""
+
+    def build(**keys: Any) -> dict[str, Any]:
+        return {
+            "base_model": "model",
+            "input_features": [{"name": "prompt", "type": "text"}],
+            "output_features": [{"name": "answer", "type": "text"}],
+            **keys,
+        }
+
+    return build
+
+
+@pytest.fixture
+def finetune(minimal: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The least configuration that trains, with trainer keys added."""
+
+    def build(**keys: Any) -> dict[str, Any]:
+        return minimal(trainer={"type": "finetune", **keys})
+
+    return build
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], str]:
+    """Text as config.yaml in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str | bytes) -> str:
+        content = text.encode() if isinstance(text, str) else text
+        Path("config.yaml").write_bytes(content)
+        return "config.yaml"
+
+    return write
+
+
+@pytest.fixture
+def problems() -> Callable[..., list[str]]:
+    """The messages with which a configuration is refused."""
+
+    def refused(source: Any, overrides: tuple[str, ...] = ()) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load_config(source, overrides)
+        return [str(problem) for problem in caught.value.problems]
+
+    return refused

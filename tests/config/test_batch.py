@@ -1,0 +1,98 @@
+"""Batch arithmetic, by example and by an oracle."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.config import FinetuneTrainer
+from brim.config.batch import BatchSizes, batch_sizes
+from brim.config.findings import Finding
+
+
+def _trainer(**keys):
+    return FinetuneTrainer.model_validate({"type": "finetune", **keys})
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "effective", "processes", "sizes"),
+    [
+        (None, "auto", "auto", 1, (1, 1, 1)),
+        (None, "auto", "auto", 4, (1, 1, 4)),
+        (1, "auto", 32, 1, (1, 32, 32)),
+        (4, "auto", 32, 1, (4, 8, 32)),
+        (4, "auto", 32, 2, (4, 4, 32)),
+        (2, 16, "auto", 1, (2, 16, 32)),
+        (2, 16, "auto", 3, (2, 16, 96)),
+        (None, 16, "auto", 1, (1, 16, 16)),
+        (None, 16, 32, 1, (2, 16, 32)),
+        (None, 16, 32, 2, (1, 16, 32)),
+        (None, "auto", 32, 1, (1, 32, 32)),
+        (8, "auto", "auto", 1, (8, 1, 8)),
+        (2, 8, 32, 2, (2, 8, 32)),
+    ],
+)
+def test_two_sizes_give_the_third(batch, accumulation, effective, processes, sizes):
+    keys = {"gradient_accumulation_steps": accumulation, "effective_batch_size": effective}
+    keys |= {} if batch is None else {"batch_size": batch}
+    found = batch_sizes(_trainer(**keys), num_processes=processes)
+    assert isinstance(found, BatchSizes)
+    assert (found.micro_batch_rows, found.accumulation_steps, found.effective_rows) == sizes
+
+
+@pytest.mark.parametrize(
+    ("keys", "processes", "what", "fix"),
+    [
+        (
+            {"batch_size": 3, "effective_batch_size": 32},
+            2,
+            "trainer.effective_batch_size 32 is no multiple of batch_size 3 × 2 processes = 6",
+            "set trainer.effective_batch_size: 30 or 36",
+        ),
+        (
+            {"effective_batch_size": 3},
+            8,
+            "trainer.effective_batch_size 3 is no multiple of 8 processes = 8",
+            "set trainer.effective_batch_size: 8",
+        ),
+        (
+            {"batch_size": 2, "gradient_accumulation_steps": 8, "effective_batch_size": 32},
+            1,
+            "trainer.effective_batch_size 32 is not batch_size 2 × gradient_accumulation_steps 8 = 16",
+            "set trainer.effective_batch_size: 16, or leave one of the other two out",
+        ),
+        (
+            {"batch_size": 8, "max_batch_size": 8},
+            2,
+            "the effective batch of 16 rows is above trainer.max_batch_size 8",
+            "set trainer.max_batch_size: 16, or a smaller effective batch",
+        ),
+    ],
+)
+def test_what_does_not_multiply_up(keys, processes, what, fix):
+    found = batch_sizes(_trainer(**keys), num_processes=processes)
+    assert isinstance(found, Finding)
+    assert (found.what, found.fix) == (what, fix)
+
+
+_SIZE = st.integers(1, 12)
+
+
+@given(st.none() | _SIZE, st.just("auto") | _SIZE, st.just("auto") | st.integers(1, 60), st.integers(1, 4))
+def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, effective, processes):
+    keys = {"gradient_accumulation_steps": accumulation, "effective_batch_size": effective}
+    keys |= {} if batch is None else {"batch_size": batch}
+    found = batch_sizes(_trainer(**keys), num_processes=processes)
+    possible = any(
+        b * a * processes == e
+        for b in ([batch] if batch else range(1, 61))
+        for a in ([accumulation] if accumulation != "auto" else range(1, 61))
+        for e in ([effective] if effective != "auto" else [b * a * processes])
+    )
+    assert isinstance(found, BatchSizes) == possible
+    if isinstance(found, BatchSizes):
+        assert found.micro_batch_rows * found.accumulation_steps * processes == found.effective_rows
+        assert batch in (None, found.micro_batch_rows)
+        assert accumulation in ("auto", found.accumulation_steps)
+        assert effective in ("auto", found.effective_rows)

@@ -1,0 +1,96 @@
+"""Dotted overrides: `trainer.epochs=1`."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.config import FinetuneTrainer, load_config
+
+
+def test_overrides_set_values_and_make_sections(minimal):
+    loaded = load_config(
+        minimal(adapter="lora"),
+        [
+            "trainer.type=finetune",
+            "trainer.epochs=2",
+            "trainer.epochs=3",
+            "adapter.r=16",
+            "adapter.target_modules=[q_proj, v_proj]",
+            "input_features.0.name=question",
+            "input_features.0.preprocessing.max_sequence_length=128",
+            "trainer.gradient_clipping=null",
+            "trainer.learning_rate=1e-4",
+            "prompt.template='{a}: {b}'",
+            "dataset=a=b.csv",
+        ],
+    )
+    config = loaded.config
+    assert isinstance(config.trainer, FinetuneTrainer)
+    assert (config.trainer.epochs, config.trainer.gradient_clipping, config.trainer.learning_rate) == (3, None, 0.0001)
+    assert config.adapter is not None
+    assert (config.adapter.type, config.adapter.r, config.adapter.target_modules) == ("lora", 16, ("q_proj", "v_proj"))
+    assert config.input_features[0].name == "question"
+    assert config.input_features[0].type == "text"
+    assert config.input_features[0].preprocessing.max_sequence_length == 128
+    assert (config.prompt.template, config.dataset) == ("{a}: {b}", "a=b.csv")
+
+
+def test_a_list_can_be_begun():
+    feature = {"name": "answer", "type": "text"}
+    loaded = load_config(
+        {"base_model": "m", "output_features": [feature]}, ["input_features.0.name=q", "input_features.0.type=text"]
+    )
+    assert loaded.config.input_features[0].name == "q"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.epochs", "override trainer.epochs: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
+        ("=1", "override =1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
+        ("a..b=1", "override a..b=1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
+        ("trainer.epoch=1", "override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean epochs?"),
+        ("random_seed=x", "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0"),
+        ("base_model.x=1", "override base_model.x=1: base_model holds a single value and no keys"),
+        (
+            "input_features.2.name=x",
+            "override input_features.2.name=x: input_features is a list and has no entry 2\n"
+            "  expected: a number from 0 to 1, such as input_features.0",
+        ),
+        (
+            "input_features.name=x",
+            "override input_features.name=x: input_features is a list and has no entry name\n"
+            "  expected: a number from 0 to 1, such as input_features.0",
+        ),
+        (
+            "prompt.template={a} b: {c}",
+            "override prompt.template={a} b: {c}: the value cannot be read as YAML\n  fix: put it in quotes",
+        ),
+    ],
+)
+def test_a_wrong_override_is_named_as_the_place(minimal, problems, override, message):
+    assert problems(minimal(), (override,)) == [message]
+
+
+def test_overrides_come_after_the_file_and_all_at_once(file, problems):
+    text = "base_model: 3\ninput_features: [{name: a, type: text}]\noutput_features: [{name: b, type: text}]\n"
+    assert problems(file(text), ("random_seed=x", "precision=y")) == [
+        "config.yaml:1: base_model is 3\n  expected: text\n  fix: put it in quotes",
+        "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0",
+        "override precision=y: precision is 'y'\n  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed",
+    ]
+
+
+def test_the_document_given_is_not_changed(minimal):
+    source = minimal(adapter={"type": "lora", "r": 4})
+    load_config(source, ["adapter.r=8", "input_features.0.name=x"])
+    assert source == minimal(adapter={"type": "lora", "r": 4})
+
+
+def test_secrets_in_overrides_are_masked(minimal, problems):
+    token = "hf_" + "a1B2" * 8
+    assert problems(minimal(), (f"acces={token}",)) == [
+        "override acces=***: unknown key acces\n  expected: one of model_type, base_model, initialize, precision, "
+        "model_parameters, input_features, output_features, prompt, adapter, trainer, preprocessing, generation, "
+        "backend, dataset, random_seed, trust_remote_code\n  fix: remove it"
+    ]

@@ -1,0 +1,140 @@
+"""Every automatic choice is a value and a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.config import DeviceFacts, FinetuneTrainer, load_config, resolve
+from brim.errors import ConfigError
+
+CPU = DeviceFacts(kind="cpu", bf16=False)
+A100 = DeviceFacts(kind="cuda", bf16=True)
+T4 = DeviceFacts(kind="cuda", bf16=False)
+
+
+def _choices(config, device=CPU):
+    return {choice.key: (choice.value, choice.reason) for choice in resolve(load_config(config).config, device).choices}
+
+
+def test_the_workshops_shape(finetune):
+    source = finetune(batch_size=1, effective_batch_size=32, learning_rate=0.0001) | {"adapter": "lora"}
+    assert _choices(source) == {
+        "precision": ("fp32", "the device is a CPU"),
+        "adapter.alpha": (16, "twice adapter.r"),
+        "trainer.gradient_accumulation_steps": (32, "effective batch 32 / batch 1"),
+        "generation.max_new_tokens": (256, "no length is set"),
+    }
+
+
+def test_accumulation_without_an_effective_batch(finetune):
+    choices = _choices(finetune(batch_size=1, gradient_accumulation_steps=16))
+    assert choices["trainer.effective_batch_size"] == (16, "batch 1 × accumulation 16")
+    assert "trainer.gradient_accumulation_steps" not in choices
+
+
+def test_the_micro_batch_follows_from_the_other_two(finetune):
+    source = finetune(gradient_accumulation_steps=4, effective_batch_size=32)
+    assert _choices(source)["trainer.batch_size"] == (8, "effective batch 32 / accumulation 4")
+
+
+def test_sizes_with_several_processes(finetune):
+    device = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
+    source = finetune(effective_batch_size=32, learning_rate_scaling="constant")
+    choices = _choices(source, device)
+    assert choices["trainer.batch_size"] == (1, "default")
+    assert choices["trainer.gradient_accumulation_steps"] == (8, "effective batch 32 / batch 1 / 4 processes")
+    with pytest.raises(ConfigError) as caught:
+        _choices(finetune(effective_batch_size=30), device)
+    assert str(caught.value) == (
+        "trainer.effective_batch_size: trainer.effective_batch_size 30 is no multiple of 4 processes = 4\n"
+        "  expected: effective_batch_size = batch_size × gradient_accumulation_steps × processes\n"
+        "  fix: set trainer.effective_batch_size: 28 or 32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "rate", "reason"),
+    [
+        ({"adapter": "lora"}, 1e-4, "usual with LoRA"),
+        ({}, 1e-5, "usual when all weights of a pretrained model are trained"),
+        ({"initialize": "random"}, 1e-3, "usual from scratch"),
+    ],
+)
+def test_the_learning_rate(finetune, keys, rate, reason):
+    assert _choices(finetune(learning_rate="auto") | keys)["trainer.learning_rate"] == (rate, reason)
+    assert "trainer.learning_rate" not in _choices(finetune(learning_rate=0.5) | keys)
+
+
+@pytest.mark.parametrize(("scaling", "rate"), [("constant", None), ("sqrt", 0.02), ("linear", 0.04)])
+def test_the_learning_rate_grows_with_processes_once(finetune, scaling, rate):
+    device = DeviceFacts(kind="cpu", bf16=False, num_processes=4)
+    config = load_config(finetune(learning_rate=0.01, learning_rate_scaling=scaling)).config
+    resolution = resolve(config, device)
+    values = {choice.key: choice.value for choice in resolution.choices}
+    assert values.get("trainer.learning_rate") == rate
+    assert isinstance(resolution.config.trainer, FinetuneTrainer)
+    assert resolution.config.trainer.learning_rate_scaling == "constant"
+    assert resolve(resolution.config, device) == type(resolution)(config=resolution.config, choices=())
+
+
+def test_a_learning_rate_that_scaling_takes_too_far(finetune):
+    device = DeviceFacts(kind="cpu", bf16=False, num_processes=4)
+    with pytest.raises(ConfigError) as caught:
+        _choices(finetune(learning_rate=0.5), device)
+    assert str(caught.value) == (
+        "trainer.learning_rate: trainer.learning_rate 0.5 scaled for 4 processes (linear) is 2\n"
+        "  expected: a number from 0 to 1\n"
+        "  fix: set trainer.learning_rate_scaling: constant"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "precision", "reason"),
+    [
+        (CPU, {"adapter": "lora"}, "fp32", "the device is a CPU"),
+        (
+            A100,
+            {"adapter": "lora"},
+            "bf16-true",
+            "the GPU has bfloat16; the base is frozen, the adapter stays in fp32",
+        ),
+        (
+            A100,
+            {},
+            "bf16-mixed",
+            "the GPU has bfloat16; weights stay in fp32, since 16 bits would lose small updates",
+        ),
+        (A100, {"trainer": {"type": "none"}}, "bf16-true", "the GPU has bfloat16, and nothing is trained"),
+        (T4, {}, "fp16-mixed", "the GPU has no bfloat16"),
+        (DeviceFacts(kind="mps", bf16=False), {}, "fp32", "the device has no bfloat16"),
+    ],
+)
+def test_the_precision(finetune, device, keys, precision, reason):
+    assert _choices(finetune() | keys, device)["precision"] == (precision, reason)
+    assert "precision" not in _choices(finetune() | keys | {"precision": "fp32"}, device)
+
+
+def test_the_length_of_answers(minimal):
+    of_output = [{"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 64}}]
+    of_all = {"global_max_sequence_length": 512}
+    key = "generation.max_new_tokens"
+    assert _choices(minimal())[key] == (256, "no length is set")
+    assert _choices(minimal(preprocessing=of_all))[key] == (512, "preprocessing.global_max_sequence_length")
+    assert _choices(minimal(preprocessing=of_all, output_features=of_output))[key] == (
+        64,
+        "the output feature's max_sequence_length",
+    )
+    assert key not in _choices(minimal(generation={"max_new_tokens": 32}))
+
+
+def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
+    source = finetune(learning_rate="auto", effective_batch_size=8) | {"adapter": {"type": "lora", "alpha": 5}}
+    config = load_config(source).config
+    resolution = resolve(config, CPU)
+    assert resolution.config.adapter is not None
+    assert resolution.config.adapter.alpha == 5
+    assert config.precision == "auto"  # the configuration given is not changed
+    assert resolution.config.precision == "fp32"
+    assert "auto" not in str(resolution.config.model_dump())
+    assert resolve(resolution.config, CPU).choices == ()
+    assert str(resolution.choices[0]) == "precision: fp32 (the device is a CPU)"

@@ -1,0 +1,84 @@
+"""The schema agrees with the libraries whose keys it takes over, and explains every key."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pydantic
+import pytest
+import torch
+
+from brim.config import AdafactorConfig, AdamConfig, AdamWConfig, Config, GenerationConfig, SGDConfig, json_schema
+from brim.config.schema_walk import all_keys, expected
+
+
+@pytest.mark.parametrize(
+    ("section", "optimizer"),
+    [
+        (AdamConfig, torch.optim.Adam),
+        (AdamWConfig, torch.optim.AdamW),
+        (SGDConfig, torch.optim.SGD),
+        (AdafactorConfig, torch.optim.Adafactor),
+    ],
+)
+def test_optimizers_have_torchs_keys(section, optimizer):
+    theirs = inspect.signature(optimizer.__init__).parameters
+    ours = {name: field.default for name, field in section.model_fields.items() if name != "type"}
+    assert ours.keys() <= theirs.keys()
+    differing = {name for name, default in ours.items() if theirs[name].default != default}
+    assert differing == ({"weight_decay"} if section is AdamWConfig else set())
+
+
+def test_transformers_knows_every_generation_key():
+    from transformers import GenerationConfig as Theirs
+
+    assert set(GenerationConfig.model_fields) <= set(Theirs().__dict__)
+
+
+def test_every_key_is_explained():
+    for key in all_keys():
+        assert re.fullmatch(r"[A-Z`(].*[.)]", key.description, re.DOTALL), key.path
+        assert expected(key.field), key.path
+        assert not set(key.description) & set("\n\t"), key.path
+
+
+def test_brims_own_keys_are_few():
+    assert {".".join(key.path) for key in all_keys() if key.is_brims_own} == {
+        "initialize",
+        "precision",
+        "model_parameters.attn_implementation",
+        "dataset",
+        "preprocessing.drop_unlearnable",
+        "trainer.learning_rate_scheduler.decay_fraction",
+        "trainer.optimizer.beta2_decay",
+        "trainer.optimizer.d",
+    }
+
+
+def test_a_configuration_is_frozen(minimal):
+    config = Config.model_validate(minimal())
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        config.base_model = "other"
+
+
+def test_the_json_schema_describes_every_property():
+    schema = json_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["required"] == ["base_model", "input_features", "output_features"]
+    definitions = schema["$defs"]
+    for section in (schema, *definitions.values()):
+        assert section["additionalProperties"] is False
+        for name, described in section["properties"].items():
+            target = definitions[described["$ref"].rsplit("/", 1)[1]] if "$ref" in described else {}
+            assert described.get("description") or target.get("description"), name
+    assert set(re.findall(r"#/\$defs/(\w+)", str(schema))) == set(definitions)
+
+
+def test_the_json_schema_allows_bare_types_and_tells_types_apart():
+    schema = json_schema()
+    assert schema["properties"]["adapter"]["anyOf"][0] == {"type": "string", "enum": ["lora"]}
+    definitions = schema["$defs"]
+    assert "type" in definitions["FinetuneTrainer"]["required"]
+    assert "type" not in definitions["NoTrainer"].get("required", [])
+    assert definitions["HashSplit"]["required"] == ["column", "type"]

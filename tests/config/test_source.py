@@ -1,0 +1,52 @@
+"""Files that are no configuration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from brim.config import load_config
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "config.yaml: the configuration is empty\n  fix: give at least base_model and the features"),
+        (b"# nothing\n", "config.yaml: the configuration is empty\n  fix: give at least base_model and the features"),
+        (b"- a\n", "config.yaml:1: the configuration is no mapping\n  expected: lines of the form `key: value`"),
+        (b"text", "config.yaml:1: the configuration is no mapping\n  expected: lines of the form `key: value`"),
+        (b"a: 1\nb: \xff\n", "config.yaml:2: byte 0xff is not UTF-8\n  fix: save the file as UTF-8"),
+        ("base_model: m".encode("utf-16"), "config.yaml:1: byte 0xff is not UTF-8\n  fix: save the file as UTF-8"),
+    ],
+)
+def test_what_is_no_configuration(file, problems, content, message):
+    assert problems(file(content)) == [message]
+
+
+def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file, problems, tmp_path):
+    file("")
+    assert problems("other.yaml") == ["other.yaml: no such file\n  expected: a YAML configuration"]
+    Path("folder").mkdir()
+    assert problems(Path("folder")) == ["folder: this is a folder\n  expected: a YAML file"]
+    assert problems("a\0b") == ["a\0b: cannot be read: embedded null byte"]
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions do not bind this user")
+def test_an_unreadable_file(file, problems):
+    Path(file("a: 1")).chmod(0)
+    assert problems("config.yaml") == ["config.yaml: cannot be read: Permission denied"]
+
+
+def test_a_byte_order_mark_is_no_fault(file):
+    features = "input_features: [{name: a, type: text}]\noutput_features: [{name: b, type: text}]\n"
+    loaded = load_config(file(b"\xef\xbb\xbfbase_model: m\r\n" + features.encode()))
+    assert loaded.config.base_model == "m"
+
+
+def test_a_mapping_that_contains_itself_is_refused(minimal, problems):
+    source = minimal()
+    source["trainer"] = source
+    assert problems(source) == ["trainer.trainer.trainer: too many nested values for a configuration"]

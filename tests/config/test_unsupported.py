@@ -1,0 +1,82 @@
+"""Ludwig's keys and values that are not supported yet are named; those that mean "off" are accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.config import load_config
+from brim.config.places import contains
+from brim.config.schema_walk import all_keys
+from brim.config.unsupported_table import KEYS, VALUES
+
+SECTIONS = {
+    "trainer": {"type": "finetune"},
+    "adapter": {"type": "lora"},
+    "backend": {"type": "local"},
+}
+
+
+def _with(minimal, key, value):
+    """The least configuration with a dotted key set, `*` being the first entry."""
+    source = minimal(**{name: dict(section) for name, section in SECTIONS.items()})
+    at = source
+    *parents, last = key.split(".")
+    for part in parents:
+        at = at[0] if part == "*" else at.setdefault(part, {})
+    at[last] = value
+    return source
+
+
+@pytest.mark.parametrize("entry", KEYS, ids=lambda entry: entry.key)
+def test_every_unsupported_key_is_named_and_off_is_accepted(minimal, problems, entry):
+    dotted = entry.key.replace("*", "0")
+    fix = f"\n  fix: {entry.instead or 'remove it'}"
+    assert problems(_with(minimal, entry.key, "something")) == [
+        f"{dotted}: {dotted} is not supported yet ({entry.about}){fix}"
+    ]
+    plain = load_config(_with(minimal, "random_seed", 42)).config
+    for off in (None, *entry.off, *(({"type": None, "k": 0}, {}) if entry.off_when_empty else ())):
+        if not contains(SECTIONS, tuple(entry.key.split("."))):
+            assert load_config(_with(minimal, entry.key, off)).config.model_dump() == plain.model_dump()
+
+
+@pytest.mark.parametrize("entry", VALUES, ids=lambda entry: entry.key)
+def test_every_unsupported_value_is_named(minimal, problems, entry):
+    for value in entry.values:
+        shown = {True: "true", False: "false", None: "null"}.get(value, value)
+        dotted = entry.key.replace("*", "0") + (".type" if entry.is_type else "")
+        fix = f"\n  fix: {entry.instead}" if entry.instead else ""
+        message = f"{dotted} is not supported yet".replace(dotted, f"{dotted}: {dotted}: {shown}", 1)
+        expected = f"{message}\n  expected: {entry.expected}{fix}"
+        assert problems(_with(minimal, entry.key, value)) == [expected]
+        if entry.is_type:
+            assert problems(_with(minimal, entry.key, {"type": value})) == [expected]
+
+
+def test_no_supported_key_is_in_the_table():
+    supported = {".".join(key.path) for key in all_keys()}
+    assert supported & {entry.key for entry in KEYS} == set()
+    assert {entry.key for entry in VALUES} <= supported
+
+
+def test_the_messages_read_well(file, problems):
+    text = """\
+base_model: m
+input_features: [{name: a, type: text}]
+output_features: [{name: b, type: category}]
+quantization: {bits: 4}
+trainer:
+  type: finetune
+  batch_size: auto
+  compile: true
+  use_mixed_precision: true
+"""
+    assert problems(file(text)) == [
+        "config.yaml:3: output_features.0.type: category is not supported yet\n  expected: text",
+        "config.yaml:4: quantization is not supported yet (4- and 8-bit base weights)\n  fix: remove it",
+        "config.yaml:7: trainer.batch_size: auto is not supported yet\n"
+        "  expected: a whole number of at least 1\n  fix: set a number; 1 always works",
+        "config.yaml:8: trainer.compile is not supported yet (torch.compile)\n  fix: remove it",
+        "config.yaml:9: trainer.use_mixed_precision is not supported yet (mixed precision by this key)\n"
+        "  fix: use the root's precision",
+    ]
