@@ -96,6 +96,12 @@ def _explain(error: Exception, folder: ModelFolder) -> Problem:
             where=folder.name,
             fix="read that code; if you trust it, set `trust_remote_code: true`",
         )
+    if "attention implementation" in text:
+        return Problem(
+            what=f"the architecture {kind!r} does not support the attention kernel that was asked for",
+            where=folder.name,
+            fix="set `model_parameters.attn_implementation: eager`",
+        )
     if "model type" in text or isinstance(error, KeyError) or "Unrecognized" in text:
         return Problem(
             what=f"the architecture {kind!r} is not a causal language model that transformers knows: {text}",
