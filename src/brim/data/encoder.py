@@ -43,8 +43,6 @@ class FolderEncoder:
     """A `tokenizers.Tokenizer` with its special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, *, eos_id: int, pad_id: int, bos_id: int | None, begin: list[int]) -> None:
-        tokenizer.no_truncation()  # a tokenizer.json can carry limits of its own
-        tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._begin = begin
         self._eos_id, self._pad_id, self._bos_id = eos_id, pad_id, bos_id
@@ -98,6 +96,8 @@ def load_encoder(folder: ModelFolder) -> TextEncoder:
                 fix="copy tokenizer.json from the original model again",
             )
         ) from None
+    tokenizer.no_truncation()  # a tokenizer.json can carry limits of its own
+    tokenizer.no_padding()
     facts = _Facts(folder)
     _add_named_tokens(tokenizer, facts)
     eos_id = facts.token_id(tokenizer, "eos")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from brim.data.source import Source, plain, row_number
-from brim.data.split import FIXED_VALUES
+from brim.data.split import FIXED_VALUES, spellings
 from brim.errors import DataError, Problem
 
 
@@ -35,30 +35,40 @@ def read_folder(path: Path) -> Source:
 
 def _joined(parts: Any, name: str) -> pa.Table:
     """The splits one after the other, with the number of each row's split."""
-    unknown = [part for part in parts if part not in FIXED_VALUES]
-    if unknown:
-        raise DataError(
-            Problem(
-                what=f"splits of the saved data set have unknown names: {', '.join(unknown)}",
-                where=name,
-                expected="train, validation, test",
-                fix="save only the splits to learn from, under these names",
-            )
-        )
+    problems = _split_problems(list(parts), name)
     tables = []
     for part, dataset in parts.items():
         table = _table(dataset)
         if "split" in table.column_names:
-            raise DataError(
-                Problem(
-                    what="the saved data set has splits and also a column `split`",
-                    where=name,
-                    fix="rename the column",
-                )
+            what = "the saved data set has splits and also a column `split`"
+            problems.append(Problem(what=what, where=name, fix="rename the column"))
+        if problems:
+            raise DataError(*problems)
+        code = pa.scalar(FIXED_VALUES[part], pa.int8())
+        tables.append(table.append_column("split", pa.repeat(code, table.num_rows)))
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        what = f"the splits of the saved data set differ in their columns: {error}"
+        raise DataError(Problem(what=what, where=name, expected="the same columns in all splits")) from None
+
+
+def _split_problems(names: list[str], where: str) -> list[Problem]:
+    problems = []
+    unknown = [name for name in names if name not in FIXED_VALUES]
+    if unknown:
+        problems.append(
+            Problem(
+                what=f"splits of the saved data set have unknown names: {', '.join(unknown)}",
+                where=where,
+                expected="train, validation, test",
+                fix="save only the splits to learn from, under these names",
             )
-        column = pa.array([FIXED_VALUES[part]], pa.int8()).take(pa.array([0] * table.num_rows, pa.int32()))
-        tables.append(table.append_column("split", column))
-    return pa.concat_tables(tables, promote_options="permissive")
+        )
+    for split, ways in spellings(names).items():
+        what = f"the saved data set has the {split} split twice: {', '.join(ways)}"
+        problems.append(Problem(what=what, where=where, fix="save it under one of these names"))
+    return problems
 
 
 def _table(dataset: Any) -> pa.Table:

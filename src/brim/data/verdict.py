@@ -55,13 +55,13 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
         notes.append(f"{limits.joined.why}: rows are cut at {limits.joined.num_tokens:,} tokens")
     if findings.special:
         notes.append(
-            f"{_rows(len(findings.special))} spell out special tokens (such as </s>) in their own text, which the "
-            f"model reads as those tokens: {places(source, findings.special)}"
+            f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>), which the model "
+            f"reads as those tokens: {places(source, findings.special)}"
         )
     if findings.doubled_bos:
         notes.append(
-            f"{_rows(findings.doubled_bos)} begin with the beginning-of-sequence token twice: the template writes it "
-            "and the tokenizer adds it"
+            f"the prompt of {_rows(findings.doubled_bos)} begins with the beginning-of-sequence token twice: "
+            "the text has it and the tokenizer adds it"
         )
     return notes
 

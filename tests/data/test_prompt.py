@@ -1,0 +1,128 @@
+"""Cells as text, and templates over them."""
+
+import datetime
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from brim.data import read
+from brim.data.prompt import BATCH_ROWS, cell_texts, prompter
+from brim.errors import DataError
+
+
+def prompts_of(config, source, keys=None):
+    asked = prompter(config, source, with_answers=True)
+    keys = np.arange(source.table.num_rows) if keys is None else np.asarray(keys)
+    batches = list(asked.texts(keys))
+    assert [key for batch in batches for key in batch.keys.tolist()] == keys.tolist()
+    return [text for batch in batches for text in batch.prompts], [text for batch in batches for text in batch.answers]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "texts"),
+    [
+        ([3, -4, None], pa.int64(), ["3", "-4", "?"]),
+        ([0.5, 3.0, float("nan"), 1e20], pa.float64(), ["0.5", "3.0", "?", "1e+20"]),
+        ([0.1, None, 3.0], pa.float32(), ["0.1", "?", "3.0"]),
+        ([True, False], pa.bool_(), ["True", "False"]),
+        (["x", "", None], pa.large_string(), ["x", "", "?"]),
+        ([datetime.date(2024, 1, 31)], pa.date32(), ["2024-01-31"]),
+        ([decimal.Decimal("1.10")], pa.decimal128(5, 2), ["1.10"]),
+        ([None], pa.null(), ["?"]),
+    ],
+)
+def test_cells_as_text(cells, kind, texts):
+    assert cell_texts(pa.chunked_array([pa.array(cells, kind)]), fill="?") == texts
+
+
+def test_without_a_template_the_prompt_is_the_column(make_config):
+    source = read({"q": ["one {a}", "two"], "a": ["x", "y"]})
+    assert prompts_of(make_config(), source) == (["one {a}", "two"], ["x", "y"])
+
+
+def test_prompt_and_completion_are_columns_like_others(make_config):
+    config = make_config(input__name="prompt", output__name="completion")
+    source = read({"prompt": ["one"], "completion": ["x"]})
+    assert prompts_of(config, source) == (["one"], ["x"])
+
+
+def test_a_feature_may_name_its_column(make_config):
+    config = make_config(input__column="Frage", output__column="Antwort")
+    assert prompts_of(config, read({"Frage": ["one"], "Antwort": ["x"]})) == (["one"], ["x"])
+
+
+def test_a_template_takes_columns_numbers_and_literal_braces(make_config):
+    config = make_config(prompt__template="{q} at {price:.2f} ({price}), {n:03d}: {{x}} {__sample__}")
+    source = read({"q": ["tea"], "price": ["1.5"], "n": [7], "a": ["x"]})
+    assert prompts_of(config, source)[0] == ["tea at 1.50 (1.5), 007: {x} tea"]
+
+
+def test_the_input_feature_may_be_absent_with_a_template(make_config):
+    config = make_config(input__name="prompt", prompt__template="say {word}")
+    assert prompts_of(config, read({"word": ["hi"], "a": ["x"]}))[0] == ["say hi"]
+
+
+def test_braces_in_cells_are_left_alone(make_config):
+    config = make_config(prompt__template="<{q}>")
+    assert prompts_of(config, read({"q": ["{a} {q.x} }{"], "a": ["x"]}))[0] == ["<{a} {q.x} }{>"]
+
+
+def test_chosen_rows_keep_their_keys_across_batches(make_config):
+    num_rows = 2 * BATCH_ROWS + 10
+    source = read({"q": [f"q{number}" for number in range(num_rows)], "a": ["x"] * num_rows})
+    keys = [0, 5, BATCH_ROWS - 1, BATCH_ROWS, num_rows - 1]
+    assert prompts_of(make_config(), source, keys)[0] == [f"q{key}" for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns", "message"),
+    [
+        (
+            {"prompt__template": "{Q} {n}"},
+            {"q": ["x"], "m": [1], "answer": ["y"]},
+            "the given columns: no column `Q`, which prompt.template names\n"
+            "  expected: one of the columns that are there: `q`, `m`, `answer`\n  fix: did you mean `q`?\n"
+            "the given columns: no column `n`, which prompt.template names\n"
+            "  expected: one of the columns that are there: `q`, `m`, `answer`\n"
+            "  fix: name a column of the data, or add this one\n"
+            "the given columns: no column `a`, which output_features[0] names\n"
+            "  expected: one of the columns that are there: `q`, `m`, `answer`\n"
+            "  fix: name a column of the data, or add this one",
+        ),
+        (
+            {"output__name": "anser"},
+            {"q": ["x"], "answer": ["y"]},
+            "the given columns: no column `anser`, which output_features[0] names\n"
+            "  expected: one of the columns that are there: `q`, `answer`\n  fix: did you mean `answer`?",
+        ),
+        (
+            {},
+            {"q": [["x"]], "a": [{"text": "y"}]},
+            "the given columns: column `q` holds lists, which are no text\n"
+            "  expected: text, numbers, true or false, or dates\n"
+            "  fix: write what the model should read as a text column\n"
+            "the given columns: column `a` holds objects, which are no text\n"
+            "  expected: text, numbers, true or false, or dates\n"
+            "  fix: write what the model should read as a text column",
+        ),
+        (
+            {},
+            {"q": [b"x"], "a": ["y"]},
+            "the given columns: column `q` holds bytes, which are no text\n"
+            "  expected: text, numbers, true or false, or dates\n"
+            "  fix: write what the model should read as a text column",
+        ),
+        (
+            {"prompt__template": "{n:.2f}"},
+            {"n": ["1", "x"], "a": ["y", "z"]},
+            "the given columns, row 1: column n holds 'x', which the format {n:.2f} of prompt.template does not fit\n"
+            "  expected: a number",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_used_are_told(make_config, changes, columns, message):
+    with pytest.raises(DataError) as caught:
+        prompts_of(make_config(**changes), read(columns))
+    assert str(caught.value) == message
