@@ -53,7 +53,7 @@ def test_two_sizes_give_the_third(batch, accumulation, effective, processes, siz
         (
             {"effective_batch_size": 3},
             8,
-            "trainer.effective_batch_size 3 is no multiple of 8 processes = 8",
+            "trainer.effective_batch_size 3 is no multiple of 8 processes",
             "set trainer.effective_batch_size: 8",
         ),
         (

@@ -46,7 +46,7 @@ def test_sizes_with_several_processes(finetune):
     with pytest.raises(ConfigError) as caught:
         _choices(finetune(effective_batch_size=30), device)
     assert str(caught.value) == (
-        "trainer.effective_batch_size: trainer.effective_batch_size 30 is no multiple of 4 processes = 4\n"
+        "trainer.effective_batch_size: trainer.effective_batch_size 30 is no multiple of 4 processes\n"
         "  expected: effective_batch_size = batch_size × gradient_accumulation_steps × processes\n"
         "  fix: set trainer.effective_batch_size: 28 or 32"
     )

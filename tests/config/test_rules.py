@@ -96,7 +96,7 @@ def test_contradictions(minimal, problems, keys, message):
         ),
         (
             {"batch_size": 3, "effective_batch_size": 32},
-            "trainer.effective_batch_size: trainer.effective_batch_size 32 is no multiple of batch_size 3 = 3\n"
+            "trainer.effective_batch_size: trainer.effective_batch_size 32 is no multiple of batch_size 3\n"
             "  expected: effective_batch_size = batch_size × gradient_accumulation_steps × processes\n"
             "  fix: set trainer.effective_batch_size: 30 or 33",
         ),

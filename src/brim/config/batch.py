@@ -68,7 +68,7 @@ def _finding(effective: int, unit: int, formula: str, *, exact: bool) -> Finding
     relation = "is not" if exact else "is no multiple of"
     return Finding(
         paths=(EFFECTIVE, ACCUMULATION, BATCH),
-        what=f"trainer.effective_batch_size {effective} {relation} {formula} = {unit}",
+        what=f"trainer.effective_batch_size {effective} {relation} {formula}{f' = {unit}' if '×' in formula else ''}",
         expected="effective_batch_size = batch_size × gradient_accumulation_steps × processes",
         fix=f"set trainer.effective_batch_size: {' or '.join(map(str, numbers))}"
         + (", or leave one of the other two out" if exact else ""),
