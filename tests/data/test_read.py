@@ -6,8 +6,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from brim.data import read
+from brim.data.utf8 import require_utf8
 from brim.errors import DataError
 
 ROWS = [
@@ -258,21 +261,28 @@ BAD_FILES = {
     "Windows-1252": (
         "data.csv",
         b"q,a\nx,y\ncaf\xe9,z\n",
-        "data.csv:3: byte 0xE9 (byte 11 of the file) is not UTF-8; the file looks like WINDOWS-1252\n"
+        "data.csv:3: byte 0xE9 (byte 11 of the file) is not UTF-8 text; the file looks like WINDOWS-1252\n"
         "  expected: a text file in UTF-8\n"
         "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.csv > data-utf8.csv`",
     ),
     "UTF-16": (
         "data.jsonl",
         '{"q": "x"}'.encode("utf-16"),
-        "data.jsonl:1: byte 0xFF (byte 0 of the file) is not UTF-8; the file looks like UTF-16\n"
+        "data.jsonl:1: byte 0xFF (byte 0 of the file) is not UTF-8 text; the file looks like UTF-16\n"
         "  expected: a text file in UTF-8\n"
         "  fix: save it as UTF-8, e.g. `iconv -f UTF-16 -t UTF-8 data.jsonl > data-utf8.jsonl`",
+    ),
+    "UTF-16 without a mark": (
+        "data.csv",
+        "q,a\nx,y\n".encode("utf-16-le"),
+        "data.csv:1: byte 0x00 (byte 1 of the file) is not UTF-8 text; the file looks like UTF-16LE\n"
+        "  expected: a text file in UTF-8\n"
+        "  fix: save it as UTF-8, e.g. `iconv -f UTF-16LE -t UTF-8 data.csv > data-utf8.csv`",
     ),
     "cut character": (
         "data.tsv",
         b"q\ta\nx\ty\xc3",
-        "data.tsv:2: byte 0xC3 (byte 7 of the file) is not UTF-8; the file looks like WINDOWS-1252\n"
+        "data.tsv:2: byte 0xC3 (byte 7 of the file) is not UTF-8 text; the file looks like WINDOWS-1252\n"
         "  expected: a text file in UTF-8\n"
         "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.tsv > data-utf8.tsv`",
     ),
@@ -355,3 +365,25 @@ def test_a_damaged_parquet_file_is_told(tmp_path):
     (tmp_path / "data.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"data\.parquet: the parquet file cannot be read: "):
         read(tmp_path / "data.parquet")
+
+
+@pytest.mark.parametrize(("name", "start"), [("data.jsonl", '{"q": '), ("data.json", "["), ("data.json", '{"q": ')])
+def test_json_beyond_pythons_limits_is_told(tmp_path, name, start):
+    (tmp_path / name).write_text(start + "[" * 100_000)
+    with pytest.raises(DataError, match=r"data\.jsonl?:1: JSON that cannot be read: maximum recursion depth exceeded"):
+        read(tmp_path / name)
+
+
+@given(text=st.text(max_size=30), bad=st.sampled_from([b"\xff", b"\x00", b"\xc3", b"\xe9x"]), block=st.integers(1, 9))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, bad, block):
+    monkeypatch.setattr("brim.data.utf8._BLOCK_BYTES", block)
+    start = text.replace("\0", "").encode()
+    path = tmp_path / "data.csv"
+    path.write_bytes(start + b"\n" * 3)
+    require_utf8(path)
+    path.write_bytes(start + bad)
+    with pytest.raises(DataError) as caught:
+        require_utf8(path)
+    line = 1 + start.count(b"\n")
+    assert f"data.csv:{line}: byte 0x{bad[0]:02X} (byte {len(start)} of the file)" in str(caught.value)

@@ -48,6 +48,8 @@ def _objects(path: Path) -> Iterator[Record]:
             value, at = decode(text, at)
         except json.JSONDecodeError as error:
             raise DataError(_broken(path, text, error.pos, error.msg)) from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(_beyond_limits(path, text, at, error)) from None
         if type(value) is not dict:
             what = f"this is {kind_of(value) if value is not None else 'null'}, not an object"
             raise DataError(Problem(what=what, where=f"{path.name}, row {row}", expected="a list of objects"))
@@ -80,10 +82,14 @@ def _broken(path: Path, text: str, at: int, message: str) -> Problem:
     return Problem(what=f"not valid JSON: {message} at character {column:,} of the line", where=f"{path.name}:{line}")
 
 
+def _beyond_limits(path: Path, text: str, at: int, error: Exception) -> Problem:
+    return Problem(what=f"JSON that cannot be read: {error}", where=f"{path.name}:{text.count(chr(10), 0, at) + 1}")
+
+
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -95,6 +101,8 @@ def _read_columns(path: Path) -> Source:
         value: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(_broken(path, text, error.pos, error.msg)) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(_beyond_limits(path, text, 0, error)) from None
     if not isinstance(value, dict) or not all(isinstance(column, list) for column in value.values()):
         found = "an object whose values are not lists" if isinstance(value, dict) else kind_of(value)
         raise DataError(

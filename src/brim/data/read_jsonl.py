@@ -28,7 +28,7 @@ def _objects(path: Path) -> Iterator[Record]:
     for _, line in _lines(path):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DataError(*_problems(path)) from None
         if type(value) is not dict:
             raise DataError(*_problems(path))
@@ -69,8 +69,8 @@ def _what_is_wrong(line: bytes) -> str | None:
         value: Any = json.loads(line)
     except json.JSONDecodeError as error:
         return f"not valid JSON: {error.msg} at character {error.pos + 1:,}"
-    except ValueError as error:
-        return f"not valid JSON: {error}"
+    except (ValueError, RecursionError) as error:
+        return f"JSON that cannot be read: {error}"
     return None if type(value) is dict else f"this line is {kind_of(value) if value is not None else 'null'}"
 
 
