@@ -138,3 +138,22 @@ def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
     assert "auto" not in str(resolution.config.model_dump())
     assert resolve(resolution.config, CPU).choices == ()
     assert str(resolution.choices[0]) == "precision: fp32 (the device is a CPU)"
+
+
+@pytest.mark.parametrize(
+    ("context_length", "tokens", "reason"),
+    [
+        (None, 600, "preprocessing.global_max_sequence_length"),
+        (2048, 600, "preprocessing.global_max_sequence_length"),
+        (
+            1024,
+            512,
+            "half of the model's context; preprocessing.global_max_sequence_length would leave too little for prompts",
+        ),
+    ],
+)
+def test_a_length_of_answers_that_nobody_set_leaves_room_for_prompts(minimal, context_length, tokens, reason):
+    config = load_config(minimal(preprocessing={"global_max_sequence_length": 600})).config
+    resolution = resolve(config, CPU, context_length=context_length)
+    assert resolution.config.generation.max_new_tokens == tokens
+    assert [choice.reason for choice in resolution.choices if choice.key == "generation.max_new_tokens"] == [reason]

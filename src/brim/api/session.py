@@ -32,7 +32,11 @@ def open_session(config: Config) -> Session:
     """Resolve a configuration. Raises ConfigError or ModelError."""
     device = pick_device()
     folder = locate(config.base_model, initialize=config.initialize)
-    resolution = resolve(config.model_copy(update=_absolute_paths(config, folder)), device_facts(device))
+    resolution = resolve(
+        config.model_copy(update=_absolute_paths(config, folder)),
+        device_facts(device),
+        context_length=folder.context_length,
+    )
     return Session(
         config=resolution.config,
         choices=resolution.choices,

@@ -45,20 +45,22 @@ class Resolution:
     choices: tuple[Choice, ...]
 
 
-def resolve(config: Config, device: DeviceFacts) -> Resolution:
+def resolve(config: Config, device: DeviceFacts, *, context_length: int | None = None) -> Resolution:
     """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
+
+    context_length: tokens that the model reaches; None where it sets no limit.
 
     Raises ConfigError when the batch sizes do not multiply up for this number of processes.
     """
     choices: list[Choice] = []
     changes: dict[Path, Any] = {}
-    for path, value, reason in _decisions(config, device):
+    for path, value, reason in _decisions(config, device, context_length):
         changes[path] = value
         choices.append(Choice(key=dotted(path), value=value, reason=reason))
     return Resolution(config=_changed(config, changes), choices=tuple(choices))
 
 
-def _decisions(config: Config, device: DeviceFacts) -> Iterator[tuple[Path, Any, str]]:
+def _decisions(config: Config, device: DeviceFacts, context_length: int | None) -> Iterator[tuple[Path, Any, str]]:
     if config.precision == "auto":
         yield ("precision",), *_precision(config, device)
     if config.adapter is not None and config.adapter.alpha is None:
@@ -67,7 +69,7 @@ def _decisions(config: Config, device: DeviceFacts) -> Iterator[tuple[Path, Any,
         yield from _sizes(config.trainer, device.num_processes)
         yield from _learning_rate(config, config.trainer, device.num_processes)
     if config.generation.max_new_tokens is None:
-        yield ("generation", "max_new_tokens"), *_max_new_tokens(config)
+        yield ("generation", "max_new_tokens"), *_max_new_tokens(config, context_length)
 
 
 def _precision(config: Config, device: DeviceFacts) -> tuple[str, str]:
@@ -151,7 +153,15 @@ def _automatic_rate(config: Config) -> tuple[float, str]:
     return 1e-5, "usual when all weights of a pretrained model are trained"
 
 
-def _max_new_tokens(config: Config) -> tuple[int, str]:
+def _max_new_tokens(config: Config, context_length: int | None) -> tuple[int, str]:
+    """A length that nobody set leaves at least half of the context to the prompt."""
+    tokens, reason = _length_of_answers(config)
+    if context_length is not None and tokens > context_length // 2:
+        return context_length // 2, f"half of the model's context; {reason} would leave too little for prompts"
+    return tokens, reason
+
+
+def _length_of_answers(config: Config) -> tuple[int, str]:
     of_output = config.output_features[0].preprocessing.max_sequence_length
     if of_output is not None:
         return of_output, "the output feature's max_sequence_length"
