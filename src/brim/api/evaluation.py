@@ -10,7 +10,7 @@ from brim.api.results import EvaluateResult
 from brim.api.session import Session
 from brim.data import TokenRows
 from brim.infer.evaluate import score_rows
-from brim.infer.generate import generate
+from brim.infer.generate import end_ids, generate
 from brim.infer.generation_settings import generation_settings
 from brim.infer.metrics import loss_interval, summarize
 from brim.infer.text_metrics import text_metrics
@@ -49,9 +49,7 @@ def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, 
     responses = generate(
         llm.model,
         prompts,
-        settings=generation_settings(session.config.generation),
-        pad_id=encoder.pad_id,
-        eos_id=encoder.eos_id,
+        settings=settings_of(llm, session),
         batch_rows=batch_rows,
         seed=session.config.random_seed,
         device=llm.device,
@@ -67,6 +65,14 @@ def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, 
         }
     )
     return frame
+
+
+def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
+    """How the model generates, for transformers' GenerationConfig."""
+    encoder = session.encoder
+    return generation_settings(
+        session.config.generation, pad_id=encoder.pad_id, end_ids=end_ids(llm.model, encoder.eos_id)
+    )
 
 
 def _text_metrics(llm: LLM, session: Session, rows: TokenRows, *, batch_rows: int) -> dict[str, float]:

@@ -8,20 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from brim.api.evaluation import evaluate, respond
-from brim.api.prediction import check_output, write_predictions
+from brim.api.evaluation import evaluate, respond, settings_of
+from brim.api.prediction import beside_input, check_output, require_free_names, write_predictions
+from brim.api.prompts import require_continuable
 from brim.api.results import EvaluateResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing
 from brim.api.training import train
 from brim.config import Config, FinetuneTrainer, dump, load_config
 from brim.data import Data, TokenRows, prepare, prompts_of, read, texts_as_source
-from brim.errors import ConfigError, DataError, InputError, OutputError, Problem
+from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
-from brim.infer.generation_settings import generation_settings
+from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
 from brim.train.export import export_model
 from brim.train.observer import Observer, Observers
-from brim.train.run_folder import RunFolder, check_run_folder, open_run_folder
+from brim.train.run_folder import RunFolder, check_run_folder, create_run_folder, open_run_folder
 
 Split = Literal["train", "validation", "test", "full"]
 
@@ -42,6 +43,7 @@ class Model:
         self._name = Path(loaded.name).stem
         self._session: Session | None = None
         self._llm: LLM | None = None
+        self._is_trained = not isinstance(self.config.trainer, FinetuneTrainer)
 
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
@@ -49,6 +51,7 @@ class Model:
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
         model.config = _with_trained_weights(model.config, run)
+        model._is_trained = True
         return model
 
     def train(
@@ -70,7 +73,7 @@ class Model:
         trains = isinstance(self.config.trainer, FinetuneTrainer)
         if trains:
             check_run_folder(output, resume=resume)
-        session = self._open()
+        session = _with_dataset(self._open(), dataset)
         source = read(self._dataset(dataset))
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         for line in [*self.notes, *_choices(session), *prepared.notes, *prepared.ledger.summary()]:
@@ -86,6 +89,7 @@ class Model:
             observer=observer or Observers([]),
             say=say,
         )
+        self._is_trained = True
         return result
 
     def evaluate(
@@ -106,13 +110,15 @@ class Model:
         prepared = prepare(
             source, session.config, session.encoder, context_length=session.folder.context_length, only=split
         )
-        for line in [*self.notes, *prepared.notes, *prepared.ledger.summary()]:
+        for line in [*self.notes, *self._untrained(), *prepared.notes, *prepared.ledger.summary()]:
             say(line)
         rows = prepared.splits[split]
         if not len(rows):
             raise DataError(
                 Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
             )
+        if with_texts:
+            require_continuable(rows, session, source.locate)
         return evaluate(
             self._weights(), session, rows, split=split, batch_rows=_eval_rows(session.config), with_texts=with_texts
         )
@@ -130,18 +136,17 @@ class Model:
             check_output(Path(output))
         session = self._open()
         source = read(self._dataset(dataset))
+        response = f"{session.config.output_features[0].name}_response"
+        require_free_names(source, response)
         prompts = prompts_of(source, session.config, session.encoder, context_length=session.folder.context_length)
-        for line in [*self.notes, *prompts.notes, *prompts.ledger.summary()]:
+        for line in [*self.notes, *self._untrained(), *prompts.notes, *prompts.ledger.summary()]:
             say(line)
+        require_continuable(prompts.rows, session, source.locate)
         llm = self._weights()
         started = time.perf_counter()
-        responses = respond(llm, session, prompts.rows, batch_rows=_eval_rows(session.config), on_batch=on_batch)
+        responses = respond(llm, session, prompts.rows, batch_rows=_generation_rows(session.config), on_batch=on_batch)
         seconds = time.perf_counter() - started
-        frame = source.table.take(prompts.rows.keys).to_pandas()
-        name = session.config.output_features[0].name
-        frame.insert(0, "row", prompts.rows.keys)
-        for column in responses:
-            frame[f"{name}_response" if column == "response" else column] = responses[column].to_numpy()
+        frame = beside_input(source, prompts.rows.keys, responses.rename(columns={"response": response}))
         if output is not None:
             write_predictions(frame, Path(output))
         return PredictResult(predictions=frame, output=Path(output) if output is not None else None, seconds=seconds)
@@ -156,19 +161,22 @@ class Model:
             session = _with_generation(session, generation)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = texts_as_source(texts, session.encoder)
-        responses = respond(self._weights(), session, rows, batch_rows=_eval_rows(session.config))["response"].tolist()
-        return str(responses[0]) if isinstance(prompts, str) else responses
+        require_continuable(rows, session, lambda key: f"prompt {key + 1}")
+        responses = respond(self._weights(), session, rows, batch_rows=_generation_rows(session.config))
+        answers: list[str] = responses["response"].tolist()
+        return answers[0] if isinstance(prompts, str) else answers
 
     def save(self, path: str | Path) -> None:
-        """Write the model (or adapter), the tokenizer and the configuration, for `Model.load`."""
-        run = RunFolder(Path(path))
-        if run.path.exists() and any(run.path.iterdir()):
-            raise OutputError(
-                Problem(what="the folder holds other things; nothing was changed", where=str(path), fix="name another")
-            )
-        session = self._open()
-        export_model(self._weights(), run.model, generation=generation_settings(session.config.generation))
-        write_text(run.config, dump(session.config))
+        """Write the model (or adapter), the tokenizer and the configuration, for `Model.load`.
+
+        path: a new or an empty folder. Raises OutputError when it holds anything or cannot be written.
+        """
+        run = create_run_folder(Path(path), resume=False)
+        session, llm = self._open(), self._weights()
+        export_model(llm, run.model, generation=settings_of(llm, session))
+        # An adapter that was never trained is not part of the model, which is then saved as it is.
+        config = session.config if is_adapted(llm.model) else session.config.model_copy(update={"adapter": None})
+        write_text(run.config, dump(config))
 
     def _open(self) -> Session:
         if self._session is None:
@@ -180,6 +188,12 @@ class Model:
             session = self._open()
             self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
         return self._llm
+
+    def _untrained(self) -> list[str]:
+        """A note for those who take a configuration for the run that it describes."""
+        if self._is_trained:
+            return []
+        return ["this is the model before training; for what a run has learned, name the run's folder"]
 
     def _dataset(self, dataset: Data | None) -> Data:
         if dataset is not None:
@@ -237,8 +251,20 @@ def _choices(session: Session) -> list[str]:
     return [str(choice) for choice in session.choices]
 
 
+def _with_dataset(session: Session, dataset: Data | None) -> Session:
+    """The session with a given file's path in its configuration, so that the run's folder says what it learned from."""
+    if not isinstance(dataset, str | Path):
+        return session
+    path = str(Path(dataset).expanduser().resolve())
+    return replace(session, config=session.config.model_copy(update={"dataset": path}))
+
+
 def _eval_rows(config: Config) -> int:
     return config.trainer.eval_batch_size
+
+
+def _generation_rows(config: Config) -> int:
+    return config.trainer.eval_batch_size if isinstance(config.trainer, FinetuneTrainer) else config.trainer.batch_size
 
 
 def _with_trained_weights(config: Config, run: RunFolder) -> Config:

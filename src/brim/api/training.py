@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
 from brim.api.session import Say, Session
 from brim.config import Config, FinetuneTrainer, dump, load_config
@@ -15,7 +16,6 @@ from brim.data import Prepared, Source
 from brim.errors import ConfigError, InputError, OutputError, Problem
 from brim.files import write_text
 from brim.infer.evaluate import score_rows
-from brim.infer.generation_settings import generation_settings
 from brim.infer.metrics import summarize
 from brim.models.device import device_name
 from brim.models.llm import LLM, load_llm
@@ -54,8 +54,9 @@ def train(
         raise InputError(Problem(what="no row is left to train on", where=source.name, fix="look at the split's key"))
     run = create_run_folder(output_directory, resume=resume)
     checkpoint, state = _where_it_stands(run, session, prepared, resume=resume, say=say)
-    _write_head(run, session, trainer, prepared, checkpoint=checkpoint)
+    # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    _write_head(run, session, trainer, prepared, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
     observers = Observers([MetricsLog(run.metrics), TensorBoardLog(run.tensorboard), observer])
     evaluated = _evaluated_splits(trainer, prepared)
@@ -85,7 +86,7 @@ def train(
             observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     finally:
         observers.close()
-    export_model(llm, run.model, generation=generation_settings(session.config.generation))
+    export_model(llm, run.model, generation=settings_of(llm, session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     facts = CardFacts(
         base_model=session.folder.name,
@@ -113,14 +114,14 @@ def _where_it_stands(
     digest = rows_digest(prepared.splits["train"])
     if not resume:
         return None, TrainState(rows_digest=digest)
-    if run.config.exists():
-        _require_same_config(session.config, run)
     checkpoint, refused = CheckpointStore(run.checkpoints).load_newest()
     for line in refused:
         say(line)
     if checkpoint is None:
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
+    if run.config.exists():
+        _require_same_config(session.config, run)
     state = TrainState(**checkpoint.state["train"])
     if state.rows_digest != digest:
         raise OutputError(
@@ -137,7 +138,8 @@ def _where_it_stands(
 
 def _require_same_config(config: Config, run: RunFolder) -> None:
     before, now = _flat(load_config(run.config).config.model_dump()), _flat(config.model_dump())
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    # The data may have moved: its rows are compared, not its path.
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key != "dataset"]
     if changed:
         raise ConfigError(
             *(

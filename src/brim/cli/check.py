@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from brim.cli.options import ConfigArgument, DatasetOption, JsonOption, Overrides, require_exists
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
 
 if TYPE_CHECKING:
     from brim.data import CheckReport
 
 
 def check(
-    config: ConfigArgument,
+    config: ConfigOrRun,
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     show: Annotated[
@@ -29,13 +29,12 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, its base model's folder and its data. Loads no weights and no torch."""
-    require_exists(config)
     from brim.config import load_config
     from brim.models.folder import locate
 
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config_file(config), overrides or [])
     folder = locate(loaded.config.base_model, initialize=loaded.config.initialize)
-    data = dataset or loaded.config.dataset
+    data = dataset if dataset is not None else loaded.config.dataset
     report = None
     if data is not None:
         from brim.data import check_data, load_encoder, read
@@ -58,7 +57,7 @@ def check(
 
 def _print_report(report: CheckReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    print(f"{report.name}: {report.num_rows:,} rows")
+    print(f"{report.name}: {report.num_rows:,} {'row' if report.num_rows == 1 else 'rows'}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("split")
     for name in ("rows", "tokens", "supervised", "median", "95%", "99%", "longest"):

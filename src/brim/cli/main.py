@@ -10,6 +10,8 @@ import typer
 from brim.cli import check, evaluate, predict, schema, train
 from brim.errors import BrimError
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="brim",
     help="Fine-tune large language models, and run them over data sets, on the GPU that you have.",
@@ -40,8 +42,11 @@ def main() -> None:
     except BrimError as error:
         print(f"brim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("brim: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
+    except SystemExit as leaving:
+        if leaving.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            print("brim: interrupted", file=sys.stderr)
+        raise
+    except OSError as error:
+        # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
+        print(f"brim: {error}", file=sys.stderr)
         sys.exit(1)

@@ -9,11 +9,10 @@ import typer
 
 from brim.errors import InputError, Problem
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A YAML file, or a run's folder.")]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
-    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys to override, such as trainer.epochs=1."),
+    typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1."),
 ]
 DatasetOption = Annotated[
     Optional[str],  # noqa: UP045
@@ -22,9 +21,33 @@ DatasetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+def config_file(config_or_run: Path) -> Path:
+    """The configuration that a verb was given: a file, or the one in a run's folder.
+
+    Raises InputError when there is none.
+    """
+    require_exists(config_or_run)
+    if not config_or_run.is_dir():
+        return config_or_run
+    config = config_or_run / "config.yaml"
+    if not config.is_file():
+        raise InputError(
+            Problem(
+                what="this folder is not a run: it has no config.yaml",
+                where=str(config_or_run),
+                expected="a YAML configuration, or the folder of a run",
+            )
+        )
+    return config
+
+
 def require_exists(path: Path) -> None:
     """Refuse a configuration or run that is not there."""
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError:  # a name that no file can have
+        exists = False
+    if not exists:
         raise InputError(
             Problem(
                 what=f"no such file or folder: {path}",

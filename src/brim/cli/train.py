@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, Overrides, require_exists
+from brim.cli.options import ConfigOrRun, DatasetOption, Overrides, config_file
 
 
 def train(
@@ -24,16 +24,15 @@ def train(
     ] = False,
 ) -> None:
     """Train a model and write a run folder. With `trainer.type: none`, evaluate the model on the splits."""
-    require_exists(config)
-    if config.is_dir():
-        output_directory, config = output_directory or config, config / "config.yaml"
-        require_exists(config)
+    if config.is_dir() and output_directory is None:
+        output_directory = config
+    file = config_file(config)
     from brim.api.model import Model
     from brim.cli.progress import TrainProgress
     from brim.cli.tables import print_metrics
     from brim.units import format_seconds
 
-    model = Model(config, overrides=overrides or [])
+    model = Model(file, overrides=overrides or [])
     result = model.train(
         dataset, output_directory=output_directory, resume=resume, observer=TrainProgress(sys.stderr), say=print
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from brim.batching.microbatch import cut_by_rows
 from brim.data import TokenRows
 from brim.data.collate import collate_prompts
+from brim.errors import BrimError, InputError, Problem
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -30,8 +32,6 @@ def generate(
     prompts: TokenRows,
     *,
     settings: Mapping[str, Any],
-    pad_id: int,
-    eos_id: int,
     batch_rows: int,
     seed: int,
     device: torch.device,
@@ -40,32 +40,59 @@ def generate(
 ) -> list[Response]:
     """One response a prompt, in the order of the prompts.
 
-    settings: of transformers' GenerationConfig, `max_new_tokens` among them. The longest prompts run first.
+    settings: what `generation_settings` gives. The longest prompts run first; none may be empty.
     on_batch: called after each batch with its number of rows.
+    Raises InputError when transformers refuses the settings.
     """
     from transformers import GenerationConfig
 
-    generation = GenerationConfig(**settings, pad_token_id=pad_id, eos_token_id=_end_ids(model, eos_id))
+    generation = GenerationConfig(**settings)
     responses: list[Response | None] = [None] * len(prompts)
+    if "prompt_lookup_num_tokens" in settings:
+        batch_rows = 1  # all that transformers can do there
     model.eval()
     torch.manual_seed(seed)
     for positions in cut_by_rows(prompts.lengths, max_rows=batch_rows):
-        batch = collate_prompts([prompts[int(i)] for i in positions], pad_id=pad_id).to(device)
-        with torch.inference_mode(), precision.autocast(device):
+        batch = collate_prompts([prompts[int(i)] for i in positions], pad_id=settings["pad_token_id"]).to(device)
+        with torch.inference_mode(), precision.autocast(device), _explained():
             sequences = model.generate(
                 input_ids=batch.input_ids, attention_mask=batch.attention_mask, generation_config=generation
             )
         new = sequences[:, batch.input_ids.shape[1] :].tolist()
         for position, token_ids in zip(positions, new, strict=True):
-            responses[int(position)] = _response(token_ids, generation.eos_token_id)
+            responses[int(position)] = _response(token_ids, settings["eos_token_id"])
         on_batch(len(positions))
     return [response for response in responses if response is not None]
 
 
-def _end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
+def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
     """The token that training put at the end, and those at which the model itself was made to stop."""
     own = model.generation_config.eos_token_id
     return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(
+            Problem(
+                what=f"transformers cannot generate with these settings: {' '.join(str(error).split())}",
+                where="generation",
+                fix="change the keys that it names",
+            )
+        ) from error
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise BrimError(
+            Problem(
+                what="the probabilities of the next token are not finite",
+                where="generation",
+                fix="raise generation.temperature, or check that the model's weights are whole",
+            )
+        ) from error
 
 
 def _response(token_ids: list[int], end_ids: list[int]) -> Response:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from brim.config import LoraConfig
@@ -13,6 +16,9 @@ from brim.errors import ModelError, Problem
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MESSAGE_SHOWN = 300  # characters of PEFT's own message, which can list every tensor of a model
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trainable: bool) -> PeftModel:
@@ -25,6 +31,13 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trai
     if settings.pretrained_adapter_weights is not None:
         return _pretrained(model, settings.pretrained_adapter_weights, trainable=trainable)
     return _new(model, settings)
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether the model is one with an adapter."""
+    import peft
+
+    return isinstance(model, peft.PeftModel)
 
 
 def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
@@ -56,17 +69,28 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
 def _pretrained(model: PreTrainedModel, weights: str, *, trainable: bool) -> PeftModel:
     import peft
 
+    folder = Path(weights).expanduser()
+    if folder.is_dir():
+        weights = str(folder)
+        lacking = [name for name in _ADAPTER_FILES if not (folder / name).is_file()]
+        if lacking:
+            raise ModelError(_unusable(weights, f"the folder holds no {' and no '.join(lacking)}"))
     try:
-        return peft.PeftModel.from_pretrained(model, weights, is_trainable=trainable)
-    except (ValueError, OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ModelError(
-            Problem(
-                what=f"the adapter cannot be loaded: {str(error).strip().splitlines()[0]}",
-                where=str(weights),
-                expected="a PEFT folder (adapter_config.json, adapter_model.safetensors) made for this base model",
-                fix="check adapter.pretrained_adapter_weights",
-            )
-        ) from error
+        with warnings.catch_warnings():
+            # PEFT would leave the missing ones as they were drawn, and go on.
+            warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
+            return peft.PeftModel.from_pretrained(model, weights, is_trainable=trainable)
+    except (ValueError, OSError, RuntimeError, KeyError, TypeError, SafetensorError, UserWarning) as error:
+        raise ModelError(_unusable(weights, " ".join(str(error).split()))) from error
+
+
+def _unusable(weights: str, why: str) -> Problem:
+    return Problem(
+        what=f"the adapter cannot be loaded: {why if len(why) <= _MESSAGE_SHOWN else why[:_MESSAGE_SHOWN] + ' …'}",
+        where=weights,
+        expected=f"a PEFT folder ({', '.join(_ADAPTER_FILES)}) made for this base model",
+        fix="check adapter.pretrained_adapter_weights and base_model",
+    )
 
 
 def _as_peft(target_modules: object) -> object:

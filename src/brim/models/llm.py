@@ -36,7 +36,7 @@ def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, train
     frozen = config.adapter is not None or not trainable
     model = load_base(
         folder,
-        initialize=config.initialize if trainable else "pretrained",
+        initialize=config.initialize,
         dtype=kind.weights_dtype(frozen=frozen),
         attn_implementation=config.model_parameters.attn_implementation,
         trust_remote_code=config.trust_remote_code,

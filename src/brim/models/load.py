@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from brim.errors import ModelError, Problem
 from brim.models.folder import Initialize, ModelFolder
@@ -14,7 +16,20 @@ from brim.models.folder import Initialize, ModelFolder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MISSING_SHOWN = 3
+_SHOWN = 3  # a message names this many weights
+
+# What transformers and safetensors raise over a damaged or foreign folder.
+_LOADING_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    ArithmeticError,
+    OSError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 def load_base(
@@ -40,7 +55,7 @@ def load_base(
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
             else:
                 model = _pretrained(folder, dtype=dtype, settings=settings)
-    except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
+    except _LOADING_ERRORS as error:
         raise ModelError(_explain(error, folder)) from error
     return model.to(device).eval()
 
@@ -71,26 +86,53 @@ def _pretrained(folder: ModelFolder, *, dtype: torch.dtype | None, settings: dic
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
-        folder.name, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **settings
+        folder.name,
+        dtype=dtype or "auto",
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported, and refused below with their names
+        **settings,
     )
-    missing = sorted(report["missing_keys"])
+    # transformers would draw both at random and go on.
+    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    problems = []
     if missing:
-        # transformers would draw them at random and go on.
-        raise ModelError(
-            Problem(
-                what=f"{len(missing)} weights of the base model are missing: {', '.join(missing[:_MISSING_SHOWN])} …",
-                where=folder.name,
-                expected="weights that match config.json",
-                fix="copy the folder anew, or check that it holds a causal language model",
-            )
+        problems.append(_unfit(f"{_weights(len(missing))} of the base model missing: {_some(missing)}", folder))
+    if mismatched:
+        shapes = [f"{name} is {_shape(there)}, not {_shape(wanted)}" for name, there, wanted in mismatched]
+        problems.append(
+            _unfit(f"{_weights(len(mismatched))} of another shape than config.json says: {_some(shapes)}", folder)
         )
+    if problems:
+        raise ModelError(*problems)
     return model
 
 
+def _unfit(what: str, folder: ModelFolder) -> Problem:
+    return Problem(
+        what=what,
+        where=folder.name,
+        expected="weights that match config.json",
+        fix="copy the folder anew, or check that it holds a causal language model",
+    )
+
+
+def _weights(count: int) -> str:
+    return "1 weight is" if count == 1 else f"{count:,} weights are"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "×".join(map(str, shape))
+
+
 def _explain(error: Exception, folder: ModelFolder) -> Problem:
-    text = str(error).strip().split("\n")[0]
+    text = " ".join(str(error).split())
     kind = folder.config.get("model_type")
-    if "trust_remote_code" in str(error):
+    if "trust_remote_code" in text:
         return Problem(
             what="the base model asks for its own code to be run",
             where=folder.name,
@@ -102,14 +144,19 @@ def _explain(error: Exception, folder: ModelFolder) -> Problem:
             where=folder.name,
             fix="set `model_parameters.attn_implementation: eager`",
         )
-    if "model type" in text or isinstance(error, KeyError) or "Unrecognized" in text:
+    if "model type" in text or "Unrecognized" in text:
         return Problem(
-            what=f"the architecture {kind!r} is not a causal language model that transformers knows: {text}",
+            what=f"the architecture {kind!r} is not a causal language model that this version of transformers knows",
             where=folder.name,
             fix="upgrade transformers, or choose another base model",
         )
+    damaged = "a safetensors file" if isinstance(error, SafetensorError) else "config.json"
+    if isinstance(error, SafetensorError | StrictDataclassError | KeyError | TypeError | ArithmeticError):
+        what = f"{damaged} is damaged or does not fit: {text}"
+    else:
+        what = f"the base model cannot be loaded: {text}"
     return Problem(
-        what=f"the base model cannot be loaded: {text}",
+        what=what,
         where=folder.name,
         expected="whole safetensors files that match config.json",
         fix="copy the folder anew from where it came",

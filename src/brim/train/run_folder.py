@@ -75,14 +75,14 @@ def check_run_folder(path: Path, *, resume: bool) -> None:
 
 
 def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
-    """The folder of a new run, or of the one to continue.
+    """The folder of a new run, still empty, or of the one to continue.
 
     Raises OutputError when it holds other things, or cannot be written to.
     """
     check_run_folder(path, resume=resume)
     run = RunFolder(path)
     try:
-        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
         probe = path / ".brim-can-write"
         probe.touch()
         probe.unlink()
