@@ -258,8 +258,8 @@ def test_every_optimizer_lowers_the_loss(tiny_base, sums_file, tmp_path, optimiz
     assert np.mean(sequence[-4:]) < 0.9 * np.mean(sequence[:4])
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
-def test_bfloat16_trains_and_resembles_fp32(tiny_base, sums_file, tmp_path, precision):
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "fp16-mixed"])
+def test_sixteen_bits_train_and_resemble_fp32(tiny_base, sums_file, tmp_path, precision):
     brim.Model(config(tiny_base, **NO_DROPOUT)).train(sums_file, output_directory=tmp_path / "fp32")
     brim.Model(config(tiny_base, precision=precision, **NO_DROPOUT)).train(
         sums_file, output_directory=tmp_path / precision
