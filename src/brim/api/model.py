@@ -51,6 +51,7 @@ class Model:
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
         model.config = _with_trained_weights(model.config, run)
+        model.notes = ()  # said when the run was trained
         model._is_trained = True
         return model
 

@@ -109,8 +109,10 @@ def _as_json(value: Any) -> Any:
 
 
 def _unwritable(path: Path, error: OSError) -> Problem:
+    below_a_file = isinstance(error, FileExistsError | NotADirectoryError)
+    reason = "its path leads through a file" if below_a_file else error.strerror or str(error)
     return Problem(
-        what=f"the output cannot be written: {error.strerror or error}",
+        what=f"the output cannot be written: {reason}",
         where=str(path),
         fix="name a file in a folder that may be written to and has room",
     )

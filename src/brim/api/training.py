@@ -144,13 +144,18 @@ def _require_same_config(config: Config, run: RunFolder) -> None:
         raise ConfigError(
             *(
                 Problem(
-                    what=f"{key} is {now.get(key)!r}, but this run was started with {before.get(key)!r}",
+                    what=f"{key} is {_shown(now.get(key))}, but this run was started with {_shown(before.get(key))}",
                     where=str(run.config),
                     fix="set it back, or train anew into another folder",
                 )
                 for key in changed
             )
         )
+
+
+def _shown(value: object) -> str:
+    """A value as YAML writes it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:

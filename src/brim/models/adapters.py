@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from brim.config import LoraConfig
@@ -79,9 +79,24 @@ def _pretrained(model: PreTrainedModel, weights: str, *, trainable: bool) -> Pef
         with warnings.catch_warnings():
             # PEFT would leave the missing ones as they were drawn, and go on.
             warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
-            return peft.PeftModel.from_pretrained(model, weights, is_trainable=trainable)
+            adapted = peft.PeftModel.from_pretrained(model, weights, is_trainable=trainable)
     except (ValueError, OSError, RuntimeError, KeyError, TypeError, SafetensorError, UserWarning) as error:
         raise ModelError(_unusable(weights, " ".join(str(error).split()))) from error
+    unused = _unused_weights(adapted, folder / _ADAPTER_FILES[1])
+    if unused:
+        raise ModelError(_unusable(weights, f"no layer takes {', '.join(unused)}"))
+    return adapted
+
+
+def _unused_weights(adapted: PeftModel, file: Path) -> list[str]:
+    """Weights in the file that PEFT passed over, without a word, since no layer of the model is called so."""
+    import peft
+
+    if not file.is_file():  # an adapter of the Hub
+        return []
+    taken = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    with safe_open(file, framework="pt") as tensors:
+        return sorted(name for name in tensors.keys() if "lora_" in name and name not in taken)  # noqa: SIM118
 
 
 def _unusable(weights: str, why: str) -> Problem:

@@ -101,7 +101,13 @@ def _read_config(path: Path) -> dict[str, Any]:
             )
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(Problem(what=f"config.json cannot be read: {error}", where=str(file))) from None
+        raise ModelError(
+            Problem(
+                what=f"config.json cannot be read: {error}",
+                where=str(file),
+                fix="copy it from the original model again",
+            )
+        ) from None
     if not isinstance(config, dict):
         raise ModelError(Problem(what="config.json holds no mapping", where=str(file)))
     if "model_type" not in config:

@@ -97,7 +97,7 @@ def _pretrained(folder: ModelFolder, *, dtype: torch.dtype | None, settings: dic
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     problems = []
     if missing:
-        problems.append(_unfit(f"{_weights(len(missing))} of the base model missing: {_some(missing)}", folder))
+        problems.append(_unfit(f"{_weights(len(missing))} missing: {_some(missing)}", folder))
     if mismatched:
         shapes = [f"{name} is {_shape(there)}, not {_shape(wanted)}" for name, there, wanted in mismatched]
         problems.append(
@@ -118,7 +118,7 @@ def _unfit(what: str, folder: ModelFolder) -> Problem:
 
 
 def _weights(count: int) -> str:
-    return "1 weight is" if count == 1 else f"{count:,} weights are"
+    return "1 weight of the base model is" if count == 1 else f"{count:,} weights of the base model are"
 
 
 def _some(names: list[str]) -> str:
@@ -150,13 +150,17 @@ def _explain(error: Exception, folder: ModelFolder) -> Problem:
             where=folder.name,
             fix="upgrade transformers, or choose another base model",
         )
-    damaged = "a safetensors file" if isinstance(error, SafetensorError) else "config.json"
-    if isinstance(error, SafetensorError | StrictDataclassError | KeyError | TypeError | ArithmeticError):
-        what = f"{damaged} is damaged or does not fit: {text}"
-    else:
-        what = f"the base model cannot be loaded: {text}"
+    if isinstance(error, StrictDataclassError | KeyError | TypeError | ArithmeticError):
+        return Problem(
+            what=f"config.json is damaged or does not fit: {text}",
+            where=folder.name,
+            fix="copy it from the original model again",
+        )
+    damaged = (
+        "a safetensors file is damaged" if isinstance(error, SafetensorError) else "the base model cannot be loaded"
+    )
     return Problem(
-        what=what,
+        what=f"{damaged}: {text}",
         where=folder.name,
         expected="whole safetensors files that match config.json",
         fix="copy the folder anew from where it came",

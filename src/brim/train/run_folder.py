@@ -26,6 +26,11 @@ class RunFolder:
     path: Path
 
     @property
+    def is_run(self) -> bool:
+        """Whether brim began a run here. A config.yaml alone may be anybody's."""
+        return self.config.is_file() and self.plan.is_file()
+
+    @property
     def config(self) -> Path:
         return self.path / "config.yaml"
 
@@ -69,8 +74,12 @@ def check_run_folder(path: Path, *, resume: bool) -> None:
     """
     run = RunFolder(path)
     if path.exists() and not path.is_dir():
-        raise OutputError(Problem(what="the output directory is a file", where=str(path), fix="choose another"))
-    if path.is_dir() and any(path.iterdir()) and not (resume and run.config.exists()):
+        raise OutputError(
+            Problem(
+                what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
+            )
+        )
+    if path.is_dir() and any(path.iterdir()) and not (resume and run.is_run):
         raise OutputError(_occupied(run))
 
 
@@ -100,12 +109,13 @@ def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
 def open_run_folder(path: Path) -> RunFolder:
     """A run that has been trained. Raises InputError when it is none, or has no model yet."""
     run = RunFolder(path)
-    if not run.config.is_file():
+    if not run.is_run and not (run.config.is_file() and run.model.is_dir()):
         raise InputError(
             Problem(
-                what="this folder is not a run: it has no config.yaml",
+                what="this folder is not a run",
                 where=str(path),
                 expected="the folder that `brim train` wrote, or a configuration file",
+                fix="name the run's folder (the one with plan.json and model/), or the YAML file",
             )
         )
     if not run.model.is_dir():
@@ -138,7 +148,7 @@ def write_environment(run: RunFolder, *, device: str) -> None:
 
 
 def _occupied(run: RunFolder) -> Problem:
-    if run.config.exists():
+    if run.is_run:
         return Problem(
             what="there is a run in this folder already; nothing was changed",
             where=str(run.path),
