@@ -95,21 +95,11 @@ CASES = {
     ),
     "unknown option": Case(
         command=(*CHECK, "sums.jsonl", "--outptu", "x"),
-        says=(
-            "Usage: ***brim check ***\n"
-            "Try '***brim check --help' for help.\n"
-            "\n"
-            "Error: No such option: --outptu***\n"
-        ),
+        says=("Usage: ***brim check ***\nTry '***brim check --help' for help.\n\nError: No such option: --outptu***\n"),
     ),
     "unknown verb": Case(
         command=("trian", "config.yaml"),
-        says=(
-            "Usage: ***brim ***\n"
-            "Try '***brim --help' for help.\n"
-            "\n"
-            "Error: No such command 'trian'***\n"
-        ),
+        says=("Usage: ***brim ***\nTry '***brim --help' for help.\n\nError: No such command 'trian'***\n"),
     ),
     "unknown split": Case(
         command=("evaluate", "run", "--dataset", "sums.jsonl", "--split", "tst"),

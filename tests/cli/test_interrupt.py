@@ -1,0 +1,88 @@
+"""Ctrl-C, as a real signal to a real process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+
+LONGEST_WAIT_S = 120
+# As the installed command does, with a word on stdout once torch is being loaded.
+BRIM = [sys.executable, "-c", "from brim.cli.main import main; main()"]
+LOADING = [
+    sys.executable,
+    "-c",
+    "import builtins\n"
+    "from brim.cli.main import main\n"
+    "load = builtins.__import__\n"
+    "def announce(name, *rest, **more):\n"
+    "    if name == 'torch':\n"
+    "        builtins.__import__ = load\n"
+    "        print('loading', flush=True)\n"
+    "    return load(name, *rest, **more)\n"
+    "builtins.__import__ = announce\n"
+    "main()",
+]
+
+
+def start(command, *arguments):
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+
+
+def steps(run: Path):
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["step"] for line in lines if '"learning_rate"' in line]
+
+
+def wait_for(condition, process):
+    """Until the condition holds; the process must live that long."""
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
+    long = ("train", "config.yaml", "trainer.train_steps=25", "trainer.early_stop=-1", "--dataset", "sums.jsonl")
+    run = project / "run"
+    # So many steps that it cannot be done before the signal arrives.
+    process = start(BRIM, *long, "trainer.steps_per_checkpoint=1", "--output-directory", run)
+    wait_for(lambda: len(steps(run)) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LONGEST_WAIT_S)
+    assert process.returncode == 130, (out, err)
+    assert "Traceback" not in out + err
+    stopped = max(steps(run))
+    assert 2 <= stopped < 25
+    assert err.endswith(f"brim: stopped after step {stopped}\n  fix: continue with --resume\n")
+    assert (run / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
+    assert not (run / "model").exists()
+
+    done = subprocess.run(
+        [*BRIM, "train", str(run), "--resume"], capture_output=True, text=True, timeout=LONGEST_WAIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"continuing after step {stopped} " in done.stdout
+    assert steps(run) == list(range(1, 26))
+    assert (run / "model" / "adapter_model.safetensors").exists()
+
+
+def test_ctrl_c_before_training_starts_leaves_nothing_behind(project, digests):
+    before = digests(project)
+    process = start(LOADING, "train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "run")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LONGEST_WAIT_S)
+    assert (process.returncode, err) == (130, "brim: interrupted\n"), out
+    assert digests(project) == before
