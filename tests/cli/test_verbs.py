@@ -1,0 +1,213 @@
+"""The verbs on input that is odd but right."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+
+UNTRAINED = "this is the model before training; for what a run has learned, name the run's folder\n"
+
+
+@pytest.fixture
+def run(project, finished_run):
+    """A finished run that may be written to."""
+    return shutil.copytree(finished_run, project / "run")
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# check
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: (
+            text.replace("question\n", "&q question\n").replace("answer\n", "answer\n    column: answer\n").encode()
+        ),
+        lambda text: text.replace("adapter: lora", "adapter: &a {type: lora}").encode(),
+    ],
+    ids=["CRLF", "byte order mark", "anchors", "flow style"],
+)
+def test_yaml_may_be_written_in_many_ways(brim, project, encode):
+    config = project / "config.yaml"
+    config.write_bytes(encode(config.read_text()))
+    done = brim("check", "config.yaml", "--dataset", "sums.jsonl")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("config.yaml: the configuration is right; llama with 128 tokens of context\n")
+
+
+@pytest.mark.parametrize("name", ["my data.csv", "Zahlen – größer.csv", "a'b\"c.csv", "[bold].csv", "UPPER.CSV"])
+@pytest.mark.parametrize("head", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
+def test_data_files_may_have_odd_names_and_windows_line_ends(brim, project, name, head):
+    (project / name).write_bytes(head + b"question,answer,split\r\nwhat,this,0\r\n")
+    done = brim("check", "config.yaml", "--dataset", name, "--show", "1")
+    assert (done.code, done.err) == (0, "")
+    assert f"\n{name}: 1 row\n" in done.out
+    assert "what«this<|end|>»" in done.out
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(brim, project):
+    (project / "data.jsonl").write_text('{"question": "[red]a[/red]", "answer": "[/]", "split": 0}\n')
+    done = brim("check", "config.yaml", "--dataset", "data.jsonl", "--show", "5")
+    assert "[red]a[/red]«[/]<|end|>»" in done.out
+
+
+def test_check_takes_a_run_too_and_tells_json(brim, run, digests):
+    before = digests(run)
+    done = brim("check", run, "--dataset", "sums.jsonl", "--json")
+    assert (done.code, done.err) == (0, "")
+    told = json.loads(done.out)
+    assert told["config"] == str(run / "config.yaml")
+    assert [split["num_rows"] for split in told["data"]["splits"]] == [28, 4, 8]
+    assert digests(run) == before
+
+
+# train
+
+
+def test_a_start_that_failed_can_be_repeated_in_the_same_folder(brim, project):
+    command = ("train", "config.yaml", "trainer.train_steps=1", "--dataset", "sums.jsonl", "--output-directory", "new")
+    assert brim(*command, "adapter.target_modules=[q_prj]").code == 2
+    assert brim(*command, "adapter.target_modules=[q_proj]").code == 0
+
+
+def test_the_run_knows_its_data(brim, project):
+    done = brim("train", "config.yaml", "trainer.train_steps=1", "--dataset", "sums.jsonl", "--output-directory", "new")
+    assert done.code == 0
+    (project / "config.yaml").unlink()
+    evaluated = brim("evaluate", "new", "--json")
+    assert json.loads(evaluated.out)["split"] == "test"
+    assert json.loads(evaluated.out)["num_rows"] == 8
+
+
+def test_a_run_whose_data_moved_can_be_resumed(brim, project):
+    command = ("train", "config.yaml", "trainer.train_steps=1", "--output-directory", "new", "--dataset")
+    assert brim(*command, "sums.jsonl").code == 0
+    (project / "sums.jsonl").rename(project / "moved.jsonl")
+    assert brim(*command, "moved.jsonl", "--resume").code == 0
+
+
+def test_resume_starts_anew_with_any_configuration_where_no_step_was_saved(brim, project):
+    command = ("train", "config.yaml", "trainer.train_steps=1", "--dataset", "sums.jsonl", "--output-directory", "new")
+    assert brim(*command).code == 0
+    shutil.rmtree(project / "new" / "checkpoints")
+    done = brim(*command, "trainer.learning_rate=0.5", "--resume")
+    assert done.code == 0
+    assert "nothing to continue in new: the run starts anew\n" in done.out
+    assert "learning_rate: 0.5\n" in (project / "new" / "config.yaml").read_text()
+
+
+def test_one_row_is_enough_and_the_empty_splits_are_told(brim, project):
+    (project / "one.csv").write_text("question,answer,split\nwhat,this,0\n")
+    done = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "new")
+    assert done.code == 0
+    assert "the validation split has no rows\nthe test split has no rows\n" in done.out
+    assert "2 steps in " in done.out
+    assert (project / "new" / "model" / "adapter_model.safetensors").exists()
+
+
+def test_an_effective_batch_beyond_the_data_is_one_step_an_epoch(brim, project):
+    done = brim(
+        "train", "config.yaml", "trainer.batch_size=100", "trainer.effective_batch_size=1000",
+        "--dataset", "sums.jsonl", "--output-directory", "new",
+    )  # fmt: skip
+    assert done.code == 0
+    assert "2 steps in " in done.out
+    steps = [record for record in records(project / "new" / "metrics.jsonl") if "learning_rate" in record]
+    assert [(step["effective_batch_size"], step["num_micro_batches"]) for step in steps] == [(28, 1), (28, 1)]
+
+
+def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, project, digests):
+    before = digests(project)
+    done = brim("train", "config.yaml", "trainer={type: none}", "adapter=null", "--dataset", "sums.jsonl")
+    assert done.code == 0
+    assert done.out.splitlines()[1].split() == ["validation", "test"]
+    assert digests(project) == before
+
+
+# evaluate
+
+
+def test_evaluate_prints_figures_for_people_and_for_programs(brim, run):
+    people = brim("evaluate", run, "--dataset", "sums.jsonl")
+    assert (people.code, people.err) == (0, "")
+    programs = json.loads(brim("evaluate", run, "--dataset", "sums.jsonl", "--json").out)
+    assert f"loss                 {programs['loss']:.4f}" in people.out
+    low, high = programs["loss_interval"]
+    assert low < programs["loss"] < high
+    assert f"loss, 95% interval over rows: {low:.4f} to {high:.4f}" in people.out
+    assert (programs["split"], programs["num_rows"]) == ("full", 40)
+
+
+def test_evaluate_with_texts_and_a_file_of_rows(brim, run, project):
+    done = brim(
+        "evaluate", run, "--dataset", "sums.jsonl", "--split", "test", "--texts", "--rows", "new/rows.csv", "--json"
+    )
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert {"bleu", "rouge1", "rouge2", "rougeL", "exact_match"} < told.keys()
+    rows = pd.read_csv(project / "new" / "rows.csv")
+    assert rows["row"].tolist() == [8, 9, 18, 19, 28, 29, 38, 39]
+    assert rows["loss"].sum() / rows["num_supervised"].sum() == pytest.approx(told["loss"], rel=1e-12)
+
+
+def test_a_configuration_that_was_not_trained_is_told_from_a_run(brim, project):
+    done = brim("evaluate", "config.yaml", "--dataset", "sums.jsonl")
+    assert (done.code, done.err) == (0, UNTRAINED)
+    none = brim("evaluate", "config.yaml", "trainer={type: none}", "adapter=null", "--dataset", "sums.jsonl")
+    assert (none.code, none.err) == (0, "")
+    assert none.out == done.out
+
+
+# predict
+
+
+def test_predict_needs_no_answers_and_keeps_order_and_columns(brim, run, project):
+    prompts = ["add 1 and 2 =", "x " * 40, "a", "größer? 数", "add 3 and 4 ="]
+    pd.DataFrame({"id": ["e", "d", "c", "b", "a"], "question": prompts}).to_csv(project / "in put.csv", index=False)
+    done = brim("predict", run, "--dataset", "in put.csv", "--output", "deep/er/out.jsonl")
+    assert done.code == 0
+    rows = records(project / "deep" / "er" / "out.jsonl")
+    assert [row["row"] for row in rows] == [0, 1, 2, 3, 4]
+    assert "".join(row["id"] for row in rows) == "edcba"
+    assert [row["question"] for row in rows] == prompts
+    assert list(rows[0]) == [
+        "row", "id", "question", "answer_response", "finish_reason", "num_prompt_tokens", "num_response_tokens",
+    ]  # fmt: skip
+    tokens = sum(row["num_response_tokens"] for row in rows)
+    stopped = sum(row["finish_reason"] == "stop" for row in rows)
+    assert done.out.startswith(f"5 rows, {tokens:,} tokens in ")
+    assert (
+        f"; {stopped} ended by themselves, {5 - stopped} at max_new_tokens\npredictions: deep/er/out.jsonl\n"
+        in done.out
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["num_beams=2"],
+        ["num_beams=2", "early_stopping=never", "length_penalty=-1"],
+        ["temperature=0"],
+        ["do_sample=true", "temperature=1.5", "top_k=null", "top_p=0.5"],
+        ["prompt_lookup_num_tokens=3"],
+        ["sequence_bias=[[[12, 7], -1.5]]", "bad_words_ids=[[3, 4]]", "suppress_tokens=[5]"],
+        ["bad_words_ids=[]"],
+        ["pad_token_id=1", "eos_token_id=[0, 5]"],
+        ["eos_token_id=7", "forced_eos_token_id=7", "exponential_decay_length_penalty=[2, 1.05]"],
+        ["guidance_scale=1.5", "repetition_penalty=1.2", "no_repeat_ngram_size=2", "use_cache=false"],
+    ],
+    ids=" ".join,
+)
+def test_every_generation_setting_reaches_transformers(brim, run, project, settings):
+    done = brim(
+        "predict", run, *(f"generation.{each}" for each in settings), "--dataset", "sums.jsonl", "--output", "o.csv"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert len(pd.read_csv(project / "o.csv")) == 40
