@@ -1,0 +1,144 @@
+"""LoRA: what is trained, in which dtype, from which draw; and adapters that do not fit."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from brim.config import LoraConfig
+from brim.errors import ModelError
+from brim.models.adapters import add_adapter, is_adapted
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+def base(folder, dtype=torch.float32):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def adapted(folder, *, seed=0, trainable=True, dtype=torch.float32, **settings):
+    return add_adapter(base(folder, dtype), LoraConfig(type="lora", **settings), seed=seed, trainable=trainable)
+
+
+def trained(model):
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@pytest.fixture
+def saved(tiny_base, tmp_path):
+    """An adapter whose weights do something."""
+    model = adapted(tiny_base, dropout=0.0)
+    with torch.no_grad():
+        for weight in trained(model).values():
+            weight.normal_()
+    model.save_pretrained(str(tmp_path / "adapter"))
+    return tmp_path / "adapter", model.eval()(IDS).logits
+
+
+def test_a_new_adapter_changes_nothing_and_trains_alone(tiny_base):
+    model = adapted(tiny_base)
+    assert is_adapted(model)
+    assert not is_adapted(base(tiny_base))
+    assert all("lora_" in name for name in trained(model))
+    # 2 layers × (q: 32→8→32, v: 32→8→16)
+    assert sum(weight.numel() for weight in trained(model).values()) == 2 * (2 * 32 * 8 + 32 * 8 + 8 * 16)
+    assert torch.equal(model.eval()(IDS).logits, base(tiny_base)(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scaling"),
+    [({"r": 4}, 2.0), ({"r": 4, "alpha": 4}, 1.0), ({"r": 16, "alpha": 32, "use_rslora": True}, 8.0)],
+)
+def test_the_scale_is_alpha_over_r_or_its_root(tiny_base, settings, scaling):
+    model = adapted(tiny_base, **settings)
+    (layer,) = [module for name, module in model.named_modules() if name.endswith("layers.0.self_attn.q_proj")]
+    assert layer.scaling == {"default": scaling}
+
+
+def test_adapters_are_fp32_on_a_bf16_base(tiny_base):
+    model = adapted(tiny_base, dtype=torch.bfloat16)
+    assert {weight.dtype for weight in trained(model).values()} == {torch.float32}
+    frozen = {weight.dtype for weight in model.parameters() if not weight.requires_grad}
+    assert frozen == {torch.bfloat16}
+
+
+def test_the_draw_follows_the_seed_alone(tiny_base):
+    def draw(seed):
+        torch.manual_seed(torch.seed())
+        return next(weight for name, weight in trained(adapted(tiny_base, seed=seed)).items() if "lora_A" in name)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_all_linear_layers_can_be_meant(tiny_base):
+    names = {
+        name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trained(adapted(tiny_base, target_modules="all-linear"))
+    }
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_unknown_targets_are_answered_with_the_layers_that_there_are(tiny_base):
+    with pytest.raises(ModelError, match=r"q_prj.*\n  expected: .*: q_proj, k_proj, .*\n  fix: .*all-linear"):
+        adapted(tiny_base, target_modules=["q_prj"])
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_saved_adapter_comes_back(tiny_base, saved, trainable):
+    folder, logits = saved
+    model = adapted(tiny_base, pretrained_adapter_weights=str(folder), trainable=trainable)
+    assert torch.equal(model.eval()(IDS).logits, logits)
+    assert bool(trained(model)) is trainable
+
+
+def drop_weights(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if "layers.1" not in name},
+        folder / "adapter_model.safetensors",
+    )
+
+
+def edit_config(**changes):
+    def edit(folder):
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "adapter_config.json").unlink(), "the folder holds no adapter_config.json\n"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "holds no adapter_model.safetensors\n"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be loaded"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "cannot be loaded"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 9), "cannot be loaded"),
+        (drop_weights, "cannot be loaded: Found missing adapter keys .*layers.1"),
+        (edit_config(r=4), "cannot be loaded: .*size mismatch"),
+        (edit_config(target_modules=["query"]), "cannot be loaded: .*query"),
+        (edit_config(target_modules=["v_proj"]), "cannot be loaded: no layer takes .*q_proj"),
+        (edit_config(peft_type="NONSENSE"), "cannot be loaded"),
+    ],
+    ids=["no config", "no weights", "broken config", "empty config", "broken weights", "a layer is missing", "another rank",
+         "other layers", "fewer layers", "unknown kind"],
+)  # fmt: skip
+def test_an_adapter_that_does_not_fit_is_refused(tiny_base, saved, spoil, message):
+    folder, _ = saved
+    spoil(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        adapted(tiny_base, pretrained_adapter_weights=str(folder))
+    assert len(caught.value.problems[0].what) < 400
+    assert caught.value.problems[0].where == str(folder)
+
+
+def test_pickled_adapters_are_not_opened(tiny_base, saved, tmp_path):
+    folder, _ = saved
+    shutil.move(folder / "adapter_model.safetensors", folder / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"holds no adapter_model\.safetensors"):
+        adapted(tiny_base, pretrained_adapter_weights=str(folder))
