@@ -1,0 +1,262 @@
+"""brim.Model: a model that is saved and loaded is the same model."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+
+import brim
+from brim.api.model import check_split
+
+PROMPTS = ["add 1 and 2 =", "add", "add 20 and 3 = 23; the sum of 20 plus 3"]
+
+
+def same(one, other, data):
+    """Equal figures and equal texts."""
+    assert one.evaluate(data).metrics == other.evaluate(data).metrics
+    assert one.generate(PROMPTS) == other.generate(PROMPTS)
+    return True
+
+
+@pytest.mark.parametrize("adapter", [{"type": "lora", "dropout": 0.0}, None], ids=["lora", "full"])
+def test_a_run_is_loaded_as_it_was_trained(config, sums_file, tmp_path, adapter):
+    model = brim.Model({**config, "adapter": adapter})
+    model.train(sums_file, output_directory=tmp_path / "run")
+    base = brim.Model({**config, "adapter": None})
+    assert model.evaluate(sums_file).metrics["loss"] != base.evaluate(sums_file).metrics["loss"]
+    loaded = brim.Model.load(tmp_path / "run")
+    assert loaded.notes == ()
+    assert same(loaded, model, sums_file)
+
+
+@pytest.mark.parametrize("adapter", [{"type": "lora", "dropout": 0.0}, None], ids=["lora", "full"])
+def test_what_save_writes_is_loaded_from_anywhere(config, sums_file, tmp_path, monkeypatch, adapter):
+    model = brim.Model({**config, "adapter": adapter})
+    model.train(sums_file, output_directory=tmp_path / "run")
+    model.save(tmp_path / "saved")
+    loaded = brim.Model.load(tmp_path / "saved")
+    loaded.save(tmp_path / "again")
+    shutil.rmtree(tmp_path / "run")
+    shutil.rmtree(tmp_path / "saved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert same(brim.Model.load("../again"), model, sums_file)
+
+
+def test_saving_before_training_saves_the_base_model(config, sums_file, tmp_path):
+    model = brim.Model(config)
+    model.save(tmp_path / "saved")
+    assert same(brim.Model.load(tmp_path / "saved"), model, sums_file)
+
+
+def test_a_model_that_started_from_random_weights_is_loaded_with_them(config, sums_file, tmp_path, tiny_base):
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    model = brim.Model({**config, "base_model": str(base), "initialize": "random"})
+    model.train(sums_file, output_directory=tmp_path / "run")
+    assert same(brim.Model.load(tmp_path / "run"), model, sums_file)
+
+
+def test_training_goes_on_from_a_loaded_run(config, sums_file, tmp_path):
+    first = brim.Model(config)
+    first.train(sums_file, output_directory=tmp_path / "first")
+    before = first.evaluate(sums_file, split="train").metrics["loss"]
+    second = brim.Model.load(tmp_path / "first", overrides=["trainer.train_steps=8"])
+    second.train(sums_file, output_directory=tmp_path / "second")
+    assert second.evaluate(sums_file, split="train").metrics["loss"] < before
+    assert same(brim.Model.load(tmp_path / "second"), second, sums_file)
+
+
+@pytest.mark.parametrize("adapter", [{"type": "lora"}, None], ids=["lora", "full"])
+def test_other_tools_open_the_model_folder_and_stop_where_brim_does(config, sums_file, tmp_path, tiny_base, adapter):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    brim.Model({**config, "adapter": adapter}).train(sums_file, output_directory=tmp_path / "run")
+    folder = tmp_path / "run" / "model"
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|end|>"
+    generation = GenerationConfig.from_pretrained(folder)
+    assert (generation.eos_token_id, generation.pad_token_id, generation.max_new_tokens) == ([0], 1, 6)
+    if adapter is None:
+        assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == [0]
+
+
+@pytest.mark.parametrize("taken", ["file", "folder"])
+def test_save_overwrites_nothing(config, tmp_path, taken):
+    target = tmp_path / "taken"
+    if taken == "file":
+        target.write_text("mine")
+    else:
+        target.mkdir()
+        (target / "notes.txt").write_text("mine")
+    with pytest.raises(brim.OutputError, match=r"is a file|holds other things"):
+        brim.Model(config).save(target)
+    assert (target if taken == "file" else target / "notes.txt").read_text() == "mine"
+
+
+def test_save_below_a_file_is_one_error(config, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(brim.OutputError, match="the output directory cannot be written"):
+        brim.Model(config).save(tmp_path / "file" / "saved")
+
+
+def test_a_folder_that_is_no_run_is_not_loaded(tmp_path):
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(brim.InputError, match="this folder is not a run"):
+        brim.Model.load(tmp_path)
+
+
+def test_a_run_before_its_end_says_how_to_end_it(config, sums_file, tmp_path):
+    brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    with pytest.raises(
+        brim.InputError, match=r"this run has no model yet\n  fix: finish it with `brim train .* --resume`"
+    ):
+        brim.Model.load(tmp_path / "run")
+
+
+def test_every_kind_of_data_gives_the_same_figures(zero_shot, sums, sums_file):
+    model = brim.Model(zero_shot)
+    frame = pd.DataFrame(sums)
+    expected = model.evaluate(sums_file).metrics
+    assert model.evaluate(frame).metrics == expected
+    assert model.evaluate(frame.to_dict("list")).metrics == expected
+
+
+def test_splits_are_those_of_the_data_and_add_up(zero_shot, sums_file):
+    model = brim.Model(zero_shot)
+    parts = [model.evaluate(sums_file, split=split) for split in ("train", "validation", "test")]
+    assert [part.metrics["num_rows"] for part in parts] == [28, 4, 8]
+    full = model.evaluate(sums_file)
+    assert full.split == "full"
+    rows = pd.concat([part.rows for part in parts]).sort_values("row", ignore_index=True)
+    assert rows["row"].tolist() == list(range(40))
+    pd.testing.assert_frame_equal(rows, full.rows, rtol=1e-6)
+    assert full.rows["loss"].sum() / full.rows["num_supervised"].sum() == pytest.approx(full.metrics["loss"])
+
+
+def test_the_configurations_own_data_is_evaluated_on_its_test_split(zero_shot, sums_file):
+    model = brim.Model({**zero_shot, "dataset": str(sums_file)})
+    assert model.evaluate().split == "test"
+    assert model.evaluate(sums_file).split == "full"
+
+
+def test_an_empty_split_is_an_error(zero_shot, sums):
+    frame = pd.DataFrame(sums)
+    with pytest.raises(brim.DataError, match="the split 'test' has no rows"):
+        brim.Model(zero_shot).evaluate(frame[frame["split"] < 2], split="test")
+
+
+def test_texts_are_measured_against_the_answers(zero_shot, sums):
+    """The references are the answers: a model's own greedy responses, given as answers, match exactly."""
+    model = brim.Model(zero_shot)
+    responses = model.predict(pd.DataFrame(sums)).predictions
+    # Texts that survive another round of tokenizing; six tokens are not always whole characters.
+    kept = responses[~responses["answer_response"].str.contains("�|^$")].head(10)
+    own = pd.DataFrame({"question": kept["question"], "answer": kept["answer_response"]})
+    figures = model.evaluate(own, with_texts=True).metrics
+    assert len(own) > 3
+    assert figures["exact_match"] == 1.0
+
+
+def test_texts_need_room_in_the_context(zero_shot, sums):
+    frame = pd.DataFrame({"question": ["x" * 90, "a"], "answer": ["b", "c"]})
+    model = brim.Model({**zero_shot, "generation": {"max_new_tokens": 60}})
+    assert model.evaluate(frame).metrics["num_rows"] == 2
+    with pytest.raises(
+        brim.DataError, match=r"row 0: 1 prompt is too long: with generation.max_new_tokens, 60, .* 128"
+    ):
+        model.evaluate(frame, with_texts=True)
+
+
+def test_generate_takes_one_prompt_or_many_and_settings_for_the_call(zero_shot):
+    model = brim.Model(zero_shot)
+    many = model.generate(PROMPTS)
+    assert [model.generate(prompt) for prompt in PROMPTS] == many
+    assert isinstance(many, list)
+    assert model.generate([]) == []
+    longer = model.generate(PROMPTS[0], max_new_tokens=12)
+    assert longer.startswith(many[0])
+    assert model.generate(PROMPTS) == many
+    with pytest.raises(brim.ConfigError, match=r"unknown key generation.max_tokens"):
+        model.generate("a", max_tokens=3)
+
+
+def test_prompts_that_cannot_be_continued_are_named(zero_shot):
+    with pytest.raises(brim.DataError) as caught:
+        brim.Model(zero_shot).generate(["a", "", "x" * 200])
+    assert [(problem.where, problem.what) for problem in caught.value.problems] == [
+        ("prompt 2", "1 prompt is empty"),
+        ("prompt 3", "1 prompt is too long: with generation.max_new_tokens, 6, the answer could pass the model's "
+         "context, 128 tokens"),
+    ]  # fmt: skip
+
+
+def test_a_configuration_that_was_not_trained_says_so_once_a_call(config, sums_file, tmp_path):
+    note = "this is the model before training; for what a run has learned, name the run's folder"
+    model, said = brim.Model(config), []
+    model.evaluate(sums_file, say=said.append)
+    assert said == [note]
+    model.train(sums_file, output_directory=tmp_path / "run")
+    said.clear()
+    model.evaluate(sums_file, say=said.append)
+    model.predict(sums_file, say=said.append)
+    brim.Model.load(tmp_path / "run").evaluate(sums_file, say=said.append)
+    assert said == []
+
+
+def test_the_run_records_where_its_data_lies(config, sums_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    brim.Model(config).train(sums_file.name, output_directory="run")
+    assert brim.Model.load("run").config.dataset == str(sums_file.resolve())
+
+
+def test_a_frame_leaves_no_path(config, sums, tmp_path):
+    brim.Model(config).train(pd.DataFrame(sums), output_directory=tmp_path / "run")
+    assert brim.Model.load(tmp_path / "run").config.dataset is None
+
+
+def test_a_start_that_failed_leaves_an_empty_folder(config, sums_file, tmp_path):
+    broken = {**config, "adapter": {"type": "lora", "target_modules": ["nonsense"]}}
+    with pytest.raises(brim.ModelError, match="nonsense"):
+        brim.Model(broken).train(sums_file, output_directory=tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_resume_does_not_take_a_folder_with_any_config_for_a_run(config, sums_file, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "config.yaml").write_text("mine")
+    with pytest.raises(brim.OutputError, match="holds other things; nothing was changed"):
+        brim.Model(config).train(sums_file, output_directory=mine, resume=True)
+    assert (mine / "config.yaml").read_text() == "mine"
+
+
+def test_changed_keys_are_told_as_yaml_writes_them(config, sums_file, tmp_path):
+    brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
+    changed = {**config, "trainer": {**config["trainer"], "train_steps": None, "skip_all_evaluation": True}}
+    with pytest.raises(brim.ConfigError) as caught:
+        brim.Model(changed).train(sums_file, output_directory=tmp_path / "run", resume=True)
+    assert sorted(problem.what for problem in caught.value.problems) == [
+        "trainer.skip_all_evaluation is true, but this run was started with false",
+        "trainer.train_steps is null, but this run was started with 4",
+    ]
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test", "full", None])
+def test_splits_have_names(name):
+    assert check_split(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "Test", "dev", "all"])
+def test_other_names_are_no_splits(name):
+    with pytest.raises(brim.InputError, match=r"there is no split .*\n  expected: train, validation, test, full"):
+        check_split(name)
+
+
+def test_no_secret_reaches_the_saved_model(config, sums_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_planted0secret")
+    brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or b"hf_planted0secret" not in path.read_bytes()
+    json.loads((tmp_path / "run" / "environment.json").read_text())
