@@ -38,3 +38,13 @@ test: lint  ## the whole suite: lint, types, tests
 .PHONY: docs
 docs: $(STAMP)  ## write docs/configuration.md anew from the schema
 	$(BIN)/python docs/generate.py
+
+.PHONY: bench-loss
+bench-loss: $(STAMP)  ## losses across micro-batches, and against transformers' and TRL's trainers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/python -m benchmarks.loss_equality
+
+.PHONY: bench-loop
+bench-loop: $(STAMP)  ## the loop's cost over a bare PyTorch loop, and the start-up times
+	$(BIN)/python -m benchmarks.loop_overhead
+	$(BIN)/python -m benchmarks.startup
