@@ -67,21 +67,38 @@ def instruction_rows(modules: Iterable[Module]) -> list[Row]:
 
 
 def pretraining_rows(modules: Iterable[Module], *, max_characters: int = 1600) -> list[dict[str, str | int]]:
-    """The text of the training modules in pieces of about max_characters, as rows {prompt: "", completion, split}.
+    """The text of the training modules as rows {prompt: "", completion, split}.
 
-    Pieces end where a statement of the module or of a class ends; a longer statement is cut between lines, and a table
-    (an assignment that is longer than a piece) is left out. Every fiftieth piece is for validation. Held-out modules
-    are not in it.
+    Every fiftieth piece is for validation. Held-out modules are not in it.
     """
-    pieces = [piece for module in modules if module.split == TRAIN for piece in _pieces(module, max_characters)]
+    texts = [piece for module in modules if module.split == TRAIN for piece in pieces(module, max_characters)]
     return [
         {
             "prompt": "",
-            "completion": piece,
+            "completion": text,
             "split": VALIDATION if number % _PRETRAINING_VALIDATION_ONE_IN == 0 else TRAIN,
         }
-        for number, piece in enumerate(pieces, start=1)
+        for number, text in enumerate(texts, start=1)
     ]
+
+
+def pieces(module: Module, max_characters: int) -> Iterator[str]:
+    """A module's text in pieces of about max_characters.
+
+    They end where a statement of the module or of a class ends; a longer statement is cut between lines, and a table
+    (an assignment that is longer than a piece) is left out.
+    """
+    lines = [f"{line}\n" for line in module.text.split("\n")]
+    starts = {_start(statement, lines): statement for statement in _statements(module.tree)}
+    blocks: list[str] = []
+    for begin, end in pairwise(sorted({0, *starts, len(lines)})):
+        block = lines[begin:end]
+        is_table = isinstance(starts.get(begin), ast.Assign | ast.AnnAssign) and sum(map(len, block)) > max_characters
+        if not is_table:
+            blocks += _packed(block, max_characters)
+    for piece in _packed(blocks, max_characters):
+        if piece.strip():
+            yield piece.strip("\n")
 
 
 def stdlib_modules(folder: Path | None = None) -> list[Module]:
@@ -180,20 +197,6 @@ def _without_docstring(
 def _dedent(lines: Sequence[str], columns: int) -> str:
     """The lines without their common indentation. Text in long strings may have less and loses what it has."""
     return "\n".join(line[columns:] if not line[:columns].strip() else line for line in lines).rstrip()
-
-
-def _pieces(module: Module, max_characters: int) -> Iterator[str]:
-    lines = [f"{line}\n" for line in module.text.split("\n")]
-    starts = {_start(statement, lines): statement for statement in _statements(module.tree)}
-    blocks: list[str] = []
-    for begin, end in pairwise(sorted({0, *starts, len(lines)})):
-        block = lines[begin:end]
-        is_table = isinstance(starts.get(begin), ast.Assign | ast.AnnAssign) and sum(map(len, block)) > max_characters
-        if not is_table:
-            blocks += _packed(block, max_characters)
-    for piece in _packed(blocks, max_characters):
-        if piece.strip():
-            yield piece.strip("\n")
 
 
 def _packed(parts: Iterable[str], max_characters: int) -> Iterator[str]:

@@ -1,0 +1,216 @@
+"""The demo's data: complete, the same each time, and held out where it says so."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stdlib_code.dataset import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Module,
+    Row,
+    instruction_rows,
+    pieces,
+    pretraining_rows,
+    split_of,
+    stdlib_modules,
+    write_jsonl,
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def module_of(text: str, *, name: str = "sample", split: int = TRAIN) -> Module:
+    text = textwrap.dedent(text)
+    return Module(name=name, text=text, tree=ast.parse(text), split=split)
+
+
+def rows_of(text: str) -> list[Row]:
+    return instruction_rows([module_of(text)])
+
+
+def test_a_row_is_docstring_signature_and_source() -> None:
+    [row] = rows_of(
+        '''
+        class Box:
+            @property
+            def size(self,
+                     scale: int = 1) -> int:
+                """How much fits in.
+
+                    In litres.
+                """
+
+                # rounded
+                return round(self.litres * scale)
+        '''
+    )
+    header = "@property\ndef size(self,\n         scale: int = 1) -> int:"
+    assert row == Row(
+        module="sample",
+        qualname="Box.size",
+        instruction="How much fits in.\n\nIn litres.",
+        input=header,
+        output=header + "\n    # rounded\n    return round(self.litres * scale)",
+        split=TRAIN,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('def f():\n    """Only words."""\n', "nothing to write"),
+        ("def f():\n    return 1\n", "nothing to go by"),
+        ('def f():\n    ""\n    return 1\n', "an empty docstring"),
+        ('def f(): "Words."; return 1\n', "docstring and body on one line"),
+    ],
+)
+def test_a_function_without_docstring_or_body_is_no_row(text: str, why: str) -> None:
+    assert rows_of(text) == [], why
+
+
+def test_functions_under_conditions_count_and_inner_functions_do_not() -> None:
+    found = rows_of(
+        '''
+        if True:
+            async def outer():
+                """Outer."""
+                def inner():
+                    """Inner."""
+                    return 1
+                return inner
+        '''
+    )
+    assert [row.qualname for row in found] == ["outer"]
+    assert found[0].output.startswith("async def outer():\n    def inner():")
+
+
+def test_a_row_that_was_there_before_is_left_out() -> None:
+    text = 'def f():\n    """Words."""\n    return 1\n'
+    first, second = module_of(text, name="first"), module_of(text, name="second")
+    assert [row.module for row in instruction_rows([first, second])] == ["first"]
+
+
+def test_a_held_out_function_that_training_text_holds_is_left_out_of_the_held_out_rows() -> None:
+    text = 'def f():\n    """Words."""\n    return 1\n'
+    held_out, seen = module_of(text, name="held", split=TEST), module_of(text, name="seen")
+    assert [row.module for row in instruction_rows([held_out, seen])] == ["seen"]
+
+
+def test_there_are_thousands_of_rows_with_a_long_tail(rows: list[Row]) -> None:
+    lengths = np.array([len(row.instruction) + len(row.input) + len(row.output) for row in rows])
+    assert len(rows) > 4000
+    assert np.quantile(lengths, 0.99) > 8 * np.median(lengths)
+
+
+def test_every_output_is_a_function_without_its_docstring(rows: list[Row]) -> None:
+    for row in rows:
+        [function] = ast.parse(row.output).body
+        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        assert function.name == row.qualname.split(".")[-1]
+        assert row.output.startswith(row.input + "\n")
+        assert row.instruction == row.instruction.strip() != ""
+
+
+def test_no_row_is_there_twice(rows: list[Row]) -> None:
+    assert len({(row.instruction, row.input, row.output) for row in rows}) == len(rows)
+
+
+def test_the_splits_share_no_top_level_module(modules: list[Module], rows: list[Row]) -> None:
+    splits_of: dict[str, set[int]] = {}
+    for thing in (*modules, *rows):
+        name = thing.name if isinstance(thing, Module) else thing.module
+        splits_of.setdefault(name.split(".")[0], set()).add(thing.split)
+    assert all(len(splits) == 1 for splits in splits_of.values())
+
+
+def test_the_shares_of_the_splits_are_near_what_the_docstring_says(rows: list[Row]) -> None:
+    shares = np.bincount([row.split for row in rows], minlength=3) / len(rows)
+    assert 0.72 < shares[TRAIN] < 0.88
+    assert shares[VALIDATION] > 0.04
+    assert shares[TEST] > 0.08
+
+
+@pytest.mark.parametrize(
+    ("module", "split"),
+    # The shipped base model has read the training modules: these may never change.
+    [("argparse", TRAIN), ("asyncio.tasks", TRAIN), ("lib2to3.fixer_util", VALIDATION), ("ipaddress", TEST)],
+)
+def test_the_split_of_a_module_is_fixed_for_good(module: str, split: int) -> None:
+    assert split_of(module) == split
+
+
+@pytest.mark.parametrize(("module", "twin"), [("_pydecimal", "decimal"), ("_pyio", "io"), ("_socket", "socket")])
+def test_a_module_and_its_twin_are_in_one_split(module: str, twin: str) -> None:
+    assert split_of(module) == split_of(twin)
+
+
+def test_another_process_finds_the_same_rows(rows: list[Row], tmp_path: Path) -> None:
+    write_jsonl(rows, tmp_path / "here.jsonl")
+    script = [sys.executable, str(EXAMPLES / "stdlib_code" / "dataset.py"), str(tmp_path / "there.jsonl")]
+    subprocess.run(script, check=True, env={"PYTHONHASHSEED": "1"}, capture_output=True)
+    assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
+
+
+def test_files_that_are_tests_installed_broken_or_not_utf8_are_no_modules(tmp_path: Path) -> None:
+    for path, content in {
+        "json/__init__.py": b"x = 1\n",
+        "json/tests/test_it.py": b"x = 1\n",
+        "site-packages/json.py": b"x = 1\n",
+        "not_of_the_library.py": b"x = 1\n",
+        "csv.py": b"x = \n",
+        "abc.py": b"# \xff\nx = 1\n",
+        "ast.py": b"x = 2\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    assert [module.name for module in stdlib_modules(tmp_path)] == ["ast", "json"]
+
+
+def test_pretraining_text_comes_from_training_modules_alone(modules: list[Module]) -> None:
+    lines = {True: set[str](), False: set[str]()}
+    for module in modules:
+        lines[module.split == TRAIN].update(module.text.split("\n"))
+    read = {line for row in pretraining_rows(modules) for line in str(row["completion"]).split("\n")}
+    assert read <= lines[True]
+    assert len(lines[False] - read) > 20_000
+
+
+def test_some_pretraining_pieces_are_for_validation(modules: list[Module]) -> None:
+    splits = np.array([row["split"] for row in pretraining_rows(modules)])
+    assert 0.015 < np.mean(splits == VALIDATION) < 0.025
+    assert set(splits.tolist()) == {TRAIN, VALIDATION}
+
+
+@given(
+    bodies=st.lists(st.integers(0, 12), min_size=1, max_size=12),
+    max_characters=st.integers(20, 200),
+)
+def test_pieces_hold_every_line_once_and_in_order(bodies: list[int], max_characters: int) -> None:
+    text = "".join(f"# {n}\ndef f{n}():\n" + f"    call({n})\n" * (size + 1) for n, size in enumerate(bodies))
+    cut = list(pieces(module_of(text), max_characters))
+    assert "\n".join(cut).split() == text.split()
+    assert all(len(piece) <= max_characters for piece in cut)
+
+
+def test_a_table_is_no_pretraining_text() -> None:
+    module = module_of("x = 1\ntable = [\n" + "    0,\n" * 50 + "]\ny = 2\n")
+    assert list(pieces(module, 100)) == ["x = 1\ny = 2"]
+
+
+def test_write_jsonl_keeps_text_as_it_is(tmp_path: Path) -> None:
+    rows = rows_of('def f():\n    """Größe\u2028."""\n    return "\\n"\n')
+    write_jsonl(rows, tmp_path / "new" / "rows.jsonl")
+    [line] = (tmp_path / "new" / "rows.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    assert json.loads(line)["instruction"] == "Größe\u2028."
