@@ -91,7 +91,9 @@ def main() -> None:
 
 def _write_start(folder: Path, rows: Sequence[dict[str, str | int]]) -> None:
     """A model folder without weights: architecture and tokenizer."""
-    learned = tokenizer.train((str(row["completion"]) for row in rows), vocabulary_size=VOCABULARY_SIZE)
+    learned = tokenizer.train(
+        (str(row["completion"]) for row in rows if row["split"] == dataset.TRAIN), vocabulary_size=VOCABULARY_SIZE
+    )
     tokenizer.save(learned, folder, context_length=CONTEXT_LENGTH)
     (folder / "config.json").write_text(json.dumps(ARCHITECTURE, indent=2) + "\n", encoding="utf-8")
 
