@@ -81,6 +81,28 @@ def test_other_tools_open_the_model_folder_and_stop_where_brim_does(config, sums
         assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == [0]
 
 
+def test_a_runs_base_model_can_be_evaluated_as_it_was(config, sums_file, tmp_path):
+    brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
+    said = []
+    base = brim.Model.load(tmp_path / "run", overrides=["adapter=null"])
+    assert same(base, brim.Model({**config, "adapter": None}), sums_file)
+    base.evaluate(sums_file, say=said.append)
+    assert said == ["this is the model before training; for what a run has learned, name the run's folder"]
+
+
+def test_a_fully_trained_model_can_be_given_an_adapter(config, sums_file, tmp_path):
+    brim.Model({**config, "adapter": None}).train(sums_file, output_directory=tmp_path / "full")
+    model = brim.Model.load(tmp_path / "full", overrides=["adapter=lora"])
+    model.train(sums_file, output_directory=tmp_path / "adapted")
+    assert (tmp_path / "adapted" / "model" / "adapter_model.safetensors").exists()
+    assert same(brim.Model.load(tmp_path / "adapted"), model, sums_file)
+
+
+def test_nothing_but_brim_speaks_while_a_model_is_saved(config, sums_file, tmp_path, capfd):
+    brim.Model({**config, "adapter": None}).train(sums_file, output_directory=tmp_path / "run")
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("taken", ["file", "folder"])
 def test_save_overwrites_nothing(config, tmp_path, taken):
     target = tmp_path / "taken"

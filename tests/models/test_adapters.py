@@ -85,6 +85,17 @@ def test_unknown_targets_are_answered_with_the_layers_that_there_are(tiny_base):
         adapted(tiny_base, target_modules=["q_prj"])
 
 
+def test_transposed_layers_as_in_gpt2_are_adapted_without_a_warning():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def gpt2():
+        return GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=8, n_layer=1, n_head=2, n_positions=16))
+
+    assert trained(add_adapter(gpt2(), LoraConfig(type="lora"), seed=0, trainable=True))
+    with pytest.raises(ModelError, match="of this model: c_attn, c_proj, c_fc, lm_head"):
+        add_adapter(gpt2(), LoraConfig(type="lora", target_modules=["q_proj"]), seed=0, trainable=True)
+
+
 @pytest.mark.parametrize("trainable", [True, False])
 def test_a_saved_adapter_comes_back(tiny_base, saved, trainable):
     folder, logits = saved

@@ -1,5 +1,6 @@
 """Base weights: as stored, in another dtype, or drawn; and nothing but whole ones."""
 
+import importlib.util
 import json
 import shutil
 
@@ -83,6 +84,21 @@ def test_transformers_progress_bars_are_as_they_were(tiny_base):
         load(tiny_base)
         assert logging.is_progress_bar_enabled() is before
     logging.enable_progress_bar()
+
+
+def test_the_folders_generation_settings_are_not_taken_but_its_tokens_are(folder):
+    own = {"temperature": 0.6, "do_sample": True, "suppress_tokens": [5], "eos_token_id": [0, 9], "max_length": 4096}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    kept = load(folder).generation_config
+    assert kept.eos_token_id == [0, 9]
+    assert (kept.temperature, kept.do_sample, kept.suppress_tokens, kept.max_length) == (None, None, None, None)
+
+
+def test_a_kernel_that_is_not_installed_is_named(tiny_base):
+    if importlib.util.find_spec("flash_attn") is not None:
+        pytest.skip("it is installed here")
+    with pytest.raises(ModelError, match=r"attn_implementation: the attention kernel .*\n  fix: .*sdpa"):
+        load(tiny_base, attn_implementation="flash_attention_2")
 
 
 def test_all_misfits_are_told_at_once(folder):

@@ -47,12 +47,17 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
-        """The model of a finished run, or one that `save` wrote."""
+        """The model of a finished run, or one that `save` wrote.
+
+        With `adapter=null` among the overrides, the base model that the run's adapter was trained on.
+        """
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
-        model.config = _with_trained_weights(model.config, run)
+        holds_adapter = (run.model / "adapter_config.json").is_file()
         model.notes = ()  # said when the run was trained
-        model._is_trained = True
+        if model.config.adapter is not None or not holds_adapter:
+            model.config = _with_trained_weights(model.config, run, holds_adapter=holds_adapter)
+            model._is_trained = True
         return model
 
     def train(
@@ -268,10 +273,10 @@ def _generation_rows(config: Config) -> int:
     return config.trainer.eval_batch_size if isinstance(config.trainer, FinetuneTrainer) else config.trainer.batch_size
 
 
-def _with_trained_weights(config: Config, run: RunFolder) -> Config:
+def _with_trained_weights(config: Config, run: RunFolder, *, holds_adapter: bool) -> Config:
     """The configuration of a run with what it has learned in place of what it started from."""
     weights = str(run.model.resolve())
-    if config.adapter is not None:
+    if config.adapter is not None and holds_adapter:
         adapter = config.adapter.model_copy(update={"pretrained_adapter_weights": weights})
         return config.model_copy(update={"adapter": adapter})
     return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})

@@ -55,7 +55,10 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
         init_lora_weights=True if settings.init_lora_weights in (True, "default") else settings.init_lora_weights,
     )
     try:
-        return peft.get_peft_model(model, lora)
+        with warnings.catch_warnings():
+            # GPT-2's layers are transposed; PEFT notices that and does what is right.
+            warnings.filterwarnings("ignore", message=".*fan_in_fan_out", category=UserWarning)
+            return peft.get_peft_model(model, lora)
     except ValueError as error:
         raise ModelError(
             Problem(
@@ -114,5 +117,7 @@ def _as_peft(target_modules: object) -> object:
 
 def _linear_layer_names(model: nn.Module) -> list[str]:
     """The distinct last names of linear layers, in the order of the model."""
-    names = [name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    from transformers.pytorch_utils import Conv1D  # what GPT-2 is made of
+
+    names = [name.rsplit(".", 1)[-1] for name, each in model.named_modules() if isinstance(each, nn.Linear | Conv1D)]
     return list(dict.fromkeys(names))

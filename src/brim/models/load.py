@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from safetensors import SafetensorError
 
 from brim.errors import ModelError, Problem
 from brim.models.folder import Initialize, ModelFolder
+from brim.models.quiet import no_library_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,28 +50,25 @@ def load_base(
     """
     settings: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     try:
-        with _quiet():
+        with no_library_bars():
             if initialize == "random":
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
             else:
                 model = _pretrained(folder, dtype=dtype, settings=settings)
     except _LOADING_ERRORS as error:
         raise ModelError(_explain(error, folder)) from error
+    _forget_generation_settings(model)
     return model.to(device).eval()
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bars, which are put back as they were."""
-    from transformers.utils import logging
+def _forget_generation_settings(model: PreTrainedModel) -> None:
+    """Keep only the special tokens: transformers fills every setting that ours leave open from the model's own."""
+    from transformers import GenerationConfig
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    own = model.generation_config
+    if own is not None:
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        model.generation_config = GenerationConfig(**{name: getattr(own, name) for name in names})
 
 
 def _random(folder: ModelFolder, *, dtype: torch.dtype | None, seed: int, settings: dict[str, Any]) -> PreTrainedModel:
@@ -137,6 +134,12 @@ def _explain(error: Exception, folder: ModelFolder) -> Problem:
             what="the base model asks for its own code to be run",
             where=folder.name,
             fix="read that code; if you trust it, set `trust_remote_code: true`",
+        )
+    if "FlashAttention" in text:
+        return Problem(
+            what=f"the attention kernel that was asked for cannot be used: {text}",
+            where="model_parameters.attn_implementation",
+            fix="install it, or set `model_parameters.attn_implementation: sdpa`",
         )
     if "attention implementation" in text:
         return Problem(

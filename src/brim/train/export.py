@@ -10,6 +10,7 @@ from typing import Any
 from brim.errors import CheckpointError, Problem
 from brim.files import whole_folder
 from brim.models.llm import LLM
+from brim.models.quiet import no_library_bars
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -33,7 +34,7 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any]) -> None
     from transformers import GenerationConfig
 
     try:
-        with whole_folder(path) as folder:
+        with whole_folder(path) as folder, no_library_bars():
             llm.model.save_pretrained(str(folder))
             GenerationConfig(**generation).save_pretrained(str(folder))
             for name in _TOKENIZER_FILES:
