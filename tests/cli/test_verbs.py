@@ -5,6 +5,7 @@ import shutil
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
 UNTRAINED = "this is the model before training; for what a run has learned, name the run's folder\n"
 
@@ -163,6 +164,17 @@ def test_a_configuration_that_was_not_trained_is_told_from_a_run(brim, project):
     none = brim("evaluate", "config.yaml", "trainer={type: none}", "adapter=null", "--dataset", "sums.jsonl")
     assert (none.code, none.err) == (0, "")
     assert none.out == done.out
+
+
+def test_figures_that_are_no_numbers_are_still_json(brim, project, tiny_base):
+    base = shutil.copytree(tiny_base, project / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    done = brim("evaluate", "config.yaml", "base_model=base", "--dataset", "sums.jsonl", "--json")
+    told = json.loads(done.out, parse_constant=pytest.fail)
+    assert (told["loss"], told["perplexity"], told["loss_interval"]) == (None, None, [None, None])
+    assert told["num_rows"] == 40
 
 
 # predict

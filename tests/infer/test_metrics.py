@@ -37,6 +37,12 @@ def test_a_perplexity_beyond_all_numbers_is_infinite():
     assert summarize(scores([4000.0], [0], [5]))["perplexity"] == math.inf
 
 
+def test_a_loss_that_is_no_number_stays_none():
+    figures = summarize(scores([math.nan, 1.0], [0, 0], [1, 1]))
+    assert math.isnan(figures["loss"])
+    assert math.isnan(figures["perplexity"])
+
+
 def test_equal_rows_leave_no_doubt():
     assert loss_interval(scores([3.0] * 7, [0] * 7, [2] * 7)) == Interval(low=1.5, high=1.5)
 
@@ -73,6 +79,14 @@ def test_rows_are_drawn_whole():
     interval = ratio_interval(loss, tokens)
     assert interval.low == pytest.approx(1.0)  # no long row drawn
     assert interval.high > 9.5
+
+
+@pytest.mark.parametrize("draws", [1, 90, 20_000])
+def test_memory_is_bounded_and_changes_no_figure(monkeypatch, draws):
+    loss, tokens = np.arange(30.0), np.arange(1, 31)
+    expected = ratio_interval(loss, tokens)
+    monkeypatch.setattr("brim.infer.metrics._DRAWS_AT_ONCE", draws)
+    assert ratio_interval(loss, tokens) == expected
 
 
 def test_the_same_seed_gives_the_same_interval():

@@ -40,7 +40,7 @@ def evaluate(
     model = open_model(config_or_run, overrides or [])
     from brim.api.model import check_split
     from brim.api.prediction import check_output, write_predictions
-    from brim.cli.tables import print_metrics
+    from brim.cli.tables import finite_or_null, print_metrics
 
     if rows is not None:
         check_output(Path(rows))
@@ -51,7 +51,9 @@ def evaluate(
         write_predictions(result.rows, Path(rows))
     interval = result.loss_interval
     if as_json:
-        print(json.dumps({"split": result.split, **result.metrics, "loss_interval": [interval.low, interval.high]}))
+        figures = {name: finite_or_null(value) for name, value in result.metrics.items()}
+        ends = [finite_or_null(interval.low), finite_or_null(interval.high)]
+        print(json.dumps({"split": result.split, **figures, "loss_interval": ends}))
         return
     print_metrics({result.split: result.metrics})
     print(f"loss, 95% interval over rows: {interval.low:.4f} to {interval.high:.4f}")

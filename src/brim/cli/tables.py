@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -20,6 +21,11 @@ def print_metrics(by_split: Mapping[str, Mapping[str, float]]) -> None:
         figures = (_figure(name, metrics[name]) for metrics in by_split.values())
         table.add_row(name.removeprefix("num_").replace("_", " "), *figures)
     Console(highlight=False).print(table)
+
+
+def finite_or_null(value: float) -> float | None:
+    """The figure for JSON, which has no word for NaN and infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _figure(name: str, value: float) -> str:

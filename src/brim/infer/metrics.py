@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from brim.infer.evaluate import Scores
 
 _NUM_RESAMPLES = 2000
-_RESAMPLES_AT_ONCE = 100
+_DRAWS_AT_ONCE = 2_000_000  # rows; bounds the memory on large data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def summarize(scores: Scores) -> dict[str, float]:
     loss = float(scores.loss.sum()) / num_tokens
     return {
         "loss": loss,
-        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "perplexity": math.inf if loss > 700 else math.exp(loss),
         "token_accuracy": int(scores.num_correct.sum()) / num_tokens,
         "sequence_accuracy": float((scores.num_correct == scores.num_supervised).mean()),
         "num_rows": len(scores.keys),
@@ -49,8 +49,9 @@ def ratio_interval(numerator: NDArray[np.floating], denominator: NDArray[np.inte
     generator = np.random.default_rng(seed)
     num_rows = len(numerator)
     ratios = []
-    for _ in range(_NUM_RESAMPLES // _RESAMPLES_AT_ONCE):
-        drawn = generator.integers(0, num_rows, size=(_RESAMPLES_AT_ONCE, num_rows))
+    at_once = max(1, _DRAWS_AT_ONCE // num_rows)
+    for done in range(0, _NUM_RESAMPLES, at_once):
+        drawn = generator.integers(0, num_rows, size=(min(at_once, _NUM_RESAMPLES - done), num_rows))
         ratios.append(numerator[drawn].sum(axis=1) / denominator[drawn].sum(axis=1))
     low, high = np.quantile(np.concatenate(ratios), [0.025, 0.975])
     return Interval(low=float(low), high=float(high))
