@@ -43,18 +43,17 @@ class Figure:
 
 def main() -> None:
     seconds: dict[str, float] = {}
-    test_rows = _write_data()
-    shutil.rmtree(ROOT / OUTPUT / "run", ignore_errors=True)  # of the demo before this one
     data, test, run = OUTPUT / "train.jsonl", OUTPUT / "test.jsonl", OUTPUT / "run"
     rows_of_base, rows_of_tuned = OUTPUT / "base_rows.parquet", OUTPUT / "tuned_rows.parquet"
+    predictions = OUTPUT / "predictions.jsonl"
+    _remove(run, rows_of_base, rows_of_tuned, predictions)
+    test_rows = _write_data()
     seconds["train"] = _brim("train", CONFIG, "--dataset", data, "--output-directory", run)
     seconds["evaluate base"] = _brim("evaluate", CONFIG, "--dataset", test, "--rows", rows_of_base)
     seconds["evaluate tuned"] = _brim("evaluate", run, "--dataset", test, "--rows", rows_of_tuned)
-    seconds["predict"] = _brim(
-        "predict", run, "--dataset", OUTPUT / "to_predict.jsonl", "--output", OUTPUT / "predictions.jsonl"
-    )
+    seconds["predict"] = _brim("predict", run, "--dataset", OUTPUT / "to_predict.jsonl", "--output", predictions)
     base, tuned = (pd.read_parquet(ROOT / path) for path in (rows_of_base, rows_of_tuned))
-    _print_predictions(ROOT / OUTPUT / "predictions.jsonl")
+    _print_predictions(ROOT / predictions)
     print(f"\n== {len(base):,} of {test_rows:,} held-out rows, from modules that neither model has seen ==\n")
     print(table(compare(base, tuned)))
     print("\nwall time: " + ", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
@@ -108,6 +107,13 @@ def _figure(name: str, base: NDArray[np.float64], tuned: NDArray[np.float64], nu
 
 def _cell(value: float, interval: Interval, *, sign: str = "") -> str:
     return f"{value:{sign}.4f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+
+
+def _remove(run: Path, *files: Path) -> None:
+    """Make room: brim writes over nothing, not even over what the demo before this one made."""
+    shutil.rmtree(ROOT / run, ignore_errors=True)
+    for file in files:
+        (ROOT / file).unlink(missing_ok=True)
 
 
 def _write_data() -> int:

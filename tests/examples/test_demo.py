@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+import demo
+from brim.api.prediction import check_output, write_predictions
+from brim.train.run_folder import create_run_folder
 from demo import compare, table
+from stdlib_code.dataset import Row
 
 
 def row_figures(*, loss_a_token: float, spread: float) -> pd.DataFrame:
@@ -50,3 +56,33 @@ def test_the_table_names_every_metric() -> None:
     assert [line[:14].strip() for line in lines[1:4]] == ["loss", "perplexity", "token accuracy"]
     assert lines[1].endswith("-0.5000 (-0.500 to -0.500)")
     assert "20.09" in lines[2]
+
+
+def stand_in(verb: str, *arguments: str | Path) -> float:
+    """What a brim command leaves behind, and what it refuses to write over."""
+    given = {str(name): demo.ROOT / value for name, value in zip(arguments[1::2], arguments[2::2], strict=True)}
+    if verb == "train":
+        (create_run_folder(given["--output-directory"], resume=False).path / "config.yaml").touch()
+        return 1.0
+    output = given["--rows" if verb == "evaluate" else "--output"]
+    check_output(output)
+    rows = pd.read_json(given["--dataset"], lines=True)
+    figures = row_figures(loss_a_token=3.0, spread=1.0)
+    write_predictions(figures if verb == "evaluate" else rows.assign(output_response="pass"), output)
+    return 1.0
+
+
+def test_the_demo_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[Row]
+) -> None:
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    monkeypatch.setattr(demo, "_brim", stand_in)
+    monkeypatch.setattr(demo, "stdlib_modules", lambda: [])
+    monkeypatch.setattr(demo, "instruction_rows", lambda modules: rows)
+    said = []
+    for _ in range(2):
+        demo.main()
+        (tmp_path / "demo-output" / "mine.txt").touch()
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert (tmp_path / "demo-output" / "mine.txt").exists()
