@@ -181,6 +181,22 @@ def test_texts_are_measured_against_the_answers(zero_shot, sums):
     assert figures["exact_match"] == 1.0
 
 
+def test_texts_are_measured_against_whole_answers_even_where_tokens_are_cut(zero_shot, monkeypatch):
+    compared = []
+    monkeypatch.setattr("brim.api.evaluation.text_metrics", lambda *texts: compared.append(texts) or {"bleu": 1.0})
+    answer = {"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}
+    question = {"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}
+    frame = pd.DataFrame(
+        {"question": ["a", None, "b"], "answer": ["größer als drei", "dropped", "12345678"], "split": [2, 2, 2]}
+    )
+    model = brim.Model({**zero_shot, "input_features": [question], "output_features": [answer]})
+    result = model.evaluate(frame, split="test", with_texts=True)
+    [(responses, references)] = compared
+    assert references == ["größer als drei", "12345678"]
+    assert len(responses) == len(result.rows) == 2
+    assert result.metrics["bleu"] == 1.0
+
+
 def test_texts_need_room_in_the_context(zero_shot, sums):
     frame = pd.DataFrame({"question": ["x" * 90, "a"], "answer": ["b", "c"]})
     model = brim.Model({**zero_shot, "generation": {"max_new_tokens": 60}})

@@ -77,7 +77,7 @@ def test_the_demo_can_be_run_again(
 ) -> None:
     monkeypatch.setattr(demo, "ROOT", tmp_path)
     monkeypatch.setattr(demo, "_brim", stand_in)
-    monkeypatch.setattr(demo, "stdlib_modules", lambda: [])
+    monkeypatch.setattr(demo, "stdlib_modules", list)
     monkeypatch.setattr(demo, "instruction_rows", lambda modules: rows)
     said = []
     for _ in range(2):

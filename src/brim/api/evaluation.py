@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from brim.api.results import EvaluateResult
 from brim.api.session import Session
-from brim.data import TokenRows
+from brim.config import Config
+from brim.data import Source, TokenRows
+from brim.data.prompt import prompter
 from brim.infer.evaluate import score_rows
 from brim.infer.generate import end_ids, generate
 from brim.infer.generation_settings import generation_settings
@@ -18,9 +21,19 @@ from brim.models.llm import LLM
 
 
 def evaluate(
-    llm: LLM, session: Session, rows: TokenRows, *, split: str, batch_rows: int, with_texts: bool
+    llm: LLM,
+    session: Session,
+    rows: TokenRows,
+    *,
+    split: str,
+    batch_rows: int,
+    references: Sequence[str] | None = None,
 ) -> EvaluateResult:
-    """Loss, perplexity and accuracies of rows with answers; BLEU and ROUGE of generated texts where asked for."""
+    """Loss, perplexity and accuracies of rows with answers.
+
+    references: each row's answer as text; where given, the model's own texts are compared with them, for BLEU, ROUGE
+    and exact match.
+    """
     scores = score_rows(
         llm.model,
         rows,
@@ -30,8 +43,9 @@ def evaluate(
         precision=llm.precision,
     )
     metrics: dict[str, float] = summarize(scores)
-    if with_texts:
-        metrics |= _text_metrics(llm, session, rows, batch_rows=batch_rows)
+    if references is not None:
+        responses = respond(llm, session, rows.prompts(), batch_rows=batch_rows)["response"].tolist()
+        metrics |= text_metrics(responses, references)
     frame = pd.DataFrame(
         {
             "row": scores.keys,
@@ -41,6 +55,12 @@ def evaluate(
         }
     )
     return EvaluateResult(split=split, metrics=metrics, loss_interval=loss_interval(scores), rows=frame)
+
+
+def references_of(source: Source, config: Config, rows: TokenRows) -> list[str]:
+    """The answers of these rows (in the order of the source) as the data has them, whole even where tokens are cut."""
+    batches = prompter(config, source, with_answers=True).texts(rows.keys)
+    return [answer for batch in batches for answer in batch.answers]
 
 
 def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, **progress: Any) -> pd.DataFrame:
@@ -73,12 +93,3 @@ def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
     return generation_settings(
         session.config.generation, pad_id=encoder.pad_id, end_ids=end_ids(llm.model, encoder.eos_id)
     )
-
-
-def _text_metrics(llm: LLM, session: Session, rows: TokenRows, *, batch_rows: int) -> dict[str, float]:
-    references = [
-        session.encoder.decode(row.input_ids[row.num_prompt_tokens :].tolist(), skip_special_tokens=True)
-        for row in rows
-    ]
-    responses = respond(llm, session, rows.prompts(), batch_rows=batch_rows)["response"].tolist()
-    return text_metrics(responses, references)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from brim.api.evaluation import evaluate, respond, settings_of
+from brim.api.evaluation import evaluate, references_of, respond, settings_of
 from brim.api.prediction import beside_input, check_output, require_free_names, write_predictions
 from brim.api.prompts import require_continuable
 from brim.api.results import EvaluateResult, PredictResult, TrainResult
@@ -106,9 +106,11 @@ class Model:
         with_texts: bool = False,
         say: Say = say_nothing,
     ) -> EvaluateResult:
-        """Loss, perplexity, token and sequence accuracy of a split; BLEU and ROUGE too if `with_texts`.
+        """Loss, perplexity, token and sequence accuracy of a split.
 
         split: "full" takes all rows. Default: "full" of a given data set, "test" of the configuration's own.
+        with_texts: generate answers, too, and compare them with the data's, for BLEU, ROUGE and exact match. ROUGE
+        counts words of Latin letters and digits alone (rouge-score drops all others): do not use it for other scripts.
         """
         session = self._open()
         source = read(self._dataset(dataset))
@@ -123,10 +125,12 @@ class Model:
             raise DataError(
                 Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
             )
+        references = None
         if with_texts:
             require_continuable(rows, session, source.locate)
+            references = references_of(source, session.config, rows)
         return evaluate(
-            self._weights(), session, rows, split=split, batch_rows=_eval_rows(session.config), with_texts=with_texts
+            self._weights(), session, rows, split=split, batch_rows=_eval_rows(session.config), references=references
         )
 
     def predict(
@@ -228,7 +232,6 @@ class Model:
                 splits[split],
                 split=split,
                 batch_rows=_eval_rows(session.config),
-                with_texts=False,
             ).metrics
             for split in wanted
             if len(splits[split])

@@ -23,9 +23,13 @@ def evaluate(
             help="train, validation, test or full (all rows). Default: full of --dataset, else test.",
         ),
     ] = None,
-    texts: Annotated[bool, typer.Option("--texts", help="Generate answers too, for BLEU, ROUGE and exact match.")] = (
-        False
-    ),
+    texts: Annotated[
+        bool,
+        typer.Option(
+            "--texts",
+            help="Generate answers too, for BLEU, ROUGE (Latin letters and digits only) and exact match.",
+        ),
+    ] = False,
     rows: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--rows", metavar="FILE", help="Also write the figures of each row: parquet, jsonl or csv."),
