@@ -128,3 +128,37 @@ def test_a_tokenizer_that_transformers_cannot_read_is_an_error(make_folder, tmp_
     (tmp_path / "tokenizer.model").write_text("no model")
     with pytest.raises(ModelError, match="transformers cannot read the tokenizer: "):
         load(tmp_path)
+
+
+@pytest.fixture
+def with_code(tmp_path):
+    """A folder whose tokenizer is its own Python code, and the file that this code leaves behind when it runs."""
+    trace = tmp_path / "ran"
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "own"}')
+    (folder / "vocab.txt").write_text("a\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}})
+    )
+    (folder / "tokenization_own.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n")
+    return folder, trace
+
+
+def test_a_tokenizers_own_code_is_not_run_and_nobody_is_asked(with_code, monkeypatch):
+    folder, trace = with_code
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ModelError) as caught:
+        load(folder)
+    (problem,) = caught.value.problems
+    assert problem.what == "the tokenizer asks for its own code to be run"
+    assert problem.where == str(folder)
+    assert not trace.exists()
+
+
+def test_a_tokenizers_own_code_runs_where_it_is_trusted(with_code, monkeypatch, tmp_path):
+    folder, trace = with_code
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    with pytest.raises(ModelError):  # it runs, and is no tokenizer
+        load_encoder(locate(str(folder), initialize="random"), trust_remote_code=True)
+    assert trace.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from brim.config import Choice, Config, resolve
 from brim.data import TextEncoder, load_encoder
+from brim.errors import InputError, Problem
 from brim.models.device import device_facts, pick_device
 from brim.models.folder import ModelFolder, locate
 
@@ -29,7 +31,8 @@ class Session:
 
 
 def open_session(config: Config) -> Session:
-    """Resolve a configuration. Raises ConfigError or ModelError."""
+    """Resolve a configuration. Raises ConfigError, ModelError, or InputError where several processes were started."""
+    _require_one_process()
     device = pick_device()
     folder = locate(config.base_model, initialize=config.initialize)
     resolution = resolve(
@@ -41,13 +44,26 @@ def open_session(config: Config) -> Session:
         config=resolution.config,
         choices=resolution.choices,
         folder=folder,
-        encoder=load_encoder(folder),
+        encoder=load_encoder(folder, trust_remote_code=config.trust_remote_code),
         device=device,
     )
 
 
 def say_nothing(line: str) -> None:
     """For callers who do not listen."""
+
+
+def _require_one_process() -> None:
+    """Refuse what torchrun and its like start: each process would train a model of its own into the same folder."""
+    num_processes = os.environ.get("WORLD_SIZE", "")
+    if num_processes.isdecimal() and int(num_processes) > 1:
+        raise InputError(
+            Problem(
+                what=f"several processes are not supported yet, and the environment names {num_processes}",
+                where="WORLD_SIZE",
+                fix="start one process, without torchrun or accelerate launch",
+            )
+        )
 
 
 def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:

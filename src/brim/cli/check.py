@@ -39,9 +39,8 @@ def check(
     if data is not None:
         from brim.data import check_data, load_encoder, read
 
-        report = check_data(
-            loaded.config, read(data), load_encoder(folder), context_length=folder.context_length, show=show
-        )
+        encoder = load_encoder(folder, trust_remote_code=loaded.config.trust_remote_code)
+        report = check_data(loaded.config, read(data), encoder, context_length=folder.context_length, show=show)
     if as_json:
         print(json.dumps({"config": loaded.name, "notes": loaded.notes, "data": report and report.as_dict()}, indent=1))
         return

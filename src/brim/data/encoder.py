@@ -77,15 +77,15 @@ class FolderEncoder:
         return sum(1 for _ in self._special.finditer(text)) if self._special else 0
 
 
-def load_encoder(folder: ModelFolder) -> TextEncoder:
-    """The tokenizer of a base model's folder.
+def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> TextEncoder:
+    """The tokenizer of a base model's folder. trust_remote_code: run code of the folder's own, where it needs that.
 
     EOS, BOS and padding come from tokenizer_config.json, special_tokens_map.json, generation_config.json or
     config.json, the first that names one; padding falls back to EOS, which is safe as masks go by position.
-    Raises ModelError when the tokenizer is damaged or there is no EOS.
+    Raises ModelError when the tokenizer is damaged, asks for code of its own that is not trusted, or names no EOS.
     """
     if folder.tokenizer_file is None:
-        return _from_transformers(folder)
+        return _from_transformers(folder, trust_remote_code=trust_remote_code)
     try:
         tokenizer = Tokenizer.from_file(str(folder.tokenizer_file))
     except Exception as error:  # `tokenizers` raises nothing narrower
@@ -183,13 +183,22 @@ def _no_eos(folder: ModelFolder) -> Problem:
     )
 
 
-def _from_transformers(folder: ModelFolder) -> TextEncoder:
+def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextEncoder:
     """The tokenizer of a folder without tokenizer.json, through transformers."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder.path))
+        # Left open, it would ask at the terminal whether to run the folder's code.
+        tokenizer = AutoTokenizer.from_pretrained(str(folder.path), trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever an older format's conversion needs or trips over
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ModelError(
+                Problem(
+                    what="the tokenizer asks for its own code to be run",
+                    where=folder.name,
+                    fix="read that code; if you trust it, set `trust_remote_code: true`",
+                )
+            ) from None
         raise ModelError(
             Problem(
                 what=f"transformers cannot read the tokenizer: {error}",
