@@ -37,13 +37,14 @@ class Model:
     """
 
     def __init__(self, config: str | Path | Mapping[str, Any] | Config, *, overrides: Sequence[str] = ()) -> None:
-        loaded = load_config(config.model_dump() if isinstance(config, Config) else config, overrides)
+        loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
         self.config = loaded.config
         self.notes = loaded.notes
         self._name = Path(loaded.name).stem
         self._session: Session | None = None
         self._llm: LLM | None = None
-        self._is_trained = not isinstance(self.config.trainer, FinetuneTrainer)
+        self._needs_training = isinstance(self.config.trainer, FinetuneTrainer)
+        self._has_learned = False
 
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
@@ -57,7 +58,7 @@ class Model:
         model.notes = ()  # said when the run was trained
         if model.config.adapter is not None or not holds_adapter:
             model.config = _with_trained_weights(model.config, run, holds_adapter=holds_adapter)
-            model._is_trained = True
+            model._needs_training = False
         return model
 
     def train(
@@ -79,13 +80,17 @@ class Model:
         trains = isinstance(self.config.trainer, FinetuneTrainer)
         if trains:
             check_run_folder(output, resume=resume)
-        session = _with_dataset(self._open(), dataset)
-        source = read(self._dataset(dataset))
+        data = self._dataset(dataset)
+        session = _with_dataset(self._open(), data)
+        source = read(data)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         for line in [*self.notes, *_choices(session), *prepared.notes, *prepared.ledger.summary()]:
             say(line)
         if not trains:
+            if output_directory is not None or resume:
+                say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
             return self._evaluate_splits(prepared.splits)
+        self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
             session,
             source,
@@ -95,7 +100,7 @@ class Model:
             observer=observer or Observers([]),
             say=say,
         )
-        self._is_trained = True
+        self._session, self._has_learned = session, True
         return result
 
     def evaluate(
@@ -201,7 +206,7 @@ class Model:
 
     def _untrained(self) -> list[str]:
         """A note for those who take a configuration for the run that it describes."""
-        if self._is_trained:
+        if self._has_learned or not self._needs_training:
             return []
         return ["this is the model before training; for what a run has learned, name the run's folder"]
 
@@ -260,11 +265,12 @@ def _choices(session: Session) -> list[str]:
     return [str(choice) for choice in session.choices]
 
 
-def _with_dataset(session: Session, dataset: Data | None) -> Session:
-    """The session with a given file's path in its configuration, so that the run's folder says what it learned from."""
-    if not isinstance(dataset, str | Path):
-        return session
-    path = str(Path(dataset).expanduser().resolve())
+def _with_dataset(session: Session, dataset: Data) -> Session:
+    """The session with the data set's path in its configuration, so that a run's folder says what it learned from.
+
+    Data that is no file has no path, and then none is named.
+    """
+    path = str(Path(dataset).expanduser().resolve()) if isinstance(dataset, str | Path) else None
     return replace(session, config=session.config.model_copy(update={"dataset": path}))
 
 
