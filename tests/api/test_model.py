@@ -1,7 +1,9 @@
 """brim.Model: a model that is saved and loaded is the same model."""
 
+import gc
 import json
 import shutil
+import weakref
 
 import pandas as pd
 import pytest
@@ -249,9 +251,74 @@ def test_the_run_records_where_its_data_lies(config, sums_file, tmp_path, monkey
     assert brim.Model.load("run").config.dataset == str(sums_file.resolve())
 
 
-def test_a_frame_leaves_no_path(config, sums, tmp_path):
-    brim.Model(config).train(pd.DataFrame(sums), output_directory=tmp_path / "run")
-    assert brim.Model.load(tmp_path / "run").config.dataset is None
+@pytest.mark.parametrize("kind", ["frame", "mapping"])
+def test_data_that_is_no_file_leaves_no_path(config, sums, sums_file, tmp_path, kind):
+    """Not even that of the file which the configuration names."""
+    model = brim.Model({**config, "dataset": str(sums_file)})
+    frame = pd.DataFrame(sums)
+    model.train(frame if kind == "frame" else frame.to_dict("list"), output_directory=tmp_path / "run")
+    model.save(tmp_path / "saved")
+    for place in ("run", "saved"):
+        assert brim.Model.load(tmp_path / place).config.dataset is None
+
+
+def test_the_configurations_own_data_is_trained_on_after_a_frame_was(config, sums, sums_file, tmp_path):
+    model = brim.Model({**config, "dataset": str(sums_file)})
+    model.train(pd.DataFrame(sums), output_directory=tmp_path / "frame")
+    model.train(output_directory=tmp_path / "file")
+    assert brim.Model.load(tmp_path / "file").config.dataset == str(sums_file)
+
+
+@pytest.mark.parametrize("ignored", [{"output_directory": "run"}, {"resume": True}])
+def test_without_training_there_is_a_note_on_what_has_no_effect(zero_shot, sums_file, ignored):
+    note = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
+    said = []
+    brim.Model(zero_shot).train(sums_file, say=said.append, **ignored)
+    assert said.count(note) == 1
+    said.clear()
+    brim.Model(zero_shot).train(sums_file, say=said.append)
+    assert note not in said
+
+
+def test_several_processes_are_refused(config, sums_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(brim.InputError, match=r"WORLD_SIZE: several processes are not supported yet.* names 2\n  fix"):
+        brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    brim.Model(config).evaluate(sums_file)
+
+
+def test_training_holds_one_model_in_memory(config, sums_file, tmp_path, monkeypatch):
+    from brim.api import training
+
+    model, load, alive = brim.Model(config), training.load_llm, []
+    model.evaluate(sums_file)
+    evaluated = weakref.ref(model._weights().model)
+
+    def look_and_load(*arguments, **more):
+        gc.collect()
+        alive.append(evaluated() is not None)
+        return load(*arguments, **more)
+
+    monkeypatch.setattr(training, "load_llm", look_and_load)
+    model.train(sums_file, output_directory=tmp_path / "run")
+    assert alive == [False]
+
+
+def test_what_was_learned_is_not_claimed_after_another_training_failed(config, sums_file, tmp_path, monkeypatch):
+    model, said = brim.Model(config), []
+    model.train(sums_file, output_directory=tmp_path / "run")
+
+    def fail(*arguments, **more):
+        raise brim.ModelError(brim.Problem(what="broken"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("brim.api.training.load_llm", fail)
+        with pytest.raises(brim.ModelError, match="broken"):
+            model.train(sums_file, output_directory=tmp_path / "other")
+    model.evaluate(sums_file, say=said.append)
+    assert said == ["this is the model before training; for what a run has learned, name the run's folder"]
 
 
 def test_a_start_that_failed_leaves_an_empty_folder(config, sums_file, tmp_path):
