@@ -70,7 +70,7 @@ CASES = (
     Case(name="LoRA", shape=SMALL, method="lora", micro_batch_rows=4, num_steps=26, max_characters=700, counts=True),
     Case(name="LoRA", shape=SMALL, method="lora", micro_batch_rows=1, num_steps=26, max_characters=700, counts=True),
     Case(name="full", shape=SMALL, method="full", micro_batch_rows=4, num_steps=26, max_characters=700, counts=True),
-    Case(name="tiny", shape=TINY, method="full", micro_batch_rows=4, num_steps=202, max_characters=200, counts=False),
+    Case(name="tiny", shape=TINY, method="full", micro_batch_rows=4, num_steps=80, max_characters=400, counts=False),
 )
 
 
@@ -287,14 +287,14 @@ def main() -> None:
         chosen = replace(case, num_steps=options.steps) if options.steps else case
         with tempfile.TemporaryDirectory() as folder:
             results.append(measure(chosen, Path(folder)))
-    _show(results)
+        _show(results[-1:])
     figures = {"goal": GOAL, "effective_batch_size": EFFECTIVE_BATCH_SIZE, "cases": [asdict(r) for r in results]}
     write_report("loop_overhead", figures=figures, num_threads=options.threads)
 
 
 def _show(results: Sequence[Overhead]) -> None:
     print_table(
-        "brim's loop over a bare loop, by step",
+        "brim's loop over a bare loop, by step (goal: at most 1.03)",
         ("case", "weights", "steps", "bare ms/step", "wall", "95%", "CPU time", "95%", "extra ms/step"),
         [
             (

@@ -47,7 +47,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, width=max(120, Console().width)).print(table)
+    Console(highlight=False, width=max(160, Console().width)).print(table)
 
 
 def command(name: str, arguments: Sequence[str]) -> str:
