@@ -39,12 +39,23 @@ def test_a_resolved_configuration_comes_back_from_its_file(tmp_path):
     assert "  gradient_clipping: null\n" in text
 
 
-def test_secrets_are_masked():
-    token = "hf_" + "a1B2" * 8
-    config = load_config(_source(base_model=f"https://me:{token}@host/model", prompt={"template": f"{token}"})).config
+def test_a_config_that_was_never_loaded_is_written_without_its_secrets():
+    token = "hf_" + "a1B2c3" * 5 + "d4E5"
+    config = Config.model_validate(_source(base_model=f"https://me:{token}@host/model", prompt={"template": token}))
     text = dump(config)
     assert token not in text
     assert "base_model: https://***@host/model\n" in text
+
+
+def test_paths_and_templates_are_written_as_they_are():
+    source = _source(
+        base_model="/mnt/hf_checkpoints/hf_" + "a" * 34 + "/llama",
+        dataset="/data/ghp_" + "a" * 36,
+        prompt={"template": "https://host/?api_key={question}&token=x https://{user}:{password}@host"},
+        adapter={"type": "lora", "pretrained_adapter_weights": "/runs/AKIA" + "A" * 16},
+    )
+    config = load_config(source).config
+    assert "***" not in dump(config)
 
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30)

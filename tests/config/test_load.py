@@ -292,7 +292,7 @@ def test_ludwigs_spellings_are_noted(file):
 
 
 def test_a_secret_in_a_wrong_place_is_not_repeated(minimal, problems):
-    token = "hf_" + "a1B2" * 8
+    token = "hf_" + "a1B2" * 8 + "c3"
     assert problems(minimal(precision=token)) == [
         "precision: precision is '***'\n  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed"
     ]

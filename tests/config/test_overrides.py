@@ -88,7 +88,7 @@ def test_the_document_given_is_not_changed(minimal):
 
 
 def test_secrets_in_overrides_are_masked(minimal, problems):
-    token = "hf_" + "a1B2" * 8
+    token = "hf_" + "a1B2" * 8 + "c3"
     assert problems(minimal(), (f"acces={token}",)) == [
         "override acces=***: unknown key acces\n  expected: one of model_type, base_model, initialize, precision, "
         "model_parameters, input_features, output_features, prompt, adapter, trainer, preprocessing, generation, "

@@ -3,7 +3,7 @@
 from brim.config.dump import dump
 from brim.config.json_schema import json_schema
 from brim.config.load import LoadedConfig, load_config
-from brim.config.mask import mask_secrets, mask_text
+from brim.config.mask import mask_login, mask_secrets, mask_text
 from brim.config.reference_page import reference_page
 from brim.config.resolve import Choice, DeviceFacts, Resolution, resolve
 from brim.config.schema import (
@@ -69,6 +69,7 @@ __all__ = [
     "dump",
     "json_schema",
     "load_config",
+    "mask_login",
     "mask_secrets",
     "mask_text",
     "reference_page",

@@ -1,40 +1,61 @@
-"""Hide secrets: tokens and passwords must not reach a file or a message."""
+"""Secrets: find what is surely a token or a password, and mask it, so that it reaches no file and no message."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
+
+from brim.config.places import Path
 
 MASK = "***"
 
+# Real shapes with real lengths only: a folder `hf_checkpoints` and a template `?api_key={question}` are no secrets.
 _TOKENS = re.compile(
-    r"\bhf_[A-Za-z0-9]{8,}"  # Hugging Face
-    r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"  # GitHub, GitLab
-    r"|\bsk-[\w-]{16,}"  # OpenAI and others
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"  # AWS
-    r"|\bxox[abprs]-[\w-]{10,}"  # Slack
-    r"|(?<=\bBearer )[\w.~+/=-]{8,}"
+    r"(?<![A-Za-z0-9_-])(?:"
+    r"hf_[A-Za-z0-9]{34}"  # Hugging Face
+    r"|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}"  # GitHub, GitLab
+    r"|sk-[A-Za-z0-9]{40,}|sk-(?:proj|svcacct|admin|ant|or)-[\w-]{40,}"  # OpenAI and others
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # AWS
+    r"|xox[abprs]-\d{9,}-[\w-]{10,}"  # Slack
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"  # JSON Web Token
+    r")(?![A-Za-z0-9_-])"
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/\s@:]*(?::[^/\s@]*)?@")
-_URL_QUERY = re.compile(r"(?i)([?&][\w-]*(?:token|secret|password|key|signature)=)[^&\s#]+")
-_SECRET_KEY = re.compile(r"(?i)(?:^|_|-)(?:token|secret|password|passwd|credential|credentials|api_?key|access_?key)$")
+# `user:password@` in an address; a Path leaves one slash of its two.
+_LOGIN = re.compile(r"(?<=:/)(/?)[^/\s@:{}]+:[^/\s@{}]+@")
 
-
-def mask_secrets(value: Any) -> Any:
-    """A copy of dicts, lists and scalars in which every text that looks like a secret, or is called one, is masked."""
-    if isinstance(value, dict):
-        return {key: MASK if _is_secret(key, item) else mask_secrets(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [mask_secrets(item) for item in value]
-    return mask_text(value) if isinstance(value, str) else value
+# Keys that hold paths, whose parts may look like anything; only a login in an address is surely a secret there.
+_PATHS: frozenset[Path] = frozenset({("base_model",), ("dataset",), ("adapter", "pretrained_adapter_weights")})
 
 
 def mask_text(text: str) -> str:
-    """The text with tokens, and logins and keys in addresses, masked."""
-    text = _TOKENS.sub(MASK, text)
-    text = _URL_LOGIN.sub(f"{MASK}@", text)
-    return _URL_QUERY.sub(rf"\g<1>{MASK}", text)
+    """The text with tokens, and logins in addresses, masked."""
+    return mask_login(_TOKENS.sub(MASK, text))
 
 
-def _is_secret(key: Any, value: Any) -> bool:
-    return isinstance(value, str) and value != "" and _SECRET_KEY.search(str(key)) is not None
+def mask_login(text: str) -> str:
+    """The text with logins in addresses masked: for paths."""
+    return _LOGIN.sub(rf"\g<1>{MASK}@", text)
+
+
+def mask_secrets(value: Any, path: Path = ()) -> Any:
+    """A copy of a configuration's mappings, lists and scalars in which every secret is masked."""
+    if isinstance(value, dict):
+        return {key: mask_secrets(item, (*path, key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mask_secrets(item, (*path, index)) for index, item in enumerate(value)]
+    if isinstance(value, str):
+        return mask_login(value) if path in _PATHS else mask_text(value)
+    return value
+
+
+def secrets_in(value: Any, path: Path = ()) -> Iterator[Path]:
+    """The keys of a configuration's values that hold a secret."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from secrets_in(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from secrets_in(item, (*path, index))
+    elif mask_secrets(value, path) != value:
+        yield path

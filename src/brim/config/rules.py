@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from brim.config.batch import mismatch
 from brim.config.findings import Finding, is_within
-from brim.config.places import Path
+from brim.config.mask import secrets_in
+from brim.config.places import Path, dotted
 from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
 from brim.config.template import names, parse_template
 from brim.errors import ConfigError
@@ -172,6 +173,17 @@ def _generation_fits(config: Config) -> Iterator[Finding]:
         )
 
 
+def _no_secrets(config: Config) -> Iterator[Finding]:
+    """Masked, the value would be another one; as it is, it would reach the run's folder and its model card."""
+    for path in secrets_in(config.model_dump()):
+        yield Finding(
+            paths=(path,),
+            what=f"a secret stands in the configuration, in {dotted(path)}",
+            expected="no access tokens and no passwords",
+            fix="take it out and put it in the environment (HF_TOKEN for the Hub)",
+        )
+
+
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _template_is_readable,
     _features_differ,
@@ -184,4 +196,5 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _schedule_fits,
     _momentum_for_nesterov,
     _generation_fits,
+    _no_secrets,
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from brim.config import mask_login
 from brim.data.read_csv import read_csv
 from brim.data.read_folder import read_folder
 from brim.data.read_frame import read_columns, read_pandas, read_table
@@ -93,7 +94,8 @@ def _checked(source: Source) -> Source:
 def _no_such_file(path: Path) -> Problem:
     parent = path.parent
     if not parent.is_dir():
-        return Problem(what=f"no such file: {path} (there is no folder {parent})", fix="check the path")
+        what = mask_login(f"no such file: {path} (there is no folder {parent})")
+        return Problem(what=what, fix="check the path")
     nearest = difflib.get_close_matches(path.name, [entry.name for entry in parent.iterdir()], n=1)
     fix = f"did you mean {parent / nearest[0]}?" if nearest else "check the path; it is taken from the current folder"
     return Problem(what=f"no such file: {path}", fix=fix)
