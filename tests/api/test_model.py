@@ -203,9 +203,7 @@ def test_texts_need_room_in_the_context(zero_shot, sums):
     frame = pd.DataFrame({"question": ["x" * 90, "a"], "answer": ["b", "c"]})
     model = brim.Model({**zero_shot, "generation": {"max_new_tokens": 60}})
     assert model.evaluate(frame).metrics["num_rows"] == 2
-    with pytest.raises(
-        brim.DataError, match=r"row 0: 1 prompt is too long: with generation.max_new_tokens, 60, .* 128"
-    ):
+    with pytest.raises(brim.DataError, match=r"row 0 \(90 tokens\): 1 prompt is too long: .*\n  expected: at most 68 "):
         model.evaluate(frame, with_texts=True)
 
 
@@ -227,9 +225,27 @@ def test_prompts_that_cannot_be_continued_are_named(zero_shot):
         brim.Model(zero_shot).generate(["a", "", "x" * 200])
     assert [(problem.where, problem.what) for problem in caught.value.problems] == [
         ("prompt 2", "1 prompt is empty"),
-        ("prompt 3", "1 prompt is too long: with generation.max_new_tokens, 6, the answer could pass the model's "
-         "context, 128 tokens"),
+        ("prompt 3 (200 tokens)", "1 prompt is too long: too little of the model's context is left for the answer"),
     ]  # fmt: skip
+
+
+def test_the_longest_prompts_are_named_and_the_others_counted(zero_shot):
+    frame = pd.DataFrame({"question": ["x" * (122 + n % 8) for n in range(9)]})
+    model = brim.Model(zero_shot)
+    with pytest.raises(brim.DataError) as caught:
+        model.predict(frame)
+    row = "the data frame, row"
+    assert str(caught.value) == (
+        f"{row} 7 (129 tokens), {row} 6 (128 tokens), {row} 5 (127 tokens), {row} 4 (126 tokens), {row} 3 (125 tokens) "
+        "and 2 more: 7 prompts are too long: too little of the model's context is left for the answer\n"
+        "  expected: at most 122 tokens of prompt (context - generation.max_new_tokens)\n"
+        "  fix: lower generation.max_new_tokens, or shorten or remove the prompts "
+        "(input_features[0].preprocessing.max_sequence_length cuts those of a data set; each cut is counted)"
+    )
+    cut = {"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 122}}
+    said = []
+    brim.Model({**zero_shot, "input_features": [cut]}).predict(frame, say=said.append)
+    assert [line.split(":")[0] for line in said] == ["7 of 9 rows had their prompt cut"]
 
 
 def test_a_configuration_that_was_not_trained_says_so_once_a_call(config, sums_file, tmp_path):

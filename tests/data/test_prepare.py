@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from brim.data import prepare, prompts_of, read, texts_as_source
-from brim.errors import ConfigError, DataError
+from brim.errors import DataError
 
 BOS, EOS = 0, 1
 EVERY_ROW_TRAINS = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
@@ -175,11 +175,18 @@ def test_a_doubled_beginning_is_noted(prepared):
 
 def test_prompts_to_continue_need_no_answer_and_no_split(encoder, make_config):
     config = make_config(generation__max_new_tokens=5, input__preprocessing__max_sequence_length=4)
-    made = prompts_of(read({"q": ["ab", "abcdef"]}), config, encoder, context_length=9)
+    made = prompts_of(read({"q": ["ab", "abcdef"]}), config, encoder)
     assert made.rows.keys.tolist() == [0, 1]
     assert made.rows.lengths.tolist() == [3, 4]
     assert made.rows.num_supervised.tolist() == [0, 0]
     assert entries(made) == [(1, "full", "cut_prompt", 7, 4)]
+
+
+def test_prompts_of_a_split(encoder, make_config):
+    config = make_config(generation__max_new_tokens=5, preprocessing__split={"type": "fixed"})
+    made = prompts_of(read({"q": list("abcd"), "split": [2, 0, 2, 1]}), config, encoder, only="test")
+    assert made.rows.keys.tolist() == [0, 2]
+    assert made.notes == ()
 
 
 def test_finished_texts_are_rows_to_continue(encoder):
@@ -266,23 +273,6 @@ def test_data_that_cannot_be_learned_from_is_told(prepared, columns, changes, me
     with pytest.raises(DataError) as caught:
         prepared(columns, **changes)
     assert str(caught.value) == message
-
-
-def test_prompts_that_leave_no_room_for_the_answer_are_told(encoder, make_config):
-    with pytest.raises(DataError) as caught:
-        prompts_of(read({"q": ["x" * 9, "x"]}), make_config(generation__max_new_tokens=5), encoder, context_length=10)
-    assert str(caught.value) == (
-        "the given columns, row 0 (10 tokens): 1 of 2 prompts leave too little of the model's context for the answer\n"
-        "  expected: at most 5 tokens of prompt (context - generation.max_new_tokens)\n"
-        "  fix: lower generation.max_new_tokens, set input_features[0].preprocessing.max_sequence_length to cut the "
-        "prompts (each cut is counted), or remove the rows"
-    )
-    with pytest.raises(ConfigError) as refused:
-        prompts_of(read({"q": ["x"]}), make_config(generation__max_new_tokens=10), encoder, context_length=10)
-    assert str(refused.value) == (
-        "generation.max_new_tokens leaves no room for a prompt: it is 10, the model's context 10 tokens\n"
-        "  fix: lower generation.max_new_tokens"
-    )
 
 
 def test_nothing_to_train_on_is_fine_where_nothing_is_trained(prepared):

@@ -153,7 +153,7 @@ class Model:
         source = read(self._dataset(dataset))
         response = f"{session.config.output_features[0].name}_response"
         require_free_names(source, response)
-        prompts = prompts_of(source, session.config, session.encoder, context_length=session.folder.context_length)
+        prompts = prompts_of(source, session.config, session.encoder)
         for line in [*self.notes, *self._untrained(), *prompts.notes, *prompts.ledger.summary()]:
             say(line)
         require_continuable(prompts.rows, session, source.locate)

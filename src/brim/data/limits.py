@@ -8,7 +8,7 @@ from brim.data.encoder import TextEncoder
 from brim.data.prompt import Prompter
 from brim.data.source import Source
 from brim.data.tokenize import Limit, Limits
-from brim.errors import ConfigError, DataError, Problem
+from brim.errors import DataError, Problem
 
 _GLOBAL = "preprocessing.global_max_sequence_length"
 
@@ -23,24 +23,9 @@ def learning_limits(config: Config, context_length: int | None) -> Limits:
     )
 
 
-def answer_room(config: Config, context_length: int | None) -> Limits:
-    """Limits for prompts alone: what they may take so that the new tokens fit into the context.
-
-    config: resolved, so that generation.max_new_tokens is a number. Raises ConfigError when that leaves no room.
-    """
-    max_new_tokens = config.generation.max_new_tokens
-    assert max_new_tokens is not None, "the configuration is resolved before data is prepared for prediction"
-    room = None if context_length is None else context_length - max_new_tokens
-    if room is not None and room < 1:
-        raise ConfigError(
-            Problem(
-                what="generation.max_new_tokens leaves no room for a prompt: "
-                f"it is {max_new_tokens:,}, the model's context {context_length:,} tokens",
-                fix="lower generation.max_new_tokens",
-            )
-        )
-    prompt = _feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT)
-    return Limits(prompt=prompt, context_length=room)
+def prompt_limits(config: Config) -> Limits:
+    """Limits for prompts alone."""
+    return Limits(prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT))
 
 
 def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Limits, source: Source) -> None:

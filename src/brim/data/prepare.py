@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from brim.data.assign import assign_splits, sampled_rows
 from brim.data.columns import missing, require_filled
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Entry, Ledger
-from brim.data.limits import answer_room, learning_limits, require_room_for_template
+from brim.data.limits import learning_limits, prompt_limits, require_room_for_template
 from brim.data.prompt import Prompter, Texts, prompter
 from brim.data.rows import SCHEMA, TokenRows
 from brim.data.source import Source
@@ -57,32 +57,31 @@ def prepare(
     """
     asked = prompter(config, source, with_answers=True)
     limits = learning_limits(config, context_length)
-    if only == FULL:
-        every = np.arange(source.table.num_rows)
-        done = _tokenized(asked, every, encoder, limits, config, split_of=lambda key: FULL)
-        return Prepared(splits={FULL: done.rows}, ledger=done.ledger, notes=done.notes)
+    if only is not None:
+        keys, notes = _rows_of(only, source, config)
+        done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: only)
+        return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=(*notes, *done.notes))
     keys = sampled_rows(source, config)
     codes, notes = assign_splits(source, config, keys)
     code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
     code_of_key[keys] = codes
-    wanted = SPLITS if only is None else (only,)
-    keys = keys[np.isin(codes, [SPLITS.index(name) for name in wanted])]
     done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]])
     row_codes = code_of_key[done.rows.keys]
-    splits = {name: done.rows.take(np.flatnonzero(row_codes == SPLITS.index(name))) for name in wanted}
-    if only is None:
-        notes += _require_train(splits, source, config)
+    splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
+    notes += _require_train(splits, source, config)
     return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes))
 
 
-def prompts_of(source: Source, config: Config, encoder: TextEncoder, *, context_length: int | None) -> Tokenized:
-    """Every row's prompt, in the order of the source, to be continued; the answer's column need not exist.
+def prompts_of(source: Source, config: Config, encoder: TextEncoder, *, only: str = FULL) -> Tokenized:
+    """The prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
 
-    Raises DataError: missing columns or cells, prompts that leave no room in the context for the new tokens.
+    Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
+    Raises DataError: missing columns or cells, an unusable split column.
     """
     asked = prompter(config, source, with_answers=False)
-    keys = np.arange(source.table.num_rows)
-    return _tokenized(asked, keys, encoder, answer_room(config, context_length), config, split_of=lambda key: FULL)
+    keys, notes = _rows_of(only, source, config)
+    done = _tokenized(asked, keys, encoder, prompt_limits(config), config, split_of=lambda key: only)
+    return replace(done, notes=(*notes, *done.notes))
 
 
 def texts_as_source(texts: Sequence[str], encoder: TextEncoder) -> TokenRows:
@@ -90,6 +89,15 @@ def texts_as_source(texts: Sequence[str], encoder: TextEncoder) -> TokenRows:
     batch = Texts(keys=np.arange(len(texts)), prompts=list(texts), answers=[])
     policy = Policy(split_of=lambda key: FULL)
     return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
+
+
+def _rows_of(split: str, source: Source, config: Config) -> tuple[Keys, list[str]]:
+    """The rows of one split, or all for "full", and notes."""
+    if split == FULL:
+        return np.arange(source.table.num_rows), []
+    keys = sampled_rows(source, config)
+    codes, notes = assign_splits(source, config, keys)
+    return keys[codes == SPLITS.index(split)], notes
 
 
 def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
@@ -128,7 +136,7 @@ def _tokenized(
     )
     batches = tokenize(asked.texts(keys), encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
-    require_fitting(findings, source, limits, num_rows=len(keys), with_answers=asked.answer_column is not None)
+    require_fitting(findings, source, limits, num_rows=len(keys))
     if not preprocessing.drop_unlearnable:
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries

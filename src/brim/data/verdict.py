@@ -7,30 +7,22 @@ from brim.data.tokenize import Findings, Limits
 from brim.errors import DataError, Problem
 
 
-def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_rows: int, with_answers: bool) -> None:
+def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_rows: int) -> None:
     """Raise DataError when rows are longer than the context, naming the longest."""
     if not findings.overlong:
         return
     longest = sorted(findings.overlong, key=lambda each: (-each[1], each[0]))
     located = ", ".join(f"{source.locate(key)} ({tokens:,} tokens)" for key, tokens in longest[:MAX_PLACES])
     more = f" and {len(longest) - MAX_PLACES:,} more" if len(longest) > MAX_PLACES else ""
-    if with_answers:
-        what = f"{len(longest):,} of {num_rows:,} rows are longer than the model's context"
-        expected = f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence"
-        fix = (
-            f"set preprocessing.global_max_sequence_length: {limits.context_length} to cut them (each cut is counted), "
-            "set max_sequence_length of a feature to cut prompts or answers alone, or remove the rows"
+    raise DataError(
+        Problem(
+            what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context",
+            where=f"{located}{more}",
+            expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
+            fix=f"set preprocessing.global_max_sequence_length: {limits.context_length} to cut them (each cut is "
+            "counted), set max_sequence_length of a feature to cut prompts or answers alone, or remove the rows",
         )
-    else:
-        what = f"{len(longest):,} of {num_rows:,} prompts leave too little of the model's context for the answer"
-        expected = (
-            f"at most {max(limits.context_length or 0, 0):,} tokens of prompt (context - generation.max_new_tokens)"
-        )
-        fix = (
-            "lower generation.max_new_tokens, set input_features[0].preprocessing.max_sequence_length to cut the "
-            "prompts (each cut is counted), or remove the rows"
-        )
-    raise DataError(Problem(what=what, where=f"{located}{more}", expected=expected, fix=fix))
+    )
 
 
 def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> None:
