@@ -167,8 +167,34 @@ def test_the_configurations_own_data_is_evaluated_on_its_test_split(zero_shot, s
 
 def test_an_empty_split_is_an_error(zero_shot, sums):
     frame = pd.DataFrame(sums)
-    with pytest.raises(brim.DataError, match="the split 'test' has no rows"):
-        brim.Model(zero_shot).evaluate(frame[frame["split"] < 2], split="test")
+    model = brim.Model(zero_shot)
+    for run in (model.evaluate, model.predict):
+        with pytest.raises(brim.DataError, match="the split 'test' has no rows"):
+            run(frame[frame["split"] < 2], split="test")
+
+
+@pytest.mark.parametrize("trainer", [{"type": "none", "batch_size": 4}, {"type": "finetune", "eval_batch_size": 4}])
+def test_the_batch_size_of_a_call_is_for_that_call(zero_shot, sums_file, monkeypatch, trainer):
+    from brim.api import evaluation
+
+    model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), evaluation.score_rows, [], []
+
+    def look_and_score(*arguments, **more):
+        scored.append(more["batch_rows"])
+        return score(*arguments, **more)
+
+    monkeypatch.setattr(evaluation, "score_rows", look_and_score)
+    figures = [model.evaluate(sums_file, batch_size=size).metrics["loss"] for size in (7, None)]
+    assert figures[0] == pytest.approx(figures[1])
+    assert scored == [7, trainer.get("eval_batch_size", 2)]
+    for size in (25, None):
+        model.predict(sums_file, batch_size=size, on_batch=generated.append)
+    assert generated == [25, 15, *[4] * 10]
+    for run in (model.evaluate, model.predict):
+        with pytest.raises(
+            brim.ConfigError, match=r"trainer\.(eval_)?batch_size is 0\n  expected: a whole number of at"
+        ):
+            run(sums_file, batch_size=0)
 
 
 def test_texts_are_measured_against_the_answers(zero_shot, sums):
@@ -218,6 +244,8 @@ def test_generate_takes_one_prompt_or_many_and_settings_for_the_call(zero_shot):
     assert model.generate(PROMPTS) == many
     with pytest.raises(brim.ConfigError, match=r"unknown key generation.max_tokens"):
         model.generate("a", max_tokens=3)
+    # Nothing set is what the configuration means by nothing set: as much as half of the context holds.
+    assert len(model.generate("a", max_new_tokens=None)) > len(model.generate("a"))
 
 
 def test_prompts_that_cannot_be_continued_are_named(zero_shot):

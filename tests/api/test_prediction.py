@@ -139,6 +139,23 @@ def test_progress_counts_batches_of_the_configurations_size(zero_shot, table):
     assert done == [4, 2]
 
 
+def test_a_split_is_predicted_alone(model, sums_file):
+    every = model.predict(sums_file).predictions
+    test = model.predict(sums_file, split="test").predictions
+    assert test["row"].tolist() == [8, 9, 18, 19, 28, 29, 38, 39]
+    expected = every[every["split"] == 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(test, expected)
+
+
+def test_generation_settings_of_a_call_are_for_that_call(model, table):
+    before = model.predict(table).predictions
+    longer = model.predict(table, generation={"max_new_tokens": 12}).predictions
+    assert longer["num_response_tokens"].max() == 12
+    pd.testing.assert_frame_equal(model.predict(table).predictions, before)
+    with pytest.raises(brim.ConfigError, match=r"unknown key generation.max_tokens"):
+        model.predict(table, generation={"max_tokens": 3})
+
+
 @pytest.mark.parametrize(
     ("taken", "message"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -12,10 +11,10 @@ from brim.api.evaluation import evaluate, references_of, respond, settings_of
 from brim.api.prediction import beside_input, check_output, require_free_names, write_predictions
 from brim.api.prompts import require_continuable
 from brim.api.results import EvaluateResult, PredictResult, TrainResult
-from brim.api.session import Say, Session, open_session, say_nothing
+from brim.api.session import Say, Session, open_session, say_nothing, with_dataset, with_settings
 from brim.api.training import train
 from brim.config import Config, FinetuneTrainer, dump, load_config
-from brim.data import Data, TokenRows, prepare, prompts_of, read, texts_as_source
+from brim.data import Data, Source, TokenRows, prepare, prompts_of, read, texts_as_source
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
 from brim.models.adapters import is_adapted
@@ -81,10 +80,10 @@ class Model:
         if trains:
             check_run_folder(output, resume=resume)
         data = self._dataset(dataset)
-        session = _with_dataset(self._open(), data)
+        session = with_dataset(self._open(), data)
         source = read(data)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
-        for line in [*self.notes, *_choices(session), *prepared.notes, *prepared.ledger.summary()]:
+        for line in [*self.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:
             say(line)
         if not trains:
             if output_directory is not None or resume:
@@ -109,6 +108,7 @@ class Model:
         *,
         split: Split | None = None,
         with_texts: bool = False,
+        batch_size: int | None = None,
         say: Say = say_nothing,
     ) -> EvaluateResult:
         """Loss, perplexity, token and sequence accuracy of a split.
@@ -116,8 +116,9 @@ class Model:
         split: "full" takes all rows. Default: "full" of a given data set, "test" of the configuration's own.
         with_texts: generate answers, too, and compare them with the data's, for BLEU, ROUGE and exact match. ROUGE
         counts words of Latin letters and digits alone (rouge-score drops all others): do not use it for other scripts.
+        batch_size: rows at once, for this call; default: `trainer.eval_batch_size`.
         """
-        session = self._open()
+        session = with_settings(self._open(), trainer=_given("eval_batch_size", batch_size))
         source = read(self._dataset(dataset))
         split = split or ("test" if dataset is None else "full")
         prepared = prepare(
@@ -126,16 +127,13 @@ class Model:
         for line in [*self.notes, *self._untrained(), *prepared.notes, *prepared.ledger.summary()]:
             say(line)
         rows = prepared.splits[split]
-        if not len(rows):
-            raise DataError(
-                Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
-            )
+        _require_rows(rows, split, source)
         references = None
         if with_texts:
             require_continuable(rows, session, source.locate)
             references = references_of(source, session.config, rows)
         return evaluate(
-            self._weights(), session, rows, split=split, batch_rows=_eval_rows(session.config), references=references
+            self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), references=references
         )
 
     def predict(
@@ -143,23 +141,34 @@ class Model:
         dataset: Data | None = None,
         *,
         output: str | Path | None = None,
+        split: Split = "full",
+        batch_size: int | None = None,
+        generation: Mapping[str, Any] | None = None,
         say: Say = say_nothing,
         on_batch: Callable[[int], None] = lambda rows: None,
     ) -> PredictResult:
-        """One response a row, in the order of the input, beside the input's columns; written to `output` if given."""
+        """One response a row, in the order of the input, beside the input's columns; written to `output` if given.
+
+        split: the rows to predict; "full" takes all. batch_size: rows at once, and generation: keys of the
+        configuration's `generation`, both for this call.
+        """
         if output is not None:
             check_output(Path(output))
         session = self._open()
+        size = _size_for_generating(session.config)
+        session = with_settings(session, generation=generation, trainer=_given(size, batch_size))
         source = read(self._dataset(dataset))
         response = f"{session.config.output_features[0].name}_response"
         require_free_names(source, response)
-        prompts = prompts_of(source, session.config, session.encoder)
+        prompts = prompts_of(source, session.config, session.encoder, only=split)
         for line in [*self.notes, *self._untrained(), *prompts.notes, *prompts.ledger.summary()]:
             say(line)
+        if split != "full":
+            _require_rows(prompts.rows, split, source)
         require_continuable(prompts.rows, session, source.locate)
         llm = self._weights()
         started = time.perf_counter()
-        responses = respond(llm, session, prompts.rows, batch_rows=_generation_rows(session.config), on_batch=on_batch)
+        responses = respond(llm, session, prompts.rows, batch_rows=_batch_rows(session, size), on_batch=on_batch)
         seconds = time.perf_counter() - started
         frame = beside_input(source, prompts.rows.keys, responses.rename(columns={"response": response}))
         if output is not None:
@@ -171,13 +180,13 @@ class Model:
 
         generation: keys of the configuration's `generation`, for this call.
         """
-        session = self._open()
-        if generation:
-            session = _with_generation(session, generation)
+        session = with_settings(self._open(), generation=generation)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = texts_as_source(texts, session.encoder)
         require_continuable(rows, session, lambda key: f"prompt {key + 1}")
-        responses = respond(self._weights(), session, rows, batch_rows=_generation_rows(session.config))
+        responses = respond(
+            self._weights(), session, rows, batch_rows=_batch_rows(session, _size_for_generating(session.config))
+        )
         answers: list[str] = responses["response"].tolist()
         return answers[0] if isinstance(prompts, str) else answers
 
@@ -236,7 +245,7 @@ class Model:
                 session,
                 splits[split],
                 split=split,
-                batch_rows=_eval_rows(session.config),
+                batch_rows=_batch_rows(session),
             ).metrics
             for split in wanted
             if len(splits[split])
@@ -261,25 +270,24 @@ def check_split(name: str | None) -> Split | None:
     raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
 
 
-def _choices(session: Session) -> list[str]:
-    return [str(choice) for choice in session.choices]
+def _require_rows(rows: TokenRows, split: Split, source: Source) -> None:
+    if not len(rows):
+        raise DataError(
+            Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
+        )
 
 
-def _with_dataset(session: Session, dataset: Data) -> Session:
-    """The session with the data set's path in its configuration, so that a run's folder says what it learned from.
-
-    Data that is no file has no path, and then none is named.
-    """
-    path = str(Path(dataset).expanduser().resolve()) if isinstance(dataset, str | Path) else None
-    return replace(session, config=session.config.model_copy(update={"dataset": path}))
+def _given(key: str, value: Any) -> dict[str, Any]:
+    return {} if value is None else {key: value}
 
 
-def _eval_rows(config: Config) -> int:
-    return config.trainer.eval_batch_size
+def _size_for_generating(config: Config) -> str:
+    """The trainer's key that says how many rows are generated for at once."""
+    return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
 
 
-def _generation_rows(config: Config) -> int:
-    return config.trainer.eval_batch_size if isinstance(config.trainer, FinetuneTrainer) else config.trainer.batch_size
+def _batch_rows(session: Session, key: str = "eval_batch_size") -> int:
+    return int(getattr(session.config.trainer, key))
 
 
 def _with_trained_weights(config: Config, run: RunFolder, *, holds_adapter: bool) -> Config:
@@ -289,10 +297,3 @@ def _with_trained_weights(config: Config, run: RunFolder, *, holds_adapter: bool
         adapter = config.adapter.model_copy(update={"pretrained_adapter_weights": weights})
         return config.model_copy(update={"adapter": adapter})
     return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})
-
-
-def _with_generation(session: Session, generation: Mapping[str, Any]) -> Session:
-    """The session with other generation settings, checked like those of a configuration file."""
-    tree = session.config.model_dump(exclude_unset=True)
-    changed = load_config({**tree, "generation": {**tree.get("generation", {}), **generation}}).config
-    return replace(session, config=session.config.model_copy(update={"generation": changed.generation}))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from brim.config import Choice, Config, resolve
-from brim.data import TextEncoder, load_encoder
+from brim.config import Choice, Config, load_config, resolve
+from brim.data import Data, TextEncoder, load_encoder
 from brim.errors import InputError, Problem
 from brim.models.device import device_facts, pick_device
 from brim.models.folder import ModelFolder, locate
@@ -46,6 +46,31 @@ def open_session(config: Config) -> Session:
         folder=folder,
         encoder=load_encoder(folder, trust_remote_code=config.trust_remote_code),
         device=device,
+    )
+
+
+def with_dataset(session: Session, dataset: Data) -> Session:
+    """The session with the data set's path in its configuration, so that a run's folder says what it learned from.
+
+    Data that is no file has no path, and then none is named.
+    """
+    path = str(Path(dataset).expanduser().resolve()) if isinstance(dataset, str | Path) else None
+    return replace(session, config=session.config.model_copy(update={"dataset": path}))
+
+
+def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Session:
+    """The session with other values in sections of its configuration, checked as those of a configuration file are.
+
+    Raises ConfigError.
+    """
+    changed = {name: settings for name, settings in sections.items() if settings}
+    if not changed:
+        return session
+    tree = session.config.model_dump(exclude_unset=True)
+    asked = load_config({**tree, **{name: {**tree.get(name, {}), **changed[name]} for name in changed}}).config
+    resolved = resolve(asked, device_facts(session.device), context_length=session.folder.context_length).config
+    return replace(
+        session, config=session.config.model_copy(update={name: getattr(resolved, name) for name in changed})
     )
 
 
