@@ -137,3 +137,7 @@ def _card(rows: Sequence[dict[str, str | int]], result: TrainResult, held_out: E
         high=held_out.loss_interval.high,
         held_out_pieces=held_out.metrics["num_rows"],
     )
+
+
+if __name__ == "__main__":
+    main()
