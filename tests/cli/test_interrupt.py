@@ -72,7 +72,7 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
         [*BRIM, "train", str(run), "--resume"], capture_output=True, text=True, timeout=LONGEST_WAIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert f"continuing after step {stopped} " in done.stdout
+    assert f"continuing after step {stopped} " in done.stderr
     assert steps(run) == list(range(1, 17))
     assert (run / "model" / "adapter_model.safetensors").exists()
 

@@ -100,7 +100,7 @@ def test_resume_starts_anew_with_any_configuration_where_no_step_was_saved(brim,
     shutil.rmtree(project / "new" / "checkpoints")
     done = brim(*command, "trainer.learning_rate=0.5", "--resume")
     assert done.code == 0
-    assert "nothing to continue in new: the run starts anew\n" in done.out
+    assert "nothing to continue in new: the run starts anew\n" in done.err
     assert "learning_rate: 0.5\n" in (project / "new" / "config.yaml").read_text()
 
 
@@ -108,7 +108,7 @@ def test_one_row_is_enough_and_the_empty_splits_are_told(brim, project):
     (project / "one.csv").write_text("question,answer,split\nwhat,this,0\n")
     done = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "new")
     assert done.code == 0
-    assert "the validation split has no rows\nthe test split has no rows\n" in done.out
+    assert "the validation split has no rows\nthe test split has no rows\n" in done.err
     assert "2 steps in " in done.out
     assert (project / "new" / "model" / "adapter_model.safetensors").exists()
 
@@ -124,11 +124,37 @@ def test_an_effective_batch_beyond_the_data_is_one_step_an_epoch(brim, project):
     assert [(step["effective_batch_size"], step["num_micro_batches"]) for step in steps] == [(28, 1), (28, 1)]
 
 
+def test_train_prints_its_result_alone_and_tells_json(brim, project):
+    command = ("train", "config.yaml", "trainer.train_steps=2", "--dataset", "sums.jsonl", "--output-directory")
+    people = brim(*command, "one")
+    assert people.code == 0
+    assert [line.split()[0] for line in people.out.splitlines()] == [
+        "validation", "loss", "perplexity", "token", "sequence", "rows", "supervised", "2", "run", "model:",
+    ]  # fmt: skip
+    programs = brim(*command, "two", "--json")
+    told = json.loads(programs.out)
+    seconds = told.pop("seconds")
+    assert seconds > 0
+    metrics = told.pop("metrics")
+    assert told == {
+        "output_directory": "two",
+        "num_steps": 2,
+        "best_step": 2,
+        "num_rows": {"train": 28, "validation": 4, "test": 8},
+    }
+    assert list(metrics) == ["validation", "test"]
+    shown = next(line.split()[1:] for line in people.out.splitlines() if line.startswith("loss"))
+    assert shown == [f"{metrics[split]['loss']:.4f}" for split in metrics]
+    for done in (people, programs):
+        assert "precision: fp32" in done.err
+        assert "step 2  validation: loss " in done.err
+
+
 def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, project, digests):
     before = digests(project)
     done = brim("train", "config.yaml", "trainer={type: none}", "adapter=null", "--dataset", "sums.jsonl")
     assert done.code == 0
-    assert done.out.splitlines()[1].split() == ["validation", "test"]
+    assert done.out.splitlines()[0].split() == ["validation", "test"]
     assert digests(project) == before
 
 
@@ -199,6 +225,26 @@ def test_predict_needs_no_answers_and_keeps_order_and_columns(brim, run, project
         f"; {stopped} ended by themselves, {5 - stopped} at max_new_tokens\npredictions: deep/er/out.jsonl\n"
         in done.out
     )
+
+
+def test_predict_takes_a_split_and_tells_json(brim, run, project):
+    done = brim(
+        "predict", run, "--dataset", "sums.jsonl", "--split", "validation", "--output", "new/out.jsonl", "--json"
+    )
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert told.pop("seconds") > 0
+    rows = records(project / "new" / "out.jsonl")
+    assert [row["row"] for row in rows] == [7, 17, 27, 37]
+    assert told == {
+        "output": "new/out.jsonl",
+        "num_rows": 4,
+        "num_response_tokens": sum(row["num_response_tokens"] for row in rows),
+        "num_stopped": sum(row["finish_reason"] == "stop" for row in rows),
+    }
+    wrong = brim("predict", run, "--dataset", "sums.jsonl", "--split", "dev", "--output", "other.csv")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "there is no split 'dev'" in wrong.err
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Optional
 
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
+from brim.cli.say import say
 
 
 def evaluate(
@@ -48,9 +48,7 @@ def evaluate(
 
     if rows is not None:
         check_output(Path(rows))
-    result = model.evaluate(
-        dataset, split=check_split(split), with_texts=texts, say=lambda line: print(line, file=sys.stderr)
-    )
+    result = model.evaluate(dataset, split=check_split(split), with_texts=texts, say=say)
     if rows is not None:
         write_predictions(result.rows, Path(rows))
     interval = result.loss_interval

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, Overrides, config_file
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
+from brim.cli.say import say
 
 
 def train(
@@ -22,6 +24,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in that folder; start anew if there is none.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a model and write a run folder. With `trainer.type: none`, evaluate the model on the splits."""
     if config.is_dir() and output_directory is None:
@@ -29,15 +32,30 @@ def train(
     file = config_file(config)
     from brim.api.model import Model
     from brim.cli.progress import TrainProgress
-    from brim.cli.tables import print_metrics
+    from brim.cli.tables import finite_or_null, print_metrics
     from brim.units import format_seconds
 
     model = Model(file, overrides=overrides or [])
     result = model.train(
-        dataset, output_directory=output_directory, resume=resume, observer=TrainProgress(sys.stderr), say=print
+        dataset, output_directory=output_directory, resume=resume, observer=TrainProgress(sys.stderr), say=say
     )
+    folder = result.output_directory
+    if as_json:
+        told = {
+            "output_directory": None if folder is None else str(folder),
+            "num_steps": result.num_steps,
+            "best_step": result.best_step,
+            "num_rows": result.num_rows,
+            "seconds": result.seconds,
+            "metrics": {
+                split: {name: finite_or_null(value) for name, value in metrics.items()}
+                for split, metrics in result.metrics.items()
+            },
+        }
+        print(json.dumps(told))
+        return
     print_metrics(result.metrics)
-    if result.output_directory is not None:
+    if folder is not None:
         print(f"{result.num_steps:,} steps in {format_seconds(result.seconds)}")
-        print(f"run folder: {result.output_directory}")
-        print(f"model:      {result.output_directory / 'model'}")
+        print(f"run folder: {folder}")
+        print(f"model:      {folder / 'model'}")
