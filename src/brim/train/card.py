@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,10 @@ class CardFacts:
 def model_card(config: Config, facts: CardFacts) -> str:
     """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
-    template = config.prompt.template if config.prompt is not None else None
+    prompt = config.prompt.template
+    if prompt is None:
+        prompt = f"{{{config.input_features[0].name}}}"
+    fence = _fence(prompt)
     return "\n".join(
         [
             "---",
@@ -47,14 +51,19 @@ def model_card(config: Config, facts: CardFacts) -> str:
             "",
             "## Prompt",
             "",
-            "```" if template is None else "```text",
-            template if template is not None else f"{{{config.input_features[0].name}}}",
-            "```",
+            f"{fence}text",
+            prompt,
+            fence,
             "",
             "The settings stand in `config.yaml`, the versions in `environment.json`.",
             "",
         ]
     )
+
+
+def _fence(text: str) -> str:
+    """What encloses a text that may hold fences of its own: one backtick more than the longest of them."""
+    return "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def _front_matter(config: Config, facts: CardFacts) -> list[str]:
