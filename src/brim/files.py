@@ -33,6 +33,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` to fill; it takes the place of `path` once all its files are synced."""
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
+    _finish_replacing(path)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -65,11 +66,22 @@ def sha256(path: Path) -> str:
 
 def _replace_folder(temporary: Path, path: Path) -> None:
     """A folder cannot be renamed over another: the old one steps aside first and goes last."""
-    aside = path.with_name(f".{path.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
+    path.rename(_aside(path))
     temporary.rename(path)
-    shutil.rmtree(aside)
+    shutil.rmtree(_aside(path))
+
+
+def _finish_replacing(path: Path) -> None:
+    """Put back, or take away, the old folder that a kill left aside."""
+    if _aside(path).exists():
+        if path.exists():
+            shutil.rmtree(_aside(path))
+        else:
+            _aside(path).rename(path)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
 
 
 def _sync(path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import brim
 from brim.train import interrupt
+from brim.train.state import TrainState
 
 
 def config(base, **changes):
@@ -193,7 +194,7 @@ def test_resume_with_other_rows_is_refused(tiny_base, sums, tmp_path):
     frame = pd.DataFrame(sums)
     brim.Model(config(tiny_base)).train(frame, output_directory=run)
     frame.loc[0, "answer"] = " 99"
-    with pytest.raises(brim.OutputError, match="the training rows are not those that this run was started with"):
+    with pytest.raises(brim.OutputError, match="the training or validation rows are not those that"):
         brim.Model(config(tiny_base)).train(frame, output_directory=run, resume=True)
 
 
@@ -207,20 +208,93 @@ def test_an_existing_run_is_not_touched(tiny_base, sums_file, tmp_path):
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(tiny_base, sums_file, tmp_path):
+    settings = config(tiny_base, trainer={"steps_per_checkpoint": 2})
     run = tmp_path / "run"
-    brim.Model(config(tiny_base, trainer={"steps_per_checkpoint": 2, "early_stop": -1})).train(
-        sums_file, output_directory=run
-    )
-    newest = max((run / "checkpoints").iterdir())
-    best = sorted((run / "checkpoints").iterdir())
-    if len(best) == 1:  # the best step is the newest one: keep a copy of it as the one before
-        shutil.copytree(newest, run / "checkpoints" / "step-00000006")
-    (newest / "state.json").write_text("{}")
+    brim.Model(settings).train(sums_file, output_directory=run)
+    whole = [record for record in without_time(log(run)) if record.get("event") != "checkpoint"]
+    weights = (run / "model" / "adapter_model.safetensors").read_bytes()
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())][-2:] == ["step-00000006", "step-00000008"]
+    (run / "checkpoints" / "step-00000008" / "state.json").write_text("{}")
     said = []
-    brim.Model(config(tiny_base, trainer={"steps_per_checkpoint": 2, "early_stop": -1})).train(
-        sums_file, output_directory=run, resume=True, say=said.append
-    )
+    brim.Model(settings).train(sums_file, output_directory=run, resume=True, say=said.append)
     assert any(line.startswith("the checkpoint of step 8 is damaged (state.json changed") for line in said)
+    assert any(line.startswith("continuing after step 6 ") for line in said)
+    assert [record for record in without_time(log(run)) if record.get("event") != "checkpoint"] == whole
+    assert (run / "model" / "adapter_model.safetensors").read_bytes() == weights
+
+
+def test_a_damaged_best_checkpoint_leaves_the_last_weights(tiny_base, sums_file, tmp_path):
+    run = tmp_path / "run"
+    settings = config(tiny_base, trainer={"epochs": 30, "early_stop": 3, "learning_rate": 0.3})
+    best = brim.Model(settings).train(sums_file, output_directory=run).best_step
+    (run / "checkpoints" / f"step-{best:08d}" / "model.safetensors").write_bytes(b"")
+    shutil.rmtree(run / "model")
+    said = []
+    result = brim.Model(settings).train(sums_file, output_directory=run, resume=True, say=said.append)
+    assert any("the weights of the last step" in line and "are kept instead of the best" in line for line in said)
+    assert result.best_step == result.num_steps
+    assert brim.Model.load(run).evaluate(sums_file, split="validation").metrics == result.metrics["validation"]
+
+
+def test_a_validation_loss_that_is_no_number_is_no_improvement():
+    state = TrainState(step=1)
+    assert not state.improve(float("nan"), higher_is_better=False)
+    assert state.best_step is None
+    assert state.improve(2.0, higher_is_better=False)
+    assert not state.improve(float("inf"), higher_is_better=True)
+    assert state.best_metric == 2.0
+
+
+def test_what_only_cuts_the_batch_may_change_when_a_run_is_continued(tiny_base, sums_file, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    brim.Model(config(tiny_base, **NO_DROPOUT)).train(sums_file, output_directory=whole)
+    with monkeypatch.context() as patch:
+        observer = stop_after(3, patch)
+        with pytest.raises(brim.Interrupted):
+            brim.Model(config(tiny_base, **NO_DROPOUT)).train(sums_file, output_directory=parts, observer=observer)
+    said = []
+    other = config(tiny_base, trainer={"batch_size": 2}, **NO_DROPOUT)
+    brim.Model(other).train(sums_file, output_directory=parts, resume=True, say=said.append)
+    assert "trainer.batch_size is now 2; it was 4" in said
+    assert "trainer.gradient_accumulation_steps is now 4; it was 2" in said
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
+    assert [r["num_micro_batches"] for r in log(parts) if r.get("split") == "train"] == [2, 2, 2, 2, 4, 4, 4, 2]
+
+
+def test_a_model_with_dropout_of_its_own_trains_the_same_twice(tiny_base, tmp_path, sums_file):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    base = tmp_path / "gpt2"
+    base.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_base / name, base)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0, bos_token_id=0)
+    ).save_pretrained(base)
+    for name, seed in (("a", 1), ("b", 2)):
+        torch.manual_seed(seed)  # what happened before must not matter
+        brim.Model(config(base, adapter=None)).train(sums_file, output_directory=tmp_path / name)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_the_training_rows_evaluation_stands_apart_from_the_steps(tiny_base, sums_file, tmp_path):
+    run = tmp_path / "run"
+    brim.Model(config(tiny_base, trainer={"evaluate_training_set": True})).train(sums_file, output_directory=run)
+    evaluated = [record for record in log(run) if record.get("event") == "evaluation"]
+    assert [(record["split"], record["step"], record["num_rows"]) for record in evaluated] == [
+        ("train", 4, 28),
+        ("train", 8, 28),
+    ]
+
+
+def test_an_fp16_update_that_overflowed_is_an_event(tiny_base, sums_file, tmp_path, monkeypatch):
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr("torch.amp.GradScaler", lambda kind, enabled: scaler(kind, init_scale=2.0**40, enabled=enabled))
+    run = tmp_path / "run"
+    brim.Model(config(tiny_base, precision="fp16-mixed")).train(sums_file, output_directory=run)
+    overflows = [record for record in log(run) if record.get("event") == "overflow"]
+    assert overflows[0] == {"step": 1, "event": "overflow", "loss_scale": 2.0**40}
 
 
 def test_early_stopping_keeps_the_best_weights(tiny_base, sums_file, tmp_path):

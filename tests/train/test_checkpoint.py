@@ -40,11 +40,20 @@ def test_only_safetensors_and_json_are_written(tmp_path):
     assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"]
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_two_and_the_best_are_kept(tmp_path):
     store = CheckpointStore(tmp_path)
-    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2)]:
+    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]:
         save(store, step, best)
-    assert store.steps() == [2, 4]
+    assert store.steps() == [2, 4, 5]
+
+
+def test_what_a_killed_save_left_goes_with_the_next_one_and_foreign_folders_stay(tmp_path):
+    store = CheckpointStore(tmp_path)
+    (tmp_path / ".step-00000007.tmp").mkdir()
+    (tmp_path / "step-00000008 (copy)").mkdir()
+    save(store, 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008 (copy)", "step-00000009"]
+    assert store.steps() == [9]
 
 
 def test_there_is_nothing_to_load_in_a_new_folder(tmp_path):

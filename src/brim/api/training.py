@@ -6,14 +6,17 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+
+import torch
 
 from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
 from brim.api.session import Say, Session
 from brim.config import Config, FinetuneTrainer, dump, load_config
 from brim.data import Prepared, Source
-from brim.errors import ConfigError, InputError, OutputError, Problem
+from brim.errors import CheckpointError, ConfigError, InputError, OutputError, Problem
 from brim.files import write_text
 from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
@@ -71,8 +74,10 @@ def train(
         observer=observers,
     )
     loop = Loop(job, state)
+    torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:
         loop.restore(checkpoint)
+        checkpoint = None  # its tensors would stay in memory for the whole run
     started = time.perf_counter()
     observers.start(first_step=state.step, total_steps=job.length.total_steps)
     try:
@@ -111,7 +116,7 @@ def _where_it_stands(
     run: RunFolder, session: Session, prepared: Prepared, *, resume: bool, say: Say
 ) -> tuple[Checkpoint | None, TrainState]:
     """The checkpoint to continue from and its state; a fresh state where there is none."""
-    digest = rows_digest(prepared.splits["train"])
+    digest = rows_digest(prepared.splits[split] for split in ("train", "validation"))
     if not resume:
         return None, TrainState(rows_digest=digest)
     checkpoint, refused = CheckpointStore(run.checkpoints).load_newest()
@@ -121,12 +126,13 @@ def _where_it_stands(
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
     if run.config.exists():
-        _require_same_config(session.config, run)
-    state = TrainState(**checkpoint.state["train"])
+        for line in _allowed_changes(session.config, run):
+            say(line)
+    state = _state_of(checkpoint)
     if state.rows_digest != digest:
         raise OutputError(
             Problem(
-                what="the training rows are not those that this run was started with",
+                what="the training or validation rows are not those that this run was started with",
                 where=str(run.path),
                 expected="the same data, template, limits and tokenizer",
                 fix="restore the data, or train anew into another folder",
@@ -136,11 +142,39 @@ def _where_it_stands(
     return checkpoint, state
 
 
-def _require_same_config(config: Config, run: RunFolder) -> None:
+def _state_of(checkpoint: Checkpoint) -> TrainState:
+    saved = checkpoint.state["train"]
+    if saved.keys() != {field.name for field in fields(TrainState)}:
+        raise CheckpointError(
+            Problem(
+                what=f"the checkpoint of step {checkpoint.step} was written by another version of brim",
+                expected="the version in the run's environment.json",
+                fix="install that version, or train anew into another folder",
+            )
+        )
+    return TrainState(**saved)
+
+
+# What a run may be continued with although it was started otherwise: it changes the cut of a batch, the time that
+# something takes or what is done after training, not what a step learns.
+_MAY_CHANGE = (
+    "dataset",  # the data may have moved: its rows are compared, not its path
+    "backend.",
+    "generation.",
+    "trainer.batch_size",
+    "trainer.gradient_accumulation_steps",
+    "trainer.eval_batch_size",
+    "trainer.enable_gradient_checkpointing",
+    "trainer.early_stop",
+)
+
+
+def _allowed_changes(config: Config, run: RunFolder) -> list[str]:
+    """What has changed since the run was started. Raises ConfigError for what must not."""
     before, now = _flat(load_config(run.config).config.model_dump()), _flat(config.model_dump())
-    # The data may have moved: its rows are compared, not its path.
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and key != "dataset"]
-    if changed:
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    refused = [key for key in changed if not key.startswith(_MAY_CHANGE)]
+    if refused:
         raise ConfigError(
             *(
                 Problem(
@@ -148,9 +182,10 @@ def _require_same_config(config: Config, run: RunFolder) -> None:
                     where=str(run.config),
                     fix="set it back, or train anew into another folder",
                 )
-                for key in changed
+                for key in refused
             )
         )
+    return [f"{key} is now {_shown(now.get(key))}; it was {_shown(before.get(key))}" for key in changed]
 
 
 def _shown(value: object) -> str:
@@ -181,10 +216,10 @@ def _write_head(
         "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in session.choices],
     }
     write_text(run.plan, json.dumps(plan, indent=1) + "\n")
-    prepared.ledger.write(run.ledger)
+    write_text(run.config, dump(session.config))
     if checkpoint is None:
-        write_text(run.config, dump(session.config))
         write_environment(run, device=device_name(session.device))
+    prepared.ledger.write(run.ledger)
 
 
 def _evaluated_splits(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
@@ -222,5 +257,11 @@ def _take_best(llm: LLM, store: CheckpointStore, state: TrainState, say: Say) ->
     """Put the weights of the best evaluation into the model, where they are not the last ones."""
     if state.best_step is None or state.best_step == state.step:
         return
-    restore_weights(llm.model, store.load(state.best_step).tensors["model"])
+    try:
+        best = store.load_tensors(state.best_step, "model")
+    except CheckpointError as error:
+        say(f"{error.problems[0].what}: the weights of the last step, {state.step:,}, are kept instead of the best")
+        state.best_step = state.step
+        return
+    restore_weights(llm.model, best)
     say(f"kept the weights of step {state.best_step:,}, the best on the validation rows")

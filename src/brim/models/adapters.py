@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,24 +12,22 @@ from torch import nn
 
 from brim.config import LoraConfig
 from brim.errors import ModelError, Problem
+from brim.models.adapter_folder import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
-
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_MESSAGE_SHOWN = 300  # characters of PEFT's own message, which can list every tensor of a model
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trainable: bool) -> PeftModel:
     """The base model with an adapter, new or pretrained; adapter weights are fp32, the base keeps its dtype.
 
     A new adapter's weights are drawn from the seed. Raises ModelError when the target modules are unknown, or the
-    pretrained adapter does not fit.
+    pretrained adapter does not fit, or has other settings than those that were given.
     """
     torch.manual_seed(seed)
     if settings.pretrained_adapter_weights is not None:
-        return _pretrained(model, settings.pretrained_adapter_weights, trainable=trainable)
+        return _pretrained(model, settings, settings.pretrained_adapter_weights, trainable=trainable)
     return _new(model, settings)
 
 
@@ -58,7 +56,7 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
         with warnings.catch_warnings():
             # GPT-2's layers are transposed; PEFT notices that and does what is right.
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out", category=UserWarning)
-            return peft.get_peft_model(model, lora)
+            adapted = peft.get_peft_model(model, lora)
     except ValueError as error:
         raise ModelError(
             Problem(
@@ -67,48 +65,86 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
                 fix="set adapter.target_modules to some of them, or to all-linear",
             )
         ) from error
+    trained = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
+    _biases_in_fp32(adapted, [name for name in trained if _is_bias(name)])
+    return adapted
 
 
-def _pretrained(model: PreTrainedModel, weights: str, *, trainable: bool) -> PeftModel:
+def _pretrained(model: PreTrainedModel, settings: LoraConfig, weights: str, *, trainable: bool) -> PeftModel:
     import peft
 
-    folder = Path(weights).expanduser()
-    if folder.is_dir():
-        weights = str(folder)
-        lacking = [name for name in _ADAPTER_FILES if not (folder / name).is_file()]
-        if lacking:
-            raise ModelError(_unusable(weights, f"the folder holds no {' and no '.join(lacking)}"))
+    folder = open_adapter(weights)
+    require_same(settings, folder)
+    wanted = _wanted_targets(model, settings, folder)
     try:
         with warnings.catch_warnings():
             # PEFT would leave the missing ones as they were drawn, and go on.
             warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
-            adapted = peft.PeftModel.from_pretrained(model, weights, is_trainable=trainable)
+            adapted = peft.PeftModel.from_pretrained(model, str(folder.path), is_trainable=trainable)
     except (ValueError, OSError, RuntimeError, KeyError, TypeError, SafetensorError, UserWarning) as error:
-        raise ModelError(_unusable(weights, " ".join(str(error).split()))) from error
-    unused = _unused_weights(adapted, folder / _ADAPTER_FILES[1])
-    if unused:
-        raise ModelError(_unusable(weights, f"no layer takes {', '.join(unused)}"))
+        raise ModelError(unusable(weights, " ".join(str(error).split()))) from error
+    if wanted is not None:
+        _require_targets(adapted, wanted, settings, folder)
+    with safe_open(folder.path / WEIGHTS, framework="pt") as tensors:
+        _require_all_taken(adapted, list(tensors.keys()), weights)
+        there = dict(adapted.named_parameters())
+        for name, bias in _biases_in_fp32(adapted, [name for name in there if _is_bias(name) and name in tensors.keys()]):
+            bias.data.copy_(tensors.get_tensor(name))  # once more, since 16 bits have rounded it
     return adapted
 
 
-def _unused_weights(adapted: PeftModel, file: Path) -> list[str]:
-    """Weights in the file that PEFT passed over, without a word, since no layer of the model is called so."""
+def _wanted_targets(model: PreTrainedModel, settings: LoraConfig, folder: AdapterFolder) -> set[str] | None:
+    """The layers that the user's target modules stand for; None where they say nothing of their own."""
+    targets = settings.target_modules
+    if "target_modules" not in settings.model_fields_set or targets in (None, folder.settings.target_modules):
+        return None
+    if targets == "all-linear":
+        head = model.get_output_embeddings()
+        return {name for name, each in model.named_modules() if _is_linear(each) and each is not head}
+    names = [name for name, _ in model.named_modules()]
+    if isinstance(targets, str):
+        return {name for name in names if re.fullmatch(targets, name)}
+    assert targets is not None, "null says nothing"
+    return {name for name in names if name in targets or name.endswith(tuple(f".{target}" for target in targets))}
+
+
+def _require_targets(adapted: PeftModel, wanted: set[str], settings: LoraConfig, folder: AdapterFolder) -> None:
+    from peft.tuners.lora import LoraLayer
+
+    base = adapted.get_base_model()
+    if {name for name, each in base.named_modules() if isinstance(each, LoraLayer)} != wanted:
+        key = "target_modules"
+        raise ModelError(differs(key, settings.target_modules, folder.settings.target_modules, folder.name))
+
+
+def _require_all_taken(adapted: PeftModel, names: list[str], weights: str) -> None:
+    """Refuse weights that PEFT passed over, without a word, since no layer of the model is called so."""
     import peft
 
-    if not file.is_file():  # an adapter of the Hub
-        return []
     taken = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    with safe_open(file, framework="pt") as tensors:
-        return sorted(name for name in tensors.keys() if "lora_" in name and name not in taken)  # noqa: SIM118
+    unused = sorted(name for name in names if ("lora_" in name or _is_bias(name)) and name not in taken)
+    if unused:
+        raise ModelError(unusable(weights, f"no layer takes {', '.join(unused)}"))
 
 
-def _unusable(weights: str, why: str) -> Problem:
-    return Problem(
-        what=f"the adapter cannot be loaded: {why if len(why) <= _MESSAGE_SHOWN else why[:_MESSAGE_SHOWN] + ' …'}",
-        where=weights,
-        expected=f"a PEFT folder ({', '.join(_ADAPTER_FILES)}) made for this base model",
-        fix="check adapter.pretrained_adapter_weights and base_model",
-    )
+def _is_bias(name: str) -> bool:
+    """Whether a weight of an adapter is a bias of the base model, which the adapter brings trained."""
+    return name.endswith(".bias") and "lora_" not in name
+
+
+def _biases_in_fp32(adapted: PeftModel, names: list[str]) -> list[tuple[str, nn.Parameter]]:
+    """Make these biases fp32, as all that trains: 16 bits would round small updates away.
+
+    A norm goes with its bias, since it takes weights of one dtype only; a linear layer's weight stays as it is, and
+    autocast brings the two together.
+    """
+    for name in names:
+        owner = adapted.get_submodule(name.rpartition(".")[0])
+        if _is_linear(owner):
+            owner.bias.data = owner.bias.data.float()
+        else:
+            owner.float()
+    return [(name, cast(nn.Parameter, adapted.get_parameter(name))) for name in names]
 
 
 def _as_peft(target_modules: object) -> object:
@@ -117,7 +153,11 @@ def _as_peft(target_modules: object) -> object:
 
 def _linear_layer_names(model: nn.Module) -> list[str]:
     """The distinct last names of linear layers, in the order of the model."""
+    names = [name.rsplit(".", 1)[-1] for name, each in model.named_modules() if _is_linear(each)]
+    return list(dict.fromkeys(names))
+
+
+def _is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D  # what GPT-2 is made of
 
-    names = [name.rsplit(".", 1)[-1] for name, each in model.named_modules() if isinstance(each, nn.Linear | Conv1D)]
-    return list(dict.fromkeys(names))
+    return isinstance(module, nn.Linear | Conv1D)

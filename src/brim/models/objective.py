@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -68,13 +68,18 @@ def _target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     No attention mask is passed: rows are padded on the right and attention is causal, so no real token sees padding,
     and without a mask the fast attention kernels can be used.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's wrapper hides the signature
-    options = {"logits_to_keep": batch.num_logits} if _keeps_logits(type(base)) else {}
-    logits = model(input_ids=batch.input_ids, use_cache=False, **options).logits[:, -batch.num_logits :]
-    return logits.flatten(0, 1).index_select(0, batch.logit_positions)
+    options = {"logits_to_keep": batch.num_logits} if _keeps_logits(model) else {}
+    logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **options).logits
+    return logits[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
+
+
+def _keeps_logits(model: nn.Module) -> bool:
+    """Whether the architecture can leave out the logits of a row's first tokens, as most of transformers' can."""
+    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's wrapper hides the signature
+    architecture: type = type(get_base_model() if get_base_model else model)
+    return "logits_to_keep" in _parameters(architecture)
 
 
 @cache
-def _keeps_logits(architecture: type[nn.Module]) -> bool:
-    """Whether the architecture can leave out the logits of a row's first tokens, as most of transformers' can."""
-    return "logits_to_keep" in inspect.signature(architecture.forward).parameters
+def _parameters(architecture: type) -> frozenset[str]:
+    return frozenset(inspect.signature(architecture.forward).parameters)  # type: ignore[attr-defined]

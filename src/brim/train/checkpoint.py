@@ -7,13 +7,14 @@
         state.json             step, samples, tokens, best metric; the optimizer's numbers that are no tensors
         manifest.json          the SHA-256 of each file
 
-A folder is written under a temporary name, synced and renamed. The one before it goes only after the new one has been
-read back; the best one stays.
+A folder is written under a temporary name, synced and renamed. The newest two and the best one are kept; an older one
+goes only after the new one has been read back.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from brim.files import sha256, whole_folder, write_text
 
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_UNFINISHED = ".step-*.tmp"  # what a killed save leaves
 
 TensorFiles = Mapping[str, Mapping[str, Tensor]]  # file name without ending -> tensors
 
@@ -49,7 +52,7 @@ class CheckpointStore:
         self._folder = folder
 
     def save(self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None) -> None:
-        """Write a checkpoint, read it back, then delete all others but the best one.
+        """Write a checkpoint, read it back, then delete all others but the one before it and the best one.
 
         Raises CheckpointError when it cannot be written; those that were there before are then still whole.
         """
@@ -74,7 +77,8 @@ class CheckpointStore:
                 )
             ) from error
         self._verify(step)
-        self._keep({step, best_step})
+        before = [other for other in self.steps() if other < step]
+        self._keep({step, best_step, *before[-1:]})
 
     def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest whole checkpoint, with a line on each one that was refused; None where there is none at all.
@@ -100,17 +104,22 @@ class CheckpointStore:
 
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
-        names = self._verify(step)
-        folder = self._path(step)
+        names = [Path(name) for name in self._verify(step)]
         return Checkpoint(
             step=step,
-            tensors={Path(name).stem: load_file(folder / name) for name in names if name.endswith(".safetensors")},
-            state=json.loads((folder / _STATE).read_text(encoding="utf-8")),
+            tensors={name.stem: self._tensors(step, name.stem) for name in names if name.suffix == ".safetensors"},
+            state=json.loads((self._path(step) / _STATE).read_text(encoding="utf-8")),
         )
+
+    def load_tensors(self, step: int, name: str) -> dict[str, Tensor]:
+        """One file's tensors of the checkpoint of this step. Raises CheckpointError as `load` does."""
+        self._verify(step)
+        return self._tensors(step, name)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, whole or not, in order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*"))
+        names = [_NAME.fullmatch(path.name) for path in self._folder.glob("step-*")]
+        return sorted(int(name.group(1)) for name in names if name)
 
     def _verify(self, step: int) -> list[str]:
         """The names of the checkpoint's files, each of which has the digest that the manifest gives."""
@@ -136,6 +145,11 @@ class CheckpointStore:
         for step in self.steps():
             if step not in steps:
                 shutil.rmtree(self._path(step))
+        for unfinished in self._folder.glob(_UNFINISHED):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _tensors(self, step: int, name: str) -> dict[str, Tensor]:
+        return load_file(self._path(step) / f"{name}.safetensors")
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from brim.errors import CheckpointError, Problem
 from brim.files import whole_folder
 from brim.models.llm import LLM
@@ -41,7 +43,7 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any]) -> None
                 if (llm.folder.path / name).exists():
                     shutil.copyfile(llm.folder.path / name, folder / name)
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form; the run's own card stands beside
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
             Problem(
                 what=f"the model could not be written: {error}",

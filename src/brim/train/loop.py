@@ -160,8 +160,12 @@ class Loop:
         norm = float(clip_gradients(self._parameters, job.clipping))
         if not math.isfinite(loss) or (not math.isfinite(norm) and not self._scaler.is_enabled()):
             raise BrimError(self._not_finite(loss, norm, indices))
+        scale = self._scaler.get_scale()
         self._scaler.step(job.optimizer)
         self._scaler.update()
+        if self._scaler.get_scale() < scale:
+            # fp16 gradients overflowed: the scaler left the update out and lowered its scale.
+            job.observer.write({"step": self.state.step + 1, "event": "overflow", "loss_scale": scale})
         job.optimizer.zero_grad(set_to_none=True)
 
     def _evaluate(self) -> None:
@@ -172,7 +176,9 @@ class Loop:
         by_split = job.evaluate()
         seconds = round(time.perf_counter() - started, 6)
         for split, metrics in by_split.items():
-            job.observer.write({"step": state.step, "split": split, **metrics, "seconds": seconds})
+            record = {"step": state.step, "split": split, **metrics, "seconds": seconds}
+            # A step has a line with this split, too.
+            job.observer.write({**record, "event": "evaluation"} if split == "train" else record)
         if "validation" in by_split:
             state.improve(by_split["validation"][job.stopping.metric], higher_is_better=job.stopping.higher_is_better)
 
@@ -197,5 +203,5 @@ class Loop:
             what=f"step {self.state.step + 1} is not finite (loss {loss:g}, gradient norm {norm:g}); nothing was "
             "updated",
             where=f"rows {keys}{' …' if len(indices) > 8 else ''}",
-            fix="lower trainer.learning_rate, or look at these rows; continue from the last checkpoint with --resume",
+            fix="look at these rows and at the base model; train anew with a lower trainer.learning_rate",
         )

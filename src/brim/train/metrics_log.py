@@ -29,6 +29,8 @@ class MetricsLog:
         assert self._file is not None, "write before start"
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+        if record.get("event") == "checkpoint":
+            os.fsync(self._file.fileno())  # what a resumed run keeps must be on disk as surely as its checkpoint
 
     def close(self) -> None:
         if self._file is not None:

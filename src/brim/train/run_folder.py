@@ -27,8 +27,8 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether brim began a run here. A config.yaml alone may be anybody's."""
-        return self.config.is_file() and self.plan.is_file()
+        """Whether brim began a run here: plan.json is the first file of a run. A config.yaml may be anybody's."""
+        return self.plan.is_file()
 
     @property
     def config(self) -> Path:
@@ -109,7 +109,7 @@ def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
 def open_run_folder(path: Path) -> RunFolder:
     """A run that has been trained. Raises InputError when it is none, or has no model yet."""
     run = RunFolder(path)
-    if not run.is_run and not (run.config.is_file() and run.model.is_dir()):
+    if not run.config.is_file() or not (run.is_run or run.model.is_dir()):
         raise InputError(
             Problem(
                 what="this folder is not a run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from brim.config import Config, FinetuneTrainer
 from brim.data import TokenRows
@@ -78,11 +79,13 @@ def learning_rate_of(trainer: FinetuneTrainer, length: RunLength) -> LearningRat
     )
 
 
-def rows_digest(rows: TokenRows) -> str:
+def rows_digest(splits: Iterable[TokenRows]) -> str:
     """A digest of all that the loop sees of the rows, so that a run is not continued on other data."""
     digest = hashlib.sha256()
-    for row in rows:
-        digest.update(len(row.input_ids).to_bytes(8, "little"))
-        digest.update(row.input_ids.tobytes())
-        digest.update(row.supervised.tobytes())
+    for rows in splits:
+        digest.update(len(rows).to_bytes(8, "little"))
+        for row in rows:
+            digest.update(len(row.input_ids).to_bytes(8, "little"))
+            digest.update(row.input_ids.tobytes())
+            digest.update(row.supervised.tobytes())
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,15 +19,15 @@ class TrainState:
     best_metric: float | None = None
     evaluations_without_improvement: int = 0
     loss_scaler: dict[str, Any] = field(default_factory=dict)  # fp16 alone
-    rows_digest: str = ""  # of the training rows, so that a run is not continued on other data
+    rows_digest: str = ""  # of the training and validation rows, so that a run is not continued on other data
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def improve(self, metric: float, *, higher_is_better: bool) -> bool:
-        """Take a validation metric in; whether it is the best so far."""
-        better = self.best_metric is None or (
-            metric > self.best_metric if higher_is_better else metric < self.best_metric
+        """Take a validation metric in; whether it is the best so far. NaN and infinity never are."""
+        better = math.isfinite(metric) and (
+            self.best_metric is None or (metric > self.best_metric if higher_is_better else metric < self.best_metric)
         )
         if better:
             self.best_metric, self.best_step, self.evaluations_without_improvement = metric, self.step, 0

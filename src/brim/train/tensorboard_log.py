@@ -11,7 +11,10 @@ _NOT_SCALARS = ("step", "split", "event")
 
 
 class TensorBoardLog:
-    """One scalar a field, under `<split>/<field>`; events are left to metrics.jsonl."""
+    """One scalar a field, under `<split>/<field>`; of an evaluation of the training rows, `train_evaluation/<field>`.
+
+    Other events are left to metrics.jsonl.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,14 +24,17 @@ class TensorBoardLog:
         from tensorboardX import SummaryWriter
 
         # purge_step hides what an interrupted session wrote after the checkpoint that this one continues.
-        self._writer = SummaryWriter(str(self._folder), purge_step=first_step + 1 if first_step else None)
+        self._writer = SummaryWriter(str(self._folder), purge_step=first_step + 1)
 
     def write(self, record: Record) -> None:
-        if "event" in record:
+        if record.get("event") == "checkpoint":
+            self._writer.flush()
+        if "split" not in record:
             return
+        group = f"{record['split']}_evaluation" if "event" in record else record["split"]
         for name, value in record.items():
             if name not in _NOT_SCALARS and isinstance(value, (int, float)):
-                self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
+                self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
     def close(self) -> None:
         if self._writer is not None:

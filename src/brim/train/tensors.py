@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from brim.errors import CheckpointError, Problem
+
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights that train, by name; tied ones once."""
@@ -16,9 +18,17 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy weights into the model. Names and shapes must be those that train."""
+    """Copy weights into the model. Raises CheckpointError when their names are not those of the weights that train."""
     weights = trained_weights(model)
-    assert weights.keys() == tensors.keys(), "the checkpoint was made with other trained weights"
+    if weights.keys() != tensors.keys():
+        strange = sorted(weights.keys() ^ tensors.keys())
+        raise CheckpointError(
+            Problem(
+                what=f"the checkpoint holds other weights than those that train: {', '.join(strange[:3])} …",
+                expected="the versions of transformers and peft in the run's environment.json",
+                fix="install those versions, or train anew into another folder",
+            )
+        )
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[name])
