@@ -13,22 +13,20 @@ import pytest
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 LONGEST_WAIT_S = 120
-# As the installed command does, with a word on stdout once torch is being loaded.
 BRIM = [sys.executable, "-c", "from brim.cli.main import main; main()"]
-LOADING = [
-    sys.executable,
-    "-c",
-    "import builtins\n"
-    "from brim.cli.main import main\n"
-    "load = builtins.__import__\n"
-    "def announce(name, *rest, **more):\n"
-    "    if name == 'torch':\n"
-    "        builtins.__import__ = load\n"
-    "        print('loading', flush=True)\n"
-    "    return load(name, *rest, **more)\n"
-    "builtins.__import__ = announce\n"
-    "main()",
-]
+# As the installed command does, with a word on stdout once a module is being loaded.
+LOADING = """
+import builtins
+from brim.cli.main import main
+load = builtins.__import__
+def announce(name, *rest, **more):
+    if name == {module!r}:
+        builtins.__import__ = load
+        print("loading", flush=True)
+    return load(name, *rest, **more)
+builtins.__import__ = announce
+main()
+"""
 
 
 def start(command, *arguments):
@@ -77,9 +75,11 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
     assert (run / "model" / "adapter_model.safetensors").exists()
 
 
-def test_ctrl_c_before_training_starts_leaves_nothing_behind(project, digests):
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_ctrl_c_before_training_starts_leaves_nothing_behind(project, digests, module):
     before = digests(project)
-    process = start(LOADING, "train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "run")
+    command = [sys.executable, "-c", LOADING.format(module=module)]
+    process = start(command, "train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "run")
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)

@@ -63,3 +63,29 @@ def test_a_reader_that_goes_away_is_no_traceback():
 
 def test_the_schema_is_json():
     assert json.loads(run("schema").stdout)["properties"]["base_model"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "type('OutOfMemoryError', (RuntimeError,), {})('CUDA')",  # as torch.OutOfMemoryError
+        'RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can\'t allocate memory: 4 bytes")',
+        "RuntimeError('CUDA error: out of memory')",
+        "MemoryError()",
+    ],
+)
+def test_memory_that_is_used_up_is_one_message(error):
+    code = f"import brim.cli.app as a, brim.cli.main as m\ndef app(): raise {error}\na.app = app\nm.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "brim: the memory of the device, or of the machine, is used up\n"
+        "  fix: lower trainer.batch_size (trainer.effective_batch_size may stay) and trainer.eval_batch_size, set "
+        "trainer.enable_gradient_checkpointing: true, or cut rows with preprocessing.global_max_sequence_length\n"
+    )
+
+
+def test_other_errors_of_the_program_are_not_hidden():
+    code = "import brim.cli.app as a, brim.cli.main as m\ndef app(): raise RuntimeError('odd')\na.app = app\nm.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "RuntimeError: odd" in done.stderr

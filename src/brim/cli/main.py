@@ -1,35 +1,19 @@
-"""`brim VERB …`: the verbs, and how errors become exit codes."""
+"""The `brim` command: runs a verb, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from typing import NoReturn
 
-import typer
-
-from brim.cli import check, evaluate, predict, schema, train
-from brim.errors import BrimError
+from brim.errors import BrimError, Problem
 
 _INTERRUPTED = 130
-
-app = typer.Typer(
-    name="brim",
-    help="Fine-tune large language models, and run them over data sets, on the GPU that you have.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+_OUT_OF_MEMORY = Problem(
+    what="the memory of the device, or of the machine, is used up",
+    fix="lower trainer.batch_size (trainer.effective_batch_size may stay) and trainer.eval_batch_size, set "
+    "trainer.enable_gradient_checkpointing: true, or cut rows with preprocessing.global_max_sequence_length",
 )
-app.command("check")(check.check)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("schema")(schema.schema)
-
-
-@app.callback()
-def _root(context: typer.Context) -> None:
-    """Fine-tune large language models, and run them over data sets, on the GPU that you have."""
 
 
 def main() -> None:
@@ -38,15 +22,33 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
     try:
+        from brim.cli.app import app  # here, so that Ctrl-C while Python imports is no traceback either
+
         app()
     except BrimError as error:
-        print(f"brim: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _leave(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _leave("interrupted", _INTERRUPTED)
     except SystemExit as leaving:
         if leaving.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
-            print("brim: interrupted", file=sys.stderr)
+            _leave("interrupted", _INTERRUPTED)
         raise
     except OSError as error:
         # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
-        print(f"brim: {error}", file=sys.stderr)
-        sys.exit(1)
+        _leave(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _leave(str(_OUT_OF_MEMORY), 1)
+
+
+def _leave(message: str, exit_code: int) -> NoReturn:
+    print(f"brim: {message}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Told by name and words, since torch, whose error it mostly is, is not imported here."""
+    words = ("out of memory", "can't allocate memory")
+    kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return kind or any(each in str(error) for each in words)

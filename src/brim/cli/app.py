@@ -1,0 +1,26 @@
+"""The verbs of `brim VERB …`."""
+
+from __future__ import annotations
+
+import typer
+
+from brim.cli import check, evaluate, predict, schema, train
+
+app = typer.Typer(
+    name="brim",
+    help="Fine-tune large language models, and run them over data sets, on the GPU that you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("check")(check.check)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("schema")(schema.schema)
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    """Fine-tune large language models, and run them over data sets, on the GPU that you have."""
