@@ -105,6 +105,12 @@ def test_a_learning_rate_that_scaling_takes_too_far(finetune):
             "the GPU has bfloat16; weights stay in fp32, since 16 bits would lose small updates",
         ),
         (A100, {"trainer": {"type": "none"}}, "bf16-true", "the GPU has bfloat16, and nothing is trained"),
+        (
+            A100,
+            {"adapter": {"type": "lora", "bias_type": "lora_only"}},
+            "bf16-mixed",
+            "the GPU has bfloat16; the biases that are trained stay in fp32",
+        ),
         (T4, {}, "fp16-mixed", "the GPU has no bfloat16"),
         (DeviceFacts(kind="mps", bf16=False), {}, "fp32", "the device has no bfloat16"),
     ],
@@ -112,6 +118,13 @@ def test_a_learning_rate_that_scaling_takes_too_far(finetune):
 def test_the_precision(finetune, device, keys, precision, reason):
     assert _choices(finetune() | keys, device)["precision"] == (precision, reason)
     assert "precision" not in _choices(finetune() | keys | {"precision": "fp32"}, device)
+
+
+def test_biases_that_come_with_trained_weights_need_their_precision(finetune):
+    config = load_config(finetune() | {"adapter": "lora", "precision": "bf16-true"}).config
+    with_biases = config.model_copy(update={"adapter": config.adapter.model_copy(update={"bias_type": "all"})})
+    with pytest.raises(ConfigError, match="bias_type all trains biases, and precision bf16-true has them in 16 bits"):
+        resolve(with_biases, A100)
 
 
 def test_the_length_of_answers(minimal):

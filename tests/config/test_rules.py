@@ -52,6 +52,12 @@ SCHEDULE = "trainer.learning_rate_scheduler"
             "generation.min_new_tokens: generation.min_new_tokens is 9\n"
             "  expected: at most generation.max_new_tokens, 8",
         ),
+        (
+            {"precision": "bf16-true", "adapter": {"type": "lora", "bias_type": "all"}},
+            "precision: adapter.bias_type all trains biases, and precision bf16-true has them in 16 bits, which round "
+            "small updates away\n"
+            "  fix: set precision: bf16-mixed, or adapter.bias_type: none",
+        ),
     ],
 )
 def test_contradictions(minimal, problems, keys, message):

@@ -153,3 +153,76 @@ def test_pickled_adapters_are_not_opened(tiny_base, saved, tmp_path):
     shutil.move(folder / "adapter_model.safetensors", folder / "adapter_model.bin")
     with pytest.raises(ModelError, match=r"holds no adapter_model\.safetensors"):
         adapted(tiny_base, pretrained_adapter_weights=str(folder))
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [["q_proj", "v_proj"], ["v_proj", "q_proj"], r".*\.(q|v)_proj", None],
+    ids=["same", "another order", "pattern", "null"],
+)
+def test_target_modules_that_mean_the_adapters_layers_are_fine(tiny_base, saved, targets):
+    folder, logits = saved
+    model = adapted(tiny_base, pretrained_adapter_weights=str(folder), target_modules=targets)
+    assert torch.equal(model.eval()(IDS).logits, logits)
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], "all-linear", r".*\.q_proj"])
+def test_target_modules_that_mean_other_layers_are_refused(tiny_base, saved, targets):
+    folder, _ = saved
+    with pytest.raises(ModelError, match=r"adapter\.target_modules is .*, and the adapter to go on from has \["):
+        adapted(tiny_base, pretrained_adapter_weights=str(folder), target_modules=targets)
+
+
+def test_all_linear_is_what_it_was(tiny_base, tmp_path):
+    adapted(tiny_base, target_modules="all-linear").save_pretrained(str(tmp_path))
+    assert adapted(tiny_base, pretrained_adapter_weights=str(tmp_path), target_modules="all-linear")
+
+
+def test_settings_that_contradict_the_adapter_are_refused(tiny_base, saved):
+    folder, _ = saved
+    with pytest.raises(ModelError, match=r"adapter\.r is 4, and the adapter to go on from has 8"):
+        adapted(tiny_base, pretrained_adapter_weights=str(folder), r=4)
+
+
+def with_biases(kind, dtype):
+    from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    tokens = {"vocab_size": 60, "bos_token_id": 0, "eos_token_id": 0}
+    if kind == "gpt2":
+        settings = GPT2Config(**tokens, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+        return GPT2LMHeadModel(settings).to(dtype).eval()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return Qwen2ForCausalLM(Qwen2Config(**tokens, **sizes, num_hidden_layers=1)).to(dtype).eval()
+
+
+@pytest.mark.parametrize("bias_type", ["all", "lora_only"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_biases_train_in_fp32_and_come_back_as_they_were(tmp_path, kind, bias_type, dtype):
+    settings = LoraConfig(type="lora", bias_type=bias_type, dropout=0.0)
+    model = add_adapter(with_biases(kind, dtype), settings, seed=0, trainable=True)
+    biases = {name for name in trained(model) if name.endswith("bias")}
+    assert biases
+    with torch.autocast("cpu", dtype=dtype):
+        loss = model(IDS, labels=IDS).loss
+    loss.backward()
+    assert {weight.dtype for weight in trained(model).values()} == {torch.float32}
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in trained(model).values())
+    with torch.no_grad():
+        for weight in trained(model).values():
+            weight.add_(torch.randn_like(weight) / 1000)  # what 16 bits would round
+    model.save_pretrained(str(tmp_path))
+    again = settings.model_copy(update={"pretrained_adapter_weights": str(tmp_path)})
+    loaded = dict(add_adapter(with_biases(kind, dtype), again, seed=1, trainable=False).named_parameters())
+    for name, weight in trained(model).items():
+        assert torch.equal(loaded[name], weight)
+
+
+def test_a_bias_that_no_layer_takes_is_refused(tmp_path):
+    settings = LoraConfig(type="lora", bias_type="all")
+    add_adapter(with_biases("qwen2", torch.float32), settings, seed=0, trainable=True).save_pretrained(str(tmp_path))
+    edit_config(bias="none")(tmp_path)
+    again = LoraConfig(type="lora", pretrained_adapter_weights=str(tmp_path))
+    with pytest.raises(ModelError, match=r"no layer takes .*k_proj\.bias"):
+        add_adapter(with_biases("qwen2", torch.float32), again, seed=0, trainable=True)

@@ -13,6 +13,7 @@ import torch
 from brim.config import Choice, Config, load_config, resolve
 from brim.data import Data, TextEncoder, load_encoder
 from brim.errors import InputError, Problem
+from brim.models.adapter_folder import continued
 from brim.models.device import device_facts, pick_device
 from brim.models.folder import ModelFolder, locate
 
@@ -98,7 +99,5 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
         update["dataset"] = str(Path(config.dataset).expanduser().resolve())
     adapter = config.adapter
     if adapter is not None and adapter.pretrained_adapter_weights is not None:
-        weights = Path(adapter.pretrained_adapter_weights).expanduser()
-        if weights.is_dir():
-            update["adapter"] = adapter.model_copy(update={"pretrained_adapter_weights": str(weights.resolve())})
+        update["adapter"] = continued(adapter)
     return update

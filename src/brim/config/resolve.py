@@ -10,6 +10,7 @@ from typing import Any, Literal
 from brim.config.batch import ACCUMULATION, BATCH, EFFECTIVE, BatchSizes, batch_sizes
 from brim.config.findings import Finding
 from brim.config.places import Path, dotted
+from brim.config.rules import biases_in_16_bits
 from brim.config.schema import Config, FinetuneTrainer, Section
 from brim.errors import ConfigError, Problem
 
@@ -50,8 +51,11 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
 
     context_length: tokens that the model reaches; None where it sets no limit.
 
-    Raises ConfigError when the batch sizes do not multiply up for this number of processes.
+    Raises ConfigError when the batch sizes do not multiply up for this number of processes, or when the precision
+    does not fit an adapter's settings, which can come with trained weights.
     """
+    for finding in biases_in_16_bits(config):
+        raise ConfigError(Problem(what=finding.what, where=dotted(finding.path), fix=finding.fix))
     choices: list[Choice] = []
     changes: dict[Path, Any] = {}
     for path, value, reason in _decisions(config, device, context_length):
@@ -76,6 +80,8 @@ def _precision(config: Config, device: DeviceFacts) -> tuple[str, str]:
     if device.kind == "cpu":
         return "fp32", "the device is a CPU"
     if device.bf16:
+        if config.adapter is not None and config.adapter.bias_type != "none":
+            return "bf16-mixed", "the GPU has bfloat16; the biases that are trained stay in fp32"
         if not isinstance(config.trainer, FinetuneTrainer):
             return "bf16-true", "the GPU has bfloat16, and nothing is trained"
         if config.adapter is not None:

@@ -173,6 +173,17 @@ def _generation_fits(config: Config) -> Iterator[Finding]:
         )
 
 
+def biases_in_16_bits(config: Config) -> Iterator[Finding]:
+    """A linear layer takes its weight and its bias in one dtype, and all that trains is fp32."""
+    if config.adapter is not None and config.adapter.bias_type != "none" and config.precision == "bf16-true":
+        yield Finding(
+            paths=(("precision",), ("adapter", "bias_type")),
+            what=f"adapter.bias_type {config.adapter.bias_type} trains biases, and precision bf16-true has them in "
+            "16 bits, which round small updates away",
+            fix="set precision: bf16-mixed, or adapter.bias_type: none",
+        )
+
+
 def _no_secrets(config: Config) -> Iterator[Finding]:
     """Masked, the value would be another one; as it is, it would reach the run's folder and its model card."""
     for path in secrets_in(config.model_dump()):
@@ -196,5 +207,6 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _schedule_fits,
     _momentum_for_nesterov,
     _generation_fits,
+    biases_in_16_bits,
     _no_secrets,
 )

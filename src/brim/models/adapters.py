@@ -86,9 +86,10 @@ def _pretrained(model: PreTrainedModel, settings: LoraConfig, weights: str, *, t
     if wanted is not None:
         _require_targets(adapted, wanted, settings, folder)
     with safe_open(folder.path / WEIGHTS, framework="pt") as tensors:
-        _require_all_taken(adapted, list(tensors.keys()), weights)
-        there = dict(adapted.named_parameters())
-        for name, bias in _biases_in_fp32(adapted, [name for name in there if _is_bias(name) and name in tensors.keys()]):
+        names = set(tensors.keys())
+        _require_all_taken(adapted, names, weights)
+        brought = [name for name, _ in adapted.named_parameters() if name in names and _is_bias(name)]
+        for name, bias in _biases_in_fp32(adapted, brought):
             bias.data.copy_(tensors.get_tensor(name))  # once more, since 16 bits have rounded it
     return adapted
 
@@ -117,7 +118,7 @@ def _require_targets(adapted: PeftModel, wanted: set[str], settings: LoraConfig,
         raise ModelError(differs(key, settings.target_modules, folder.settings.target_modules, folder.name))
 
 
-def _require_all_taken(adapted: PeftModel, names: list[str], weights: str) -> None:
+def _require_all_taken(adapted: PeftModel, names: set[str], weights: str) -> None:
     """Refuse weights that PEFT passed over, without a word, since no layer of the model is called so."""
     import peft
 

@@ -39,6 +39,8 @@ class LoraConfig(Section):
         expected="default, gaussian or true",
     )
     pretrained_adapter_weights: Text | None = key(
-        None, "A folder or Hub id with an adapter to go on from. null: a new adapter."
+        None,
+        "A folder or Hub id with an adapter to go on from. Its own r, alpha, dropout, bias_type, target_modules, "
+        "use_rslora and use_dora count; where one is given here, it must be the same. null: a new adapter.",
     )
     postprocessor: AdapterPostprocessor = key(AdapterPostprocessor(), "What happens to the adapter after training.")

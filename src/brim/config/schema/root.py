@@ -26,7 +26,8 @@ class Config(Section):
     precision: Literal["auto", "fp32", "bf16-true", "bf16-mixed", "fp16-mixed"] = key(
         "auto",
         "The data types of weights and arithmetic, named as in Lightning. `auto`: fp32 on a CPU; on a GPU with "
-        "bfloat16 bf16-true with an adapter and bf16-mixed without; on other GPUs fp16-mixed.",
+        "bfloat16 bf16-true with an adapter (bf16-mixed where that trains biases) and bf16-mixed without; on other "
+        "GPUs fp16-mixed.",
         brim=True,
     )
     model_parameters: ModelParameters = key(ModelParameters(), "How the base model is set up.")
