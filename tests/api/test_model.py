@@ -124,6 +124,18 @@ def test_save_below_a_file_is_one_error(config, tmp_path):
         brim.Model(config).save(tmp_path / "file" / "saved")
 
 
+@pytest.mark.parametrize("place", ["file/run", "closed/new/run", "x" * 300])
+def test_a_place_that_cannot_be_written_is_told_before_any_work(config, tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith("closed"))  # root may write anywhere
+    with pytest.raises(
+        brim.OutputError, match=r"the output directory cannot be written: (Not a d|Permission|File name)"
+    ):
+        brim.Model(config).train("no such data", output_directory=tmp_path / place)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["closed", "file"]
+
+
 def test_a_folder_that_is_no_run_is_not_loaded(tmp_path):
     (tmp_path / "config.yaml").write_text("mine")
     with pytest.raises(brim.InputError, match="this folder is not a run"):

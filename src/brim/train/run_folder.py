@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
+import os
 import platform
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -68,19 +70,23 @@ class RunFolder:
 
 
 def check_run_folder(path: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds anything, unless it is a run that is to be continued. Writes nothing.
+    """Refuse a place that cannot be written, or a folder that holds anything but a run to be continued. Writes nothing.
 
     Raises OutputError.
     """
     run = RunFolder(path)
-    if path.exists() and not path.is_dir():
-        raise OutputError(
-            Problem(
-                what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(
+                Problem(
+                    what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
+                )
             )
-        )
-    if path.is_dir() and any(path.iterdir()) and not (resume and run.is_run):
-        raise OutputError(_occupied(run))
+        if path.is_dir() and any(path.iterdir()) and not (resume and run.is_run):
+            raise OutputError(_occupied(run))
+        _require_writable(path)
+    except OSError as error:
+        raise OutputError(_unwritable(path, error)) from error
 
 
 def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
@@ -96,13 +102,7 @@ def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise OutputError(
-            Problem(
-                what=f"the output directory cannot be written: {error.strerror or error}",
-                where=str(path),
-                fix="choose another with --output-directory",
-            )
-        ) from error
+        raise OutputError(_unwritable(path, error)) from error
     return run
 
 
@@ -145,6 +145,23 @@ def write_environment(run: RunFolder, *, device: str) -> None:
         "packages": packages,
     }
     write_text(run.environment, json.dumps(environment, indent=1) + "\n")
+
+
+def _require_writable(path: Path) -> None:
+    """Raise OSError where the folder, or the nearest one that exists above it, takes no files."""
+    place = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _unwritable(path: Path, error: OSError) -> Problem:
+    return Problem(
+        what=f"the output directory cannot be written: {error.strerror or error}",
+        where=str(path),
+        fix="choose another with --output-directory",
+    )
 
 
 def _occupied(run: RunFolder) -> Problem:
