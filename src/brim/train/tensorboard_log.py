@@ -23,8 +23,10 @@ class TensorBoardLog:
     def start(self, *, first_step: int, total_steps: int) -> None:
         from tensorboardX import SummaryWriter
 
+        # Numbered, since the name has only seconds: a session that starts in the same one would write over the other.
+        number = len(list(self._folder.glob("events.*")))
         # purge_step hides what an interrupted session wrote after the checkpoint that this one continues.
-        self._writer = SummaryWriter(str(self._folder), purge_step=first_step + 1)
+        self._writer = SummaryWriter(str(self._folder), purge_step=first_step + 1, filename_suffix=f".{number}")
 
     def write(self, record: Record) -> None:
         if record.get("event") == "checkpoint":
