@@ -24,12 +24,13 @@ class TrainProgress:
         self._console = Console(file=stream, highlight=False)
         self._bar: Progress | None = None
         self._loss = self._tokens_per_s = 0.0
-        self._tokens = self._steps_here = 0
-        self._total_steps = 0
+        self._tokens: int | None = None  # so far; None where a resumed run has not told yet
+        self._steps_here = self._total_steps = 0
         self._started = self._last_line = 0.0
 
     def start(self, *, first_step: int, total_steps: int) -> None:
         self._total_steps = total_steps
+        self._tokens = 0 if first_step == 0 else None
         self._started = self._last_line = time.monotonic()
         if self._console.is_terminal:
             self._bar = Progress(
@@ -63,13 +64,16 @@ class TrainProgress:
             self._bar = None
 
     def _step(self, record: Record) -> None:
-        tokens_per_s = (record["num_tokens"] - self._tokens) / record["seconds"] if self._steps_here else 0.0
-        keep = _SMOOTHING if self._steps_here > 1 else 0.0
         self._loss = record["loss"] + (_SMOOTHING if self._steps_here else 0.0) * (self._loss - record["loss"])
-        self._tokens_per_s = tokens_per_s + keep * (self._tokens_per_s - tokens_per_s)
+        speed = ""
+        if self._tokens is not None:
+            tokens_per_s = (record["num_tokens"] - self._tokens) / record["seconds"]
+            keep = _SMOOTHING if self._steps_here > 1 else 0.0  # the first step is slower than all others
+            self._tokens_per_s = tokens_per_s + keep * (self._tokens_per_s - tokens_per_s)
+            speed = f"  {self._tokens_per_s:,.0f} tokens/s"
         self._tokens = record["num_tokens"]
         self._steps_here += 1
-        text = f"loss {self._loss:.4f}  {self._tokens_per_s:,.0f} tokens/s  {format_bytes(record['peak_bytes'])}"
+        text = f"loss {self._loss:.4f}{speed}  {format_bytes(record['peak_bytes'])}"
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], description=text)
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
