@@ -163,30 +163,28 @@ BAD_FILES = {
         '[\n  {"q": 1}\n]\n',
         "data.jsonl: the file is one JSON list, not one object a line\n  fix: rename it to data.json",
     ),
-    "changed type": (
-        "data.jsonl",
-        '{"q": "x"}\n\n{"q": null}\n{"q": 3}\n',
-        "data.jsonl:4: column `q` changes its type: a number here, text in data.jsonl:1\n"
-        "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
-    ),
-    "true among numbers": (
-        "data.jsonl",
-        '{"q": 1}\n{"q": true}\n',
-        "data.jsonl:2: column `q` changes its type: true or false here, a number in data.jsonl:1\n"
-        "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
-    ),
-    "huge number": (
-        "data.jsonl",
-        '{"q": 1}\n{"q": 99999999999999999999}\n',
-        "data.jsonl:2: column `q` holds a whole number beyond 64 bits\n  fix: write it as text, in quotes",
-    ),
     "half a character": (
         "data.jsonl",
         '{"q": "x"}\n{"q": "\\ud83d"}\n',
         "data.jsonl:2: column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold\n"
         "  fix: write the whole character, or remove it",
+    ),
+    "half a character, nested": (
+        "data.jsonl",
+        '{"q": "x"}\n{"q": ["\\ud83d"]}\n',
+        "data.jsonl:2: column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold\n"
+        "  fix: write the whole character, or remove it",
+    ),
+    "a key twice": (
+        "data.jsonl",
+        '{"q": "x"}\n{"q": "x", "a": "", "a": "y"}\n',
+        "data.jsonl:2: JSON that cannot be read: the key 'a' stands twice in one object\n"
+        "  expected: one JSON object a line",
+    ),
+    "a nested key twice": (
+        "data.json",
+        '[{"q": "x"},\n {"q": {"b": 1, "b": 1}}]\n',
+        "data.json:2: JSON that cannot be read: the key 'b' stands twice in one object",
     ),
     "broken json": (
         "data.json",
@@ -321,24 +319,6 @@ BAD_DATA = {
     "uneven": (
         {"q": [1, 2], "a": [1]},
         "the given columns: the columns differ in length: `q` 2, `a` 1\n  expected: a value a row in each column",
-    ),
-    "changed type": (
-        {"q": ["x", None, 3]},
-        "the given columns, row 2: column `q` changes its type: a number here, text in the given columns, row 0\n"
-        "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
-    ),
-    "shapes": (
-        {"q": [[1], [2], ["x"]]},
-        "the given columns, row 2: column `q` holds values of different shapes "
-        "(Could not convert 'x' with type str: tried to convert to int64)\n"
-        "  expected: lists and objects of the same shape in all rows",
-    ),
-    "frame of mixed types": (
-        pd.DataFrame({"q": ["x", 3]}),
-        "the data frame, row 1: column `q` changes its type: a number here, text in the data frame, row 0\n"
-        "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
     ),
     "frame with a name twice": (
         pd.DataFrame([[1, 2]], columns=["q", "q"]),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.config import FeaturePreprocessing
+from brim.data.as_text import nested_word, problem_of
 from brim.data.source import Source, places
 from brim.errors import DataError, Problem
 
@@ -46,14 +47,18 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
 
 
 def require_text(source: Source, names: Sequence[str]) -> None:
-    """Raise DataError for each column whose cells are no plain values (lists, objects, bytes)."""
+    """Raise DataError for each column whose cells are no plain values (lists, objects, bytes), or of several types."""
     problems = []
     for name in names:
-        kind = source.table.schema.field(name).type
-        word = "lists" if pa.types.is_nested(kind) and not pa.types.is_struct(kind) else "objects"
-        if _is_bytes(kind):
+        field = source.table.schema.field(name)
+        mixed, word = problem_of(field), nested_word(field)
+        if pa.types.is_nested(field.type):
+            word = "objects" if pa.types.is_struct(field.type) else "lists"
+        elif _is_bytes(field.type):
             word = "bytes"
-        if pa.types.is_nested(kind) or _is_bytes(kind):
+        if mixed is not None:
+            problems.append(mixed)
+        elif word:
             problems.append(
                 Problem(
                     what=f"column `{name}` holds {word}, which are no text",
@@ -64,6 +69,12 @@ def require_text(source: Source, names: Sequence[str]) -> None:
             )
     if problems:
         raise DataError(*problems)
+
+
+def notes_on_mixed(source: Source) -> list[str]:
+    """A note for each column that has no common type; who uses one gets its problem as an error instead."""
+    mixed = [problem for problem in map(problem_of, source.table.schema) if problem is not None]
+    return [f"{problem.where}: {problem.what}; it is not used, and was read as text" for problem in mixed]
 
 
 def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing) -> Column:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from brim.config import Config
 from brim.data.assign import assign_splits, sampled_rows
-from brim.data.columns import missing, require_filled
+from brim.data.columns import missing, notes_on_mixed, require_filled
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Entry, Ledger
 from brim.data.limits import learning_limits, prompt_limits, require_room_for_template
@@ -140,7 +140,7 @@ def _tokenized(
     if not preprocessing.drop_unlearnable:
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
-    return Tokenized(rows=rows, ledger=ledger, notes=tuple(notes_of(findings, source, limits)))
+    return Tokenized(rows=rows, ledger=ledger, notes=(*notes_on_mixed(source), *notes_of(findings, source, limits)))
 
 
 def _without_missing(asked: Prompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]) -> Keys:

@@ -27,11 +27,11 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
         raise DataError(
             Problem(what=f"the columns differ in length: {listed}", where=name, expected="a value a row in each column")
         )
-    arrays = {
-        str(column): column_of(str(column), values if hasattr(values, "dtype") else list(values), locate=locate)
+    read = [
+        column_of(str(column), values if hasattr(values, "dtype") else list(values), locate=locate)
         for column, values in columns.items()
-    }
-    return _source(pa.table(arrays), name)
+    ]
+    return _source(pa.table([array for _, array in read], schema=pa.schema([field for field, _ in read])), name)
 
 
 def read_pandas(frame: pd.DataFrame) -> Source:
@@ -39,15 +39,18 @@ def read_pandas(frame: pd.DataFrame) -> Source:
     name = "the data frame"
     names = [str(column) for column in frame.columns]
     require_distinct(names, name)
-    arrays = []
+    arrays, fields = [], []
     for position, column in enumerate(names):
         series = frame.iloc[:, position]
         try:
-            arrays.append(pa.Array.from_pandas(series))
+            array = pa.Array.from_pandas(series)
+            field = pa.field(column, array.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
             values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
-            arrays.append(column_of(column, values, locate=row_number(name)))
-    return _source(pa.table(arrays, names=names), name)
+            field, array = column_of(column, values, locate=row_number(name))
+        arrays.append(array)
+        fields.append(field)
+    return _source(pa.table(arrays, schema=pa.schema(fields)), name)
 
 
 def read_table(table: pa.Table) -> Source:

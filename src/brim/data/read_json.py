@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brim.data.json_decoder import DECODER
 from brim.data.read_frame import read_columns
 from brim.data.read_jsonl import read_jsonl
 from brim.data.records import Record, kind_of, table_of_records
@@ -38,7 +39,7 @@ def read_json(path: Path) -> Source:
 def _objects(path: Path) -> Iterator[Record]:
     """The objects of a list, parsed one by one, so that only the text stands in memory whole."""
     text = path.read_text(encoding="utf-8-sig")
-    decode = json.JSONDecoder().raw_decode
+    decode = DECODER.raw_decode
     at = _skip_blank(text, text.index("[") + 1)
     if text[at : at + 1] == "]":
         return
@@ -98,7 +99,7 @@ def _read_columns(path: Path) -> Source:
     if not text.strip(_BLANK):
         raise DataError(Problem(what="the file is empty", where=path.name, expected="at least one row of data"))
     try:
-        value: Any = json.loads(text)
+        value: Any = DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise DataError(_broken(path, text, error.pos, error.msg)) from None
     except (ValueError, RecursionError) as error:

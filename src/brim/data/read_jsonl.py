@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from brim.data.json_decoder import DECODER
 from brim.data.records import Record, kind_of, table_of_records
 from brim.data.source import Source
 from brim.data.spill import kept_or
@@ -27,7 +28,7 @@ def read_jsonl(path: Path) -> Source:
 def _objects(path: Path) -> Iterator[Record]:
     for _, line in _lines(path):
         try:
-            value = json.loads(line)
+            value = DECODER.decode(line.decode())
         except (ValueError, RecursionError):
             raise DataError(*_problems(path)) from None
         if type(value) is not dict:
@@ -66,7 +67,7 @@ def _problems(path: Path) -> list[Problem]:
 
 def _what_is_wrong(line: bytes) -> str | None:
     try:
-        value: Any = json.loads(line)
+        value: Any = DECODER.decode(line.decode())
     except json.JSONDecodeError as error:
         return f"not valid JSON: {error.msg} at character {error.pos + 1:,}"
     except (ValueError, RecursionError) as error:

@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from brim.data.as_text import mixed_field, nested_field, text_array
 from brim.data.spill import gather
-from brim.errors import DataError, Problem
+from brim.errors import Problem
 
 BATCH_ROWS = 4096
 
 Record = dict[str, Any]
 Locate = Callable[[int], str]
 
+_PLAIN: dict[frozenset[type], pa.DataType] = {
+    frozenset(): pa.null(),
+    frozenset({str}): pa.string(),
+    frozenset({bool}): pa.bool_(),
+    frozenset({int}): pa.int64(),
+    frozenset({float}): pa.float64(),
+    frozenset({int, float}): pa.float64(),
+}
+_NESTED: dict[frozenset[type], str] = {frozenset({dict}): "objects", frozenset({list}): "lists"}
+
 
 def table_of_records(
     records: Callable[[], Iterable[Record]], *, locate: Locate, keep_as: Path | None = None
 ) -> pa.Table:
-    """Records as a table whose columns are all keys in order of appearance; a key that a record lacks is missing.
+    """JSON's records as a table: its columns are all keys in order of appearance, and a key that lacks is missing.
 
-    records: begins anew at each call. A later batch can bring a new key, or text where all was missing so far: then
-    reading starts over with what is known now, so that a large input needs no second copy.
+    A column without a common type, or of lists or objects, is kept as text (see as_text.py).
+    records: begins anew at each call. When a later batch shows that a column is new or of another type than it seemed,
+    all that is left is looked through, and reading starts over once with the types of all, so that a large input needs
+    no second copy.
     """
-    schema = pa.schema([])
+    columns: dict[str, _Column] = {}
     while True:
-        batches = _batches(records(), schema, locate)
+        batches = _batches(records(), columns, locate)
         try:
             first = next(batches, None)
             if first is None:
-                return gather([], schema=schema)
+                return gather([], schema=pa.schema([]))
             return gather(_chain(first, batches), schema=first.schema, keep_as=keep_as)
-        except _SchemaGrew as grew:
-            schema = grew.schema
+        except _TypesChanged:
+            continue
 
 
-def column_of(name: str, values: Sequence[Any], *, locate: Locate, first_row: int = 0) -> pa.Array:
-    """Python values as one Arrow column. Raises DataError at the row whose type differs from those before."""
+def column_of(name: str, values: Sequence[Any], *, locate: Locate) -> tuple[pa.Field, pa.Array]:
+    """Python values as one Arrow column; as text where they have no common type."""
     try:
-        return pa.array(values, from_pandas=False)
+        array = pa.array(values, from_pandas=False)
     except (
         pa.ArrowInvalid,
         pa.ArrowTypeError,
@@ -50,28 +63,82 @@ def column_of(name: str, values: Sequence[Any], *, locate: Locate, first_row: in
         OverflowError,
         UnicodeEncodeError,
     ) as error:
-        raise DataError(_why_not(name, values, locate, first_row, error)) from None
+        return mixed_field(name, _why_not(name, values, locate, error)), text_array(name, values, locate=locate)
+    return pa.field(name, array.type), array
 
 
 def kind_of(value: Any) -> str:
     """What a person calls this value's type."""
-    if isinstance(value, bool):
+    return _kind_of_type(type(value))
+
+
+def _kind_of_type(kind: type) -> str:
+    if issubclass(kind, bool):
         return "true or false"
-    if isinstance(value, int | float):
+    if issubclass(kind, int | float):
         return "a number"
-    if isinstance(value, str):
+    if issubclass(kind, str):
         return "text"
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         return "an object"
-    if isinstance(value, list | tuple):
+    if issubclass(kind, list | tuple):
         return "a list"
-    return f"a {type(value).__name__}"
+    return f"a {kind.__name__}"
 
 
-class _SchemaGrew(Exception):
-    def __init__(self, schema: pa.Schema) -> None:
-        super().__init__("a later batch needs a wider schema")
-        self.schema = schema
+class _TypesChanged(Exception):
+    """A later batch needs other types than the first ones have been read with."""
+
+
+@dataclass(slots=True)
+class _Column:
+    """What the values of a column are, as far as they have been seen."""
+
+    first_rows: dict[type, int] = field(default_factory=dict)  # the row of each type's first value
+    magnitude: int = -1  # of the largest whole number, counted so that 64 bits hold all below 2**63
+    largest_row: int = 0
+
+    def learn(self, values: list[Any], first_row: int) -> None:
+        types = set(map(type, values))
+        for kind in types - self.first_rows.keys() - {type(None)}:
+            self.first_rows[kind] = first_row + next(row for row, value in enumerate(values) if type(value) is kind)
+        if int in types:
+            whole = values if len(types) == 1 else [value for value in values if type(value) is int]
+            for extreme in (max(whole), min(whole)):
+                magnitude = extreme if extreme >= 0 else ~extreme
+                if magnitude > self.magnitude:
+                    row = next(row for row, value in enumerate(values) if type(value) is int and value == extreme)
+                    self.magnitude, self.largest_row = magnitude, first_row + row
+
+    def type(self) -> pa.DataType | str | None:
+        """An Arrow type, the word for nested values, or None where nothing but text holds them all."""
+        kinds = frozenset(self.first_rows)
+        if int in kinds and self.magnitude > self._most():
+            return None
+        return _NESTED.get(kinds) or _PLAIN.get(kinds)
+
+    def field(self, name: str, locate: Locate) -> pa.Field:
+        kind = self.type()
+        if kind is None:
+            return mixed_field(name, self._problem(name, locate))
+        return nested_field(name, kind) if isinstance(kind, str) else pa.field(name, kind)
+
+    def _most(self) -> int:
+        return 2**53 if float in self.first_rows else 2**63 - 1
+
+    def _problem(self, name: str, locate: Locate) -> Problem:
+        by_row = sorted(self.first_rows.items(), key=lambda item: item[1])
+        first, first_row = by_row[0]
+        for kind, row in by_row[1:]:
+            if _kind_of_type(kind) != _kind_of_type(first):
+                return _changes(name, _kind_of_type(kind), locate(row), _kind_of_type(first), locate(first_row))
+        if float in self.first_rows and self.magnitude < 2**63:
+            return Problem(
+                what=f"column `{name}` holds fractions and a whole number beyond 53 bits, which would be rounded",
+                where=locate(self.largest_row),
+                fix="write all of its values as text, in quotes",
+            )
+        return _beyond_64_bits(name, locate(self.largest_row))
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,92 +146,62 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
-def _batches(records: Iterable[Record], schema: pa.Schema, locate: Locate) -> Iterator[pa.RecordBatch]:
-    """Batches of one schema, which is at least `schema`; raises _SchemaGrew when that turns out too narrow."""
+def _batches(records: Iterable[Record], columns: dict[str, _Column], locate: Locate) -> Iterator[pa.RecordBatch]:
+    """Batches of one schema. Raises _TypesChanged, with `columns` complete, when that turns out too narrow."""
     stream = iter(records)
+    schema: pa.Schema | None = None
+    types: dict[str, pa.DataType | str | None] = {}
     first_row = 0
-    seen: dict[str, tuple[int, Any]] = {}  # each column's first value and its row
     while batch := list(islice(stream, BATCH_ROWS)):
-        names = dict.fromkeys([*schema.names, *(name for record in batch for name in record)])
-        columns = {name: [record.get(name) for record in batch] for name in names}
-        for name, values in columns.items():
-            _remember_first(seen, name, values, first_row)
-        arrays = {name: column_of(name, values, locate=locate, first_row=first_row) for name, values in columns.items()}
-        wider = _widened(schema, arrays, columns, seen, locate, first_row)
-        if first_row and wider != schema:
-            raise _SchemaGrew(wider)
-        schema = wider
+        values = _learn(columns, batch, first_row)
+        seen = {name: column.type() for name, column in columns.items()}
+        if schema is None:
+            schema, types = pa.schema([column.field(name, locate) for name, column in columns.items()]), seen
+        elif seen != types:
+            while rest := list(islice(stream, BATCH_ROWS)):
+                first_row += len(batch)
+                batch = rest
+                _learn(columns, batch, first_row)
+            raise _TypesChanged
         yield pa.RecordBatch.from_arrays(
-            [_as_type(arrays[field.name], columns[field.name], field.type) for field in schema], schema=schema
+            [_array(each, values.get(each.name), len(batch), locate, first_row) for each in schema], schema=schema
         )
         first_row += len(batch)
 
 
-def _remember_first(seen: dict[str, tuple[int, Any]], name: str, values: list[Any], first_row: int) -> None:
-    if name not in seen:
-        for number, value in enumerate(values):
-            if value is not None:
-                seen[name] = (first_row + number, value)
-                return
+def _learn(columns: dict[str, _Column], batch: list[Record], first_row: int) -> dict[str, list[Any]]:
+    """The batch by columns, its types noted."""
+    names = dict.fromkeys(name for record in batch for name in record)
+    values = {name: [record.get(name) for record in batch] for name in names}
+    for name in names:
+        columns.setdefault(name, _Column()).learn(values[name], first_row)
+    return values
 
 
-def _widened(
-    schema: pa.Schema,
-    arrays: dict[str, pa.Array],
-    columns: dict[str, list[Any]],
-    seen: dict[str, tuple[int, Any]],
-    locate: Locate,
-    first_row: int,
-) -> pa.Schema:
-    """The narrowest schema that holds both `schema` and these columns."""
-    fields = []
-    for name, array in arrays.items():
-        known = schema.field(name).type if name in schema.names else pa.null()
-        try:
-            both = pa.unify_schemas(
-                [pa.schema([(name, known)]), pa.schema([(name, array.type)])], promote_options="permissive"
-            )
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            row, value = seen[name]
-            values = [value, *columns[name]]
-            rows = [row, *range(first_row, first_row + len(columns[name]))]
-            raise DataError(_why_not(name, values, _relocated(locate, rows), 0, error)) from None
-        fields.append(both.field(0))
-    return pa.schema(fields)
+def _array(field: pa.Field, values: list[Any] | None, length: int, locate: Locate, first_row: int) -> pa.Array:
+    if values is None:
+        return pa.nulls(length, field.type)
+    if pa.types.is_string(field.type):
+        return text_array(field.name, values, locate=locate, first_row=first_row)
+    return pa.array(values, type=field.type)
 
 
-def _relocated(locate: Locate, rows: list[int]) -> Locate:
-    return lambda number: locate(rows[number])
-
-
-def _as_type(array: pa.Array, values: list[Any], kind: pa.DataType) -> pa.Array:
-    return array if array.type == kind else pa.array(values, type=kind)
-
-
-def _why_not(name: str, values: Sequence[Any], locate: Locate, first_row: int, error: Exception) -> Problem:
+def _why_not(name: str, values: Sequence[Any], locate: Locate, error: Exception) -> Problem:
     """The first value that differs in type from those before it, or that Arrow cannot hold."""
     first: tuple[int, str] | None = None
-    for row, value in enumerate(values, first_row):
+    for row, value in enumerate(values):
         if value is None:
             continue
         kind = kind_of(value)
         if first is None:
             first = (row, kind)
         elif kind != first[1]:
-            return Problem(
-                what=f"column `{name}` changes its type: {kind} here, {first[1]} in {locate(first[0])}",
-                where=locate(row),
-                expected="one type in all rows of a column",
-                fix="write all of its values in the same type, e.g. all as text",
-            )
-        problem = (
-            _beyond_arrow(name, value, locate(row)) if kind in ("a number", "text", "an object", "a list") else None
-        )
-        if problem:
-            return problem
+            return _changes(name, kind, locate(row), first[1], locate(first[0]))
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return _beyond_64_bits(name, locate(row))
     return Problem(
         what=f"column `{name}` holds values of different shapes ({error})",
-        where=locate(first_row + _first_misfit(values)),
+        where=locate(_first_misfit(values)),
         expected="lists and objects of the same shape in all rows",
     )
 
@@ -177,18 +214,26 @@ def _first_misfit(values: Sequence[Any]) -> int:
         try:
             pa.array(values[:middle])
             fits = middle
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        except (
+            pa.ArrowInvalid,
+            pa.ArrowTypeError,
+            pa.ArrowNotImplementedError,
+            OverflowError,
+            UnicodeEncodeError,
+        ):
             too_many = middle
     return too_many - 1
 
 
-def _beyond_arrow(name: str, value: Any, place: str) -> Problem | None:
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        what, fix = f"column `{name}` holds a whole number beyond 64 bits", "write it as text, in quotes"
-        return Problem(what=what, where=place, fix=fix)
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        what = f"column `{name}` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold"
-        return Problem(what=what, where=place, fix="write the whole character, or remove it")
-    return None
+def _changes(name: str, kind: str, where: str, first_kind: str, first_where: str) -> Problem:
+    return Problem(
+        what=f"column `{name}` changes its type: {kind} here, {first_kind} in {first_where}",
+        where=where,
+        expected="one type in all rows of a column",
+        fix="write all of its values in the same type, e.g. all as text",
+    )
+
+
+def _beyond_64_bits(name: str, where: str) -> Problem:
+    what = f"column `{name}` holds a whole number beyond 64 bits"
+    return Problem(what=what, where=where, fix="write it as text, in quotes")

@@ -41,7 +41,7 @@ def require_rows(table: pa.Table, name: str) -> pa.Table:
 
 def plain(schema: pa.Schema) -> pa.Schema:
     """The schema with dictionary-encoded columns as their values and text as one type."""
-    return pa.schema([(field.name, _plain_type(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, _plain_type(field.type), metadata=field.metadata) for field in schema])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -1,0 +1,69 @@
+"""Columns that are kept as text because no other type holds them: such a column is an error only where it is used.
+
+What is wrong with it stands in the Arrow field, so that it goes wherever the table goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from brim.errors import DataError, Problem
+
+_PROBLEM, _NESTED = b"brim.problem", b"brim.nested"
+
+
+def mixed_field(name: str, problem: Problem) -> pa.Field:
+    """A column whose values have no common type. problem: for those who use it."""
+    return pa.field(name, pa.string(), metadata={_PROBLEM: json.dumps(asdict(problem))})
+
+
+def nested_field(name: str, word: str) -> pa.Field:
+    """A column of "lists" or "objects", kept as JSON: as Arrow types they would grow with each new key."""
+    return pa.field(name, pa.string(), metadata={_NESTED: word})
+
+
+def problem_of(field: pa.Field) -> Problem | None:
+    """Why the values of a column have no common type; None where they have one."""
+    stored = (field.metadata or {}).get(_PROBLEM)
+    return None if stored is None else Problem(**json.loads(stored))
+
+
+def nested_word(field: pa.Field) -> str:
+    """ "lists" or "objects" where the column's text is JSON of these, else empty."""
+    return str((field.metadata or {}).get(_NESTED, b"").decode())
+
+
+def text_array(name: str, values: Sequence[Any], *, locate: Callable[[int], str], first_row: int = 0) -> pa.Array:
+    """Texts as they are, other values as JSON. Raises DataError at a text that is none."""
+    types = set(map(type, values))
+    texts = values if types <= {str, type(None)} else [value if value is None else _text(value) for value in values]
+    try:
+        return pa.array(texts, type=pa.string())
+    except UnicodeEncodeError:
+        row = next(row for row, text in enumerate(texts, first_row) if text is not None and not _is_text(text))
+        raise DataError(
+            Problem(
+                what=f"column `{name}` holds half of a character (a lone surrogate such as \\ud83d), "
+                "which no text can hold",
+                where=locate(row),
+                fix="write the whole character, or remove it",
+            )
+        ) from None
+
+
+def _text(value: Any) -> str:
+    is_json = isinstance(value, bool | int | float | dict | list | tuple)
+    return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
