@@ -38,9 +38,8 @@ class TrainProgress:
                 MofNCompleteColumn(),
                 BarColumn(bar_width=24),
                 TextColumn("{task.description}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
                 TimeRemainingColumn(),
+                TextColumn("left"),
                 console=self._console,
                 refresh_per_second=_REDRAWS_PER_S,
             )
