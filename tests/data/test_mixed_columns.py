@@ -165,5 +165,5 @@ def test_a_mixed_column_that_nobody_reads_is_a_note(tmp_path, encoder, make_conf
         "it is not used, and was read as text"
     ) in done.notes
     for changes in ({"input__name": "id"}, {"preprocessing__split": {"type": "hash", "column": "id"}}):
-        with pytest.raises(DataError, match="data.jsonl:2: column `id` changes its type"):
+        with pytest.raises(DataError, match=r"data\.jsonl:2: column `id` changes its type"):
             prepare(read(tmp_path / "data.jsonl"), make_config(**changes), encoder, context_length=64)

@@ -1,6 +1,7 @@
 """Splits: exact counts, the same on every machine, and nothing lost."""
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -87,6 +88,21 @@ def test_a_stratified_split_has_exact_counts_in_each_class(classes, seed):
     for name in set(classes):
         of_class = codes[[number for number, each in enumerate(classes) if each == name]]
         assert np.bincount(of_class, minlength=3).tolist() == largest_remainder(len(of_class), DEFAULT)
+
+
+def test_one_long_class_does_not_widen_the_others():
+    classes = ["x"] * 1000 + ["y" * 100_000]
+    tracemalloc.start()
+    codes = split_stratified(classes, DEFAULT, seed=0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20  # 400 MB, if every row were as wide as the longest
+    assert np.bincount(codes, minlength=3).tolist() == [701, 100, 200]
+
+
+def test_classes_that_differ_in_trailing_zero_bytes_are_two():
+    codes = split_stratified(["a", "a\0"] * 5, (0.5, 0.0, 0.5), seed=0)
+    assert codes[::2].sum() == codes[1::2].sum() != 0
 
 
 def test_a_given_split_knows_numbers_and_names():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from brim.data.order import random_order
 
@@ -46,7 +47,8 @@ def split_at_random(num_rows: int, probabilities: Sequence[float], *, seed: int)
 def split_stratified(classes: Sequence[str], probabilities: Sequence[float], *, seed: int) -> Codes:
     """The asked-for share of the rows of each class in each split (largest remainder), drawn by the seed."""
     codes: Codes = np.zeros(len(classes), np.int8)
-    _, class_numbers = np.unique(np.asarray(classes, dtype=np.str_), return_inverse=True)
+    # Not as a numpy array of text, in which every row would be as wide as the longest.
+    class_numbers = pa.array(classes, pa.large_string()).dictionary_encode().indices.to_numpy()
     by_class = np.argsort(class_numbers, kind="stable")
     for rows in np.split(by_class, np.flatnonzero(np.diff(class_numbers[by_class])) + 1):
         if len(rows):
