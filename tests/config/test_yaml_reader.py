@@ -46,6 +46,20 @@ def test_anchors_and_merges_are_followed():
         ("a:\n  b: 1\n c: 2", ["f:3: not YAML: the line fits no section\n  fix: align keys of one section"]),
         ("a: 1\n\tb: 1", ["f:2: not YAML: a tab in the indentation\n  fix: indent with spaces"]),
         (
+            r'a: "C:\models"',
+            [
+                "f:1: not YAML: found unknown escape character 'm'\n"
+                r"  fix: in double quotes a backslash begins an escape; put a path such as C:\models in single quotes"
+            ],
+        ),
+        (
+            r'a: "C:\users"',
+            [
+                "f:1: not YAML: expected escape sequence of 4 hexdecimal numbers, but found 's'\n"
+                r"  fix: in double quotes a backslash begins an escape; put a path such as C:\models in single quotes"
+            ],
+        ),
+        (
             "a: b: c",
             [
                 "f:1: not YAML: a second colon on the line, or a wrong indentation\n"

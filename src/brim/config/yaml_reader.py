@@ -140,6 +140,9 @@ def _syntax_problem(error: MarkedYAMLError, name: str) -> Problem:
     what = " ".join(str(error.problem or error.context).split())
     if "found character '\\t'" in what or "'\\t'" in what:
         return Problem(what="not YAML: a tab in the indentation", where=where, fix="indent with spaces")
+    if "escape" in what:
+        fix = r"in double quotes a backslash begins an escape; put a path such as C:\models in single quotes"
+        return Problem(what=f"not YAML: {what}", where=where, fix=fix)
     if "mapping values are not allowed" in what:
         return Problem(
             what="not YAML: a second colon on the line, or a wrong indentation",
