@@ -325,6 +325,11 @@ BAD_DATA = {
         "the data frame: column names stand twice: `q`\n  expected: a name of its own for each column\n"
         "  fix: rename or remove one of them",
     ),
+    "an empty path": ("", "an empty path was given as the data set\n  expected: a file, or a saved folder"),
+    "a login": (
+        "https://me:secret@host/x/data.csv",
+        "no such file: https:/***@host/x/data.csv (there is no folder https:/***@host/x)\n  fix: check the path",
+    ),
     "a list": (
         [1],
         "a data set cannot be a list\n  expected: a path, a pandas frame, a dict of columns or an Arrow table",

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from brim.errors import DataError, Problem
 
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _PROBLEM, _NESTED = b"brim.problem", b"brim.nested"
 
 
@@ -58,7 +59,7 @@ def text_array(name: str, values: Sequence[Any], *, locate: Callable[[int], str]
 
 def _text(value: Any) -> str:
     is_json = isinstance(value, bool | int | float | dict | list | tuple)
-    return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+    return _encode(value) if is_json else str(value)
 
 
 def _is_text(text: str) -> bool:

@@ -33,6 +33,8 @@ def read(source: Data) -> Source:
 
     Large files are memory-mapped. Raises DataError, with the file and line, for whatever cannot be read.
     """
+    if isinstance(source, str) and not source.strip():
+        raise DataError(Problem(what="an empty path was given as the data set", expected="a file, or a saved folder"))
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser())
     if isinstance(source, pa.Table):
