@@ -27,6 +27,9 @@ class Case:
     run: Callable[[Path], object] | None = None  # spoils ./run, a finished run
 
 
+CHOICES = r"(?:(?!brim: )[\w.]+: .+ \(.+\)\n)*"  # of `auto` values, as `brim train` tells them
+
+
 def nothing(folder):
     """Spoil nothing."""
 
@@ -482,7 +485,7 @@ CASES = {
         command=(*TRAIN, "adapter.pretrained_adapter_weights=base"),
         base=nothing,
         says=(
-            "brim: {here}/base: the adapter cannot be loaded: the folder holds no adapter_config.json and no adapter_model.safetensors\n"
+            "brim: base: the adapter cannot be loaded: the folder holds no adapter_config.json and no adapter_model.safetensors\n"
             "  expected: a PEFT folder (adapter_config.json, adapter_model.safetensors) made for this base model\n"
             "  fix: check adapter.pretrained_adapter_weights and base_model\n"
         ),
@@ -675,7 +678,7 @@ def test_bad_input_is_one_message_and_nothing_is_damaged(case, brim, project, ti
 
 
 def like(expected, text):
-    """Whether the texts are equal, but for what stands in place of ***."""
-    pattern = ".*".join(map(re.escape, expected.split("***")))
+    """Whether the texts are equal, but for what stands in place of ***, and for choices that were told before."""
+    pattern = CHOICES + ".*".join(map(re.escape, expected.split("***")))
     assert re.fullmatch(pattern, text), f"expected:\n{expected}\nsaid:\n{text}"
     return True
