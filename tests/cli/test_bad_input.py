@@ -119,11 +119,7 @@ CASES = {
     ),
     "an empty name of a data set": Case(
         command=(*CHECK, ""),
-        says=(
-            "brim: .: the folder is no saved data set\n"
-            "  expected: what `datasets` writes with save_to_disk (state.json or dataset_dict.json)\n"
-            "  fix: name a file in it instead\n"
-        ),
+        says="brim: an empty path was given as the data set\n  expected: a file, or a saved folder\n",
     ),
     # The configuration
     "misspelt key": Case(
