@@ -248,11 +248,13 @@ def test_what_is_missing_is_told_with_its_meaning(file, problems):
     assert problems(file("random_seed: 1\n")) == [
         "config.yaml: base_model is missing\n  expected: text\n"
         "  fix: add it. A folder with a transformers causal language model, or its Hub id.",
-        "config.yaml: input_features is missing\n  expected: a list with exactly one text feature\n"
-        "  fix: add it. What the model reads: exactly one text feature.",
-        "config.yaml: output_features is missing\n  expected: a list with exactly one text feature\n"
-        "  fix: add it. What the model learns to write: exactly one text feature.",
     ]
+
+
+def test_without_features_the_columns_are_prompt_and_completion():
+    config = load_config({"base_model": "m"}).config
+    assert [feature.column_name for feature in config.input_features] == ["prompt"]
+    assert [feature.column_name for feature in config.output_features] == ["completion"]
 
 
 def test_a_mapping_names_its_keys_as_places(minimal, problems):

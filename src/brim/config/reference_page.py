@@ -120,6 +120,8 @@ def _default(key: Key) -> str:
     if isinstance(default, Section):
         name = type_name(type(default))
         return f"`{name}`" if name is not None else "as below"
+    if isinstance(default, tuple):
+        default = [item.model_dump(exclude_defaults=True) if isinstance(item, Section) else item for item in default]
     return f"`{_as_yaml(default)}`"
 
 

@@ -31,11 +31,16 @@ class Config(Section):
         brim=True,
     )
     model_parameters: ModelParameters = key(ModelParameters(), "How the base model is set up.")
-    input_features: Annotated[tuple[InputFeature], Field(strict=False)] = required(
-        "What the model reads: exactly one text feature.", expected="a list with exactly one text feature"
+    input_features: Annotated[tuple[InputFeature], Field(strict=False)] = key(
+        (InputFeature(name="prompt", type="text"),),
+        "What the model reads: exactly one text feature. Ludwig requires it; brim's default is the column `prompt`.",
+        expected="a list with exactly one text feature",
     )
-    output_features: Annotated[tuple[OutputFeature], Field(strict=False)] = required(
-        "What the model learns to write: exactly one text feature.", expected="a list with exactly one text feature"
+    output_features: Annotated[tuple[OutputFeature], Field(strict=False)] = key(
+        (OutputFeature(name="completion", type="text"),),
+        "What the model learns to write: exactly one text feature. Ludwig requires it; brim's default is the column "
+        "`completion`.",
+        expected="a list with exactly one text feature",
     )
     prompt: PromptConfig = key(PromptConfig(), "How a row becomes the text that the model reads.")
     adapter: Annotated[LoraConfig | None, Typed("lora")] = key(
