@@ -55,7 +55,7 @@ def test_saving_before_training_saves_the_base_model(config, sums_file, tmp_path
 def test_a_model_that_started_from_random_weights_is_loaded_with_them(config, sums_file, tmp_path, tiny_base):
     base = shutil.copytree(tiny_base, tmp_path / "base")
     (base / "model.safetensors").unlink()
-    model = brim.Model({**config, "base_model": str(base), "initialize": "random"})
+    model = brim.Model({**config, "base_model": str(base), "initialize": "random", "adapter": None})
     model.train(sums_file, output_directory=tmp_path / "run")
     assert same(brim.Model.load(tmp_path / "run"), model, sums_file)
 
@@ -421,3 +421,21 @@ def test_no_secret_reaches_the_saved_model(config, sums_file, tmp_path, monkeypa
     for path in (tmp_path / "run").rglob("*"):
         assert not path.is_file() or b"hf_planted0secret" not in path.read_bytes()
     json.loads((tmp_path / "run" / "environment.json").read_text())
+
+
+@pytest.mark.parametrize("prompt", ["a\ud83d", [1], ["fine", None]])
+def test_a_prompt_that_is_no_text_is_named(config, prompt):
+    with pytest.raises(brim.InputError, match="is no text"):
+        brim.Model(config).generate(prompt)
+
+
+def test_a_split_that_does_not_exist_is_named(config, sums_file):
+    with pytest.raises(brim.InputError, match="there is no split 'tset'"):
+        brim.Model(config).evaluate(sums_file, split="tset")
+
+
+def test_a_pattern_of_target_modules_that_is_none_is_named(config, sums_file, tmp_path):
+    with pytest.raises(brim.ModelError, match=r"adapter\.target_modules"):
+        brim.Model({**config, "adapter": {"type": "lora", "target_modules": "("}}).train(
+            sums_file, output_directory=tmp_path / "run"
+        )

@@ -83,3 +83,9 @@ def test_any_text_and_number_comes_back(tmp_path_factory, name, template, fill, 
     if "***" not in text:
         assert load_config(path).config == config
     assert isinstance(config, Config)
+
+
+def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
+    text = dump(load_config(_source(trainer={"type": "finetune", "learning_rate": 1e-05})).config)
+    assert "learning_rate: 1.0e-05\n" in text
+    assert "eps: 1.0e-08\n" in text

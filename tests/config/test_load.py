@@ -183,9 +183,9 @@ preprocessing:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("random_seed: -1", "config.yaml:8: random_seed is -1\n  expected: a whole number of at least 0"),
-        ("random_seed: true", "config.yaml:8: random_seed is true\n  expected: a whole number of at least 0"),
-        ("random_seed: 1.0", "config.yaml:8: random_seed is 1.0\n  expected: a whole number of at least 0"),
+        ("random_seed: -1", "config.yaml:8: random_seed is -1\n  expected: a whole number of at least 0 and below 4294967296"),
+        ("random_seed: true", "config.yaml:8: random_seed is true\n  expected: a whole number of at least 0 and below 4294967296"),
+        ("random_seed: 1.0", "config.yaml:8: random_seed is 1.0\n  expected: a whole number of at least 0 and below 4294967296"),
         ("dataset: 3", "config.yaml:8: dataset is 3\n  expected: text or null\n  fix: put it in quotes"),
         ("dataset: ''", "config.yaml:8: dataset is empty\n  expected: text or null"),
         (

@@ -50,7 +50,10 @@ def test_a_list_can_be_begun():
         ("=1", "override =1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
         ("a..b=1", "override a..b=1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
         ("trainer.epoch=1", "override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean epochs?"),
-        ("random_seed=x", "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0"),
+        (
+            "random_seed=x",
+            "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0 and below 4294967296",
+        ),
         ("base_model.x=1", "override base_model.x=1: base_model holds a single value and no keys"),
         (
             "input_features.2.name=x",
@@ -76,7 +79,7 @@ def test_overrides_come_after_the_file_and_all_at_once(file, problems):
     text = "base_model: 3\ninput_features: [{name: a, type: text}]\noutput_features: [{name: b, type: text}]\n"
     assert problems(file(text), ("random_seed=x", "precision=y")) == [
         "config.yaml:1: base_model is 3\n  expected: text\n  fix: put it in quotes",
-        "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0",
+        "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0 and below 4294967296",
         "override precision=y: precision is 'y'\n  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed",
     ]
 

@@ -149,3 +149,8 @@ def test_a_faulty_value_is_not_reported_twice(finetune, problems):
 )
 def test_what_looks_like_a_contradiction_and_is_none(minimal, keys):
     load_config(minimal(**keys))
+
+
+def test_an_adapter_needs_a_base_that_can_be_had_again(minimal, problems):
+    (message,) = problems(minimal(adapter="lora", initialize="random"))
+    assert "an adapter on random weights (initialize: random) would be saved without those weights" in message

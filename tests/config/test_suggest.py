@@ -57,5 +57,5 @@ def test_keys_of_another_type_of_the_section(minimal, problems, keys, message):
 def test_a_misspelt_keys_value_is_checked_too(minimal, problems):
     assert problems(minimal(random_sed=-1)) == [
         "random_sed: unknown key random_sed\n  fix: did you mean random_seed?",
-        "random_sed: random_seed is -1\n  expected: a whole number of at least 0",
+        "random_sed: random_seed is -1\n  expected: a whole number of at least 0 and below 4294967296",
     ]

@@ -279,3 +279,11 @@ def test_nothing_to_train_on_is_fine_where_nothing_is_trained(prepared):
     columns = {"q": list("ab"), "a": list("xy"), "split": [1, 2]}
     made = prepared(columns, preprocessing__split={"type": "fixed"}, trainer__type="none", adapter=None)
     assert [len(rows) for rows in made.splits.values()] == [0, 1, 1]
+
+
+def test_an_empty_answer_is_named(prepared):
+    made = prepared({"q": ["hi", "you"], "a": ["A", " "]})
+    assert any(
+        note.startswith("the answer of 1 row is empty, so that the model learns to end at once") for note in made.notes
+    )
+    assert not any("is empty" in note for note in prepared({"q": ["hi"], "a": ["A"]}).notes)

@@ -106,3 +106,13 @@ def test_the_manifest_has_a_digest_for_every_other_file(tmp_path):
     digests = json.loads((folder / "manifest.json").read_text())
     assert {*digests, "manifest.json"} == {path.name for path in folder.iterdir()}
     assert all(len(digest) == 64 for digest in digests.values())
+
+
+def test_a_manifest_that_leaves_files_out_is_damage(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    (tmp_path / "step-00000001" / "manifest.json").write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"step 1 is damaged \(manifest.json names no model.safetensors, optimizer"
+    ):
+        store.load(1)

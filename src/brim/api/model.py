@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from brim.api.evaluation import evaluate, references_of, respond, settings_of
 from brim.api.prediction import beside_input, check_output, require_free_names, write_predictions
-from brim.api.prompts import require_continuable
+from brim.api.prompts import require_continuable, require_texts
 from brim.api.results import EvaluateResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing, with_dataset, with_settings
 from brim.api.training import train
@@ -120,7 +120,7 @@ class Model:
         """
         session = with_settings(self._open(), trainer=_given("eval_batch_size", batch_size))
         source = read(self._dataset(dataset))
-        split = split or ("test" if dataset is None else "full")
+        split = check_split(split) or ("test" if dataset is None else "full")
         prepared = prepare(
             source, session.config, session.encoder, context_length=session.folder.context_length, only=split
         )
@@ -182,6 +182,7 @@ class Model:
         """
         session = with_settings(self._open(), generation=generation)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        require_texts(texts)
         rows = texts_as_source(texts, session.encoder)
         require_continuable(rows, session, lambda key: f"prompt {key + 1}")
         responses = respond(

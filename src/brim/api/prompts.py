@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.api.session import Session
 from brim.data import TokenRows
-from brim.errors import ConfigError, DataError, Problem
+from brim.errors import ConfigError, DataError, InputError, Problem
 
 _SHOWN = 5  # a message locates this many rows and counts the others
 
@@ -75,6 +75,15 @@ def _too_long(
             "(input_features[0].preprocessing.max_sequence_length cuts those of a data set; each cut is counted)",
         )
     ]
+
+
+def require_texts(prompts: Sequence[object]) -> None:
+    """Raise InputError for a prompt that is no text, or cannot be written as UTF-8."""
+    for number, prompt in enumerate(prompts, start=1):
+        if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise InputError(
+                Problem(what=f"prompt {number} is no text", expected="a str, or a list of them, in valid Unicode")
+            )
 
 
 def _prompts(count: int) -> str:

@@ -29,7 +29,7 @@ from brim.train.interrupt import stop_request
 from brim.train.loop import Loop
 from brim.train.metrics_log import MetricsLog
 from brim.train.observer import Observer, Observers
-from brim.train.run_folder import RunFolder, create_run_folder, write_environment
+from brim.train.run_folder import RunFolder, create_run_folder, held, write_environment
 from brim.train.setup import build_job, length_of, rows_digest
 from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
@@ -56,6 +56,21 @@ def train(
     if not len(prepared.splits["train"]):
         raise InputError(Problem(what="no row is left to train on", where=source.name, fix="look at the split's key"))
     run = create_run_folder(output_directory, resume=resume)
+    with held(run, resume=resume):
+        return _train_in(run, session, trainer, source, prepared, resume=resume, observer=observer, say=say)
+
+
+def _train_in(
+    run: RunFolder,
+    session: Session,
+    trainer: FinetuneTrainer,
+    source: Source,
+    prepared: Prepared,
+    *,
+    resume: bool,
+    observer: Observer,
+    say: Say,
+) -> tuple[LLM, TrainResult]:
     checkpoint, state = _where_it_stands(run, session, prepared, resume=resume, say=say)
     # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
     llm = load_llm(session.config, session.folder, session.device, trainable=True)

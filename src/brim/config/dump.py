@@ -51,5 +51,13 @@ class _Representer(RoundTripRepresenter):
     def represent_null(self, _value: None) -> Any:
         return self.represent_scalar("tag:yaml.org,2002:null", "null")
 
+    def represent_float(self, value: float) -> Any:
+        """With a dot in front of the exponent: to a reader of YAML 1.1, 1e-08 is a text."""
+        text = repr(value)
+        if "e" in text and "." not in text:
+            text = text.replace("e", ".0e")
+        return self.represent_scalar("tag:yaml.org,2002:float", text)
+
 
 _Representer.add_representer(type(None), _Representer.represent_null)
+_Representer.add_representer(float, _Representer.represent_float)

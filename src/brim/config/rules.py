@@ -63,6 +63,15 @@ def _features_differ(config: Config) -> Iterator[Finding]:
         )
 
 
+def _random_weights_train_whole(config: Config) -> Iterator[Finding]:
+    if config.initialize == "random" and config.adapter is not None:
+        yield Finding(
+            paths=(("initialize",), ("adapter",)),
+            what="an adapter on random weights (initialize: random) would be saved without those weights",
+            fix="train all weights (adapter: null), or start from pretrained ones",
+        )
+
+
 def _one_way_to_sample(config: Config) -> Iterator[Finding]:
     if config.preprocessing.sample_size is not None and config.preprocessing.sample_ratio < 1:
         yield Finding(
@@ -198,6 +207,7 @@ def _no_secrets(config: Config) -> Iterator[Finding]:
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _template_is_readable,
     _features_differ,
+    _random_weights_train_whole,
     _one_way_to_sample,
     _shares_sum_to_one,
     _batch_sizes_multiply_up,

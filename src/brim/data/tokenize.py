@@ -58,6 +58,7 @@ class Findings:
     overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
     unlearnable: list[int] = field(default_factory=list)  # keys of rows without a supervised token
     special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
+    empty: list[int] = field(default_factory=list)  # keys of rows whose answer is an empty text
     doubled_bos: int = 0  # rows whose prompt begins with BOS twice
 
 
@@ -127,6 +128,8 @@ def _look_at_texts(
 ) -> None:
     for number, key in enumerate(batch.keys.tolist()):
         num_special = encoder.count_special(batch.prompts[number]) - policy.special_in_template
+        if batch.answers and not batch.answers[number].strip():
+            findings.empty.append(key)
         if batch.answers:
             num_special += encoder.count_special(batch.answers[number])
         if num_special > 0:

@@ -45,6 +45,11 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
     notes = []
     if limits.joined is not None and "the model's context" in limits.joined.why:
         notes.append(f"{limits.joined.why}: rows are cut at {limits.joined.num_tokens:,} tokens")
+    if findings.empty:
+        notes.append(
+            f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
+            f"{places(source, findings.empty)} (an empty text, as csv has it, is no missing value)"
+        )
     if findings.special:
         notes.append(
             f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>), which the model "

@@ -53,11 +53,13 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
         init_lora_weights=True if settings.init_lora_weights in (True, "default") else settings.init_lora_weights,
     )
     try:
+        if isinstance(settings.target_modules, str):
+            re.compile(settings.target_modules)
         with warnings.catch_warnings():
             # GPT-2's layers are transposed; PEFT notices that and does what is right.
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out", category=UserWarning)
             adapted = peft.get_peft_model(model, lora)
-    except ValueError as error:
+    except (ValueError, re.error) as error:
         raise ModelError(
             Problem(
                 what=f"adapter.target_modules: {str(error).splitlines()[0]}",

@@ -30,6 +30,7 @@ from brim.files import sha256, whole_folder, write_text
 
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
+_REQUIRED = {_STATE, "model.safetensors", "optimizer.safetensors", "random.safetensors"}
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".step-*.tmp"  # what a killed save leaves
 
@@ -56,9 +57,7 @@ class CheckpointStore:
 
         Raises CheckpointError when it cannot be written; those that were there before are then still whole.
         """
-        self._remove_damaged(step)
-        if self._path(step).exists():
-            return  # the same step of the same run: a resumed run that was stopped before its first step
+        shutil.rmtree(self._path(step), ignore_errors=True)  # passed over as damaged, or of a run that starts anew
         try:
             with whole_folder(self._path(step)) as folder:
                 for name, content in tensors.items():
@@ -129,17 +128,13 @@ class CheckpointStore:
             damaged = [name for name, digest in digests.items() if sha256(folder / name) != digest]
             if damaged:
                 raise ValueError(f"{', '.join(damaged)} changed since it was written")
+            if not digests.keys() >= _REQUIRED:
+                raise ValueError(f"{_MANIFEST} names no {', '.join(sorted(_REQUIRED - digests.keys()))}")
         except (OSError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 Problem(what=f"the checkpoint of step {step} is damaged ({error})", where=str(folder))
             ) from error
         return list(digests)
-
-    def _remove_damaged(self, step: int) -> None:
-        try:
-            self._verify(step)
-        except CheckpointError:
-            shutil.rmtree(self._path(step), ignore_errors=True)
 
     def _keep(self, steps: set[int | None]) -> None:
         for step in self.steps():

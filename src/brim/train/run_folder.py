@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 from brim.errors import InputError, OutputError, Problem
 from brim.files import write_text
 
+_PROBE = ".brim-can-write"
 _RECORDED_PACKAGES = (
     "brim", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pyarrow"
 )  # fmt: skip
@@ -82,7 +86,7 @@ def check_run_folder(path: Path, *, resume: bool) -> None:
                     what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
                 )
             )
-        if path.is_dir() and any(path.iterdir()) and not (resume and run.is_run):
+        if path.is_dir() and _holds_anything(path) and not (resume and run.is_run):
             raise OutputError(_occupied(run))
         _require_writable(path)
     except OSError as error:
@@ -98,12 +102,34 @@ def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
     run = RunFolder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".brim-can-write"
+        probe = path / _PROBE
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise OutputError(_unwritable(path, error)) from error
     return run
+
+
+@contextmanager
+def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
+    """Keep other processes from training in the folder meanwhile. A killed process lets go of it by itself.
+
+    Raises OutputError when another one is at it, or has just been.
+    """
+    descriptor = os.open(run.path, os.O_RDONLY)
+    try:
+        if not _lock(descriptor):
+            raise OutputError(
+                Problem(
+                    what="another process is training in this folder; nothing was changed",
+                    where=str(run.path),
+                    fix="wait until it has ended, or choose another folder with --output-directory",
+                )
+            )
+        check_run_folder(run.path, resume=resume)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def open_run_folder(path: Path) -> RunFolder:
@@ -162,6 +188,19 @@ def _unwritable(path: Path, error: OSError) -> Problem:
         where=str(path),
         fix="choose another with --output-directory",
     )
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holds_anything(path: Path) -> bool:
+    """Whether there is more in a folder than what a kill in a run's first moments left."""
+    return any(not (entry.name.startswith(".") and entry.name.endswith((".tmp", _PROBE))) for entry in path.iterdir())
 
 
 def _occupied(run: RunFolder) -> Problem:

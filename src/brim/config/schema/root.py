@@ -6,7 +6,7 @@ from pydantic import Field
 
 from brim.config.schema.adapter import LoraConfig
 from brim.config.schema.backend import BackendConfig, BackendField
-from brim.config.schema.base import NonNegativeInt, Section, Text, Typed, key, required
+from brim.config.schema.base import Section, Text, Typed, key, required
 from brim.config.schema.features import InputFeature, OutputFeature
 from brim.config.schema.generation import GenerationConfig
 from brim.config.schema.model import ModelParameters
@@ -53,5 +53,5 @@ class Config(Section):
     generation: GenerationConfig = key(GenerationConfig(), "How text is generated.")
     backend: BackendField = key(BackendConfig(), "Where the run takes place.")
     dataset: Text | None = key(None, "The data: a file or a saved `datasets` folder.", brim=True)
-    random_seed: NonNegativeInt = key(42, "The seed of everything that is drawn by chance.")
+    random_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "The seed of everything that is drawn by chance.")
     trust_remote_code: bool = key(False, "Run Python code that comes with the base model. Only for models you trust.")
