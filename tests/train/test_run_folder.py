@@ -23,9 +23,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     command = [sys.executable, "-c", HOLD, str(run.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(OutputError, match="another process is training in this folder; nothing was changed"):
-            with held(run, resume=True):
-                pytest.fail("held twice")
+        message = "another process is training in this folder; nothing was changed"
+        with pytest.raises(OutputError, match=message), held(run, resume=True):
+            pytest.fail("held twice")
         other.kill()
     with held(run, resume=False):  # a killed process lets go
         pass

@@ -13,7 +13,8 @@ class FeaturePreprocessing(Section):
     )
     missing_value_strategy: Literal["error", "fill_with_const", "drop_row"] = key(
         "error",
-        "What to do with an empty cell. The default `error` is brim's; Ludwig's is `fill_with_const` for the input "
+        "What to do with a missing value: a null, or an empty cell among numbers in csv. An empty text is a value. "
+        "The default `error` is brim's; Ludwig's is `fill_with_const` for the input "
         "and `drop_row` for the output.",
     )
     fill_value: str = key("", "The text for empty cells with `fill_with_const`. Ludwig's default is `<UNK>`.")
