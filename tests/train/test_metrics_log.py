@@ -31,3 +31,11 @@ def test_a_record_can_be_read_before_the_log_is_closed(tmp_path):
     log.write({"step": 1, "event": "checkpoint"})
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "event": "checkpoint"}]
     log.close()
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.start(first_step=0, total_steps=1)
+    log.write({"step": 1, "split": "validation", "loss": float("nan"), "perplexity": float("inf")})
+    log.close()
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "split": "validation", "loss": None, "perplexity": None}]

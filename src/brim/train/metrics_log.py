@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from brim.train.observer import Record
 
@@ -27,7 +28,7 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         assert self._file is not None, "write before start"
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}) + "\n")
         self._file.flush()
         if record.get("event") == "checkpoint":
             os.fsync(self._file.fileno())  # what a resumed run keeps must be on disk as surely as its checkpoint
@@ -54,3 +55,8 @@ class MetricsLog:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
+
+
+def _plain(value: Any) -> Any:
+    """Null for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
