@@ -71,6 +71,7 @@ def _train_in(
     observer: Observer,
     say: Say,
 ) -> tuple[LLM, TrainResult]:
+    """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = _where_it_stands(run, session, prepared, resume=resume, say=say)
     # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
@@ -108,15 +109,7 @@ def _train_in(
         observers.close()
     export_model(llm, run.model, generation=settings_of(llm, session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
-    facts = CardFacts(
-        base_model=session.folder.name,
-        dataset=Path(source.name).name,
-        rows=rows,
-        metrics=metrics,
-        state=loop.state,
-        version=importlib.metadata.version("brim"),
-    )
-    write_text(run.card, model_card(session.config, facts))
+    _write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
     return llm, TrainResult(
         output_directory=run.path,
         num_steps=loop.state.step,
@@ -235,6 +228,26 @@ def _write_head(
     if checkpoint is None:
         write_environment(run, device=device_name(session.device))
     prepared.ledger.write(run.ledger)
+
+
+def _write_card(
+    run: RunFolder,
+    session: Session,
+    source: Source,
+    *,
+    rows: Mapping[str, int],
+    metrics: Mapping[str, Mapping[str, float]],
+    state: TrainState,
+) -> None:
+    facts = CardFacts(
+        base_model=session.folder.name,
+        dataset=Path(source.name).name,
+        rows=rows,
+        metrics=metrics,
+        state=state,
+        version=importlib.metadata.version("brim"),
+    )
+    write_text(run.card, model_card(session.config, facts))
 
 
 def _evaluated_splits(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
