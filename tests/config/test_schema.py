@@ -50,6 +50,8 @@ def test_brims_own_keys_are_few():
         "model_parameters.attn_implementation",
         "dataset",
         "preprocessing.drop_unlearnable",
+        "preprocessing.on_bad_row",
+        "preprocessing.on_overlong",
         "trainer.learning_rate_scheduler.decay_fraction",
         "trainer.optimizer.beta2_decay",
         "trainer.optimizer.d",

@@ -15,12 +15,15 @@ from brim.files import whole_file
 
 EVENTS = {  # in the order of the summary, with the words for people
     "filled_missing": "had missing cells, which were filled",
+    "dropped_bad": "were dropped, since they cannot be read or used",
     "dropped_missing": "were dropped: a cell that the prompt or the answer needs is missing",
     "cut_prompt": "had their prompt cut",
     "cut_answer": "had their answer cut",
     "cut_joined": "were cut as a whole (prompt and answer together)",
+    "dropped_overlong": "were dropped, since the model's context is too short for them",
     "dropped_unlearnable": "were dropped: nothing of the answer is left to learn from",
 }
+_SHOWN = 3  # bad rows that the summary names; it counts the others
 _CUTS = ("cut_prompt", "cut_answer", "cut_joined")
 _SCHEMA = pa.schema(
     [
@@ -39,7 +42,7 @@ class Entry:
     """One thing that happened to one row."""
 
     key: int  # 0-based row number in the source
-    split: str
+    split: str | None  # None: dropped before the rows were split
     event: str  # one of EVENTS
     why: str
     tokens_before: int | None = None
@@ -75,12 +78,18 @@ class Ledger:
         for event, words in EVENTS.items():
             of_kind = [entry for entry in self.entries if entry.event == event]
             if of_kind:
-                lines.append(f"{len(of_kind):,} of {self.num_rows:,} rows {words}{_longest(event, of_kind)}")
+                lines.append(f"{len(of_kind):,} of {self.num_rows:,} rows {words}{_details(event, of_kind)}")
         return lines
 
 
-def _longest(event: str, entries: Sequence[Entry]) -> str:
-    if event not in _CUTS:
-        return f" ({entries[0].why})" if len({entry.why for entry in entries}) == 1 else ""
+def _details(event: str, entries: Sequence[Entry]) -> str:
+    """Which cut was the longest, why bad rows were dropped, or the reason that all entries share."""
     longest = max(entries, key=lambda entry: entry.tokens_before or 0)
-    return f": the longest from {longest.tokens_before:,} to {longest.tokens_after:,} tokens ({longest.why})"
+    if event in _CUTS:
+        return f": the longest from {longest.tokens_before:,} to {longest.tokens_after:,} tokens ({longest.why})"
+    if event == "dropped_overlong":
+        return f": the longest of {longest.tokens_before:,} tokens ({longest.why})"
+    if event == "dropped_bad":
+        shown = "; ".join(entry.why for entry in entries[:_SHOWN])
+        return f" ({shown})" if len(entries) <= _SHOWN else f" ({shown}; and {len(entries) - _SHOWN:,} more)"
+    return f" ({entries[0].why})" if len({entry.why for entry in entries}) == 1 else ""

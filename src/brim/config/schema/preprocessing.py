@@ -1,6 +1,6 @@
 """`preprocessing`: which rows are used, and how they are cut and split."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,20 @@ class PreprocessingConfig(Section):
     global_max_sequence_length: PositiveInt | None = key(
         None,
         "Tokens kept of prompt, answer and end-of-sequence together; longer rows are cut and counted in the ledger. "
-        "null: the model's context, and longer rows are an error.",
+        "null: the model's context, and `on_overlong` says what happens to longer rows.",
+    )
+    on_overlong: Literal["error", "drop", "truncate"] = key(
+        "error",
+        "Rows longer than the model's context (for predictions: prompts longer than the context less "
+        "`generation.max_new_tokens`), where no length cuts them: an error, left out, or cut to it, keeping the first "
+        "tokens. What is dropped or cut is counted in the ledger.",
+        brim=True,
+    )
+    on_bad_row: Literal["error", "drop"] = key(
+        "error",
+        "Rows that cannot be read or used (a broken line, bytes that are no text, a cell of another type than its "
+        "column, an empty prompt to predict from): an error with their places, or left out and named in the ledger.",
+        brim=True,
     )
     drop_unlearnable: bool = key(
         False, "Leave out rows that have no supervised token left after cutting, instead of an error.", brim=True

@@ -1,0 +1,81 @@
+"""Rows that cannot be used: collected with their places, then an error or entries of the ledger, as the policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from brim.data.ledger import Entry
+from brim.errors import DataError, Problem
+
+BadRowPolicy: TypeAlias = Literal["error", "drop"]  # preprocessing.on_bad_row
+
+ON_BAD_ROW = "preprocessing.on_bad_row"
+WAY_OUT = f"set {ON_BAD_ROW}: drop to go on without such rows, each named in the ledger"
+MAX_PROBLEMS = 5  # a message tells these and counts the others
+
+
+@dataclass(slots=True, kw_only=True)
+class RowFaults:
+    """Why rows cannot be used, by key (the 0-based row number in the source).
+
+    Whoever meets such a row adds it and leaves it out of what is passed on; once all rows are seen, `settle` decides.
+    """
+
+    locate: Callable[[int], str]
+    problems: dict[int, Problem] = field(default_factory=dict)
+
+    def add(self, key: int, problem: Problem) -> None:
+        """Note a row's problem (its `where` is filled in from the key). The first of several counts."""
+        self.problems.setdefault(key, problem)
+
+    def settle(
+        self, policy: BadRowPolicy, *, num_rows: int, name: str, split_of: Callable[[int], str | None]
+    ) -> list[Entry]:
+        """The ledger's entries for the rows that are dropped, in the order of the rows.
+
+        num_rows: the rows that were looked at. name: of the source.
+        Raises DataError with the places: under `error` for any bad row, under `drop` when more than half are bad, since
+        then it is not the rows that are wrong.
+        """
+        if policy == "error" and self.problems:
+            raise DataError(*with_way_out(told(self.problems, self.locate, name)))
+        require_minority(self.problems, self.locate, num_rows=num_rows, name=name)
+        return [
+            Entry(key=key, split=split_of(key), event="dropped_bad", why=f"{self.locate(key)}: {problem.what}")
+            for key, problem in sorted(self.problems.items())
+        ]
+
+
+def require_minority(
+    problems: Mapping[int, Problem], locate: Callable[[int], str], *, num_rows: int, name: str
+) -> None:
+    """Raise DataError when more than half of the rows have a problem, whatever the policy."""
+    if len(problems) * 2 > num_rows:
+        raise DataError(*told(problems, locate, name), _too_many(len(problems), num_rows, name))
+
+
+def told(problems: Mapping[int, Problem], locate: Callable[[int], str], name: str) -> list[Problem]:
+    """The first few problems with their places, and how many more there are."""
+    keys = sorted(problems)
+    shown = [replace(problems[key], where=locate(key)) for key in keys[:MAX_PROBLEMS]]
+    num_more = len(keys) - len(shown)
+    if num_more:
+        shown.append(Problem(what=f"{num_more:,} more {'row is' if num_more == 1 else 'rows are'} bad", where=name))
+    return shown
+
+
+def with_way_out(problems: list[Problem]) -> list[Problem]:
+    """The same problems, the last of which names the policy, too."""
+    *others, last = problems
+    return [*others, replace(last, fix=f"{last.fix}; or {WAY_OUT}" if last.fix else WAY_OUT)]
+
+
+def _too_many(num_bad: int, num_rows: int, name: str) -> Problem:
+    return Problem(
+        what=f"{num_bad:,} of {num_rows:,} rows are bad, more than {ON_BAD_ROW}: drop leaves out",
+        where=name,
+        expected="a file of another kind, or other columns: at most half of the rows may be bad",
+        fix="look at the first of them",
+    )
