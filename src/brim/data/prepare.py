@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from brim.errors import DataError, Problem
 FULL = "full"  # the name of all rows together, where they are not split
 
 Keys = npt.NDArray[np.int64]
+Watch: TypeAlias = Callable[[Texts], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,18 @@ class Tokenized:
 
 
 def prepare(
-    source: Source, config: Config, encoder: TextEncoder, *, context_length: int | None, only: str | None = None
+    source: Source,
+    config: Config,
+    encoder: TextEncoder,
+    *,
+    context_length: int | None,
+    only: str | None = None,
+    watch: Watch | None = None,
 ) -> Prepared:
     """Sample, split, render, tokenize and cut, as the configuration says.
 
     only: a split to prepare alone, or "full" for every row of the source under that name, in its order.
+    watch: sees each batch of texts before it is tokenized.
     Raises DataError: missing columns, missing cells, an unusable split column, rows beyond the model's context where
     no length is set, rows without anything to learn from, no rows to train on.
     """
@@ -59,20 +68,22 @@ def prepare(
     limits = learning_limits(config, context_length)
     if only is not None:
         keys, notes = _rows_of(only, source, config)
-        done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: only)
+        done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
         return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=(*notes, *done.notes))
     keys = sampled_rows(source, config)
     codes, notes = assign_splits(source, config, keys)
     code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
     code_of_key[keys] = codes
-    done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]])
+    done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]], watch=watch)
     row_codes = code_of_key[done.rows.keys]
     splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
     notes += _require_train(splits, source, config)
     return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes))
 
 
-def prompts_of(source: Source, config: Config, encoder: TextEncoder, *, only: str = FULL) -> Tokenized:
+def prompts_of(
+    source: Source, config: Config, encoder: TextEncoder, *, only: str = FULL, watch: Watch | None = None
+) -> Tokenized:
     """The prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
 
     Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
@@ -80,7 +91,7 @@ def prompts_of(source: Source, config: Config, encoder: TextEncoder, *, only: st
     """
     asked = prompter(config, source, with_answers=False)
     keys, notes = _rows_of(only, source, config)
-    done = _tokenized(asked, keys, encoder, prompt_limits(config), config, split_of=lambda key: only)
+    done = _tokenized(asked, keys, encoder, prompt_limits(config), config, split_of=lambda key: only, watch=watch)
     return replace(done, notes=(*notes, *done.notes))
 
 
@@ -122,6 +133,7 @@ def _tokenized(
     config: Config,
     *,
     split_of: Callable[[int], str],
+    watch: Watch | None,
 ) -> Tokenized:
     source, preprocessing = asked.source, config.preprocessing
     require_room_for_template(asked, encoder, limits, source)
@@ -134,13 +146,20 @@ def _tokenized(
         special_in_template=encoder.count_special(config.prompt.template or ""),
         drop_unlearnable=preprocessing.drop_unlearnable,
     )
-    batches = tokenize(asked.texts(keys), encoder, limits, findings, policy)
+    batches = tokenize(_watched(asked.texts(keys), watch), encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
     require_fitting(findings, source, limits, num_rows=len(keys))
     if not preprocessing.drop_unlearnable:
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
     return Tokenized(rows=rows, ledger=ledger, notes=(*notes_on_mixed(source), *notes_of(findings, source, limits)))
+
+
+def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:
+    for batch in texts:
+        if watch is not None:
+            watch(batch)
+        yield batch
 
 
 def _without_missing(asked: Prompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]) -> Keys:
