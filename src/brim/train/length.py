@@ -12,7 +12,8 @@ class RunLength:
     num_rows: int
     effective_batch_size: int  # rows of a step
     total_steps: int
-    checkpoint_every_steps: int
+    steps_per_checkpoint: int  # 0: by checkpoints_per_epoch
+    checkpoints_per_epoch: int
 
     @property
     def steps_per_epoch(self) -> int:
@@ -26,7 +27,15 @@ class RunLength:
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run is evaluated and saved after this step, counted from 1."""
-        return step % self.checkpoint_every_steps == 0 or step == self.total_steps
+        if step == self.total_steps:
+            return True
+        if self.steps_per_checkpoint:
+            return step % self.steps_per_checkpoint == 0
+        return self._due_by(step) > self._due_by(step - 1)
+
+    def _due_by(self, step: int) -> int:
+        """Checkpoints until this step, of which each epoch has its number, evenly spread, the last at its end."""
+        return step * min(self.checkpoints_per_epoch, self.steps_per_epoch) // self.steps_per_epoch
 
 
 def run_length(
@@ -43,10 +52,10 @@ def run_length(
     Without a checkpoint key, there is one at each epoch's end. 0 means "not set".
     """
     steps_per_epoch = -(-num_rows // effective_batch_size)
-    every = steps_per_checkpoint or -(-steps_per_epoch // max(checkpoints_per_epoch, 1))
     return RunLength(
         num_rows=num_rows,
         effective_batch_size=effective_batch_size,
         total_steps=train_steps if train_steps is not None else epochs * steps_per_epoch,
-        checkpoint_every_steps=every,
+        steps_per_checkpoint=steps_per_checkpoint,
+        checkpoints_per_epoch=max(checkpoints_per_epoch, 1),
     )
