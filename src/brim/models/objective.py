@@ -46,12 +46,12 @@ class RowScores:
 
 def next_token_loss(model: nn.Module, batch: TokenBatch) -> Tensor:
     """Cross-entropy summed over the supervised tokens of a micro-batch, in fp32: a scalar, in nats."""
-    return cross_entropy(_target_logits(model, batch).float(), batch.targets, reduction="sum")
+    return cross_entropy(target_logits(model, batch).float(), batch.targets, reduction="sum")
 
 
 def next_token_scores(model: nn.Module, batch: TokenBatch) -> RowScores:
     """Loss and hits by row, for evaluation."""
-    logits = _target_logits(model, batch)
+    logits = target_logits(model, batch)
     losses = cross_entropy(logits.float(), batch.targets, reduction="none")
     hits = (logits.argmax(dim=-1) == batch.targets).long()
     zeros = torch.zeros(batch.input_ids.shape[0], device=losses.device)
@@ -62,7 +62,7 @@ def next_token_scores(model: nn.Module, batch: TokenBatch) -> RowScores:
     )
 
 
-def _target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
+def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     """Logits [S, V] at the positions that predict the supervised tokens.
 
     No attention mask is passed: rows are padded on the right and attention is causal, so no real token sees padding,
