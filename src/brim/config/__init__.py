@@ -4,14 +4,17 @@ from brim.config.dump import dump
 from brim.config.json_schema import json_schema
 from brim.config.load import LoadedConfig, load_config
 from brim.config.mask import mask_login, mask_secrets, mask_text
+from brim.config.pattern import pattern_fault
 from brim.config.reference_page import reference_page
 from brim.config.resolve import Choice, DeviceFacts, Resolution, resolve
+from brim.config.rules import require_trainable
 from brim.config.schema import (
     AdafactorConfig,
     AdamConfig,
     AdamWConfig,
     AdapterPostprocessor,
     BackendConfig,
+    ChatConfig,
     Config,
     FeaturePreprocessing,
     FinetuneTrainer,
@@ -28,6 +31,7 @@ from brim.config.schema import (
     OutputFeature,
     PreprocessingConfig,
     PromptConfig,
+    QuantizationConfig,
     RandomSplit,
     SGDConfig,
     SplitConfig,
@@ -41,6 +45,7 @@ __all__ = [
     "AdamWConfig",
     "AdapterPostprocessor",
     "BackendConfig",
+    "ChatConfig",
     "Choice",
     "Config",
     "DeviceFacts",
@@ -60,6 +65,7 @@ __all__ = [
     "OutputFeature",
     "PreprocessingConfig",
     "PromptConfig",
+    "QuantizationConfig",
     "RandomSplit",
     "Resolution",
     "SGDConfig",
@@ -72,6 +78,8 @@ __all__ = [
     "mask_login",
     "mask_secrets",
     "mask_text",
+    "pattern_fault",
     "reference_page",
+    "require_trainable",
     "resolve",
 ]

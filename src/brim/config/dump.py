@@ -21,11 +21,17 @@ def dump(config: Config, path: str | Path | None = None) -> str:
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.Representer = _Representer
     stream = io.StringIO()
-    yaml.dump(_readable(mask_secrets(config.model_dump(mode="json"))), stream)
+    yaml.dump(_readable(mask_secrets(_complete(config))), stream)
     text = stream.getvalue()
     if path is not None:
         Path(path).write_text(text, encoding="utf-8", newline="\n")
     return text
+
+
+def _complete(config: Config) -> dict[str, Any]:
+    """Every key, but for those that may not stand beside `chat`."""
+    without = set() if config.chat is None else {"input_features", "output_features"}
+    return config.model_dump(mode="json", exclude=without)
 
 
 def _readable(value: Any) -> Any:

@@ -25,7 +25,9 @@ _TOKENS = re.compile(
 _LOGIN = re.compile(r"(?<=:/)(/?)[^/\s@:{}]+:[^/\s@{}]+@")
 
 # Keys that hold paths, whose parts may look like anything; only a login in an address is surely a secret there.
-_PATHS: frozenset[Path] = frozenset({("base_model",), ("dataset",), ("adapter", "pretrained_adapter_weights")})
+_PATHS: frozenset[Path] = frozenset(
+    {("base_model",), ("dataset",), ("chat", "template"), ("adapter", "pretrained_adapter_weights")}
+)
 
 
 def mask_text(text: str) -> str:

@@ -7,15 +7,29 @@ from collections.abc import Callable, Iterator, Sequence
 from brim.config.batch import mismatch
 from brim.config.findings import Finding, is_within
 from brim.config.mask import secrets_in
+from brim.config.pattern import pattern_fault
 from brim.config.places import Path, dotted
 from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
 from brim.config.template import names, parse_template
-from brim.errors import ConfigError
+from brim.errors import ConfigError, Problem
 
 TEMPLATE: Path = ("prompt", "template")
 INPUT: Path = ("input_features", 0)
 OUTPUT: Path = ("output_features", 0)
 SCHEDULE: Path = ("trainer", "learning_rate_scheduler")
+
+
+def require_trainable(config: Config) -> None:
+    """Raise ConfigError where the configuration trains and no weight can. Not a rule, since one may still predict."""
+    if isinstance(config.trainer, FinetuneTrainer) and config.adapter is None and config.quantization is not None:
+        raise ConfigError(
+            Problem(
+                what="a quantised base model is frozen, and without an adapter there is nothing to train",
+                where="quantization",
+                fix="set adapter: lora; to train all weights, start from weights that are not quantised, without "
+                "quantization",
+            )
+        )
 
 
 def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:
@@ -47,6 +61,22 @@ def _template_is_readable(config: Config) -> Iterator[Finding]:
         )
 
 
+def _chat_stands_alone(config: Config) -> Iterator[Finding]:
+    """Keys that describe a prompt and an answer would have no effect on conversations."""
+    if config.chat is None:
+        return
+    given: list[Path] = [(name,) for name in ("input_features", "output_features") if name in config.model_fields_set]
+    if config.prompt.template is not None:
+        given.append(TEMPLATE)
+    for path in given:
+        yield Finding(
+            paths=(path, ("chat",)),
+            what=f"{dotted(path)} has no effect on conversations, and chat is given",
+            expected="chat, or features and a prompt template",
+            fix=f"remove {dotted(path)} (the columns are chat.messages and chat.tools), or remove chat",
+        )
+
+
 def _features_differ(config: Config) -> Iterator[Finding]:
     source, target = config.input_features[0], config.output_features[0]
     if source.name == target.name:
@@ -69,6 +99,18 @@ def _random_weights_train_whole(config: Config) -> Iterator[Finding]:
             paths=(("initialize",), ("adapter",)),
             what="an adapter on random weights (initialize: random) would be saved without those weights",
             fix="train all weights (adapter: null), or start from pretrained ones",
+        )
+
+
+def _target_modules_can_be_matched(config: Config) -> Iterator[Finding]:
+    targets = None if config.adapter is None else config.adapter.target_modules
+    fault = pattern_fault(targets) if isinstance(targets, str) else None
+    if fault is not None:
+        yield Finding(
+            paths=(("adapter", "target_modules"),),
+            what=f"adapter.target_modules is refused as a regular expression: {fault}",
+            expected="an expression such as .*\\.(q|v)_proj",
+            fix="name the layers in a list instead",
         )
 
 
@@ -127,12 +169,12 @@ def _patience_is_not_zero(config: Config) -> Iterator[Finding]:
 
 
 def _validation_field_exists(config: Config) -> Iterator[Finding]:
-    given, name = config.trainer.validation_field, config.output_features[0].name
+    given, name = config.trainer.validation_field, config.answer_name
     if given is not None and given not in (name, "combined"):
         yield Finding(
             paths=(("trainer", "validation_field"), (*OUTPUT, "name")),
             what=f"trainer.validation_field is '{given}'",
-            expected=f"the output feature {name}, or combined",
+            expected=f"the output feature {name}, or combined" if config.chat is None else "combined",
         )
 
 
@@ -193,6 +235,25 @@ def biases_in_16_bits(config: Config) -> Iterator[Finding]:
         )
 
 
+def quantised_base(config: Config) -> Iterator[Finding]:
+    """What cannot be done with weights in 4 or 8 bits, which may also come so from the base model's folder."""
+    if config.quantization is None:
+        return
+    if config.initialize == "random":
+        yield Finding(
+            paths=(("initialize",), ("quantization",)),
+            what="random weights (initialize: random) cannot be quantised: nothing could be learned in them",
+            fix="remove quantization, or start from pretrained weights",
+        )
+    if config.adapter is not None and config.adapter.bias_type != "none":
+        # bitsandbytes' layers sum a bias's gradient over the rows alone, and cast the bias as they see fit.
+        yield Finding(
+            paths=(("adapter", "bias_type"), ("quantization",)),
+            what=f"adapter.bias_type {config.adapter.bias_type} trains biases, which bitsandbytes' layers cannot do",
+            fix="set adapter.bias_type: none, or remove quantization",
+        )
+
+
 def _no_secrets(config: Config) -> Iterator[Finding]:
     """Masked, the value would be another one; as it is, it would reach the run's folder and its model card."""
     for path in secrets_in(config.model_dump()):
@@ -206,8 +267,10 @@ def _no_secrets(config: Config) -> Iterator[Finding]:
 
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _template_is_readable,
+    _chat_stands_alone,
     _features_differ,
     _random_weights_train_whole,
+    _target_modules_can_be_matched,
     _one_way_to_sample,
     _shares_sum_to_one,
     _batch_sizes_multiply_up,
@@ -218,5 +281,6 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _momentum_for_nesterov,
     _generation_fits,
     biases_in_16_bits,
+    quantised_base,
     _no_secrets,
 )

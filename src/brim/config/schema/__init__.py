@@ -3,6 +3,7 @@
 from brim.config.schema.adapter import AdapterPostprocessor, LoraConfig
 from brim.config.schema.backend import BackendConfig
 from brim.config.schema.base import Section
+from brim.config.schema.chat import ChatConfig
 from brim.config.schema.clipping import GradientClippingConfig
 from brim.config.schema.features import FeaturePreprocessing, InputFeature, OutputFeature
 from brim.config.schema.generation import GenerationConfig
@@ -10,6 +11,7 @@ from brim.config.schema.model import ModelParameters
 from brim.config.schema.optimizer import AdafactorConfig, AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
 from brim.config.schema.preprocessing import PreprocessingConfig
 from brim.config.schema.prompt import PromptConfig
+from brim.config.schema.quantization import QuantizationConfig
 from brim.config.schema.root import Config
 from brim.config.schema.schedule import LearningRateScheduler
 from brim.config.schema.split import FixedSplit, HashSplit, RandomSplit, SplitConfig, StratifySplit
@@ -21,6 +23,7 @@ __all__ = [
     "AdamWConfig",
     "AdapterPostprocessor",
     "BackendConfig",
+    "ChatConfig",
     "Config",
     "FeaturePreprocessing",
     "FinetuneTrainer",
@@ -37,6 +40,7 @@ __all__ = [
     "OutputFeature",
     "PreprocessingConfig",
     "PromptConfig",
+    "QuantizationConfig",
     "RandomSplit",
     "SGDConfig",
     "Section",

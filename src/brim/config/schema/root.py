@@ -7,11 +7,13 @@ from pydantic import Field
 from brim.config.schema.adapter import LoraConfig
 from brim.config.schema.backend import BackendConfig, BackendField
 from brim.config.schema.base import Section, Text, Typed, key, required
+from brim.config.schema.chat import ChatConfig
 from brim.config.schema.features import InputFeature, OutputFeature
 from brim.config.schema.generation import GenerationConfig
 from brim.config.schema.model import ModelParameters
 from brim.config.schema.preprocessing import PreprocessingConfig
 from brim.config.schema.prompt import PromptConfig
+from brim.config.schema.quantization import QuantizationConfig
 from brim.config.schema.trainer import NoTrainer, TrainerField
 
 
@@ -43,8 +45,18 @@ class Config(Section):
         expected="a list with exactly one text feature",
     )
     prompt: PromptConfig = key(PromptConfig(), "How a row becomes the text that the model reads.")
+    chat: ChatConfig | None = key(
+        None,
+        "Conversations instead of prompts and answers: `{}` with all defaults. Not together with `input_features`, "
+        "`output_features` and `prompt.template`.",
+        brim=True,
+    )
     adapter: Annotated[LoraConfig | None, Typed("lora")] = key(
         None, "Train a few added weights instead of all. null: all weights are trained."
+    )
+    quantization: QuantizationConfig | None = key(
+        None,
+        "Load the base model's linear layers in 4 or 8 bits. null: as they are stored, or as `precision` says.",
     )
     trainer: TrainerField = key(NoTrainer(), "Whether and how the model is trained.")
     preprocessing: PreprocessingConfig = key(
@@ -55,3 +67,8 @@ class Config(Section):
     dataset: Text | None = key(None, "The data: a file or a saved `datasets` folder.", brim=True)
     random_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "The seed of everything that is drawn by chance.")
     trust_remote_code: bool = key(False, "Run Python code that comes with the base model. Only for models you trust.")
+
+    @property
+    def answer_name(self) -> str:
+        """What the model writes: the output feature, or with `chat` the assistant."""
+        return self.output_features[0].name if self.chat is None else "assistant"
