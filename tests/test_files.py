@@ -2,7 +2,18 @@
 
 import pytest
 
-from brim.files import sha256, whole_file, whole_folder, write_text
+from brim.errors import WriteError
+from brim.files import (
+    finish_replacing,
+    is_half_replaced,
+    make_folder,
+    remove_folder,
+    remove_unfinished,
+    whole_file,
+    whole_folder,
+    write_text,
+    writing,
+)
 
 
 def test_a_file_appears_once_it_is_whole(tmp_path):
@@ -43,6 +54,44 @@ def test_a_failed_fill_leaves_the_old_folder(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_sha256_is_the_published_one(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    assert sha256(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+@pytest.mark.parametrize("stands", [True, False])
+def test_the_old_folder_is_there_whatever_rename_a_kill_came_after(tmp_path, stands):
+    path, aside = tmp_path / "model", tmp_path / ".model.old"
+    aside.mkdir()
+    (aside / "a.txt").write_text("old")
+    if stands:
+        path.mkdir()
+        (path / "a.txt").write_text("new")
+    assert is_half_replaced(path) is not stands
+    finish_replacing(path)
+    assert (path / "a.txt").read_text() == ("new" if stands else "old")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_goes_and_what_killed_writes_left_goes_but_nothing_else(tmp_path):
+    for name in ("a", ".b.tmp", ".c.old", ".hidden", "d.tmp", ".a.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    remove_folder(tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.tmp", ".c.old", ".hidden", "d.tmp"]
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "d.tmp"]
+
+
+def test_folders_are_made_with_those_above_them(tmp_path):
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        make_folder(tmp_path / "file" / "c")
+
+
+def test_the_systems_error_is_told_with_what_and_where(tmp_path):
+    with pytest.raises(WriteError) as caught, writing("the ledger", tmp_path / "ledger.parquet"):
+        raise OSError(28, "a library's long text")
+    assert str(caught.value) == (
+        f"{tmp_path}/ledger.parquet: the ledger could not be written: No space left on device\n"
+        "  fix: make room or make the folder writable, then continue with --resume"
+    )
+    assert caught.value.exit_code == 1

@@ -14,6 +14,7 @@ from brim.errors import (
     ModelError,
     OutputError,
     Problem,
+    WriteError,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "PredictResult",
     "Problem",
     "TrainResult",
+    "WriteError",
 ]
 
 _LAZY = {

@@ -7,6 +7,7 @@
     │   ├── ModelError        the base model: a folder without weights, an unknown architecture
     │   └── OutputError       the output: an unwritable place, a folder that holds something else
     ├── CheckpointError       no checkpoint of a run could be read, or one could not be written
+    ├── WriteError            another file could not be written: a full disk, a folder that is no longer writable
     └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
 
 An error carries one or more problems, so that everything that is wrong can be told at once.
@@ -26,6 +27,7 @@ __all__ = [
     "ModelError",
     "OutputError",
     "Problem",
+    "WriteError",
 ]
 
 
@@ -82,6 +84,10 @@ class OutputError(InputError):
 
 class CheckpointError(BrimError):
     """No checkpoint could be read, or one could not be written."""
+
+
+class WriteError(BrimError):
+    """A file could not be written in the course of the work."""
 
 
 class Interrupted(BrimError):

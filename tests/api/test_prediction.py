@@ -198,6 +198,6 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pd.DataFrame, "to_csv", full)
-    with pytest.raises(brim.OutputError, match="the output cannot be written: No space left on device"):
+    with pytest.raises(brim.WriteError, match="the output cannot be written: No space left on device"):
         write_predictions(pd.DataFrame({"a": [1]}), tmp_path / "p.csv")
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from brim.data.ledger import Entry, Ledger
-from brim.errors import OutputError
+from brim.errors import WriteError
 
 WHY = "preprocessing.global_max_sequence_length is 512"
 
@@ -47,5 +47,5 @@ def test_the_summary_counts_and_names_the_longest():
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(OutputError, match="the ledger cannot be written: No such file or directory"):
+    with pytest.raises(WriteError, match="the ledger could not be written: No such file or directory"):
         Ledger(num_rows=1).write(tmp_path / "nowhere" / "ledger.parquet")

@@ -67,8 +67,8 @@ def test_a_run_leaves_what_the_contract_names(tiny_base, sums_file, tmp_path):
         "README.md", "tensorboard",
     }  # fmt: skip
     assert {path.name for path in (run / "model").iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors", "generation_config.json", "tokenizer.json",
-        "tokenizer_config.json",
+        "adapter_config.json", "adapter_model.safetensors", "generation_config.json", "manifest.json",
+        "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert pq.read_table(run / "ledger.parquet").num_rows == 0
     assert list((run / "tensorboard").iterdir())

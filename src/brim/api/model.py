@@ -21,7 +21,13 @@ from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
 from brim.train.export import export_model
 from brim.train.observer import Observer, Observers
-from brim.train.run_folder import RunFolder, check_run_folder, create_run_folder, open_run_folder
+from brim.train.run_folder import (
+    RunFolder,
+    check_run_folder,
+    create_run_folder,
+    open_run_folder,
+    require_whole_model,
+)
 
 Split = Literal["train", "validation", "test", "full"]
 
@@ -56,6 +62,7 @@ class Model:
         holds_adapter = (run.model / "adapter_config.json").is_file()
         model.notes = ()  # said when the run was trained
         if model.config.adapter is not None or not holds_adapter:
+            require_whole_model(run)
             model.config = _with_trained_weights(model.config, run, holds_adapter=holds_adapter)
             model._needs_training = False
         return model

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from brim.data import Source
-from brim.errors import DataError, OutputError, Problem
+from brim.errors import DataError, OutputError, Problem, WriteError
 from brim.files import whole_file
 
 ROW = "row"
@@ -72,12 +72,12 @@ def beside_input(source: Source, keys: NDArray[np.int64], responses: pd.DataFram
 
 
 def write_predictions(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame in the format of the path's ending. Raises OutputError when it cannot be written."""
+    """Write a frame in the format of the path's ending. Raises WriteError when it cannot be written."""
     try:
         with whole_file(path) as temporary:
             _WRITERS[path.suffix](frame, temporary)
     except OSError as error:
-        raise OutputError(_unwritable(path, error)) from error
+        raise WriteError(_unwritable(path, error)) from error
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path) -> None:

@@ -14,10 +14,10 @@ import torch
 from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
 from brim.api.session import Say, Session
-from brim.config import Config, FinetuneTrainer, dump, load_config
+from brim.config import Config, FinetuneTrainer, dump
 from brim.data import Prepared, Source
 from brim.errors import CheckpointError, ConfigError, InputError, OutputError, Problem
-from brim.files import write_text
+from brim.files import write_text, writing
 from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
 from brim.models.device import device_name
@@ -77,8 +77,14 @@ def _train_in(
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
     _write_head(run, session, trainer, prepared, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
-    observers = Observers([MetricsLog(run.metrics), TensorBoardLog(run.tensorboard), observer])
+    metrics_log, tensorboard_log = MetricsLog(run.metrics), TensorBoardLog(run.tensorboard)
+    observers = Observers([metrics_log, tensorboard_log, observer])
     evaluated = _evaluated_splits(trainer, prepared)
+
+    def sync_logs() -> None:
+        metrics_log.sync()
+        tensorboard_log.sync()
+
     job = build_job(
         session.config,
         trainer,
@@ -88,15 +94,19 @@ def _train_in(
         evaluate=(lambda: _evaluate(llm, session, trainer, prepared, evaluated)) if evaluated else None,
         store=store,
         observer=observers,
+        sync_logs=sync_logs,
     )
     loop = Loop(job, state)
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:
+        store.tidy(state.step, best_step=state.best_step)
         loop.restore(checkpoint)
         checkpoint = None  # its tensors would stay in memory for the whole run
     started = time.perf_counter()
-    observers.start(first_step=state.step, total_steps=job.length.total_steps)
     try:
+        observers.start(first_step=state.step, total_steps=job.length.total_steps)
+        if metrics_log.num_unreadable:
+            say(f"{metrics_log.num_unreadable:,} lines of {run.metrics.name} are damaged: they are left out")
         with stop_request() as stop:
             loop.run(stop)
         seconds = time.perf_counter() - started
@@ -107,6 +117,11 @@ def _train_in(
             observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     finally:
         observers.close()
+    if loop.state.num_skipped:
+        say(
+            f"{loop.state.num_skipped:,} of {loop.state.step:,} steps were left out, since their loss or gradient was "
+            f"not finite: look for `skipped` in {run.metrics.name}"
+        )
     export_model(llm, run.model, generation=settings_of(llm, session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     _write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
@@ -133,10 +148,9 @@ def _where_it_stands(
     if checkpoint is None:
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
-    if run.config.exists():
-        for line in _allowed_changes(session.config, run):
-            say(line)
     state = _state_of(checkpoint)
+    for line in _allowed_changes(session.config, checkpoint, run):
+        say(line)
     if state.rows_digest != digest:
         raise OutputError(
             Problem(
@@ -174,12 +188,16 @@ _MAY_CHANGE = (
     "trainer.eval_batch_size",
     "trainer.enable_gradient_checkpointing",
     "trainer.early_stop",
+    "trainer.on_nonfinite",
 )
 
 
-def _allowed_changes(config: Config, run: RunFolder) -> list[str]:
-    """What has changed since the run was started. Raises ConfigError for what must not."""
-    before, now = _flat(load_config(run.config).config.model_dump()), _flat(config.model_dump())
+def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> list[str]:
+    """What has changed since the checkpoint was written. Raises ConfigError for what must not.
+
+    The checkpoint's own settings count, which its digests guard: config.yaml may have been edited, or damaged.
+    """
+    before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [key for key in changed if not key.startswith(_MAY_CHANGE)]
     if refused:
@@ -223,10 +241,11 @@ def _write_head(
         "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
         "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in session.choices],
     }
-    write_text(run.plan, json.dumps(plan, indent=1) + "\n")
-    write_text(run.config, dump(session.config))
+    _write(run.plan, json.dumps(plan, indent=1) + "\n")
+    _write(run.config, dump(session.config))
     if checkpoint is None:
-        write_environment(run, device=device_name(session.device))
+        with writing(run.environment.name, run.environment):
+            write_environment(run, device=device_name(session.device))
     prepared.ledger.write(run.ledger)
 
 
@@ -247,7 +266,12 @@ def _write_card(
         state=state,
         version=importlib.metadata.version("brim"),
     )
-    write_text(run.card, model_card(session.config, facts))
+    _write(run.card, model_card(session.config, facts))
+
+
+def _write(path: Path, text: str) -> None:
+    with writing(path.name, path):
+        write_text(path, text)
 
 
 def _evaluated_splits(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:

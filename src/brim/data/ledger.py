@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.errors import OutputError, Problem
-from brim.files import whole_file
+from brim.files import whole_file, writing
 
 EVENTS = {  # in the order of the summary, with the words for people
     "filled_missing": "had missing cells, which were filled",
@@ -63,14 +61,10 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """As parquet, whole or not at all. Raises OutputError."""
+        """As parquet, whole or not at all. Raises WriteError."""
         columns = {name: [getattr(entry, name) for entry in self.entries] for name in _SCHEMA.names}
-        try:
-            with whole_file(path) as temporary:
-                pq.write_table(pa.table(columns, schema=_SCHEMA), temporary)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise OutputError(Problem(what=f"the ledger cannot be written: {reason}", where=str(path))) from None
+        with writing("the ledger", path), whole_file(path) as temporary:
+            pq.write_table(pa.table(columns, schema=_SCHEMA), temporary)
 
     def summary(self) -> list[str]:
         """A line for each kind of event: how many rows, and for cuts the longest."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from brim.digests import MANIFEST, verified, write_manifest
 from brim.errors import CheckpointError, Problem
-from brim.files import sha256, whole_folder, write_text
+from brim.files import remove_folder, remove_unfinished, whole_folder, writing
 
-_MANIFEST = "manifest.json"
 _STATE = "state.json"
 _REQUIRED = {_STATE, "model.safetensors", "optimizer.safetensors", "random.safetensors"}
 _NAME = re.compile(r"step-(\d{8,})")
-_UNFINISHED = ".step-*.tmp"  # what a killed save leaves
 
 TensorFiles = Mapping[str, Mapping[str, Tensor]]  # file name without ending -> tensors
 
@@ -57,16 +55,14 @@ class CheckpointStore:
 
         Raises CheckpointError when it cannot be written; those that were there before are then still whole.
         """
-        shutil.rmtree(self._path(step), ignore_errors=True)  # passed over as damaged, or of a run that starts anew
         try:
             with whole_folder(self._path(step)) as folder:
                 for name, content in tensors.items():
                     save_file(
                         {key: tensor.contiguous() for key, tensor in content.items()}, folder / f"{name}.safetensors"
                     )
-                (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
-                digests = {path.name: sha256(path) for path in sorted(folder.iterdir())}
-                write_text(folder / _MANIFEST, json.dumps(digests, indent=1))
+                (folder / _STATE).write_text(json.dumps({"step": step, **state}), encoding="utf-8")
+                write_manifest(folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 Problem(
@@ -76,8 +72,20 @@ class CheckpointStore:
                 )
             ) from error
         self._verify(step)
-        before = [other for other in self.steps() if other < step]
-        self._keep({step, best_step, *before[-1:]})
+        with writing("the folder of the checkpoints", self._folder):
+            before = [other for other in self.steps() if other < step]
+            self._remove({*self.steps()} - {step, best_step, *before[-1:]})
+            remove_unfinished(self._folder)
+
+    def tidy(self, step: int, *, best_step: int | None) -> None:
+        """Take up what was left to do when a run was killed after the checkpoint of this step had been written.
+
+        Later ones, which were refused, stay until one takes their place.
+        """
+        with writing("the folder of the checkpoints", self._folder):
+            upto = [other for other in self.steps() if other <= step]
+            self._remove(set(upto) - {best_step, *upto[-2:]})
+            remove_unfinished(self._folder)
 
     def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest whole checkpoint, with a line on each one that was refused; None where there is none at all.
@@ -104,10 +112,13 @@ class CheckpointStore:
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
         names = [Path(name) for name in self._verify(step)]
+        state = json.loads((self._path(step) / _STATE).read_text(encoding="utf-8"))
+        if state.pop("step", None) != step:
+            raise _damaged(step, self._path(step), "its state is that of another step")
         return Checkpoint(
             step=step,
             tensors={name.stem: self._tensors(step, name.stem) for name in names if name.suffix == ".safetensors"},
-            state=json.loads((self._path(step) / _STATE).read_text(encoding="utf-8")),
+            state=state,
         )
 
     def load_tensors(self, step: int, name: str) -> dict[str, Tensor]:
@@ -124,27 +135,24 @@ class CheckpointStore:
         """The names of the checkpoint's files, each of which has the digest that the manifest gives."""
         folder = self._path(step)
         try:
-            digests = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            damaged = [name for name, digest in digests.items() if sha256(folder / name) != digest]
-            if damaged:
-                raise ValueError(f"{', '.join(damaged)} changed since it was written")
-            if not digests.keys() >= _REQUIRED:
-                raise ValueError(f"{_MANIFEST} names no {', '.join(sorted(_REQUIRED - digests.keys()))}")
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                Problem(what=f"the checkpoint of step {step} is damaged ({error})", where=str(folder))
-            ) from error
-        return list(digests)
+            names = verified(folder)
+        except (OSError, ValueError) as error:
+            raise _damaged(step, folder, str(error)) from error
+        if not set(names) >= _REQUIRED:
+            missing = ", ".join(sorted(_REQUIRED - set(names)))
+            raise _damaged(step, folder, f"{MANIFEST} names no {missing}")
+        return names
 
-    def _keep(self, steps: set[int | None]) -> None:
-        for step in self.steps():
-            if step not in steps:
-                shutil.rmtree(self._path(step))
-        for unfinished in self._folder.glob(_UNFINISHED):
-            shutil.rmtree(unfinished, ignore_errors=True)
+    def _remove(self, steps: set[int]) -> None:
+        for step in sorted(steps):
+            remove_folder(self._path(step))
 
     def _tensors(self, step: int, name: str) -> dict[str, Tensor]:
         return load_file(self._path(step) / f"{name}.safetensors")
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"
+
+
+def _damaged(step: int, folder: Path, why: str) -> CheckpointError:
+    return CheckpointError(Problem(what=f"the checkpoint of step {step} is damaged ({why})", where=str(folder)))

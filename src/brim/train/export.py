@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from brim.digests import write_manifest
 from brim.errors import CheckpointError, Problem
 from brim.files import whole_folder
 from brim.models.llm import LLM
@@ -43,6 +44,7 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any]) -> None
                 if (llm.folder.path / name).exists():
                     shutil.copyfile(llm.folder.path / name, folder / name)
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form; the run's own card stands beside
+            write_manifest(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             Problem(

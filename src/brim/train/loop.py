@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.batching.microbatch import cut_by_rows
@@ -20,7 +20,7 @@ from brim.config import GradientClippingConfig
 from brim.data import TokenRows
 from brim.data.collate import collate
 from brim.data.order import rows_of_step
-from brim.errors import BrimError, Interrupted, Problem
+from brim.errors import Interrupted, Problem
 from brim.models.device import peak_bytes
 from brim.models.objective import next_token_loss
 from brim.models.precision import Precision
@@ -28,6 +28,7 @@ from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.clipping import clip_gradients
 from brim.train.learning_rate import LearningRate
 from brim.train.length import RunLength
+from brim.train.nonfinite import MOST_IN_A_ROW, NotFinite
 from brim.train.observer import Observer
 from brim.train.optimizer import set_learning_rate
 from brim.train.state import TrainState
@@ -70,11 +71,23 @@ class TrainJob:
     length: RunLength
     micro_batch_rows: int
     clipping: GradientClippingConfig | None
+    on_nonfinite: Literal["stop", "skip"]
     seed: int
     evaluate: Evaluate | None
     stopping: Stopping
     store: CheckpointStore
     observer: Observer
+    sync_logs: Callable[[], None] = lambda: None  # before a checkpoint is written, which a resumed run goes by
+    settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MicroBatch:
+    """What is known of one after its backward pass."""
+
+    rows: NDArray[np.intp]  # positions among the job's rows
+    num_supervised: int  # tokens of the whole effective batch
+    loss: Tensor  # its part of the batch's mean, a scalar
 
 
 class Loop:
@@ -118,19 +131,22 @@ class Loop:
         )
         learning_rate = job.learning_rate(consumed_samples=state.consumed_samples, batch_samples=len(indices))
         num_supervised = int(job.rows.num_supervised[indices].sum())
-        loss, num_micro_batches = self._accumulate(indices, num_supervised)
-        self._update(learning_rate, loss, indices)
+        random_before = random_states()
+        loss, parts = self._accumulate(indices, num_supervised)
+        not_finite = self._update(learning_rate, loss, parts, random_before)
         state.step += 1
         state.consumed_samples += len(indices)
         state.num_tokens += int(job.rows.lengths[indices].sum())
         state.num_supervised_tokens += num_supervised
+        if not_finite is not None:
+            return not_finite.record()
         return {
             "step": state.step,
             "split": "train",
             "loss": loss,
             "learning_rate": learning_rate,
             "effective_batch_size": len(indices),
-            "num_micro_batches": num_micro_batches,
+            "num_micro_batches": len(parts),
             "num_samples": state.consumed_samples,
             "num_tokens": state.num_tokens,
             "num_supervised_tokens": state.num_supervised_tokens,
@@ -138,28 +154,42 @@ class Loop:
             "peak_bytes": peak_bytes(job.device),
         }
 
-    def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> tuple[float, int]:
+    def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> tuple[float, list[_MicroBatch]]:
         """The gradient of the batch's mean loss over supervised tokens; that loss, and the micro-batches it took."""
         job = self._job
         job.model.train()
         total = torch.zeros((), device=job.device)
-        num_micro_batches = 0
+        parts = []
         for positions in cut_by_rows(job.rows.lengths[indices], max_rows=job.micro_batch_rows):
-            batch = collate([job.rows[int(i)] for i in indices[positions]], pad_id=job.pad_id).to(job.device)
-            with job.precision.autocast(job.device):
-                loss = next_token_loss(job.model, batch) / num_supervised
-            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-            num_micro_batches += 1
-        return total.item(), num_micro_batches
+            rows = indices[positions]
+            loss = self._backward(rows, num_supervised)
+            total += loss
+            parts.append(_MicroBatch(rows=rows, num_supervised=num_supervised, loss=loss))
+        return total.item(), parts
 
-    def _update(self, learning_rate: float, loss: float, indices: NDArray[np.intp]) -> None:
+    def _backward(self, rows: NDArray[np.intp], num_supervised: int) -> Tensor:
+        """Add the gradient of one micro-batch; its part of the batch's mean loss, a scalar."""
         job = self._job
+        batch = collate([job.rows[int(i)] for i in rows], pad_id=job.pad_id).to(job.device)
+        with job.precision.autocast(job.device):
+            loss = next_token_loss(job.model, batch) / num_supervised
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _update(
+        self, learning_rate: float, loss: float, parts: Sequence[_MicroBatch], random_before: Mapping[str, Tensor]
+    ) -> NotFinite | None:
+        """Update the weights, or leave it out where loss or gradient are not finite. Raises BrimError to stop there."""
+        job = self._job
+        scales = self._scaler.is_enabled()
+        norm = math.nan
+        if math.isfinite(loss) or not scales:  # once unscaled, the scaler wants its step
+            self._scaler.unscale_(job.optimizer)
+            norm = float(clip_gradients(self._parameters, job.clipping))
+        if not math.isfinite(loss) or (not math.isfinite(norm) and not scales):
+            return self._leave_out(loss, norm, parts, random_before)
+        self.state.num_skipped_in_a_row = 0
         set_learning_rate(job.optimizer, learning_rate)
-        self._scaler.unscale_(job.optimizer)
-        norm = float(clip_gradients(self._parameters, job.clipping))
-        if not math.isfinite(loss) or (not math.isfinite(norm) and not self._scaler.is_enabled()):
-            raise BrimError(self._not_finite(loss, norm, indices))
         scale = self._scaler.get_scale()
         self._scaler.step(job.optimizer)
         self._scaler.update()
@@ -167,6 +197,49 @@ class Loop:
             # fp16 gradients overflowed: the scaler left the update out and lowered its scale.
             job.observer.write({"step": self.state.step + 1, "event": "overflow", "loss_scale": scale})
         job.optimizer.zero_grad(set_to_none=True)
+        return None
+
+    def _leave_out(
+        self, loss: float, norm: float, parts: Sequence[_MicroBatch], random_before: Mapping[str, Tensor]
+    ) -> NotFinite:
+        """Neither weights nor optimizer hear of this step. Raises BrimError where the run is to stop."""
+        job, state = self._job, self.state
+        job.optimizer.zero_grad(set_to_none=True)
+        at_fault = self._at_fault(parts, random_before)
+        rows = np.concatenate([parts[number].rows for number in at_fault])
+        not_finite = NotFinite(
+            step=state.step + 1,
+            loss=loss,
+            norm=norm,
+            micro_batches=[number + 1 for number in at_fault],
+            num_micro_batches=len(parts),
+            rows=sorted(int(key) for key in job.rows.keys[rows]),
+        )
+        if job.on_nonfinite == "stop":
+            raise not_finite.stop()
+        state.num_skipped += 1
+        state.num_skipped_in_a_row += 1
+        if state.num_skipped_in_a_row == MOST_IN_A_ROW:
+            raise not_finite.too_many()
+        return not_finite
+
+    def _at_fault(self, parts: Sequence[_MicroBatch], random_before: Mapping[str, Tensor]) -> list[int]:
+        """The micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
+
+        The losses were kept on the device, so that a step that is well is not held up by looking at each.
+        """
+        by_loss = [number for number, part in enumerate(parts) if not math.isfinite(part.loss.item())]
+        if by_loss:
+            return by_loss
+        job = self._job
+        by_gradient = []
+        restore_random_states(random_before)  # the same dropout; and the states end where they were
+        for number, part in enumerate(parts):
+            self._backward(part.rows, part.num_supervised)
+            if not all(bool(p.grad.isfinite().all()) for p in self._parameters if p.grad is not None):
+                by_gradient.append(number)
+            job.optimizer.zero_grad(set_to_none=True)
+        return by_gradient or list(range(len(parts)))  # each is finite, and their sum is not
 
     def _evaluate(self) -> None:
         job, state = self._job, self.state
@@ -188,20 +261,12 @@ class Loop:
             return
         state.loss_scaler = self._scaler.state_dict()
         tensors, numbers = optimizer_state(job.optimizer)
+        job.sync_logs()
         job.store.save(
             state.step,
             tensors={"model": trained_weights(job.model), "optimizer": tensors, "random": random_states()},
-            state={"train": state.as_dict(), "optimizer": numbers},
+            state={"train": state.as_dict(), "optimizer": numbers, "settings": job.settings},
             best_step=state.best_step,
         )
         self._saved_step = state.step
         job.observer.write({"step": state.step, "event": "checkpoint"})
-
-    def _not_finite(self, loss: float, norm: float, indices: NDArray[np.intp]) -> Problem:
-        keys = ", ".join(str(key) for key in self._job.rows.keys[indices][:8])
-        return Problem(
-            what=f"step {self.state.step + 1} is not finite (loss {loss:g}, gradient norm {norm:g}); nothing was "
-            "updated",
-            where=f"rows {keys}{' …' if len(indices) > 8 else ''}",
-            fix="look at these rows and at the base model; train anew with a lower trainer.learning_rate",
-        )

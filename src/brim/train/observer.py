@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,5 +38,7 @@ class Observers:
             member.write(record)
 
     def close(self) -> None:
-        for member in self.members:
-            member.close()
+        """All of them, even where one cannot."""
+        with ExitStack() as stack:
+            for member in reversed(self.members):
+                stack.callback(member.close)

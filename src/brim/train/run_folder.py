@@ -15,8 +15,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from brim.errors import InputError, OutputError, Problem
-from brim.files import write_text
+from brim.digests import MANIFEST, verified
+from brim.errors import CheckpointError, InputError, OutputError, Problem
+from brim.files import finish_replacing, is_half_replaced, make_folder, write_text
 
 _PROBE = ".brim-can-write"
 _RECORDED_PACKAGES = (
@@ -101,7 +102,7 @@ def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
     check_run_folder(path, resume=resume)
     run = RunFolder(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         probe = path / _PROBE
         probe.touch()
         probe.unlink()
@@ -135,6 +136,8 @@ def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
 def open_run_folder(path: Path) -> RunFolder:
     """A run that has been trained. Raises InputError when it is none, or has no model yet."""
     run = RunFolder(path)
+    if is_half_replaced(run.model):
+        _put_back(run)
     if not run.config.is_file() or not (run.is_run or run.model.is_dir()):
         raise InputError(
             Problem(
@@ -155,6 +158,24 @@ def open_run_folder(path: Path) -> RunFolder:
     return run
 
 
+def require_whole_model(run: RunFolder) -> None:
+    """Raise CheckpointError where a file of the run's model is not what brim wrote. One without manifest is trusted."""
+    if not (run.model / MANIFEST).is_file():
+        return
+    try:
+        verified(run.model)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            Problem(
+                what=f"the model of this run is damaged ({error})",
+                where=str(run.model),
+                expected=f"the files that its {MANIFEST} lists",
+                fix=f"write it anew with `brim train {run.path} --resume`; delete {MANIFEST} if you changed the model "
+                "yourself",
+            )
+        ) from error
+
+
 def write_environment(run: RunFolder, *, device: str) -> None:
     """Record what a run depends on beside its configuration."""
     packages = {}
@@ -171,6 +192,19 @@ def write_environment(run: RunFolder, *, device: str) -> None:
         "packages": packages,
     }
     write_text(run.environment, json.dumps(environment, indent=1) + "\n")
+
+
+def _put_back(run: RunFolder) -> None:
+    """Finish what a kill broke off between the two renames that replace a model; not while a process is at it."""
+    try:
+        descriptor = os.open(run.path, os.O_RDONLY)
+        try:
+            if _lock(descriptor):
+                finish_replacing(run.model)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OutputError(_unwritable(run.path, error)) from error
 
 
 def _require_writable(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from brim.config import Config, FinetuneTrainer
 from brim.data import TokenRows
@@ -26,6 +26,7 @@ def build_job(
     evaluate: Evaluate | None,
     store: CheckpointStore,
     observer: Observer,
+    sync_logs: Callable[[], None] = lambda: None,
 ) -> TrainJob:
     """The job that a resolved configuration asks for."""
     length = length_of(trainer, num_rows=len(rows))
@@ -40,6 +41,7 @@ def build_job(
         length=length,
         micro_batch_rows=trainer.batch_size,
         clipping=trainer.gradient_clipping,
+        on_nonfinite=trainer.on_nonfinite,
         seed=config.random_seed,
         evaluate=evaluate,
         stopping=Stopping(
@@ -49,6 +51,8 @@ def build_job(
         ),
         store=store,
         observer=observer,
+        sync_logs=sync_logs,
+        settings=config.model_dump(mode="json"),
     )
 
 

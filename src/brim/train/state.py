@@ -18,6 +18,8 @@ class TrainState:
     best_step: int | None = None
     best_metric: float | None = None
     evaluations_without_improvement: int = 0
+    num_skipped: int = 0  # steps that were no update, since their loss or gradient was not finite
+    num_skipped_in_a_row: int = 0  # the last ones
     loss_scaler: dict[str, Any] = field(default_factory=dict)  # fp16 alone
     rows_digest: str = ""  # of the training and validation rows, so that a run is not continued on other data
 

@@ -70,6 +70,11 @@ class FinetuneTrainer(Section):
     gradient_clipping: GradientClippingConfig | None = key(
         GradientClippingConfig(), "Bounds on the gradient. null: none."
     )
+    on_nonfinite: Literal["stop", "skip"] = key(
+        "stop",
+        "What follows a loss or gradient that is NaN or infinite. `stop`: the run ends before the update and names the "
+        "rows. `skip`: the update is left out, and named in metrics.jsonl; ten in a row end the run.",
+    )
     early_stop: EarlyStop = key(
         5,
         "Evaluations in a row without a better `validation_metric` after which training ends. -1: never.",

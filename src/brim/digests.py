@@ -1,0 +1,52 @@
+"""Manifests: the digest of every file of a folder, by which a changed or missing one is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+
+from brim.files import write_text
+
+MANIFEST = "manifest.json"
+
+_CHUNK_BYTES = 1 << 20
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the folder's manifest: SHA-256 by path, for all files in it and below it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    write_text(folder / MANIFEST, json.dumps(digests, indent=1) + "\n")
+
+
+def verified(folder: Path) -> list[str]:
+    """The paths in the folder's manifest, each of which stands for a file that is what it was.
+
+    Raises OSError when a file or the manifest is missing; ValueError, with the names, when a file was changed, and when
+    the manifest is none or names what lies outside the folder.
+    """
+    digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(digests, dict):
+        raise ValueError(f"{MANIFEST} is no list of files and digests")
+    strange = [name for name in digests if not _is_inside(name)]
+    if strange:
+        raise ValueError(f"{MANIFEST} names what lies outside the folder: {', '.join(strange)}")
+    changed = [name for name, digest in digests.items() if sha256(folder / name) != digest]
+    if changed:
+        raise ValueError(f"{', '.join(changed)} changed since it was written")
+    return list(digests)
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
