@@ -9,6 +9,7 @@ from brim.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    ExportError,
     InputError,
     Interrupted,
     ModelError,
@@ -19,7 +20,8 @@ from brim.errors import (
 
 if TYPE_CHECKING:
     from brim.api.model import Model
-    from brim.api.results import EvaluateResult, PredictResult, TrainResult
+    from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
+    from brim.api.upload import UploadResult
 
 __all__ = [
     "BrimError",
@@ -27,6 +29,8 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EvaluateResult",
+    "ExportError",
+    "ExportResult",
     "InputError",
     "Interrupted",
     "Model",
@@ -35,14 +39,17 @@ __all__ = [
     "PredictResult",
     "Problem",
     "TrainResult",
+    "UploadResult",
     "WriteError",
 ]
 
 _LAZY = {
     "Model": "brim.api.model",
     "EvaluateResult": "brim.api.results",
+    "ExportResult": "brim.api.results",
     "PredictResult": "brim.api.results",
     "TrainResult": "brim.api.results",
+    "UploadResult": "brim.api.upload",
 }
 
 

@@ -8,6 +8,7 @@
     │   └── OutputError       the output: an unwritable place, a folder that holds something else
     ├── CheckpointError       no checkpoint of a run could be read, or one could not be written
     ├── WriteError            another file could not be written: a full disk, a folder that is no longer writable
+    ├── ExportError       a model was not handed on: merging changed it too much, the Hub did not take it
     └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
 
 An error carries one or more problems, so that everything that is wrong can be told at once.
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "ExportError",
     "InputError",
     "Interrupted",
     "ModelError",
@@ -88,6 +90,10 @@ class CheckpointError(BrimError):
 
 class WriteError(BrimError):
     """A file could not be written in the course of the work."""
+
+
+class ExportError(BrimError):
+    """A model was not handed on: merging changed it too much, or the Hub did not take it."""
 
 
 class Interrupted(BrimError):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
 from brim.infer.metrics import Interval
+
+if TYPE_CHECKING:
+    from brim.infer.divergence import Divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +44,14 @@ class PredictResult:
     predictions: pd.DataFrame  # row, the input's columns, <output>_response, finish_reason, num_prompt/response_tokens
     output: Path | None  # the file, where one was asked for
     seconds: float  # of generating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """A model in a folder of its own."""
+
+    path: Path
+    kind: Literal["adapter", "merged", "full"]
+    num_bytes: int  # of all files
+    divergence: Divergence | None  # of the merged model from the unmerged one; None where nothing was merged
+    probe: str | None  # the tokens on which it was measured, in words

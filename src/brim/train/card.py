@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from brim.config import Config
+from brim.config import Config, dump
 from brim.train.state import TrainState
+
+_SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,59 @@ def model_card(config: Config, facts: CardFacts) -> str:
             prompt,
             fence,
             "",
-            "The settings stand in `config.yaml`, the versions in `environment.json`.",
+            _SETTINGS,
             "",
         ]
     )
+
+
+def card_apart(card: str | None, config: Config, *, packages: Mapping[str, str], merge: str | None = None) -> str:
+    """A card for a folder that leaves the run: the settings and versions that stood beside it stand in it.
+
+    card: the run's own, with what its owner may have changed; None where there is none. packages: versions by name.
+    merge: what is to be said of an adapter that is part of the weights now.
+    """
+    text = card if card is not None else _card_without_run(config)
+    if merge is not None:
+        text = text.replace("library_name: peft\n", "library_name: transformers\n", 1)
+        text = text.replace("\n# LoRA adapter on ", "\n# LoRA adapter merged into ", 1)
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version != "not installed")
+    settings = dump(config.model_copy(update=_names_for_paths(config)))
+    fence = _fence(settings)
+    lines = [text.replace(f"{_SETTINGS}\n", "").rstrip(), ""]
+    if merge is not None:
+        lines += ["## Merge", "", merge, ""]
+    lines += ["## Settings", "", "Paths are shortened to names.", "", f"{fence}yaml", settings.rstrip(), fence, ""]
+    if versions:
+        lines += [f"Versions: {versions}.", ""]
+    return "\n".join(lines)
+
+
+def local_name(name: str) -> str:
+    """A path of this machine by its last part; a Hub id, and what is no path, as it is."""
+    path = Path(name).expanduser()
+    return path.resolve().name if path.is_absolute() or path.exists() else name
+
+
+def _card_without_run(config: Config) -> str:
+    kind = "LoRA adapter" if config.adapter is not None else "Model"
+    library = "peft" if config.adapter is not None else "transformers"
+    hub = [] if local_name(config.base_model) != config.base_model else [f"base_model: {config.base_model}"]
+    front = [f"library_name: {library}", *hub, "pipeline_tag: text-generation", "tags: [brim]"]
+    return "\n".join(["---", *front, "---", "", f"# {kind} on {local_name(config.base_model)}", ""])
+
+
+def _names_for_paths(config: Config) -> dict[str, object]:
+    """What tells nothing of the machine in place of the keys that hold paths."""
+    update: dict[str, object] = {"base_model": local_name(config.base_model)}
+    if config.dataset is not None:
+        update["dataset"] = local_name(config.dataset)
+    if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
+        name = local_name(config.adapter.pretrained_adapter_weights)
+        update["adapter"] = config.adapter.model_copy(update={"pretrained_adapter_weights": name})
+    if config.chat is not None and config.chat.template is not None:
+        update["chat"] = config.chat.model_copy(update={"template": local_name(config.chat.template)})
+    return update
 
 
 def _fence(text: str) -> str:
