@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from brim.data import read
-from brim.data.prompt import BATCH_ROWS, cell_texts, prompter
+from brim.data.blocks import BATCH_ROWS
+from brim.data.prompt import cell_texts, prompter
 from brim.errors import DataError
 
 

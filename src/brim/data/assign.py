@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from brim.config import Config, FixedSplit, HashSplit, RandomSplit
+from brim.data.blocks import BATCH_ROWS
 from brim.data.columns import missing, require_columns, require_text
-from brim.data.prompt import BATCH_ROWS, cell_texts
+from brim.data.prompt import cell_texts
 from brim.data.source import Source, places
 from brim.data.split import (
     Codes,
@@ -21,18 +22,26 @@ from brim.data.split import (
     split_by_hash,
     split_stratified,
 )
+from brim.data.usable import usable
 from brim.errors import DataError, Problem
 
 Keys = npt.NDArray[np.int64]
 
 
 def sampled_rows(source: Source, config: Config) -> Keys:
-    """The rows that are used (sample_ratio, sample_size), in their order."""
-    num_rows, preprocessing = source.table.num_rows, config.preprocessing
+    """The rows that are used (sample_ratio, sample_size), in their order; none that has a fault."""
+    keys, preprocessing = source.usable_rows(), config.preprocessing
+    num_rows = len(keys)
     size = preprocessing.sample_size
     if size is None:
         size = max(1, round(num_rows * preprocessing.sample_ratio))
-    return np.arange(num_rows) if size >= num_rows else sample(num_rows, size, seed=config.random_seed)
+    return keys if size >= num_rows else keys[sample(num_rows, size, seed=config.random_seed)]
+
+
+def with_usable_splits(source: Source, config: Config) -> Source:
+    """The source with faults for the rows whose split column cannot be used, as preprocessing.on_bad_row says."""
+    split = config.preprocessing.split
+    return source if isinstance(split, RandomSplit) else usable(source, [split.column], config.preprocessing.on_bad_row)
 
 
 def assign_splits(source: Source, config: Config, keys: Keys) -> tuple[Codes, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from brim.models.folder import ModelFolder
 
 _CHUNK_TEXTS = 1024
 _PROBE = "a"
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class TextEncoder(Protocol):
@@ -30,6 +31,18 @@ class TextEncoder(Protocol):
     def bos_id(self) -> int | None:
         """The token that begins a text, where the tokenizer has one."""
 
+    @property
+    def folder(self) -> Path:
+        """Where the tokenizer's files lie."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of the tokens that have a role: bos_token, eos_token and so on."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """All special tokens."""
+
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Token ids of each text. special_tokens: begin it as the tokenizer does (BOS), and leave its end open."""
 
@@ -42,12 +55,24 @@ class TextEncoder(Protocol):
 class FolderEncoder:
     """A `tokenizers.Tokenizer` with its special tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, *, eos_id: int, pad_id: int, bos_id: int | None, begin: list[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        eos_id: int,
+        pad_id: int,
+        bos_id: int | None,
+        begin: list[int],
+        folder: Path,
+        special_tokens: Mapping[str, str],
+    ) -> None:
         self._tokenizer = tokenizer
         self._begin = begin
         self._eos_id, self._pad_id, self._bos_id = eos_id, pad_id, bos_id
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        longest_first = sorted((re.escape(text) for text in special if text), key=len, reverse=True)
+        self.folder, self.special_tokens = folder, special_tokens
+        special = {key: token.content for key, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset(special)
+        longest_first = sorted((re.escape(text) for text in special.values() if text), key=len, reverse=True)
         self._special = re.compile("|".join(longest_first)) if longest_first else None
 
     @property
@@ -111,6 +136,8 @@ def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tex
         pad_id=eos_id if pad_id is None else pad_id,
         bos_id=bos_id,
         begin=_begin(tokenizer.encode(_PROBE).ids, tokenizer.encode(_PROBE, add_special_tokens=False).ids),
+        folder=folder.path,
+        special_tokens=facts.named_tokens(),
     )
 
 
@@ -125,6 +152,11 @@ class _Facts:
     def token(self, role: str) -> Any:
         """The token's text, or its mapping with `content`; None where no file names it."""
         return next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
+
+    def named_tokens(self) -> dict[str, str]:
+        """The text of each role's token: bos_token, eos_token and so on."""
+        tokens = {f"{role}_token": self.token(role) for role in _ROLES}
+        return {name: _content(token) for name, token in tokens.items() if token is not None}
 
     def token_id(self, tokenizer: Tokenizer, role: str) -> int | None:
         named = self.token(role)
@@ -209,14 +241,17 @@ def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextE
         ) from None
     if tokenizer.eos_token_id is None:
         raise ModelError(_no_eos(folder))
-    return TransformersEncoder(tokenizer)
+    return TransformersEncoder(tokenizer, folder=folder.path)
 
 
 class TransformersEncoder:
     """A transformers tokenizer behind the same interface."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, folder: Path) -> None:
         self._tokenizer = tokenizer
+        self.folder = folder
+        self.special_tokens: dict[str, str] = dict(tokenizer.special_tokens_map)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
         longest_first = sorted(
             (re.escape(text) for text in tokenizer.all_special_tokens if text), key=len, reverse=True
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,18 @@ from brim.data.columns import missing, notes_on_mixed, require_filled
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Entry, Ledger
 from brim.data.limits import learning_limits, prompt_limits, require_room_for_template
-from brim.data.prompt import Prompter, Texts, prompter
+from brim.data.prompt import Prompter, prompter
 from brim.data.rows import SCHEMA, TokenRows
 from brim.data.source import Source
 from brim.data.spill import gather
 from brim.data.split import SPLITS
+from brim.data.texts import Texts
 from brim.data.tokenize import Findings, Limits, Policy, tokenize
 from brim.data.verdict import notes_of, require_fitting, require_learnable
 from brim.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    from brim.data.chat_prompt import ChatPrompter
 
 FULL = "full"  # the name of all rows together, where they are not split
 
@@ -64,7 +68,7 @@ def prepare(
     Raises DataError: missing columns, missing cells, an unusable split column, rows beyond the model's context where
     no length is set, rows without anything to learn from, no rows to train on.
     """
-    asked = prompter(config, source, with_answers=True)
+    asked = prompter(config, source, with_answers=True, encoder=encoder)
     limits = learning_limits(config, context_length)
     if only is not None:
         keys, notes = _rows_of(only, source, config)
@@ -89,7 +93,7 @@ def prompts_of(
     Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
     Raises DataError: missing columns or cells, an unusable split column.
     """
-    asked = prompter(config, source, with_answers=False)
+    asked = prompter(config, source, with_answers=False, encoder=encoder)
     keys, notes = _rows_of(only, source, config)
     done = _tokenized(asked, keys, encoder, prompt_limits(config), config, split_of=lambda key: only, watch=watch)
     return replace(done, notes=(*notes, *done.notes))
@@ -126,7 +130,7 @@ def _require_train(splits: dict[str, TokenRows], source: Source, config: Config)
 
 
 def _tokenized(
-    asked: Prompter,
+    asked: Prompter | ChatPrompter,
     keys: Keys,
     encoder: TextEncoder,
     limits: Limits,
@@ -136,7 +140,8 @@ def _tokenized(
     watch: Watch | None,
 ) -> Tokenized:
     source, preprocessing = asked.source, config.preprocessing
-    require_room_for_template(asked, encoder, limits, source)
+    if isinstance(asked, Prompter):
+        require_room_for_template(asked, encoder, limits, source)
     require_filled(source, asked.columns, keys)
     ledger = Ledger(num_rows=len(keys))
     keys = _without_missing(asked, keys, ledger, split_of)
@@ -148,11 +153,17 @@ def _tokenized(
     )
     batches = tokenize(_watched(asked.texts(keys), watch), encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
+    if not isinstance(asked, Prompter):
+        ledger.entries += asked.faults.settle(
+            preprocessing.on_bad_row, num_rows=len(keys), name=source.name, split_of=split_of
+        )
     require_fitting(findings, source, limits, num_rows=len(keys))
     if not preprocessing.drop_unlearnable:
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
-    return Tokenized(rows=rows, ledger=ledger, notes=(*notes_on_mixed(source), *notes_of(findings, source, limits)))
+    return Tokenized(
+        rows=rows, ledger=ledger, notes=(*notes_on_mixed(source), *asked.notes(), *notes_of(findings, source, limits))
+    )
 
 
 def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:
@@ -162,7 +173,9 @@ def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:
         yield batch
 
 
-def _without_missing(asked: Prompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]) -> Keys:
+def _without_missing(
+    asked: Prompter | ChatPrompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]
+) -> Keys:
     """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
     dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
     filled = np.zeros_like(dropped)

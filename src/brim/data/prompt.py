@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +12,21 @@ import pyarrow as pa
 
 from brim.config import Config
 from brim.config.template import SAMPLE, Parts, names, parse_template, render
+from brim.data.blocks import blocks
 from brim.data.columns import INPUT, OUTPUT, Column, column_for, require_columns, require_text
+from brim.data.encoder import TextEncoder
+from brim.data.row_faults import RowFaults
 from brim.data.source import Source
-from brim.errors import DataError, Problem
+from brim.data.texts import Texts
+from brim.data.usable import usable
+from brim.errors import DataError
 
-BATCH_ROWS = 1024
+if TYPE_CHECKING:
+    from brim.data.chat_prompt import ChatPrompter
+
+__all__ = ["Prompter", "Texts", "cell_texts", "prompter"]
+
 _NUMBER_FORMATS = frozenset("bcdeEfFgGnoxX%")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
-    """Prompts and answers of some rows, as text."""
-
-    keys: npt.NDArray[np.int64]  # 0-based row numbers in the source
-    prompts: list[str]
-    answers: list[str]  # empty when only prompts were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Prompter:
     input_column: str
     prompt_columns: tuple[Column, ...]
     answer_column: Column | None  # None where only prompts are asked for
+    faults: RowFaults  # takes the rows that the template cannot be filled with, which are left out of the texts
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -47,42 +49,65 @@ class Prompter:
         """What stands in the prompt of every row."""
         return "".join(part for part in self.template or () if isinstance(part, str))
 
+    def notes(self) -> list[str]:
+        """What a person should know of the rows: nothing."""
+        return []
+
     def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
         """These rows (ascending) in batches; no cell of theirs may be missing unless its strategy fills it."""
         table = self.source.table.select(list(dict.fromkeys(column.name for column in self.columns)))
-        for start in range(0, table.num_rows, BATCH_ROWS):
-            low, high = np.searchsorted(keys, [start, start + BATCH_ROWS])
-            if low < high:
-                block = table.slice(start, BATCH_ROWS).combine_chunks().take(pa.array(keys[low:high] - start))
-                yield self._texts(keys[low:high], block)
+        for batch_keys, block in blocks(table, keys):
+            texts = self._texts(batch_keys, block)
+            if len(texts.keys):
+                yield texts
 
     def _texts(self, keys: npt.NDArray[np.int64], block: pa.Table) -> Texts:
         cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in self.columns}
         answers = cells[self.answer_column.name] if self.answer_column is not None else []
-        return Texts(keys=keys, prompts=self._prompts(keys, cells), answers=answers)
+        prompts = self._prompts(keys, cells)
+        made = [number for number, prompt in enumerate(prompts) if prompt is not None]
+        return Texts(
+            keys=keys[made],
+            prompts=[prompt for prompt in prompts if prompt is not None],
+            answers=[answers[number] for number in made] if answers else [],
+        )
 
-    def _prompts(self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]) -> list[str]:
+    def _prompts(self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]) -> Sequence[str | None]:
+        """The prompt of each row; None where the template cannot be filled."""
         if self.template is None:
             return cells[self.input_column]
         columns = {name: cells[self._column_of(name)] for name in names(self.template)}
-        prompts = []
+        prompts: list[str | None] = []
         for number, key in enumerate(keys.tolist()):
             values = {name: _Cell(texts[number]) for name, texts in columns.items()}
             try:
                 prompts.append(render(self.template, values))
             except DataError as error:
-                raise DataError(*(_placed(problem, self.source.locate(key)) for problem in error.problems)) from None
+                self.faults.add(key, error.problems[0])
+                prompts.append(None)
         return prompts
 
     def _column_of(self, name: str) -> str:
         return self.input_column if name == SAMPLE else name
 
 
-def prompter(config: Config, source: Source, *, with_answers: bool) -> Prompter:
-    """Check that the data has the columns that a configuration asks for.
+def prompter(
+    config: Config, source: Source, *, with_answers: bool, encoder: TextEncoder | None = None
+) -> Prompter | ChatPrompter:
+    """Check that the data has the columns that a configuration asks for, and rows that can be used.
 
-    Raises DataError naming each that is missing or holds no plain values.
+    The rows that cannot be used for these columns are among the faults of the result's source, or an error, as
+    preprocessing.on_bad_row says.
+
+    encoder: with `chat`, the tokenizer whose template writes the conversations.
+    Raises DataError naming each column that is missing or holds no plain values; see chat_prompter for conversations.
     """
+    if config.chat is not None:
+        from brim.data.chat_prompt import chat_prompter  # Jinja is for those who need it
+
+        assert encoder is not None, "conversations need a tokenizer's template"
+        source = usable(source, [], config.preprocessing.on_bad_row)
+        return chat_prompter(config.chat, source, encoder, with_answers=with_answers)
     feature, target = config.input_features[0], config.output_features[0]
     template = None if config.prompt.template is None else parse_template(config.prompt.template)
     placeholders = (SAMPLE,) if template is None else names(template)
@@ -91,6 +116,7 @@ def prompter(config: Config, source: Source, *, with_answers: bool) -> Prompter:
     if with_answers:
         wanted[target.column_name] = OUTPUT
     require_columns(source, wanted)
+    source = usable(source, list(wanted), config.preprocessing.on_bad_row)
     require_text(source, list(wanted))
     return Prompter(
         source=source,
@@ -98,6 +124,7 @@ def prompter(config: Config, source: Source, *, with_answers: bool) -> Prompter:
         input_column=feature.column_name,
         prompt_columns=tuple(column_for(name, INPUT, feature.preprocessing) for name in columns),
         answer_column=column_for(target.column_name, OUTPUT, target.preprocessing) if with_answers else None,
+        faults=RowFaults(locate=source.locate),
     )
 
 
@@ -122,7 +149,3 @@ class _Cell(str):
             return format(int(self), spec)
         except ValueError:
             return format(float(self), spec)
-
-
-def _placed(problem: Problem, where: str) -> Problem:
-    return replace(problem, where=where)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
+from brim.data.chat_tokens import chat_rows, encoded_otherwise
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Entry
-from brim.data.prompt import Texts
 from brim.data.rows import TokenRow, batch_of
+from brim.data.texts import Chat, Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class Findings:
     special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
     empty: list[int] = field(default_factory=list)  # keys of rows whose answer is an empty text
     doubled_bos: int = 0  # rows whose prompt begins with BOS twice
+    otherwise: list[int] = field(default_factory=list)  # keys of conversations whose pieces have other tokens together
 
 
 def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Limits) -> tuple[TokenRow, list[Cut]]:
@@ -83,6 +85,15 @@ def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Lim
     return TokenRow(key=0, input_ids=np.asarray(joined, dtype=np.int32), supervised=supervised), cuts
 
 
+def cut_whole(row: TokenRow, limit: Limit | None) -> tuple[TokenRow, list[Cut]]:
+    """The first tokens of a row, and what was cut."""
+    if limit is None or len(row.input_ids) <= limit.num_tokens:
+        return row, []
+    kept = slice(limit.num_tokens)
+    made = Cut(event="cut_joined", limit=limit, tokens_before=len(row.input_ids))
+    return replace(row, input_ids=row.input_ids[kept], supervised=row.supervised[kept]), [made]
+
+
 def tokenize(
     texts: Iterable[Texts], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
 ) -> Iterator[pa.RecordBatch]:
@@ -92,6 +103,9 @@ def tokenize(
     to be continued.
     """
     for batch in texts:
+        if batch.chats is not None:
+            yield from _conversations(batch, batch.chats, encoder, limits, findings, policy)
+            continue
         prompts = encoder.encode(batch.prompts, special_tokens=True)
         answers = encoder.encode(batch.answers, special_tokens=False) if batch.answers else None
         rows = []
@@ -106,6 +120,27 @@ def tokenize(
         _look_at_texts(findings, batch, prompts, encoder, policy)
         if rows:
             yield batch_of(rows)
+
+
+def _conversations(
+    batch: Texts, chats: Sequence[Chat], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
+) -> Iterator[pa.RecordBatch]:
+    """A batch of conversations as token rows, cut as wholes."""
+    whole = [replace(row, key=key) for key, row in zip(batch.keys.tolist(), chat_rows(chats, encoder), strict=True)]
+    findings.otherwise += [whole[at].key for at in encoded_otherwise(chats, whole, encoder)]
+    rows = []
+    for row, chat in zip(whole, chats, strict=True):
+        row, cuts = cut_whole(row, limits.joined)
+        findings.entries += [_entry(row.key, policy.split_of(row.key), each) for each in cuts]
+        if chat.reply is not None and not chat.reply.strip():
+            findings.empty.append(row.key)
+        if any(encoder.count_special(text) for text in chat.own_texts):
+            findings.special.append(row.key)
+        if not batch.answers or _is_learnable(row, findings, policy):
+            rows.append(row)
+            _look(findings, row, limits)
+    if rows:
+        yield batch_of(rows)
 
 
 def _is_learnable(row: TokenRow, findings: Findings, policy: Policy) -> bool:

@@ -50,6 +50,12 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
             f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
             f"{places(source, findings.empty)} (an empty text, as csv has it, is no missing value)"
         )
+    if findings.otherwise:
+        notes.append(
+            f"the tokens of {_rows(len(findings.otherwise))} are others where the text is encoded at once, not in the "
+            "pieces of prompt and answer: programs that do so give the model somewhat other prompts than it learned "
+            f"from: {places(source, findings.otherwise)}"
+        )
     if findings.special:
         notes.append(
             f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>), which the model "

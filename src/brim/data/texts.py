@@ -1,0 +1,35 @@
+"""What rows are as text, before they are tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a row's text that is encoded apart, and whether the model learns to write it."""
+
+    text: str
+    supervised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """What is known of a conversation beside its last prompt and answer."""
+
+    pieces: tuple[Piece, ...]  # the whole text
+    own_texts: tuple[str, ...]  # what the data says, without what the template writes around it
+    reply: str | None  # the content of the last answer, where it has one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Prompts and answers of some rows, as text."""
+
+    keys: npt.NDArray[np.int64]  # 0-based row numbers in the source
+    prompts: list[str]  # of a conversation: all that stands before the last answer
+    answers: list[str]  # empty when only prompts were asked for
+    chats: list[Chat] | None = None  # with `chat`, for each row
