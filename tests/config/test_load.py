@@ -151,7 +151,7 @@ output_features:
     type: text
     preprocessing: {max_sequence_length: "12"}
 quantization:
-  bits: 4
+  bits: 5
 trainer:
   type: finetun
   epoch: 3
@@ -169,7 +169,7 @@ preprocessing:
         "config.yaml:9: output_features.0.preprocessing.max_sequence_length is '12'\n"
         "  expected: a whole number of at least 1, or null\n"
         "  fix: write 12 without quotes",
-        "config.yaml:10: quantization is not supported yet (4- and 8-bit base weights)\n  fix: remove it",
+        "config.yaml:11: quantization.bits is 5\n  expected: 4 or 8",
         "config.yaml:13: trainer.type is 'finetun'\n  expected: none or finetune\n  fix: did you mean finetune?",
         "config.yaml:14: unknown key trainer.epoch\n  fix: did you mean epochs?",
         "config.yaml:15: trainer.optimizer.momentum has no place with trainer.optimizer.type: adam\n"

@@ -55,6 +55,7 @@ def test_brims_own_keys_are_few():
         "trainer.learning_rate_scheduler.decay_fraction",
         "trainer.optimizer.beta2_decay",
         "trainer.optimizer.d",
+        "trainer.optimizer.min_8bit_size",
     }
 
 

@@ -13,6 +13,7 @@ SECTIONS = {
     "trainer": {"type": "finetune"},
     "adapter": {"type": "lora"},
     "backend": {"type": "local"},
+    "quantization": {"bits": 8},
 }
 
 
@@ -64,7 +65,7 @@ def test_the_messages_read_well(file, problems):
 base_model: m
 input_features: [{name: a, type: text}]
 output_features: [{name: b, type: category}]
-quantization: {bits: 4}
+quantization: {backend: torchao}
 trainer:
   type: finetune
   batch_size: auto
@@ -73,7 +74,7 @@ trainer:
 """
     assert problems(file(text)) == [
         "config.yaml:3: output_features.0.type: category is not supported yet\n  expected: text",
-        "config.yaml:4: quantization is not supported yet (4- and 8-bit base weights)\n  fix: remove it",
+        "config.yaml:4: quantization.backend: torchao is not supported yet\n  expected: bitsandbytes",
         "config.yaml:7: trainer.batch_size: auto is not supported yet\n"
         "  expected: a whole number of at least 1\n  fix: set a number; 1 always works",
         "config.yaml:8: trainer.compile is not supported yet (torch.compile)\n  fix: remove it",

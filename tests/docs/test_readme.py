@@ -39,7 +39,7 @@ def test_the_mistakes_are_told_as_shown(tmp_path, monkeypatch):
         "output_features: [{name: output, type: text}]\n"
         "adapter: {type: lora, rank: 16}\n"
         "trainer:\n  type: finetune\n  learning_rat: 0.0001\n  batch_size: 5\n  effective_batch_size: 32\n"
-        "quantization: {bits: 4}\n"
+        "hyperopt: {goal: minimize}\n"
     )
     result = CliRunner().invoke(app, ["check", "config.yaml"])
     told = [f"  {line}" for line in f"brim: {result.exception}".splitlines()]

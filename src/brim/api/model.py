@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from brim.api.evaluation import evaluate, references_of, respond, settings_of
+from brim.api.chat import template_texts, with_day_of_run, with_stored_template
+from brim.api.evaluation import asked_of, evaluate, respond, settings_of
+from brim.api.export import check_format, export_run
+from brim.api.merging import Merging, merge_run
 from brim.api.prediction import beside_input, check_output, require_free_names, write_predictions
 from brim.api.prompts import require_continuable, require_texts
-from brim.api.results import EvaluateResult, PredictResult, TrainResult
+from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing, with_dataset, with_settings
 from brim.api.training import train
-from brim.config import Config, FinetuneTrainer, dump, load_config
+from brim.api.upload import UploadResult, upload
+from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable
 from brim.data import Data, Source, TokenRows, prepare, prompts_of, read, texts_as_source
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
@@ -50,6 +54,7 @@ class Model:
         self._llm: LLM | None = None
         self._needs_training = isinstance(self.config.trainer, FinetuneTrainer)
         self._has_learned = False
+        self._run: RunFolder | None = None
 
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
@@ -59,8 +64,11 @@ class Model:
         """
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
-        holds_adapter = (run.model / "adapter_config.json").is_file()
+        holds_adapter = _holds_adapter(run)
         model.notes = ()  # said when the run was trained
+        if not any(override.startswith("chat.template=") for override in overrides):
+            model.config = with_stored_template(model.config, run)
+        model._run = run
         if model.config.adapter is not None or not holds_adapter:
             require_whole_model(run)
             model.config = _with_trained_weights(model.config, run, holds_adapter=holds_adapter)
@@ -88,6 +96,9 @@ class Model:
             check_run_folder(output, resume=resume)
         data = self._dataset(dataset)
         session = with_dataset(self._open(), data)
+        if resume:
+            session = with_day_of_run(session, RunFolder(output))
+        require_trainable(session.config)
         source = read(data)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         for line in [*self.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:
@@ -106,7 +117,7 @@ class Model:
             observer=observer or Observers([]),
             say=say,
         )
-        self._session, self._has_learned = session, True
+        self._session, self._has_learned, self._run = session, True, open_run_folder(output)
         return result
 
     def evaluate(
@@ -135,13 +146,10 @@ class Model:
             say(line)
         rows = prepared.splits[split]
         _require_rows(rows, split, source)
-        references = None
-        if with_texts:
-            require_continuable(rows, session, source.locate)
-            references = references_of(source, session.config, rows)
-        return evaluate(
-            self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), references=references
-        )
+        asked = asked_of(source, session, rows) if with_texts else None
+        if asked is not None:
+            require_continuable(asked.prompts, session, source.locate)
+        return evaluate(self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), asked=asked)
 
     def predict(
         self,
@@ -165,7 +173,7 @@ class Model:
         size = _size_for_generating(session.config)
         session = with_settings(session, generation=generation, trainer=_given(size, batch_size))
         source = read(self._dataset(dataset))
-        response = f"{session.config.output_features[0].name}_response"
+        response = f"{session.config.answer_name}_response"
         require_free_names(source, response)
         prompts = prompts_of(source, session.config, session.encoder, only=split)
         for line in [*self.notes, *self._untrained(), *prompts.notes, *prompts.ledger.summary()]:
@@ -205,10 +213,51 @@ class Model:
         """
         run = create_run_folder(Path(path), resume=False)
         session, llm = self._open(), self._weights()
-        export_model(llm, run.model, generation=settings_of(llm, session))
+        export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
         # An adapter that was never trained is not part of the model, which is then saved as it is.
         config = session.config if is_adapted(llm.model) else session.config.model_copy(update={"adapter": None})
         write_text(run.config, dump(config))
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        merge: bool = False,
+        format: str = "safetensors",
+        say: Say = say_nothing,
+        **merging: Any,
+    ) -> ExportResult:
+        """Write the adapter, or the whole model, of a finished run to a new or an empty folder, without paths or logs.
+
+        merge: put the adapter into the weights of its base, for plain transformers; `merging`: dtype ("bf16", "fp16",
+        "fp32"), max_divergence (nats a token) and dataset (whose rows show the divergence), as in docs/export.md.
+        Raises ExportError, leaving nothing behind, when merging changes the model by more than that.
+        """
+        check_format(format)
+        run = self._finished_run()
+        if not merge:
+            return export_run(run, Path(path))
+        self._llm = None  # one model in memory at a time
+        config = _with_trained_weights(self.config, run, holds_adapter=_holds_adapter(run))
+        return merge_run(run, open_session(config), Path(path), Merging(**merging), say=say)
+
+    def upload(self, repo_id: str, **options: Any) -> UploadResult:
+        """Send what `export` writes to the Hub, in one commit, with the token in HF_TOKEN.
+
+        options: private, revision, commit_message.
+        """
+        return upload(self._finished_run().path, repo_id, **options)
+
+    def _finished_run(self) -> RunFolder:
+        if self._run is None:
+            raise InputError(
+                Problem(
+                    what="there is nothing trained to hand on: this model comes from a configuration, not from a run",
+                    expected="a run's folder, or a model that was trained just now",
+                    fix="name the folder that `brim train` wrote; what `Model.save` writes can be loaded, too",
+                )
+            )
+        return self._run
 
     def _open(self) -> Session:
         if self._session is None:
@@ -296,6 +345,10 @@ def _size_for_generating(config: Config) -> str:
 
 def _batch_rows(session: Session, key: str = "eval_batch_size") -> int:
     return int(getattr(session.config.trainer, key))
+
+
+def _holds_adapter(run: RunFolder) -> bool:
+    return (run.model / "adapter_config.json").is_file()
 
 
 def _with_trained_weights(config: Config, run: RunFolder, *, holds_adapter: bool) -> Config:

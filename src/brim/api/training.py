@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from brim.api.chat import template_texts
 from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
 from brim.api.session import Say, Session
@@ -29,6 +30,7 @@ from brim.train.interrupt import stop_request
 from brim.train.loop import Loop
 from brim.train.metrics_log import MetricsLog
 from brim.train.observer import Observer, Observers
+from brim.train.optimizer import states_in_32_bits
 from brim.train.run_folder import RunFolder, create_run_folder, held, write_environment
 from brim.train.setup import build_job, length_of, rows_digest
 from brim.train.state import TrainState
@@ -96,6 +98,9 @@ def _train_in(
         observer=observers,
         sync_logs=sync_logs,
     )
+    small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
+    if small is not None:
+        say(small)
     loop = Loop(job, state)
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:
@@ -122,7 +127,7 @@ def _train_in(
             f"{loop.state.num_skipped:,} of {loop.state.step:,} steps were left out, since their loss or gradient was "
             f"not finite: look for `skipped` in {run.metrics.name}"
         )
-    export_model(llm, run.model, generation=settings_of(llm, session))
+    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     _write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
     return llm, TrainResult(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from brim.config.places import Document
-from brim.config.schema import Config, NoTrainer
+from brim.config.schema import Config, NoTrainer, QuantizationConfig
+from brim.config.schema.quantization import EIGHT_BIT_KEYS, FOUR_BIT_KEYS
 from brim.config.template import names, parse_template
 
 _TRAINING_KEYS = (
@@ -33,4 +34,16 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.trainer.train_steps is not None and config.trainer.epochs != type(config.trainer)().epochs:
         where = document.place(("trainer", "epochs")).where
         notes.append(f"{where}: trainer.epochs has no effect, trainer.train_steps decides")
+    if config.quantization is not None:
+        notes += _keys_of_other_bits(config.quantization, document)
     return tuple(notes)
+
+
+def _keys_of_other_bits(quantization: QuantizationConfig, document: Document) -> list[str]:
+    bits, others = quantization.bits, EIGHT_BIT_KEYS if quantization.bits == 4 else FOUR_BIT_KEYS
+    untouched = QuantizationConfig()
+    given = [key for key in others if getattr(quantization, key) != getattr(untouched, key)]
+    return [
+        f"{document.place(('quantization', key)).where}: quantization.{key} has no effect with bits: {bits}"
+        for key in given
+    ]

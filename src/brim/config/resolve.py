@@ -10,7 +10,7 @@ from typing import Any, Literal
 from brim.config.batch import ACCUMULATION, BATCH, EFFECTIVE, BatchSizes, batch_sizes
 from brim.config.findings import Finding
 from brim.config.places import Path, dotted
-from brim.config.rules import biases_in_16_bits
+from brim.config.rules import biases_in_16_bits, quantised_base
 from brim.config.schema import Config, FinetuneTrainer, Section
 from brim.errors import ConfigError, Problem
 
@@ -52,10 +52,12 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     context_length: tokens that the model reaches; None where it sets no limit.
 
     Raises ConfigError when the batch sizes do not multiply up for this number of processes, or when the precision
-    does not fit an adapter's settings, which can come with trained weights.
+    does not fit an adapter's settings, which can come with trained weights, or quantization, which can come with the
+    base model's folder, does not fit the rest; or when the device cannot do what the optimizer needs.
     """
-    for finding in biases_in_16_bits(config):
-        raise ConfigError(Problem(what=finding.what, where=dotted(finding.path), fix=finding.fix))
+    found = [*biases_in_16_bits(config), *quantised_base(config), *_optimizer_on(config, device)]
+    if found:
+        raise ConfigError(*(Problem(what=f.what, where=dotted(f.path), fix=f.fix) for f in found))
     choices: list[Choice] = []
     changes: dict[Path, Any] = {}
     for path, value, reason in _decisions(config, device, context_length):
@@ -64,9 +66,18 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     return Resolution(config=_changed(config, changes), choices=tuple(choices))
 
 
+def new_tokens(config: Config, context_length: int | None) -> int:
+    """generation.max_new_tokens as it is set, or as it will be chosen."""
+    given = config.generation.max_new_tokens
+    return _max_new_tokens(config, context_length)[0] if given is None else given
+
+
 def _decisions(config: Config, device: DeviceFacts, context_length: int | None) -> Iterator[tuple[Path, Any, str]]:
     if config.precision == "auto":
         yield ("precision",), *_precision(config, device)
+    quantization = config.quantization
+    if quantization is not None and quantization.bits == 4 and quantization.bnb_4bit_compute_dtype == "auto":
+        yield ("quantization", "bnb_4bit_compute_dtype"), *_compute_dtype(config, device)
     if config.adapter is not None and config.adapter.alpha is None:
         yield ("adapter", "alpha"), 2 * config.adapter.r, "twice adapter.r"
     if isinstance(config.trainer, FinetuneTrainer):
@@ -90,6 +101,25 @@ def _precision(config: Config, device: DeviceFacts) -> tuple[str, str]:
     if device.kind == "mps":
         return "fp32", "the device has no bfloat16"
     return "fp16-mixed", "the GPU has no bfloat16"
+
+
+def _compute_dtype(config: Config, device: DeviceFacts) -> tuple[str, str]:
+    """The data type of 4-bit layers' arithmetic is that of the others'."""
+    precision = config.precision if config.precision != "auto" else _precision(config, device)[0]
+    names = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+    return names[precision], f"precision is {precision}"
+
+
+def _optimizer_on(config: Config, device: DeviceFacts) -> Iterator[Finding]:
+    """Paged states lie in memory that CUDA shares with the machine; bitsandbytes would quietly do without elsewhere."""
+    optimizer = config.trainer.optimizer if isinstance(config.trainer, FinetuneTrainer) else None
+    if optimizer is not None and optimizer.type.startswith("paged_") and device.kind != "cuda":
+        yield Finding(
+            paths=(("trainer", "optimizer", "type"),),
+            what=f"trainer.optimizer {optimizer.type} needs a CUDA device, and this is a "
+            f"{'CPU' if device.kind == 'cpu' else device.kind} machine",
+            fix=f"set trainer.optimizer.type: {optimizer.type.removeprefix('paged_')}",
+        )
 
 
 def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[Path, Any, str]]:

@@ -40,7 +40,6 @@ def _keys(section: str, about: str, /, **off: Any) -> Iterator[UnsupportedKey]:
 
 
 _ROOT = (
-    _key("quantization", "4- and 8-bit base weights", empty=True),
     _key("adapters", "several named adapters", empty=True),
     _key("hyperopt", "hyperparameter search", empty=True),
     _key("defaults", "defaults for all features of a type", empty=True, instead="set the keys in the features"),
@@ -190,6 +189,8 @@ def _schedule() -> Iterator[UnsupportedKey]:
 
 
 def _adapter() -> Iterator[UnsupportedKey]:
+    yield _key("quantization.mode", "torchao's quantization", instead="use backend: bitsandbytes and bits")
+    yield _key("quantization.qat", "torchao's training of quantised weights", False)
     yield _key("adapter.loraplus_lr_ratio", "a learning rate per matrix (LoRA+)")
     for name in ("eva_config", "loftq_config"):
         yield _key(f"adapter.{name}", "starts that are computed from data or weights", empty=True)
@@ -203,7 +204,7 @@ def _adapter() -> Iterator[UnsupportedKey]:
     yield _key(f"{adafactor}.clip_threshold", "the name in transformers", instead="use d")
     yield _key(f"{adafactor}.decay_rate", "the name in transformers", instead="use beta2_decay")
     yield _key(f"{adafactor}.beta1", "a first moment for Adafactor")
-    yield from _keys(adafactor, "8-bit optimizers", percentile_clipping=100, block_wise=True)
+    yield from _keys(adafactor, "bitsandbytes no longer has it", percentile_clipping=100, block_wise=True)
 
 
 def _generation() -> Iterator[UnsupportedKey]:
@@ -250,10 +251,9 @@ _ADAPTERS: tuple[str, ...] = (
     "waveft",
 )
 _ADAPTERS += ("ln_tuning", "vblora", "prompt_tuning", "prefix_tuning", "p_tuning", "adaption_prompt")
-_OPTIMIZERS: tuple[str, ...] = ("adadelta", "adagrad", "adamax", "lamb", "lars", "lbfgs", "lion", "muon", "nadam")
-_OPTIMIZERS += ("radam", "rmsprop", "schedule_free_adamw", "soap", "sgd_8bit", "adagrad_8bit", "rmsprop_8bit")
-_OPTIMIZERS += ("lamb_8bit", "lars_8bit", "adam_8bit", "paged_adam", "paged_adam_8bit", "adamw_8bit", "paged_adamw")
-_OPTIMIZERS += ("paged_adamw_8bit", "lion_8bit", "paged_lion", "paged_lion_8bit")
+_OPTIMIZERS: tuple[str, ...] = ("adadelta", "adagrad", "adamax", "lamb", "lars", "lbfgs", "muon", "nadam", "radam")
+# bitsandbytes' 8-bit LAMB and LARS leave out the trust ratio, which is what those are.
+_OPTIMIZERS += ("rmsprop", "schedule_free_adamw", "soap", "lamb_8bit", "lars_8bit")
 
 
 def _value(
@@ -275,7 +275,19 @@ VALUES: tuple[UnsupportedValue, ...] = (
         ("eva", "olora", "pissa", "corda", "loftq", "orthogonal", False),
         "default or gaussian",
     ),
-    _value("adapter.postprocessor.merge_adapter_into_base_model", (True,), "false"),
+    _value(
+        "adapter.postprocessor.merge_adapter_into_base_model",
+        (True,),
+        "false",
+        "merge after training with `brim export RUN --merge --output DIR`",
+    ),
+    _value("quantization.backend", ("torchao",), "bitsandbytes"),
+    _value(
+        "quantization.llm_int8_has_fp16_weight",
+        (True,),
+        "false",
+        "remove it: the weights would stay in 16 bits, and no memory would be saved",
+    ),
     _value("backend", ("ray", "horovod", "ddp", "fsdp", "deepspeed", "dask"), "local", is_type=True),
     _value("preprocessing.split", ("datetime",), "random, fixed, hash or stratify", is_type=True),
     _value("trainer", ("dpo", "kto", "orpo", "grpo"), "none or finetune", is_type=True),
@@ -283,7 +295,12 @@ VALUES: tuple[UnsupportedValue, ...] = (
     _value(
         "trainer.eval_batch_size", ("auto", None), "a whole number of at least 1", "set a number, or remove the key"
     ),
-    _value("trainer.optimizer", _OPTIMIZERS, "adam, adamw, sgd or adafactor", is_type=True),
+    _value(
+        "trainer.optimizer",
+        _OPTIMIZERS,
+        "adam, adamw, sgd, adafactor, lion, adam_8bit, paged_adamw or another of bitsandbytes'",
+        is_type=True,
+    ),
     _value(
         "trainer.learning_rate_scheduler.decay",
         ("exponential", "one_cycle", "inverse_sqrt", "polynomial"),

@@ -33,6 +33,7 @@ def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, train
     config: resolved. Raises ModelError when the folder or the adapter does not hold what it should.
     """
     kind = precision(cast(Any, config.precision))
+    assert not trainable or config.quantization is None or config.adapter is not None, "see require_trainable"
     frozen = config.adapter is not None or not trainable
     model = load_base(
         folder,
@@ -42,6 +43,7 @@ def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, train
         trust_remote_code=config.trust_remote_code,
         seed=config.random_seed,
         device=device,
+        quantization=config.quantization,
     )
     if trainable and isinstance(config.trainer, FinetuneTrainer) and config.trainer.enable_gradient_checkpointing:
         _checkpoint_activations(model)

@@ -9,8 +9,16 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from brim.errors import ModelError, Problem
+from brim.config import QuantizationConfig
+from brim.errors import BrimError, ModelError, Problem
 from brim.models.folder import Initialize, ModelFolder
+from brim.models.quantization import (
+    is_stored_quantised,
+    quantization_for,
+    require_bitsandbytes,
+    settle_layers,
+    without_quantization,
+)
 from brim.models.quiet import no_library_bars
 
 if TYPE_CHECKING:
@@ -41,24 +49,36 @@ def load_base(
     trust_remote_code: bool,
     seed: int,
     device: torch.device,
+    quantization: QuantizationConfig | None = None,
 ) -> PreTrainedModel:
     """A transformers causal language model on the device, in evaluation mode.
 
     dtype: of the weights; None keeps the stored one. With `initialize="random"` the weights are drawn from the seed.
+    quantization: of the linear layers but the last; `dtype` is then that of embeddings, norms and the output layer.
     Raises ModelError when the architecture is unknown, a weight is missing or damaged, or the folder asks for its own
-    code to be run and `trust_remote_code` is off.
+    code to be run and `trust_remote_code` is off; BrimError when there is too little memory.
     """
     settings: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
+    if quantization is not None:
+        require_bitsandbytes()
+        settings["device_map"] = {"": str(device)}  # layers are quantised where they will stay
+        if not is_stored_quantised(folder):
+            settings["quantization_config"] = quantization_for(quantization)
     try:
         with no_library_bars():
             if initialize == "random":
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
             else:
                 model = _pretrained(folder, dtype=dtype, settings=settings)
-    except _LOADING_ERRORS as error:
+        model = model.to(device).eval()
+    except (MemoryError, *_LOADING_ERRORS) as error:
+        if _is_out_of_memory(error):
+            raise BrimError(_too_large(folder, device, quantization)) from error
         raise ModelError(_explain(error, folder)) from error
     _forget_generation_settings(model)
-    return model.to(device).eval()
+    if quantization is not None:
+        settle_layers(model, quantization, device)
+    return model
 
 
 def _forget_generation_settings(model: PreTrainedModel) -> None:
@@ -75,6 +95,7 @@ def _random(folder: ModelFolder, *, dtype: torch.dtype | None, seed: int, settin
     from transformers import AutoConfig, AutoModelForCausalLM
 
     architecture = AutoConfig.from_pretrained(folder.name, trust_remote_code=settings["trust_remote_code"])
+    without_quantization(architecture)  # new weights are not quantised, whatever the folder's own are
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(architecture, dtype=dtype or torch.float32, **settings)
 
@@ -124,6 +145,22 @@ def _some(names: list[str]) -> str:
 
 def _shape(shape: Iterable[int]) -> str:
     return "×".join(map(str, shape))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    words = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(each in str(error) for each in words)
+
+
+def _too_large(folder: ModelFolder, device: torch.device, quantization: QuantizationConfig | None) -> Problem:
+    smaller = {None: "set quantization: {bits: 4}, ", 8: "set quantization.bits: 4, ", 4: ""}
+    place = "this machine" if device.type == "cpu" else "the device"
+    return Problem(
+        what=f"the memory of {place} is too small for the base model",
+        where=folder.name,
+        fix=f"{smaller[quantization.bits if quantization else None]}choose a smaller base model, or end what else "
+        "takes memory there",
+    )
 
 
 def _explain(error: Exception, folder: ModelFolder) -> Problem:

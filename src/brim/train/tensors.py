@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,13 +38,17 @@ def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, 
     """The optimizer's state as tensors and as plain numbers, both under `<parameter>.<name>`."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
+    storages: set[int] = set()
     for parameter, entries in optimizer.state_dict()["state"].items():
-        for name, value in entries.items():
+        for name, value in _unwrapped(entries):
             key = f"{parameter}.{name}"
-            if isinstance(value, Tensor):
-                tensors[key] = value
-            else:
+            if not isinstance(value, Tensor):
                 numbers[key] = value
+                continue
+            # The tables of 8-bit numbers are one tensor in the states of all parameters; safetensors wants each apart.
+            shared = value.untyped_storage().data_ptr() in storages
+            storages.add(value.untyped_storage().data_ptr())
+            tensors[key] = value.clone() if shared else value
     return tensors, numbers
 
 
@@ -55,6 +59,26 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbe
         parameter, name = key.split(".", 1)
         state.setdefault(int(parameter), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    if getattr(optimizer, "is_paged", False):
+        _page(optimizer)
+
+
+def _unwrapped(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A parameter's state; bitsandbytes' optimizers keep what is no plain tensor of it in a mapping inside."""
+    for name, value in entries.items():
+        if isinstance(value, Mapping):
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _page(optimizer: Any) -> None:
+    """Move states that have been read back into pages, where bitsandbytes made them."""
+    for parameter, entries in optimizer.state.items():
+        for name in ("state1", "state2"):
+            if name in entries:
+                page = optimizer.get_state_buffer(parameter, dtype=entries[name].dtype)
+                entries[name] = page.copy_(entries[name])
 
 
 def random_states() -> dict[str, Tensor]:

@@ -1,10 +1,11 @@
-"""`trainer.optimizer`: the update rule. Keys are those of torch.optim."""
+"""`trainer.optimizer`: the update rule. Keys are those of torch.optim, and for the rest those of bitsandbytes."""
 
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, Strict
 
 from brim.config.schema.base import NonNegativeFloat, Section, Typed, key
+from brim.config.schema.bitsandbytes_optimizer import BitsandbytesOptimizerConfig
 
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Betas: TypeAlias = Annotated[tuple[Beta, Beta], Strict(False)]
@@ -66,8 +67,27 @@ class AdafactorConfig(Section):
     weight_decay: NonNegativeFloat = key(0.0, "Share of each weight, times the learning rate, taken off at every step.")
 
 
-OptimizerConfig: TypeAlias = AdamConfig | AdamWConfig | SGDConfig | AdafactorConfig
+OptimizerConfig: TypeAlias = AdamConfig | AdamWConfig | SGDConfig | AdafactorConfig | BitsandbytesOptimizerConfig
 OptimizerField: TypeAlias = Annotated[
     Annotated[OptimizerConfig, Field(discriminator="type")],
-    Typed("adam", "adamw", "sgd", "adafactor", default="adam"),
+    Typed(
+        "adam",
+        "adamw",
+        "sgd",
+        "adafactor",
+        "lion",
+        "adam_8bit",
+        "adamw_8bit",
+        "lion_8bit",
+        "sgd_8bit",
+        "rmsprop_8bit",
+        "adagrad_8bit",
+        "paged_adam",
+        "paged_adamw",
+        "paged_lion",
+        "paged_adam_8bit",
+        "paged_adamw_8bit",
+        "paged_lion_8bit",
+        default="adam",
+    ),
 ]

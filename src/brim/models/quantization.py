@@ -1,0 +1,150 @@
+"""Base models in 4 or 8 bits, through bitsandbytes: what a folder holds already, and what is loaded.
+
+Importing this module imports neither torch nor bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from brim.config import Config, QuantizationConfig
+from brim.errors import ModelError, Problem
+from brim.models.folder import ModelFolder
+from brim.models.quiet import import_bitsandbytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+
+_KEY = "quantization_config"  # in config.json
+_STORED = ("bits", "bnb_4bit_use_double_quant", "bnb_4bit_quant_type")  # the other keys say how layers compute
+
+
+def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
+    """The configuration with the quantization that the base model's folder comes in; what it leaves open is filled in.
+
+    Raises ModelError where the folder is quantised otherwise than the configuration says, or by another library.
+    """
+    if not is_stored_quantised(folder) or config.initialize == "random":
+        return config
+    stored = _stored(folder)
+    given = config.quantization
+    if given is None:
+        return config.model_copy(update={"quantization": stored})
+    differing = [
+        key
+        for key in (_STORED if stored.bits == 4 else ("bits",))
+        if key in given.model_fields_set and getattr(given, key) != getattr(stored, key)
+    ]
+    if differing:
+        raise ModelError(*(_differs(key, given, stored, folder) for key in differing))
+    own = {key: getattr(given, key) for key in given.model_fields_set}
+    return config.model_copy(update={"quantization": stored.model_copy(update=own)})
+
+
+def is_stored_quantised(folder: ModelFolder) -> bool:
+    """Whether the weights in the folder are quantised already."""
+    return _KEY in folder.config
+
+
+def without_quantization(architecture: PretrainedConfig) -> None:
+    """Take out of transformers' configuration what says that its weights are quantised."""
+    if hasattr(architecture, _KEY):
+        delattr(architecture, _KEY)
+
+
+def quantization_for(settings: QuantizationConfig) -> BitsAndBytesConfig:
+    """What `from_pretrained` takes. settings: resolved."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if settings.bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.llm_int8_threshold)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
+        bnb_4bit_use_double_quant=settings.bnb_4bit_use_double_quant,
+        bnb_4bit_quant_type=settings.bnb_4bit_quant_type,
+    )
+
+
+def require_bitsandbytes() -> None:
+    """Import bitsandbytes. Raises ModelError, with the command that installs it."""
+    try:
+        import_bitsandbytes()
+    except (ImportError, OSError, RuntimeError) as error:  # the package, a library of it, a backend of it
+        raise ModelError(
+            Problem(
+                what=f"bitsandbytes, which quantises, cannot be imported: {' '.join(str(error).split())}",
+                fix="install it with `pip install 'bitsandbytes>=0.49'`, or remove quantization and 8-bit or paged "
+                "optimizers",
+            )
+        ) from error
+
+
+def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: torch.device) -> None:
+    """Make each quantised layer compute one function, in training and evaluation, forwards and backwards."""
+    import torch
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            dtype = getattr(torch, settings.bnb_4bit_compute_dtype)
+            layer.compute_dtype, layer.compute_type_is_set = dtype, True
+            # The backward pass dequantises to this; stored weights can come with another.
+            cast(Any, layer.weight).quant_state.dtype = dtype
+            # On CPUs with AVX512-BF16 it would, in evaluation, repack the weight for good, with scales rounded to
+            # bf16 and without a gradient: evaluating would change the training that follows, or break it. It also
+            # fails where the number of outputs is no multiple of 32.
+            layer.support_avx512bf16_for_cpu = False
+        elif isinstance(layer, Linear8bitLt):
+            cast(Any, layer.state).threshold = settings.llm_int8_threshold
+            if device.type == "cpu":
+                _always_in_training_mode(layer)
+
+
+def _always_in_training_mode(layer: nn.Module) -> None:
+    """Keep an 8-bit layer's kernel on a CPU the same, whatever the mode of the model around it.
+
+    In training mode it multiplies dequantised weights; in evaluation mode it would quantise the activations, too, by
+    columns of the whole batch: another function than the one that learned, in which a row's result depends on the
+    rows beside it. The layer has nothing else that a mode could change.
+    """
+
+    def train(mode: bool = True) -> nn.Module:
+        return layer
+
+    layer.train()
+    layer.train = train  # type: ignore[method-assign]
+
+
+def _stored(folder: ModelFolder) -> QuantizationConfig:
+    """The quantization of weights that lie quantised in the folder."""
+    stored = folder.config[_KEY]
+    stored = stored if isinstance(stored, dict) else {}
+    method = stored.get("quant_method")
+    bits = 8 if stored.get("load_in_8bit") else 4 if stored.get("load_in_4bit") else None
+    kind = stored.get("bnb_4bit_quant_type", "fp4")
+    if method not in ("bitsandbytes", None) or bits is None or kind not in ("nf4", "fp4"):
+        raise ModelError(
+            Problem(
+                what=f"the base model's weights are quantised by {method or 'a method that config.json does not name'}",
+                where=folder.name,
+                expected="weights of 16 or 32 bits, or those that bitsandbytes quantised to 4 or 8 bits",
+                fix="take the model as it was before, and set `quantization: {bits: 4}` where memory is short",
+            )
+        )
+    if bits == 8:
+        return QuantizationConfig(bits=8, llm_int8_threshold=float(stored.get("llm_int8_threshold", 6.0)))
+    double = bool(stored.get("bnb_4bit_use_double_quant", False))
+    return QuantizationConfig(bits=4, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind)
+
+
+def _differs(key: str, given: QuantizationConfig, stored: QuantizationConfig, folder: ModelFolder) -> Problem:
+    wanted, there = (str(getattr(section, key)).lower() for section in (given, stored))
+    return Problem(
+        what=f"quantization.{key} is {wanted}, and the base model's weights are stored with {there}",
+        where=folder.name,
+        fix=f"take quantization.{key} out of the configuration, or start from weights that are not quantised",
+    )
