@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from brim.api.results import EvaluateResult
 from brim.api.session import Session
-from brim.config import Config
-from brim.data import Source, TokenRows
+from brim.data import Source, TextEncoder, TokenRows, prompts_of
+from brim.data.chat_end import end_ids_of_turns
+from brim.data.chat_prompt import chat_template
 from brim.data.prompt import prompter
+from brim.data.texts import Texts
 from brim.infer.evaluate import score_rows
 from brim.infer.generate import end_ids, generate
 from brim.infer.generation_settings import generation_settings
 from brim.infer.metrics import loss_interval, summarize
 from brim.infer.text_metrics import text_metrics
 from brim.models.llm import LLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Prompts to write a text for, and the text that the data has for each."""
+
+    prompts: TokenRows
+    references: Sequence[str]
 
 
 def evaluate(
@@ -27,12 +39,11 @@ def evaluate(
     *,
     split: str,
     batch_rows: int,
-    references: Sequence[str] | None = None,
+    asked: Asked | None = None,
 ) -> EvaluateResult:
     """Loss, perplexity and accuracies of rows with answers.
 
-    references: each row's answer as text; where given, the model's own texts are compared with them, for BLEU, ROUGE
-    and exact match.
+    asked: where given, the model's own texts are compared with the data's, for BLEU, ROUGE and exact match.
     """
     scores = score_rows(
         llm.model,
@@ -43,9 +54,9 @@ def evaluate(
         precision=llm.precision,
     )
     metrics: dict[str, float] = summarize(scores)
-    if references is not None:
-        responses = respond(llm, session, rows.prompts(), batch_rows=batch_rows)["response"].tolist()
-        metrics |= text_metrics(responses, references)
+    if asked is not None:
+        responses = respond(llm, session, asked.prompts, batch_rows=batch_rows)["response"].tolist()
+        metrics |= text_metrics(responses, asked.references)
     frame = pd.DataFrame(
         {
             "row": scores.keys,
@@ -57,10 +68,28 @@ def evaluate(
     return EvaluateResult(split=split, metrics=metrics, loss_interval=loss_interval(scores), rows=frame)
 
 
-def references_of(source: Source, config: Config, rows: TokenRows) -> list[str]:
-    """The answers of these rows (in the order of the source) as the data has them, whole even where tokens are cut."""
-    batches = prompter(config, source, with_answers=True).texts(rows.keys)
-    return [answer for batch in batches for answer in batch.answers]
+def asked_of(source: Source, session: Session, rows: TokenRows) -> Asked:
+    """What to write a text for, and the answers as the data has them, whole even where tokens are cut.
+
+    rows: with answers, in the order of the source. Of a conversation, the last answer is asked for.
+    """
+    batches = prompter(session.config, source, with_answers=True, encoder=session.encoder).texts(rows.keys)
+    references = [answer for batch in batches for answer in _answers(batch, session.encoder)]
+    if session.config.chat is None:
+        return Asked(prompts=rows.prompts(), references=references)
+    every = prompts_of(source, session.config, session.encoder).rows
+    return Asked(prompts=every.take(np.flatnonzero(np.isin(every.keys, rows.keys))), references=references)
+
+
+def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
+    """Answers as a model's text is read: a conversation's without the template's tokens around it."""
+    if batch.chats is None:
+        return batch.answers
+    tokens = encoder.encode(batch.answers, special_tokens=False)
+    return [
+        encoder.decode(ids, skip_special_tokens=True) if chat.reply is None else chat.reply
+        for ids, chat in zip(tokens, batch.chats, strict=True)
+    ]
 
 
 def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, **progress: Any) -> pd.DataFrame:
@@ -89,7 +118,10 @@ def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, 
 
 def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
     """How the model generates, for transformers' GenerationConfig."""
-    encoder = session.encoder
+    encoder, chat = session.encoder, session.config.chat
+    ends = [] if chat is None else end_ids_of_turns(chat_template(chat, encoder), encoder)
     return generation_settings(
-        session.config.generation, pad_id=encoder.pad_id, end_ids=end_ids(llm.model, encoder.eos_id)
+        session.config.generation,
+        pad_id=encoder.pad_id,
+        end_ids=list(dict.fromkeys([*ends, *end_ids(llm.model, encoder.eos_id)])),
     )

@@ -12,10 +12,12 @@ import torch
 
 from brim.config import Choice, Config, load_config, resolve
 from brim.data import Data, TextEncoder, load_encoder
+from brim.data.chat_day import settled_day
 from brim.errors import InputError, Problem
 from brim.models.adapter_folder import continued
 from brim.models.device import device_facts, pick_device
 from brim.models.folder import ModelFolder, locate
+from brim.models.quantization import with_stored_quantization
 
 Say: TypeAlias = Callable[[str], None]  # takes a line that the user should see
 
@@ -35,19 +37,30 @@ def open_session(config: Config) -> Session:
     """Resolve a configuration. Raises ConfigError, ModelError, or InputError where several processes were started."""
     _require_one_process()
     device = pick_device()
-    folder = locate(config.base_model, initialize=config.initialize)
+    folder = locate(
+        config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code
+    )
+    settled = with_stored_quantization(config, folder)
     resolution = resolve(
-        config.model_copy(update=_absolute_paths(config, folder)),
+        settled.model_copy(update=_absolute_paths(config, folder)),
         device_facts(device),
         context_length=folder.context_length,
     )
+    encoder = load_encoder(folder, trust_remote_code=config.trust_remote_code)
+    chat, days = settled_day(resolution.config.chat, encoder)
     return Session(
-        config=resolution.config,
-        choices=resolution.choices,
+        config=resolution.config.model_copy(update={"chat": chat}),
+        choices=(*_stored_bits(config, settled), *resolution.choices, *days),
         folder=folder,
-        encoder=load_encoder(folder, trust_remote_code=config.trust_remote_code),
+        encoder=encoder,
         device=device,
     )
+
+
+def _stored_bits(config: Config, settled: Config) -> list[Choice]:
+    if settled.quantization is None or config.quantization is not None:
+        return []
+    return [Choice(key="quantization.bits", value=settled.quantization.bits, reason="so the base model is stored")]
 
 
 def with_dataset(session: Session, dataset: Data) -> Session:
@@ -100,4 +113,7 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
     adapter = config.adapter
     if adapter is not None and adapter.pretrained_adapter_weights is not None:
         update["adapter"] = continued(adapter)
+    if config.chat is not None and config.chat.template is not None:
+        template = str(Path(config.chat.template).expanduser().resolve())
+        update["chat"] = config.chat.model_copy(update={"template": template})
     return update

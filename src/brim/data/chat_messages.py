@@ -204,7 +204,7 @@ def _call(call: Any, what: str) -> Turn:
 
 
 def _tools(cell: Any) -> list[Turn] | None:
-    if cell is None or cell == "":
+    if cell is None or (isinstance(cell, str) and cell.strip() in ("", "null")):
         return None
     tools = _listed(cell, "the list of tools", 'a list of JSON schemas, each {"type": "function", "function": {…}}')
     if not isinstance(cell, str):

@@ -9,6 +9,7 @@ from typing import Any
 
 from brim.config import ChatConfig
 from brim.data.blocks import Keys, blocks
+from brim.data.chat_day import today
 from brim.data.chat_end import end_ids_of_turns
 from brim.data.chat_messages import BadConversation, Conversation, conversation_of
 from brim.data.chat_render import ConversationRenderer
@@ -111,9 +112,9 @@ def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, wit
 
 def chat_template(chat: ChatConfig, encoder: TextEncoder) -> ChatTemplate:
     """The template that a configuration names, ready to write. Raises ConfigError or ModelError."""
-    today = datetime.date.today() if chat.date is None else datetime.date.fromisoformat(chat.date)
+    day = today() if chat.date is None else datetime.date.fromisoformat(chat.date)
     texts = read_template(chat.template, encoder.folder)
-    return ChatTemplate(texts, special_tokens=encoder.special_tokens, today=today)
+    return ChatTemplate(texts, special_tokens=encoder.special_tokens, today=day)
 
 
 def _never_ends(template: ChatTemplate) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import meta
+from jinja2 import nodes
 
 from brim.data.chat_sandbox import BoundedEnvironment, TemplateFault
 from brim.errors import ConfigError, ModelError, Problem
@@ -38,7 +38,7 @@ class TemplateTexts:
             texts = [environment.parsed(text) for text in (self.default, self.tool_use) if text is not None]
         except TemplateFault as fault:
             raise ModelError(unusable(self.where, fault)) from None
-        return any("strftime_now" in meta.find_undeclared_variables(text) for text in texts)
+        return any(name.name == "strftime_now" for text in texts for name in text.find_all(nodes.Name))
 
 
 class ChatTemplate:
@@ -94,6 +94,19 @@ def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts
     if not path.is_file():
         raise ConfigError(_no_such_template(template, "there is no such file"))
     return TemplateTexts(default=_read(path), tool_use=None, where=str(path))
+
+
+def store_template(texts: TemplateTexts, folder: Path) -> None:
+    """Make it the template of the tokenizer in a folder, as transformers stores it, in place of any that is there."""
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        settings.pop("chat_template", None)
+        config.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / TEMPLATE_FILE).write_text(texts.default, encoding="utf-8", newline="\n")
+    if texts.tool_use is not None:
+        (folder / MORE_TEMPLATES).mkdir()
+        (folder / MORE_TEMPLATES / f"{_TOOL_USE}.jinja").write_text(texts.tool_use, encoding="utf-8", newline="\n")
 
 
 def _in_folder(folder: Path) -> TemplateTexts | None:

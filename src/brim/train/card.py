@@ -29,7 +29,9 @@ def model_card(config: Config, facts: CardFacts) -> str:
     """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
     prompt = config.prompt.template
-    if prompt is None:
+    if config.chat is not None:
+        prompt = "conversations, written out by the chat template of the tokenizer in `model`"
+    elif prompt is None:
         prompt = f"{{{config.input_features[0].name}}}"
     fence = _fence(prompt)
     return "\n".join(

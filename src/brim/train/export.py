@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from brim.data.chat_template import TemplateTexts, store_template
 from brim.digests import write_manifest
 from brim.errors import CheckpointError, Problem
 from brim.files import whole_folder
@@ -29,10 +30,11 @@ _TOKENIZER_FILES = (
 )
 
 
-def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any]) -> None:
+def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:
     """Write the adapter (PEFT's format) or the full model (transformers'), tokenizer, chat template, generation config.
 
-    generation: of transformers' GenerationConfig. Raises CheckpointError when the folder cannot be written.
+    generation: of transformers' GenerationConfig. chat: the template that was used; None: the base's own.
+    Raises CheckpointError when the folder cannot be written.
     """
     from transformers import GenerationConfig
 
@@ -43,6 +45,8 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any]) -> None
             for name in _TOKENIZER_FILES:
                 if (llm.folder.path / name).exists():
                     shutil.copyfile(llm.folder.path / name, folder / name)
+            if chat is not None:
+                store_template(chat, folder)
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form; the run's own card stands beside
             write_manifest(folder)
     except (OSError, SafetensorError) as error:
