@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from brim.config import Config
-from brim.data import TextEncoder, load_encoder
+from brim.data import TextEncoder, check_data, load_encoder, read
+from brim.data.advice import Finding
 from brim.models.folder import locate
 
 BOS, EOS, PAD = 0, 1, 2
@@ -88,3 +89,16 @@ def make_config() -> Callable[..., Config]:
         return Config.model_validate(data)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def advice_on(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callable[..., dict[str, Finding]]:
+    """advice_on(questions, answers, …): the findings of `brim check` by kind; splits as in make_config's `split`."""
+
+    def advise(prompts: list[str], answers: list[str], *, split: list[int] | None = None, **changes: Any) -> Any:
+        columns: dict[str, Any] = {"q": prompts, "a": answers, "split": split or [0] * len(prompts)}
+        config = make_config(preprocessing__split=changes.pop("how", "fixed"), **changes)
+        report = check_data(config, read(columns), encoder, context_length=changes.pop("context_length", None))
+        return {finding.kind: finding for finding in report.advice}
+
+    return advise

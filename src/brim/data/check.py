@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from brim.config import Config
+from brim.config import Config, RandomSplit
+from brim.config.resolve import new_tokens
+from brim.data.advice import Finding, Watcher, advise, eos_text, in_order
+from brim.data.advice.cuts import Cut, cut_findings, cuts, lengths_before
+from brim.data.advice.histogram import Bin, histogram
+from brim.data.advice.room import no_room
 from brim.data.encoder import TextEncoder
-from brim.data.prepare import prepare
+from brim.data.ledger import Ledger
+from brim.data.prepare import FULL, Prepared, prepare, prompts_of
 from brim.data.rows import TokenRow, TokenRows
 from brim.data.source import Source
 
@@ -35,7 +41,7 @@ class SplitReport:
     num_tokens: int
     num_supervised_tokens: int
     prompt: Lengths | None
-    answer: Lengths | None  # with its EOS
+    answer: Lengths | None  # with its EOS; None also where the data has no answers
     total: Lengths | None
 
 
@@ -65,12 +71,16 @@ class CheckReport:
     context_length: int | None
     splits: tuple[SplitReport, ...]
     events: tuple[str, ...]  # the ledger's summary: what was cut or dropped
+    other_events: tuple[str, ...]  # the same without the cuts, which are among the advice, too
     notes: tuple[str, ...]
     samples: tuple[Sample, ...]
+    lengths: tuple[Bin, ...]  # tokens of each row of all splits, before whole rows were cut
+    cuts: tuple[Cut, ...]
+    advice: tuple[Finding, ...]  # the most important first
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        return asdict(self)
+        return {**asdict(replace(self, advice=())), "advice": [finding.as_dict() for finding in self.advice]}
 
 
 def check_data(
@@ -78,31 +88,77 @@ def check_data(
 ) -> CheckReport:
     """Prepare the data as training would and describe it. show: how many rows to render, from the train split first.
 
-    Raises DataError as `prepare`.
+    Where nothing is trained, the data may lack the answer's column, or the one that says its split, as `predict`
+    allows. Raises DataError as `prepare`.
     """
-    prepared = prepare(source, config, encoder, context_length=context_length)
+    watcher = Watcher(eos_text(encoder))
+    prepared = _prepared(config, source, encoder, watcher, context_length=context_length)
+    entries = prepared.ledger.entries
+    before = lengths_before(prepared.splits.values(), entries, has_answers=watcher.has_answers)
+    found = cuts(before, entries)
+    advice = [
+        *advise(watcher, prepared.splits, config=config, source=source, encoder=encoder),
+        *cut_findings(found, entries, context_length=context_length),
+        *_room(config, prepared, context_length),
+    ]
     shown = [row for rows in prepared.splits.values() for row in rows[:show]][:show]
     return CheckReport(
         name=source.name,
         num_rows=source.table.num_rows,
         context_length=context_length,
-        splits=tuple(_report(name, rows) for name, rows in prepared.splits.items()),
+        splits=tuple(_report(name, rows, watcher.has_answers) for name, rows in prepared.splits.items()),
         events=tuple(prepared.ledger.summary()),
+        other_events=tuple(_without_cuts(prepared.ledger, found).summary()),
         notes=prepared.notes,
         samples=tuple(
             Sample(key=row.key, where=source.locate(row.key), segments=tuple(_segments(row, encoder))) for row in shown
         ),
+        lengths=histogram(before["cut_joined"]),
+        cuts=found,
+        advice=in_order(advice, source),
     )
 
 
-def _report(name: str, rows: TokenRows) -> SplitReport:
+def _prepared(
+    config: Config, source: Source, encoder: TextEncoder, watcher: Watcher, *, context_length: int | None
+) -> Prepared:
+    """As training prepares the data, or, where nothing is trained and columns are lacking, what is there of it."""
+    there, split = source.table.column_names, config.preprocessing.split
+    answer = config.output_features[0].column_name
+    if config.trainer.type == "none" and config.chat is None and answer not in there:
+        done = prompts_of(source, config, encoder, only=FULL, watch=watcher)
+        note = f"the data has no column `{answer}`: the prompts alone were checked, as for predict"
+        return Prepared(splits={FULL: done.rows}, ledger=done.ledger, notes=(note, *done.notes))
+    if config.trainer.type == "none" and not isinstance(split, RandomSplit) and split.column not in there:
+        whole = prepare(source, config, encoder, context_length=context_length, only=FULL, watch=watcher)
+        note = f"the data has no column `{split.column}`: it was checked as a whole, without splits"
+        return replace(whole, notes=(note, *whole.notes))
+    return prepare(source, config, encoder, context_length=context_length, watch=watcher)
+
+
+def _without_cuts(ledger: Ledger, found: Iterable[Cut]) -> Ledger:
+    told = {cut.event for cut in found}
+    return Ledger(num_rows=ledger.num_rows, entries=[entry for entry in ledger if entry.event not in told])
+
+
+def _room(config: Config, prepared: Prepared, context_length: int | None) -> list[Finding]:
+    """Whether all prompts can be continued, where that is what the configuration is for."""
+    if config.trainer.type != "none" or context_length is None:
+        return []
+    rows = prepared.splits.values()
+    keys = np.concatenate([each.keys for each in rows])
+    lengths = np.concatenate([each.num_prompt_tokens for each in rows])
+    return no_room(keys, lengths, context_length=context_length, num_new=new_tokens(config, context_length))
+
+
+def _report(name: str, rows: TokenRows, has_answers: bool) -> SplitReport:
     return SplitReport(
         name=name,
         num_rows=len(rows),
         num_tokens=int(rows.lengths.sum()),
         num_supervised_tokens=int(rows.num_supervised.sum()),
         prompt=_lengths(rows.num_prompt_tokens),
-        answer=_lengths(rows.lengths - rows.num_prompt_tokens),
+        answer=_lengths(rows.lengths - rows.num_prompt_tokens) if has_answers else None,
         total=_lengths(rows.lengths),
     )
 

@@ -1,0 +1,139 @@
+"""Answers without an end: the model learns to stop only where it is shown the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+from brim.data.advice.finding import Finding, Keys, share
+
+# End signs of other models, which this tokenizer may know as plain text only.
+_END_SIGNS = ("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<eos>", "[EOS]")
+_LONG_CHARACTERS = 40  # a last line of this length is no word, no number and no item of a list
+_MOST_END = 0.8  # of the long last lines end as sentences do: it is prose, and what does not stands out
+_SENTENCE_ENDS = tuple(".!?…。！？")
+_CLOSERS = "\"'”’»)]}*_`"  # may stand behind the end of a sentence
+_FEW = 3  # fewer that stand out are chance
+_LEAST_SHARE = 0.005  # of all rows
+_WIDE_CHARACTERS = 50  # answers that may have been cut at a width; shorter ones are labels
+
+
+class AnswerEnds(IntFlag):
+    """How an answer ends, as bits."""
+
+    LONG = 1  # its last line is long
+    SENTENCE = 2  # LONG, and ends as a sentence does
+    OPEN = 4  # LONG, and ends in a letter, a digit or a comma
+    EOS_INSIDE = 8  # the end-of-sequence token is spelled out before the end
+    EOS_AT_END = 16
+    FOREIGN = 32  # ends in another model's end sign
+    WORD = 64  # ends in a letter, a digit, a comma or a space, as most cuts at a number of characters do
+
+
+def answer_ends(answers: Sequence[str], eos_text: str) -> npt.NDArray[np.uint8]:
+    """AnswerEnds of each row. eos_text: how the tokenizer spells its end-of-sequence token."""
+    foreign = tuple(sign for sign in _END_SIGNS if sign != eos_text)
+    ends = (_end(answer, eos_text, foreign) for answer in answers)
+    return np.fromiter(ends, dtype=np.uint8, count=len(answers))
+
+
+def end_in_text(keys: Keys, ends: npt.NDArray[np.uint8], *, eos_text: str) -> list[Finding]:
+    """Answers that spell out an end sign, of this tokenizer or of another."""
+    found = []
+    inside = keys[(ends & AnswerEnds.EOS_INSIDE) > 0]
+    if len(inside):
+        found.append(
+            Finding(
+                kind="end_in_text",
+                what=f"{share(len(inside), len(keys), 'answers')} have the end-of-sequence token {eos_text} inside",
+                why="the model learns to stop there; what follows is never generated",
+                fix=f"take {eos_text} out of the answers, or split the rows",
+                rows=inside,
+            )
+        )
+    doubled = keys[(ends & AnswerEnds.EOS_AT_END) > 0]
+    if len(doubled):
+        found.append(
+            Finding(
+                kind="end_in_text",
+                what=f"{share(len(doubled), len(keys), 'answers')} end in {eos_text} already",
+                why="brim ends each answer with it, so that it stands there twice",
+                fix=f"take {eos_text} off the answers",
+                rows=doubled,
+            )
+        )
+    foreign = keys[(ends & AnswerEnds.FOREIGN) > 0]
+    if len(foreign):
+        found.append(
+            Finding(
+                kind="end_in_text",
+                what=f"{share(len(foreign), len(keys), 'answers')} end in another model's end sign, such as </s>",
+                why=f"this tokenizer ends with {eos_text}, which brim adds; the other sign is text that is learned",
+                fix="take the sign off the answers",
+                rows=foreign,
+            )
+        )
+    return found
+
+
+def unfinished(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
+    """Answers that look as if something had cut them before brim saw them."""
+    return [*_cut_at_one_length(keys, ends, characters), *_stops_in_a_sentence(keys, ends)]
+
+
+def _cut_at_one_length(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
+    """Many answers as long as the longest, most of them ending anywhere, and few that are a little shorter."""
+    longest = int(characters.max(initial=0))
+    at_longest = characters == longest
+    num_cut, num_near = int(at_longest.sum()), int(((characters >= 0.9 * longest) & ~at_longest).sum())
+    num_anywhere = int(((ends[at_longest] & AnswerEnds.WORD) > 0).sum())
+    stands_out = num_cut >= max(5, _LEAST_SHARE * len(keys)) and num_cut > num_near and 2 * num_anywhere > num_cut
+    if longest < _WIDE_CHARACTERS or not stands_out or np.quantile(characters, 0.1) > 0.8 * longest:
+        return []
+    return [
+        Finding(
+            kind="unfinished",
+            what=f"{share(num_cut, len(keys), 'answers')} have exactly {longest:,} characters, and none has more: "
+            "they look cut",
+            why="the model learns to stop in the middle",
+            fix="make the data again without that limit, or take these rows out",
+            rows=keys[at_longest],
+        )
+    ]
+
+
+def _stops_in_a_sentence(keys: Keys, ends: npt.NDArray[np.uint8]) -> list[Finding]:
+    is_open = (ends & AnswerEnds.OPEN) > 0
+    num_open, num_long = int(is_open.sum()), int(((ends & AnswerEnds.LONG) > 0).sum())
+    num_sentences = int(((ends & AnswerEnds.SENTENCE) > 0).sum())
+    if num_open < max(_FEW, _LEAST_SHARE * len(keys)) or num_sentences < _MOST_END * num_long:
+        return []
+    return [
+        Finding(
+            kind="unfinished",
+            what=f"{share(num_open, len(keys), 'answers')} stop in a word or at a comma, where "
+            f"{num_sentences / num_long:.0%} of those of their length end as sentences do",
+            why="the model learns to stop in the middle of a sentence",
+            fix="look at some; complete them, or take them out",
+            rows=keys[is_open],
+        )
+    ]
+
+
+def _end(answer: str, eos_text: str, foreign: tuple[str, ...]) -> int:
+    flags = AnswerEnds.WORD.value if answer[-1:].isalnum() or answer[-1:] in (",", " ") else 0
+    answer = answer.rstrip()
+    if len(answer) - answer.rfind("\n") > _LONG_CHARACTERS:
+        flags |= AnswerEnds.LONG.value
+        if answer[-1].isalnum() or answer[-1] == ",":
+            flags |= AnswerEnds.OPEN.value
+        elif answer.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS):
+            flags |= AnswerEnds.SENTENCE.value
+    if eos_text and eos_text in answer:
+        at_end = answer.endswith(eos_text)
+        num_inside = answer.count(eos_text) - at_end
+        flags |= (AnswerEnds.EOS_AT_END.value if at_end else 0) | (AnswerEnds.EOS_INSIDE.value if num_inside else 0)
+    return flags | (AnswerEnds.FOREIGN.value if answer.endswith(foreign) else 0)
