@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from brim.config import load_config
+from brim.config.source import MAX_BYTES
 
 
 @pytest.mark.parametrize(
@@ -31,13 +32,25 @@ def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file, problems, tmp_p
     assert problems("other.yaml") == ["other.yaml: no such file\n  expected: a YAML configuration"]
     Path("folder").mkdir()
     assert problems(Path("folder")) == ["folder: this is a folder\n  expected: a YAML file"]
-    assert problems("a\0b") == ["a\0b: cannot be read: embedded null byte"]
+    assert problems("a\0b") == ["a\0b: cannot be read: embedded null byte\n  fix: check the path and its permissions"]
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions do not bind this user")
 def test_an_unreadable_file(file, problems):
     Path(file("a: 1")).chmod(0)
-    assert problems("config.yaml") == ["config.yaml: cannot be read: Permission denied"]
+    assert problems("config.yaml") == [
+        "config.yaml: cannot be read: Permission denied\n  fix: check the path and its permissions"
+    ]
+
+
+def test_what_may_never_end_is_not_read(problems, tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "huge.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    for name in ("/dev/zero", str(tmp_path / "pipe.yaml")):
+        (problem,) = problems(name)
+        assert problem.startswith(f"{name}: this is no regular file\n")
+    (problem,) = problems(str(tmp_path / "huge.yaml"))
+    assert "the file has more than 1,048,576 bytes\n" in problem
 
 
 def test_a_byte_order_mark_is_no_fault(file):

@@ -7,6 +7,8 @@ import pytest
 from brim.config.yaml_reader import read_yaml
 from brim.errors import ConfigError
 
+HOW = "write lines of the form `key: value`; text that holds any of : # { } [ ] & * ! | > % @ ` goes in quotes"
+
 
 def test_values_are_yaml_1_2_and_places_are_lines():
     text = "a: 1e-4\nb:\n  - yes\n  - {c: ~}\nd: |\n  x\n  y\n"
@@ -42,7 +44,13 @@ def test_anchors_and_merges_are_followed():
                 "f:2: b is given twice\n  expected: one value; the first is at f:1\n  fix: keep one of them",
             ],
         ),
-        ("a: [1", ["f:1: not YAML: expected ',' or ']', but got the end of the file"]),
+        (
+            "a: [1",
+            [
+                "f:1: not YAML: expected ',' or ']', but got the end of the file\n"
+                "  fix: close the bracket or the quote that is open"
+            ],
+        ),
         ("a:\n  b: 1\n c: 2", ["f:3: not YAML: the line fits no section\n  fix: align keys of one section"]),
         ("a: 1\n\tb: 1", ["f:2: not YAML: a tab in the indentation\n  fix: indent with spaces"]),
         (
@@ -74,19 +82,42 @@ def test_anchors_and_merges_are_followed():
                 "  fix: write a plain value, or put it in quotes"
             ],
         ),
-        ("a: &x [*x]", ["f:1: too many nested values for a configuration"]),
-        ("a: *x", ["f:1: not YAML: found undefined alias 'x'"]),
-        ("<<: 3", ["f:1: << needs a mapping"]),
-        ("a: 2001-99-99", ["f:1: not YAML: month must be in 1..12"]),
-        ("a: " + "9" * 5000, ["f:1: a number of too many digits"]),
-        ("a: " + "[" * 5000, ["f: the YAML is nested too deeply"]),
-        ("a: '\0'", ["f: not YAML: unacceptable character #x0000: special characters are not allowed"]),
+        (
+            "a: &x [*x]",
+            [
+                "f:1: too many nested values for a configuration\n"
+                "  expected: at most 20,000 values, nested at most 50 deep"
+            ],
+        ),
+        ("a: *x", [f"f:1: not YAML: found undefined alias 'x'\n  fix: {HOW}"]),
+        (
+            "<<: 3",
+            ["f:1: << needs a mapping\n  expected: an alias of another mapping, such as <<: *defaults"],
+        ),
+        ("a: 2001-99-99", ["f:1: not YAML: month must be in 1..12\n  fix: put it in quotes if it is text"]),
+        ("a: " + "9" * 5000, ["f:1: a number of too many digits\n  fix: put it in quotes if it is text"]),
+        ("a: " + "[" * 5000, [f"f: the YAML is nested too deeply\n  fix: {HOW}"]),
+        (
+            "a: '\0'",
+            [
+                "f: not YAML: unacceptable character #x0000: special characters are not allowed\n"
+                "  fix: save it as plain UTF-8 text"
+            ],
+        ),
+        (
+            r'a: "\ud83d"',
+            [r"f:1: half a character, escaped as \uD800 to \uDFFF" "\n  fix: write the character itself"],
+        ),
     ],
 )
 def test_what_is_not_read(text, messages):
     with pytest.raises(ConfigError) as caught:
         read_yaml(text, "f")
     assert [str(problem) for problem in caught.value.problems] == messages
+
+
+def test_json_writes_an_emoji_in_two_halves():
+    assert read_yaml(r'{"a": "\ud83d\ude00", "\ud83d\ude00": 1}', "f")[0] == {"a": "😀", "😀": 1}
 
 
 def test_aliases_of_aliases_do_not_explode():

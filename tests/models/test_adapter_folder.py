@@ -1,8 +1,12 @@
 """A trained adapter's own settings: read first, known, and not contradicted."""
 
 import json
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from brim.config import LoraConfig
 from brim.errors import ModelError
@@ -11,11 +15,18 @@ from brim.models.adapter_folder import CONFIG, WEIGHTS, continued, open_adapter
 OWN = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q_proj"], "bias": "none"}
 
 
+FACTOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def weights_of_rank(folder, rank):
+    save_file({FACTOR: np.zeros((rank, 3), np.float32)}, folder / WEIGHTS)
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(**changes):
         (tmp_path / CONFIG).write_text(json.dumps({**OWN, **changes}))
-        (tmp_path / WEIGHTS).touch()
+        weights_of_rank(tmp_path, 4)
         return str(tmp_path)
 
     return write
@@ -40,7 +51,7 @@ def test_relative_paths_become_absolute(write, monkeypatch, tmp_path):
 
 def test_what_peft_leaves_out_is_its_default(tmp_path):
     (tmp_path / CONFIG).write_text('{"peft_type": "LORA", "lora_alpha": 8.0}')
-    (tmp_path / WEIGHTS).touch()
+    weights_of_rank(tmp_path, 8)
     own = open_adapter(str(tmp_path)).settings
     assert (own.r, own.alpha, own.dropout, own.bias_type, own.target_modules) == (8, 8, 0.0, "none", None)
 
@@ -72,7 +83,7 @@ def test_no_alpha_is_twice_r(write):
     [
         ({"peft_type": "IA3"}, r'cannot be loaded: peft_type in adapter_config\.json is "IA3", not LORA'),
         ({"peft_type": None}, "is null, not LORA"),
-        ({"code": "x.py", "base_model_class": "x"}, "that PEFT .* does not know: base_model_class, code\n"),
+        ({"code": "x.py", "base_model_class": "x"}, "that brim does not know: base_model_class, code\n"),
         (
             {"auto_mapping": {"base_model_class": "X", "parent_library": "os"}, "corda_config": {"cache_file": "/x"}},
             "make PEFT load other code or files: auto_mapping, corda_config\n",
@@ -80,6 +91,13 @@ def test_no_alpha_is_twice_r(write):
         ({"megatron_core": "os", "megatron_config": {"a": 1}}, "code or files: megatron_config, megatron_core\n"),
         ({"r": "8"}, r'cannot be loaded: r in adapter_config\.json is "8"\n'),
         ({"lora_alpha": 0.5}, r"cannot be loaded: lora_alpha in adapter_config\.json is 0\.5\n"),
+        ({"layer_replication": [[0, 10**9]]}, "code or files: layer_replication\n"),
+        ({"target_modules": "(a+)+$"}, r"cannot be loaded: target_modules in .* is \"\(a\+\)\+\$\"\n"),
+        ({"rank_pattern": {"(a+)+": 4}}, "cannot be loaded: rank_pattern in"),
+        ({"modules_to_save": ["(a+)+"]}, "cannot be loaded: modules_to_save in"),
+        ({"r": 10**9}, rf"{FACTOR} in {WEIGHTS} has 4 rows, and r in {CONFIG} is 1000000000\n"),
+        ({"r": 10**400}, "r in adapter_config.json is a number of too many digits"),
+        ({"inference_mode": "no"}, 'inference_mode in adapter_config.json is "no"'),
     ],
 )
 def test_settings_that_are_not_plain_lora_are_refused(write, changes, message):
@@ -93,7 +111,7 @@ def test_what_peft_itself_writes_is_plain(write, tmp_path):
     import peft
 
     peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]).save_pretrained(str(tmp_path))
-    (tmp_path / WEIGHTS).touch()
+    weights_of_rank(tmp_path, 8)
     assert open_adapter(str(tmp_path)).settings.target_modules == ("q_proj",)
 
 
@@ -116,3 +134,43 @@ def test_what_is_nowhere_is_an_error():
         open_adapter("someone/adapter")
     with pytest.raises(ModelError, match="neither a local folder nor a valid Hub id"):
         open_adapter("/no/such/adapter")
+
+
+def test_newer_settings_that_are_off_are_no_matter(write):
+    assert open_adapter(write(use_something_new=False, new_config=None, loftq_config={})).settings.r == 4
+
+
+def test_each_layers_own_rank_is_read(write):
+    assert open_adapter(write(r=2, rank_pattern={"q_proj": 4})).settings.r == 2
+
+
+def test_weights_that_are_none(write, tmp_path):
+    weights = write()
+    (tmp_path / WEIGHTS).write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelError, match=rf"cannot be loaded: {WEIGHTS} is damaged"):
+        open_adapter(weights)
+    save_file({"other": np.zeros(3)}, tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match=rf"{WEIGHTS} holds no LoRA weights"):
+        open_adapter(weights)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "{}"])
+def test_a_damaged_configuration(write, tmp_path, text):
+    weights = write()
+    (tmp_path / CONFIG).write_text(text)
+    with pytest.raises(ModelError, match=CONFIG):
+        open_adapter(weights)
+
+
+def test_a_link_that_leaves_the_folder(write, tmp_path, tmp_path_factory):
+    weights = write()
+    elsewhere = (tmp_path / WEIGHTS).rename(tmp_path_factory.mktemp("elsewhere") / WEIGHTS)
+    (tmp_path / WEIGHTS).symlink_to(elsewhere)
+    with pytest.raises(ModelError, match=f"{WEIGHTS} is a link that leaves the folder"):
+        open_adapter(weights)
+
+
+def test_neither_torch_nor_peft_is_imported(write):
+    code = "import sys; from brim.models.adapter_folder import open_adapter; open_adapter(sys.argv[1]); "
+    code += "assert not {'torch', 'peft', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code, write()], check=True)

@@ -131,7 +131,7 @@ def edit_config(**changes):
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "cannot be loaded"),
         (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 9), "cannot be loaded"),
         (drop_weights, "cannot be loaded: Found missing adapter keys .*layers.1"),
-        (edit_config(r=4), "cannot be loaded: .*size mismatch"),
+        (edit_config(r=4), "has 8 rows, and r in adapter_config.json is 4"),
         (edit_config(target_modules=["query"]), "cannot be loaded: .*query"),
         (edit_config(target_modules=["v_proj"]), "cannot be loaded: no layer takes .*q_proj"),
         (edit_config(peft_type="NONSENSE"), "cannot be loaded"),

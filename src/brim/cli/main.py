@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from typing import NoReturn
 
@@ -26,7 +27,9 @@ def main() -> None:
 
         app()
     except BrimError as error:
-        _leave(str(error), error.exit_code)
+        from brim.cli.message import message  # here, since --help needs no configuration
+
+        _leave(message(error), error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", _INTERRUPTED)
     except SystemExit as leaving:
@@ -35,16 +38,28 @@ def main() -> None:
         raise
     except OSError as error:
         # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
-        _leave(str(error), 1)
+        from brim.cli.message import plain
+
+        _leave(plain(str(error)), 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
-            raise
+            _leave_with_traceback()
         _leave(str(_OUT_OF_MEMORY), 1)
+    except Exception:
+        _leave_with_traceback()
 
 
 def _leave(message: str, exit_code: int) -> NoReturn:
     print(f"brim: {message}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+def _leave_with_traceback() -> NoReturn:
+    """For a mistake of brim's own. A library's words may repeat a token, which a traceback would show."""
+    from brim.cli.message import plain
+
+    print(plain(traceback.format_exc().strip()), file=sys.stderr)
+    _leave("this is a mistake of brim's own; please report it with the lines above", 1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

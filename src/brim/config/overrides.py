@@ -8,9 +8,10 @@ from typing import Any
 from brim.config.mask import mask_text
 from brim.config.places import Document, Path, Place, dotted
 from brim.config.schema_walk import paths_with_types
-from brim.config.yaml_reader import read_yaml
+from brim.config.yaml_reader import MAX_DEPTH, read_yaml
 from brim.errors import ConfigError, Problem
 
+_LONGEST_SHOWN = 80  # characters of an override, to name it
 _AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
 
 
@@ -19,7 +20,9 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     data, places = document.data, dict(document.places)
     problems: list[Problem] = []
     for index, text in enumerate(overrides):
-        place = Place(where=f"override {mask_text(text)}", order=(_AFTER_THE_FILE + index, 0))
+        shown = mask_text(text)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 1] + "…"
+        place = Place(where=f"override {shown}", order=(_AFTER_THE_FILE + index, 0))
         try:
             written, value = _read(text, place)
             path, data = _set(data, written, value, (), place)
@@ -36,7 +39,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
 def _read(text: str, place: Place) -> tuple[tuple[str, ...], Any]:
     key, equals, written = text.partition("=")
     path = tuple(key.strip().split("."))
-    if not equals or not all(path):
+    if not equals or not all(path) or len(path) > MAX_DEPTH:
         raise ConfigError(
             Problem(what="not an override", where=place.where, expected="KEY=VALUE, such as trainer.epochs=1")
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
@@ -34,16 +35,20 @@ def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
     return Document(name=name, data=data, places=places)
 
 
+MAX_BYTES = 1 << 20  # a configuration has a few kB; reading YAML is slow
+
+
 def _read_text(path: FilePath, name: str) -> str:
     try:
-        content = path.read_bytes()
+        content = _read_bytes(path, name)
     except FileNotFoundError:
         raise ConfigError(Problem(what="no such file", where=name, expected="a YAML configuration")) from None
     except IsADirectoryError:
         raise ConfigError(Problem(what="this is a folder", where=name, expected="a YAML file")) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(Problem(what=f"cannot be read: {reason}", where=name)) from None
+        fix = "check the path and its permissions"
+        raise ConfigError(Problem(what=f"cannot be read: {reason}", where=name, fix=fix)) from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -55,6 +60,20 @@ def _read_text(path: FilePath, name: str) -> str:
                 fix="save the file as UTF-8",
             )
         ) from None
+
+
+def _read_bytes(path: FilePath, name: str) -> bytes:
+    """Its content. Raises ConfigError for what may never end: devices, pipes, huge files."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        what, fix = "this is no regular file", "save the configuration to a file"
+        raise ConfigError(Problem(what=what, where=name, expected="a YAML file", fix=fix))
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        what, fix = f"the file has more than {MAX_BYTES:,} bytes", "name the configuration, not the data"
+        raise ConfigError(Problem(what=what, where=name, expected="a YAML configuration of some kB", fix=fix))
+    return content
 
 
 def _plain(value: Any, path: Path, places: dict[Path, Place]) -> Any:

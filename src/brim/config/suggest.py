@@ -8,7 +8,7 @@ from brim.config.findings import Finding
 from brim.config.places import Path, dotted, value_at
 from brim.config.schema import Section
 from brim.config.schema_walk import all_keys, type_name
-from brim.config.wording import nearest
+from brim.config.wording import nearest, shortened
 
 _SURE = 0.8  # similarity from which a key of the same section is meant, rather than one elsewhere
 _ELSEWHERE = 3  # more places than these say nothing
@@ -61,7 +61,7 @@ def unknown_key(path: Path, sections: tuple[type[Section], ...], data: dict[str,
     fix = f"did you mean {meant}?" if meant else _fix(str(path[-1]), list(section.model_fields))
     return Finding(
         paths=(path,),
-        what=f"unknown key {dotted(path)}",
+        what=f"unknown key {shortened(dotted(path))}",
         expected="" if fix else "one of " + ", ".join(section.model_fields),
         fix=fix or "remove it",
         kind="unknown",

@@ -16,11 +16,11 @@ _LONGEST_SHOWN = 60  # characters
 def show(value: Any) -> str:
     """A value as it reads in YAML, short and without secrets."""
     if isinstance(value, str):
-        return f"'{_short(mask_text(value))}'" if value else "empty"
+        return f"'{shortened(mask_text(value))}'" if value else "empty"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, (int, float)):
-        return _short(repr(value))
+        return shortened(repr(value))
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -51,6 +51,7 @@ def _show_list(value: list[Any]) -> str:
     return f"a list of {len(value)} entries" if len(value) > 1 else "a list of one entry"
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """A text on one line, and not too long for a message."""
     text = text.replace("\n", "\\n")
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

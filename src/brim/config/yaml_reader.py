@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from brim.errors import ConfigError, Problem
 MAX_NODES = 20_000  # a configuration has dozens; aliases of aliases could make billions
 MAX_DEPTH = 50
 
+_SHOW_HOW = "write lines of the form `key: value`; text that holds any of : # { } [ ] & * ! | > % @ ` goes in quotes"
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
 _PLAIN_TAGS |= {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
@@ -38,7 +40,8 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, Place]]:
         raise ConfigError(_syntax_problem(error, name)) from None
     except (YAMLError, ValueError, RecursionError, OverflowError) as error:
         what = "the YAML is nested too deeply" if isinstance(error, RecursionError) else f"not YAML: {_line(error)}"
-        raise ConfigError(Problem(what=what, where=name)) from None
+        fix = "save it as plain UTF-8 text" if "unacceptable character" in what else _SHOW_HOW
+        raise ConfigError(Problem(what=what, where=name, fix=fix)) from None
     if builder.problems:
         raise ConfigError(*builder.problems)
     return value, builder.places
@@ -57,7 +60,13 @@ class _Builder:
     def build(self, node: Node, path: Path) -> Any:
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            raise ConfigError(Problem(what="too many nested values for a configuration", where=self.where(node)))
+            raise ConfigError(
+                Problem(
+                    what="too many nested values for a configuration",
+                    where=self.where(node),
+                    expected=f"at most {MAX_NODES:,} values, nested at most {MAX_DEPTH} deep",
+                )
+            )
         if str(node.tag) not in _PLAIN_TAGS:
             self.problems.append(
                 Problem(
@@ -109,7 +118,13 @@ class _Builder:
             for source in sources:
                 self.num_nodes += 1
                 if not isinstance(source, MappingNode) or source is node or self.num_nodes > MAX_NODES:
-                    raise ConfigError(Problem(what="<< needs a mapping", where=self.where(key_node)))
+                    raise ConfigError(
+                        Problem(
+                            what="<< needs a mapping",
+                            where=self.where(key_node),
+                            expected="an alias of another mapping, such as <<: *defaults",
+                        )
+                    )
                 added = [(k, v) for k, v in source.value if str(k.tag) != _MERGE and self.key(k) not in names]
                 names.update(self.key(k) for k, _ in added)
                 own += added
@@ -117,15 +132,25 @@ class _Builder:
 
     def key(self, node: Node) -> str:
         """The key as text; YAML allows others, the configuration has none."""
-        return node.value if isinstance(node, ScalarNode) else "[a list or mapping]"
+        return self.whole(node.value, node) if isinstance(node, ScalarNode) else "[a list or mapping]"
 
     def scalar(self, node: Node) -> Any:
         try:
-            return self.yaml.constructor.construct_object(node)
+            value = self.yaml.constructor.construct_object(node)
         except ValueError as error:
             what = "a number of too many digits" if "digits" in str(error) else f"not YAML: {_line(error)}"
-            self.problems.append(Problem(what=what, where=self.where(node)))
+            self.problems.append(Problem(what=what, where=self.where(node), fix="put it in quotes if it is text"))
             return None
+        return self.whole(value, node) if isinstance(value, str) else value
+
+    def whole(self, text: str, node: Node) -> str:
+        """The text with the halves of characters put together that JSON's escapes make of one, such as of an emoji."""
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            what = r"half a character, escaped as \uD800 to \uDFFF"
+            self.problems.append(Problem(what=what, where=self.where(node), fix="write the character itself"))
+            return ""
 
     def place(self, node: Node) -> Place:
         return Place(where=self.where(node), order=(node.start_mark.line, node.start_mark.column))
@@ -153,8 +178,12 @@ def _syntax_problem(error: MarkedYAMLError, name: str) -> Problem:
         return Problem(what="more than one YAML document", where=where, expected="one configuration in the file")
     if "<block end>" in what:
         return Problem(what="not YAML: the line fits no section", where=where, fix="align keys of one section")
-    what = what.replace("'<stream end>'", "the end of the file")
-    return Problem(what=f"not YAML: {what}", where=where)
+    what = what.replace("'<stream end>'", "the end of the file").replace("'<scalar>'", "a value")
+    fix = "close the bracket or the quote that is open" if _OPEN.search(what) else _SHOW_HOW
+    return Problem(what=f"not YAML: {what}", where=where, fix=fix)
+
+
+_OPEN = re.compile("end of the (file|stream)|unexpected end|expected ',' or")
 
 
 def _line(error: Exception) -> str:

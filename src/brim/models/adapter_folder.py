@@ -1,17 +1,23 @@
-"""A trained adapter's folder, which we read first, so that PEFT gets nothing to act on that we do not know."""
+"""A trained adapter's folder, which we read first, so that PEFT gets nothing to act on that we do not know.
+
+Without torch and PEFT, so that `brim check` reads it, too.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 
-from brim.config import LoraConfig
+from brim.config import LoraConfig, pattern_fault
 from brim.errors import ModelError, Problem
+from brim.models.refusals import read_json, require_plain_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -25,6 +31,19 @@ _NAMES = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
+_PEFT_DEFAULTS: Mapping[str, Any] = {
+    "r": 8,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "target_modules": None,
+    "use_rslora": False,
+    "use_dora": False,
+}
+
+# Settings that can make PEFT import modules, read files or build layers that the weights do not have.
+_REACH_OUT = ("auto_mapping", "megatron_core", "layer_replication", "trainable_token_indices")
+_HARMLESS_DEFAULTS: Mapping[str, Any] = {"megatron_core": "megatron.core", "qalora_group_size": 16}
 _MESSAGE_SHOWN = 300  # characters of another library's message, which can list every tensor of a model
 
 
@@ -42,12 +61,22 @@ def open_adapter(weights: str) -> AdapterFolder:
 
     Raises ModelError when a file is missing, it is no LoRA adapter, or its settings are not known or not safe.
     """
-    local = Path(weights).expanduser()
-    path = local.resolve() if local.is_dir() else _from_hub(weights)
+    local = _local(weights)
+    path = _from_hub(weights) if local is None else local
+    require_plain_files(path)
     lacking = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if lacking:
         raise ModelError(unusable(weights, f"the folder holds no {' and no '.join(lacking)}"))
     return AdapterFolder(path=path, name=weights, settings=_own_settings(path, weights))
+
+
+def _local(weights: str) -> Path | None:
+    """The folder of this name; None where there is none."""
+    try:
+        path = Path(weights).expanduser()
+        return path.resolve() if path.is_dir() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
+        return None
 
 
 def continued(settings: LoraConfig) -> LoraConfig:
@@ -59,7 +88,7 @@ def continued(settings: LoraConfig) -> LoraConfig:
     adapter = open_adapter(settings.pretrained_adapter_weights)
     require_same(settings, adapter)
     update = {key: getattr(adapter.settings, key) for key in _NAMES if key not in settings.model_fields_set}
-    if Path(adapter.name).expanduser().is_dir():
+    if _local(adapter.name) is not None:
         update["pretrained_adapter_weights"] = str(adapter.path)
     return settings.model_copy(update=update)
 
@@ -102,57 +131,157 @@ def unusable(weights: str, why: str) -> Problem:
 
 def _own_settings(path: Path, name: str) -> LoraConfig:
     try:
-        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(unusable(name, f"{CONFIG} cannot be read: {error}")) from None
-    if not isinstance(values, dict):
-        raise ModelError(unusable(name, f"{CONFIG} holds no mapping"))
-    known = _require_known(values, name)
-    own = {key: values.get(theirs, known[theirs]) for key, theirs in _NAMES.items()}
+        values = read_json(path / CONFIG)
+    except ModelError as error:
+        raise ModelError(unusable(name, error.problems[0].what)) from None
+    _require_known(values, name)
+    own = {key: values.get(theirs, _PEFT_DEFAULTS[theirs]) for key, theirs in _NAMES.items()}
     if isinstance(own["alpha"], float) and own["alpha"].is_integer():
         own["alpha"] = int(own["alpha"])
     try:
-        return LoraConfig.model_validate({"type": "lora", **own})
+        settings = LoraConfig.model_validate({"type": "lora", **own})
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
-        why = f"{_NAMES.get(key, key)} in {CONFIG} is {_yaml(own.get(key))}"
+        why = f"{_NAMES.get(key, key)} in {CONFIG} is {_short(own.get(key))}"
         raise ModelError(unusable(name, why)) from None
+    _require_ranks(path / WEIGHTS, values, settings.r, name)
+    return settings
 
 
-def _require_known(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """PEFT's settings with their defaults. Raises ModelError for what is no plain LoRA adapter."""
-    import peft
-
+def _require_known(values: dict[str, Any], name: str) -> None:
+    """Raise ModelError for what is no plain LoRA adapter. A setting that is off is none, whatever it is called."""
     kind = values.get("peft_type")
     if kind != "LORA":
-        raise ModelError(unusable(name, f"peft_type in {CONFIG} is {_yaml(kind)}, not LORA"))
-    plain = peft.LoraConfig()
-    known = {field.name: getattr(plain, field.name) for field in dataclasses.fields(peft.LoraConfig)}
-    unknown = sorted(set(values) - set(known))
+        raise ModelError(unusable(name, f"peft_type in {CONFIG} is {_short(kind)}, not LORA"))
+    given = {key: value for key, value in values.items() if value not in (None, False, "", [], {})}
+    reaching = sorted(key for key in given if _reaches_out(key) and given[key] != _HARMLESS_DEFAULTS.get(key))
+    unknown = sorted(
+        key
+        for key in given
+        if key not in _ALLOWED and not _reaches_out(key) and given[key] != _HARMLESS_DEFAULTS.get(key)
+    )
+    misfits = sorted(key for key in given if key in _ALLOWED and not _ALLOWED[key](given[key]))
+    problems = []
     if unknown:
-        raise ModelError(
+        problems.append(
             Problem(
-                what=f"the adapter has settings that PEFT {peft.__version__} does not know: {', '.join(unknown)}",
+                what=f"the adapter has settings that brim does not know: {_some(unknown)}",
                 where=name,
-                fix=f"upgrade peft, or take them out of {CONFIG} if you know that they change nothing",
+                expected="a plain LoRA adapter",
+                fix=f"take them out of {CONFIG} if you know that they change nothing",
             )
         )
-    refused = sorted(key for key, value in values.items() if _reaches_out(key) and value and value != known[key])
-    if refused:
-        raise ModelError(
+    if reaching:
+        problems.append(
             Problem(
-                what=f"the adapter has settings that make PEFT load other code or files: {', '.join(refused)}",
+                what=f"the adapter has settings that make PEFT load other code or files: {_some(reaching)}",
                 where=name,
                 expected="a plain LoRA adapter",
                 fix=f"take them out of {CONFIG} if you know that the trained weights do not need them",
             )
         )
-    return known
+    problems += [unusable(name, f"{key} in {CONFIG} is {_short(given[key])}") for key in misfits]
+    if problems:
+        raise ModelError(*problems)
 
 
 def _reaches_out(key: str) -> bool:
     """Whether a setting can name modules to import, files to read, or other adapters."""
-    return key in ("auto_mapping", "megatron_core") or key.endswith("_config")
+    return key in _REACH_OUT or key.endswith("_config")
+
+
+def _require_ranks(weights: Path, values: Mapping[str, Any], r: int, name: str) -> None:
+    """Refuse ranks that the weights do not have: PEFT would make room for them first."""
+    ranks = {r, *(values.get("rank_pattern") or {}).values()}
+    try:
+        with safe_open(weights, framework="numpy") as tensors:
+            names = [key for key in tensors.keys() if _is_first_factor(key)]  # noqa: SIM118 (it is no mapping)
+            shapes = {key: tensors.get_slice(key).get_shape() for key in names}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(unusable(name, f"{WEIGHTS} is damaged: {error}")) from None
+    if not shapes:
+        raise ModelError(unusable(name, f"{WEIGHTS} holds no LoRA weights"))
+    if values.get("target_parameters"):
+        return  # the factors of several experts stand in one tensor
+    for key, shape in shapes.items():
+        if not shape or shape[0] not in ranks:
+            has = f"has {shape[0] if shape else 'no'} rows"
+            raise ModelError(unusable(name, f"{key} in {WEIGHTS} {has}, and r in {CONFIG} is {_short(r)}"))
+
+
+def _is_first_factor(key: str) -> bool:
+    return ".lora_A" in key or ".lora_embedding_A" in key
+
+
+_PLAIN_NAME = re.compile(r"[\w.]+")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_names(value: Any) -> bool:
+    """A name, or several: PEFT puts them into regular expressions."""
+    names = value if isinstance(value, list) else [value]
+    return all(isinstance(each, str) and _PLAIN_NAME.fullmatch(each) for each in names)
+
+
+def _is_choice_of_layers(value: Any) -> bool:
+    if isinstance(value, str):
+        return pattern_fault(value) is None
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _are_layer_numbers(value: Any) -> bool:
+    return all(isinstance(each, int) for each in (value if isinstance(value, list) else [value]))
+
+
+def _is_pattern_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A mapping from names, or regular expressions for them, to values of a kind."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(pattern_fault(rf"(.*\.)?({key})$") is None and kind(each) for key, each in value.items())
+    )
+
+
+_ALLOWED: Mapping[str, Callable[[Any], bool]] = {
+    "peft_type": _is_text,
+    "task_type": _is_text,
+    "peft_version": _is_text,
+    "base_model_name_or_path": _is_text,  # for people: it is never opened
+    "revision": _is_text,
+    "inference_mode": _is_flag,
+    "r": _is_rank,
+    "lora_alpha": _is_number,
+    "lora_dropout": _is_number,
+    "bias": _is_text,
+    "lora_bias": _is_flag,
+    "fan_in_fan_out": _is_flag,
+    "use_rslora": _is_flag,
+    "use_dora": _is_flag,
+    "init_lora_weights": lambda value: isinstance(value, bool | str),
+    "ensure_weight_tying": _is_flag,
+    "target_modules": _is_choice_of_layers,
+    "exclude_modules": _is_choice_of_layers,
+    "target_parameters": _are_names,
+    "modules_to_save": _are_names,
+    "layers_pattern": _are_names,
+    "layers_to_transform": _are_layer_numbers,
+    "rank_pattern": _is_pattern_of(_is_rank),
+    "alpha_pattern": _is_pattern_of(_is_number),
+}
 
 
 def _from_hub(weights: str) -> Path:
@@ -166,6 +295,16 @@ def _from_hub(weights: str) -> Path:
     except (HfHubHTTPError, OSError) as error:
         why = f"it is no local folder, and the Hub does not give it ({type(error).__name__})"
     raise ModelError(unusable(weights, why))
+
+
+def _some(names: list[str]) -> str:
+    shown = [name if len(name) <= 40 else f"{name[:39]}…" for name in names[:10]]
+    return ", ".join(shown) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+
+
+def _short(value: Any) -> str:
+    text = _yaml(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of too many digits"
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _yaml(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from brim.config import LoraConfig
 from brim.errors import ModelError, Problem
 from brim.models.adapter_folder import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
+from brim.models.quantization import require_bitsandbytes
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -25,6 +27,8 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trai
     A new adapter's weights are drawn from the seed. Raises ModelError when the target modules are unknown, or the
     pretrained adapter does not fit, or has other settings than those that were given.
     """
+    if find_spec("bitsandbytes") is not None:
+        require_bitsandbytes()  # PEFT imports it for any adapter
     torch.manual_seed(seed)
     if settings.pretrained_adapter_weights is not None:
         return _pretrained(model, settings, settings.pretrained_adapter_weights, trainable=trainable)
@@ -85,6 +89,9 @@ def _pretrained(model: PreTrainedModel, settings: LoraConfig, weights: str, *, t
             adapted = peft.PeftModel.from_pretrained(model, str(folder.path), is_trainable=trainable)
     except (ValueError, OSError, RuntimeError, KeyError, TypeError, SafetensorError, UserWarning) as error:
         raise ModelError(unusable(weights, " ".join(str(error).split()))) from error
+    # The adapter's own word for its base may be anybody's model, which PEFT would look up when it saves.
+    for own in adapted.peft_config.values():
+        own.base_model_name_or_path = model.name_or_path
     if wanted is not None:
         _require_targets(adapted, wanted, settings, folder)
     with safe_open(folder.path / WEIGHTS, framework="pt") as tensors:

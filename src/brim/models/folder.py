@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from brim.errors import ModelError, Problem
+from brim.models.refusals import TOKENIZER_BYTES, read_json, refusals, require_plain_files
 
 Initialize = Literal["pretrained", "random"]
 
@@ -31,41 +31,58 @@ class ModelFolder:
     has_weights: bool
 
 
-def locate(base_model: str, *, initialize: Initialize = "pretrained") -> ModelFolder:
+def locate(base_model: str, *, initialize: Initialize = "pretrained", trust_remote_code: bool = False) -> ModelFolder:
     """Find a base model: a local folder, else a Hub id.
 
     With `initialize="random"` the folder needs a config.json and a tokenizer but no weights.
-    Raises ModelError, naming all that is missing, and what to do.
+    Raises ModelError, naming all that is missing, what the folder may not ask for, and what to do.
     """
-    local = Path(base_model).expanduser()
-    if local.is_dir():
-        return _read(local.resolve(), name=str(local.resolve()), initialize=initialize)
-    if _looks_like_a_path(base_model):
+    local = _local(base_model)
+    if local is not None and local.is_dir():
+        path = local.resolve()
+        return _read(path, name=str(path), initialize=initialize, trust_remote_code=trust_remote_code)
+    if local is None or _looks_like_a_path(base_model):
         raise ModelError(_no_such_folder(base_model, local))
-    return _read(_from_hub(base_model), name=base_model, initialize="random", has_weights=True)
+    path = _from_hub(base_model)
+    return _read(path, name=base_model, initialize="random", trust_remote_code=trust_remote_code, has_weights=True)
 
 
 def context_length(config: dict[str, Any]) -> int | None:
     """Tokens that the architecture's positions reach, from config.json; None where it states no limit."""
-    for section in (config, config.get("text_config") or {}):
+    nested = config.get("text_config")
+    for section in (config, nested if isinstance(nested, dict) else {}):
         for key in _CONTEXT_KEYS:
             if isinstance(section.get(key), int) and section[key] > 0:
                 return int(section[key])
     return None
 
 
-def _read(path: Path, *, name: str, initialize: Initialize, has_weights: bool | None = None) -> ModelFolder:
+def _local(base_model: str) -> Path | None:
+    """The path that the name may stand for; None where no file can be called so."""
+    try:
+        path = Path(base_model).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
+        return None
+    return path
+
+
+def _read(
+    path: Path, *, name: str, initialize: Initialize, trust_remote_code: bool, has_weights: bool | None = None
+) -> ModelFolder:
+    require_plain_files(path)
     problems: list[Problem] = []
     config: dict[str, Any] = {}
     try:
         config = _read_config(path)
     except ModelError as error:
         problems += error.problems
+    problems += refusals(path, config, name=name, trust_remote_code=trust_remote_code)
     if has_weights is None:
-        has_weights = any((path / file).exists() for file in _WEIGHT_FILES)
+        has_weights = any((path / file).is_file() for file in _WEIGHT_FILES)
     if not has_weights and initialize == "pretrained":
         problems.append(_no_weights(path))
-    if not any((path / file).exists() for file in _TOKENIZER_FILES):
+    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
         problems.append(
             Problem(
                 what="the base model's folder holds no tokenizer",
@@ -74,15 +91,17 @@ def _read(path: Path, *, name: str, initialize: Initialize, has_weights: bool | 
                 fix="save it with `tokenizer.save_pretrained(folder)` or copy it from the original model",
             )
         )
+    tokenizer_file = path / "tokenizer.json"
+    if tokenizer_file.is_file() and tokenizer_file.stat().st_size > TOKENIZER_BYTES:
+        problems.append(_huge_tokenizer(tokenizer_file))
     if problems:
         raise ModelError(*problems)
-    tokenizer_file = path / "tokenizer.json"
     return ModelFolder(
         path=path,
         name=name,
         config=config,
         context_length=context_length(config),
-        tokenizer_file=tokenizer_file if tokenizer_file.exists() else None,
+        tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
         has_weights=has_weights,
     )
 
@@ -90,7 +109,7 @@ def _read(path: Path, *, name: str, initialize: Initialize, has_weights: bool | 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except FileNotFoundError:
         raise ModelError(
             Problem(
@@ -100,25 +119,25 @@ def _read_config(path: Path) -> dict[str, Any]:
                 fix="point base_model to the folder that save_pretrained wrote",
             )
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(
-            Problem(
-                what=f"config.json cannot be read: {error}",
-                where=str(file),
-                fix="copy it from the original model again",
-            )
-        ) from None
-    if not isinstance(config, dict):
-        raise ModelError(Problem(what="config.json holds no mapping", where=str(file)))
-    if "model_type" not in config:
+    if not isinstance(config.get("model_type"), str):
         raise ModelError(
             Problem(
                 what="config.json does not say what kind of model this is",
                 where=str(file),
                 expected="the key model_type, as transformers writes it",
+                fix="copy config.json from the original model again",
             )
         )
     return config
+
+
+def _huge_tokenizer(file: Path) -> Problem:
+    return Problem(
+        what=f"tokenizer.json has {file.stat().st_size:,} bytes",
+        where=str(file),
+        expected=f"at most {TOKENIZER_BYTES:,}",
+        fix="copy it from the original model again",
+    )
 
 
 def _no_weights(path: Path) -> Problem:
@@ -142,8 +161,11 @@ def _looks_like_a_path(base_model: str) -> bool:
     return base_model.startswith((".", "/", "~")) or base_model.count("/") != 1 or "\\" in base_model
 
 
-def _no_such_folder(base_model: str, local: Path) -> Problem:
-    if local.is_file():
+def _no_such_folder(base_model: str, local: Path | None) -> Problem:
+    if local is None:
+        what = f"base_model: no folder can be called so: {base_model[:60]!r}"
+        return Problem(what=what, expected="a local folder or a Hub id", fix="check the path")
+    if local.exists():
         return Problem(what=f"base_model is a file, not a folder: {base_model}", fix="name the folder that holds it")
     parent = local.parent
     siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []

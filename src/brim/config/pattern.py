@@ -1,0 +1,100 @@
+"""Regular expressions from configurations and adapters: only those that cannot run for ever.
+
+Python's engine tries every way to cut a text among repeats and alternatives; where these stand inside a repeat, as in
+`(a+)+$`, their number grows exponentially with the text.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+MAX_CHARACTERS = 2_000
+MAX_OPEN_REPEATS = 4  # one after the other: the time grows with the text's length to this power
+MAX_WAYS = 10_000  # of choosing alternatives and optional parts
+_FEW = 16  # times; a repeat of more counts as open
+
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+
+
+def pattern_fault(pattern: str) -> str | None:
+    """Why a regular expression is refused; None where it is fine."""
+    if len(pattern) > MAX_CHARACTERS:
+        return f"it has {len(pattern):,} characters, more than {MAX_CHARACTERS:,}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of syntax that will mean something else one day
+            cost = _sequence(_parser().parse(pattern))
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"it is no regular expression: {error}"
+    if cost.nested:
+        return "a repeat or a choice stands inside a repeat, which can take for ever"
+    if cost.opens > MAX_OPEN_REPEATS:
+        return f"{cost.opens} open repeats follow each other, which can take for ever; {MAX_OPEN_REPEATS} may"
+    if cost.ways > MAX_WAYS:
+        return f"it has {min(cost.ways, 10**12):,} ways to match, more than {MAX_WAYS:,}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Of one expression: open repeats and choices that can follow each other, and whether an open repeat holds any."""
+
+    opens: int = 0
+    ways: int = 1
+    nested: bool = False
+
+    @property
+    def varies(self) -> bool:
+        return self.opens > 0 or self.ways > 1
+
+
+def _parser() -> Any:
+    """Python's own parser, which has no public name."""
+    try:
+        from re import _parser as parser  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:  # Python 3.10
+        import sre_parse as parser  # type: ignore[no-redef, unused-ignore]
+    return parser
+
+
+def _sequence(parsed: Iterable[Any]) -> _Cost:
+    whole = _Cost()
+    for operator, argument in parsed:
+        part = _part(str(operator), argument)
+        whole = _Cost(
+            opens=whole.opens + part.opens,
+            ways=min(whole.ways * part.ways, 10**18),
+            nested=whole.nested or part.nested,
+        )
+    return whole
+
+
+def _part(name: str, argument: Any) -> _Cost:
+    if name in _REPEATS:
+        least, most, inner = argument
+        cost, times = _sequence(inner), int(most)
+        if times > _FEW:
+            return _Cost(opens=1, nested=cost.nested or cost.varies)
+        return _Cost(
+            opens=cost.opens * times,
+            ways=min(cost.ways ** max(1, times) * (times - int(least) + 1), 10**18),
+            nested=cost.nested or (times > 1 and cost.opens > 0),
+        )
+    if name == "BRANCH":
+        ways = [_sequence(way) for way in argument[1]]
+        return _Cost(
+            opens=max(way.opens for way in ways),
+            ways=sum(way.ways for way in ways),
+            nested=any(way.nested for way in ways),
+        )
+    return _sequence(item for inner in _parts_of(argument) for item in inner)
+
+
+def _parts_of(argument: Any) -> list[Any]:
+    """The expressions inside a group, an assertion or a condition."""
+    held = argument if isinstance(argument, tuple) else (argument,)
+    return [part for part in held if type(part).__name__ == "SubPattern"]
