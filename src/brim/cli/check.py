@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from brim.cli.advice import advice_lines, histogram_lines, write_advice_rows
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
+from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from brim.data import CheckReport
@@ -26,21 +29,36 @@ def check(
             "--show", min=0, metavar="N", help="Print N rows as the model sees them, the learned part marked."
         ),
     ] = 0,
+    rows: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--rows", metavar="FILE", help="Also write the rows of all advice: parquet, jsonl or csv."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, its base model's folder and its data. Loads no weights and no torch."""
-    from brim.config import load_config
+    from brim.config import load_config, require_trainable
+    from brim.models.adapter_folder import continued
     from brim.models.folder import locate
+    from brim.models.quantization import with_stored_quantization
 
     loaded = load_config(config_file(config), overrides or [])
-    folder = locate(loaded.config.base_model, initialize=loaded.config.initialize)
+    settings = loaded.config
+    folder = locate(settings.base_model, initialize=settings.initialize, trust_remote_code=settings.trust_remote_code)
+    if settings.adapter is not None and settings.adapter.pretrained_adapter_weights is not None:
+        continued(settings.adapter)
+    require_trainable(with_stored_quantization(settings, folder))
     data = dataset if dataset is not None else loaded.config.dataset
     report = None
+    if rows is not None:
+        _require_writable(rows, data)
     if data is not None:
         from brim.data import check_data, load_encoder, read
 
         encoder = load_encoder(folder, trust_remote_code=loaded.config.trust_remote_code)
-        report = check_data(loaded.config, read(data), encoder, context_length=folder.context_length, show=show)
+        source = read(data)
+        report = check_data(loaded.config, source, encoder, context_length=folder.context_length, show=show)
+        if rows is not None:
+            write_advice_rows(report.advice, source, Path(rows))
     if as_json:
         print(json.dumps({"config": loaded.name, "notes": loaded.notes, "data": report and report.as_dict()}, indent=1))
         return
@@ -54,8 +72,21 @@ def check(
         _print_report(report)
 
 
+def _require_writable(rows: str, data: str | None) -> None:
+    from brim.api.prediction import check_output
+
+    if data is None:
+        raise InputError(
+            Problem(
+                what="--rows writes about data, and none was given", fix="give --dataset FILE, or the key `dataset`"
+            )
+        )
+    check_output(Path(rows))
+
+
 def _print_report(report: CheckReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    width = min(console.width, 100)
     print(f"{report.name}: {report.num_rows:,} {'row' if report.num_rows == 1 else 'rows'}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("split")
@@ -67,7 +98,11 @@ def _print_report(report: CheckReport) -> None:
         figures = (split.num_rows, split.num_tokens, split.num_supervised_tokens, *quantiles)
         table.add_row(split.name, *(f"{figure:,}" if isinstance(figure, int) else figure for figure in figures))
     console.print(table)
-    for line in (*report.events, *report.notes):
+    for line in histogram_lines(report.lengths, title="tokens", width=width):
+        print(line)
+    for line in (*report.other_events, *report.notes):
+        print(line)
+    for line in advice_lines(report.advice, name=report.name, width=width):
         print(line)
     for sample in report.samples:
         console.rule(escape(sample.where), align="left", style="dim")

@@ -94,7 +94,7 @@ def _replaced(lengths: Integers, keys: Integers, by_key: Mapping[int, int]) -> I
 
 def _cut(event: str, entries: list[Entry], before: Integers) -> Cut:
     lost = sum((entry.tokens_before or 0) - (entry.tokens_after or 0) for entry in entries)
-    keeps_95, keeps_99, keeps_all = np.quantile(before, [0.95, 0.99, 1.0], method="higher").tolist()
+    keeps_95, keeps_99, keeps_all = np.quantile(before, [0.95, 0.99, 1.0], method="inverted_cdf").tolist()
     return Cut(
         event=event,
         limit_tokens=entries[0].tokens_after or 0,
