@@ -31,7 +31,7 @@ def test_error_tells_the_first_places_counts_the_others_and_names_the_policy():
 def test_error_keeps_a_fix_of_its_own():
     faults = RowFaults(locate=lambda key: "here")
     faults.add(0, Problem(what="half a character", fix="remove it"))
-    with pytest.raises(DataError, match="fix: remove it; or set preprocessing.on_bad_row: drop to go on without such"):
+    with pytest.raises(DataError, match=r"fix: remove it; or set preprocessing\.on_bad_row: drop to go on"):
         settle(faults, "error")
 
 

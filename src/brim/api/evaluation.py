@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from brim.api.prompts import continuable
 from brim.api.results import EvaluateResult
 from brim.api.session import Session
-from brim.data import Source, TextEncoder, TokenRows, prompts_of
+from brim.data import Entry, Source, TextEncoder, TokenRows, prompts_of
 from brim.data.chat_end import end_ids_of_turns
 from brim.data.chat_prompt import chat_template
 from brim.data.prompt import prompter
@@ -79,6 +80,16 @@ def asked_of(source: Source, session: Session, rows: TokenRows) -> Asked:
         return Asked(prompts=rows.prompts(), references=references)
     every = prompts_of(source, session.config, session.encoder).rows
     return Asked(prompts=every.take(np.flatnonzero(np.isin(every.keys, rows.keys))), references=references)
+
+
+def answerable(
+    source: Source, session: Session, rows: TokenRows, *, split: str
+) -> tuple[TokenRows, Asked, list[Entry]]:
+    """The rows whose prompts can be continued, what to write a text for, and what happened to the others."""
+    asked = asked_of(source, session, rows)
+    kept = continuable(asked.prompts, session, source, split=split)
+    references = [asked.references[position] for position in kept.positions.tolist()]
+    return rows.take(kept.positions), Asked(prompts=kept.prompts, references=references), kept.entries
 
 
 def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
-from brim.api.evaluation import asked_of, evaluate, respond, settings_of
+from brim.api.evaluation import answerable, evaluate, respond, settings_of
 from brim.api.export import check_format, export_run
 from brim.api.merging import Merging, merge_run
-from brim.api.prediction import beside_input, check_output, require_free_names, write_predictions
-from brim.api.prompts import require_continuable, require_texts
+from brim.api.prediction import beside_input, check_output, ledger_path, require_free_names, write_with_ledger
+from brim.api.prompts import continuable, require_continuable, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing, with_dataset, with_settings
 from brim.api.training import train
@@ -142,13 +142,13 @@ class Model:
         prepared = prepare(
             source, session.config, session.encoder, context_length=session.folder.context_length, only=split
         )
-        for line in [*self.notes, *self._untrained(), *prepared.notes, *prepared.ledger.summary()]:
+        rows, ledger, asked = prepared.splits[split], prepared.ledger, None
+        if with_texts:
+            rows, asked, entries = answerable(source, session, rows, split=split)
+            ledger = ledger.with_more(entries)
+        for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
             say(line)
-        rows = prepared.splits[split]
         _require_rows(rows, split, source)
-        asked = asked_of(source, session, rows) if with_texts else None
-        if asked is not None:
-            require_continuable(asked.prompts, session, source.locate)
         return evaluate(self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), asked=asked)
 
     def predict(
@@ -169,6 +169,7 @@ class Model:
         """
         if output is not None:
             check_output(Path(output))
+            check_output(ledger_path(Path(output)))
         session = self._open()
         size = _size_for_generating(session.config)
         session = with_settings(session, generation=generation, trainer=_given(size, batch_size))
@@ -176,19 +177,23 @@ class Model:
         response = f"{session.config.answer_name}_response"
         require_free_names(source, response)
         prompts = prompts_of(source, session.config, session.encoder, only=split)
-        for line in [*self.notes, *self._untrained(), *prompts.notes, *prompts.ledger.summary()]:
+        kept = continuable(prompts.rows, session, source, split=split)
+        ledger = prompts.ledger.with_more(kept.entries)
+        for line in [*self.notes, *self._untrained(), *prompts.notes, *ledger.summary()]:
             say(line)
         if split != "full":
-            _require_rows(prompts.rows, split, source)
-        require_continuable(prompts.rows, session, source.locate)
+            _require_rows(kept.prompts, split, source)
         llm = self._weights()
         started = time.perf_counter()
-        responses = respond(llm, session, prompts.rows, batch_rows=_batch_rows(session, size), on_batch=on_batch)
+        responses = respond(llm, session, kept.prompts, batch_rows=_batch_rows(session, size), on_batch=on_batch)
         seconds = time.perf_counter() - started
-        frame = beside_input(source, prompts.rows.keys, responses.rename(columns={"response": response}))
+        frame = beside_input(source, kept.prompts.keys, responses.rename(columns={"response": response}))
+        written = None
         if output is not None:
-            write_predictions(frame, Path(output))
-        return PredictResult(predictions=frame, output=Path(output) if output is not None else None, seconds=seconds)
+            written = write_with_ledger(frame, ledger, Path(output))
+        return PredictResult(
+            predictions=frame, output=Path(output) if output is not None else None, ledger=written, seconds=seconds
+        )
 
     def generate(self, prompts: str | Sequence[str], **generation: Any) -> str | list[str]:
         """The model's answer to a finished prompt, or to each of several; the template is not applied.

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from brim.data import Source
+from brim.data import Ledger, Source
 from brim.errors import DataError, OutputError, Problem, WriteError
 from brim.files import whole_file
 
@@ -69,6 +69,29 @@ def beside_input(source: Source, keys: NDArray[np.int64], responses: pd.DataFram
     for name in responses:
         frame[name] = responses[name].to_numpy()
     return frame
+
+
+def ledger_path(output: Path) -> Path:
+    """Where it stands which rows were cut or left out of these predictions."""
+    return output.with_name(f"{output.name}.ledger.parquet")
+
+
+def write_with_ledger(frame: pd.DataFrame, ledger: Ledger, path: Path) -> Path | None:
+    """Write predictions, and the ledger beside them where it has entries, so that there is never one without the other.
+
+    Returns the ledger's path. Raises WriteError when one of them cannot be written.
+    """
+    if not len(ledger):
+        write_predictions(frame, path)
+        return None
+    beside = ledger_path(path)
+    ledger.write(beside)
+    try:
+        write_predictions(frame, path)
+    except BaseException:
+        beside.unlink()
+        raise
+    return beside
 
 
 def write_predictions(frame: pd.DataFrame, path: Path) -> None:

@@ -1,17 +1,56 @@
-"""Whether prompts can be continued: none is empty, and each leaves room in the context for the new tokens."""
+"""Which prompts can be continued: those that are not empty and leave room in the context for the new tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.api.session import Session
-from brim.data import TokenRows
+from brim.data import Entry, Source, TokenRows
+from brim.data.row_faults import WAY_OUT, RowFaults
 from brim.errors import ConfigError, DataError, InputError, Problem
 
+ON_OVERLONG = "preprocessing.on_overlong"
 _SHOWN = 5  # a message locates this many rows and counts the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuable:
+    """The prompts that can be continued, and what happened to the others."""
+
+    prompts: TokenRows  # cut to their room where preprocessing.on_overlong is truncate
+    positions: NDArray[np.int64]  # of these prompts among those that were given
+    entries: list[Entry]
+
+
+def continuable(prompts: TokenRows, session: Session, source: Source, *, split: str) -> Continuable:
+    """Leave out or cut what cannot be continued, as preprocessing.on_bad_row and on_overlong say.
+
+    Raises DataError where they say that it is an error, or when more than half of the prompts are empty; ConfigError
+    where the new tokens leave no prompt any room.
+    """
+    policy, room = session.config.preprocessing, _room(session)
+    lengths = prompts.num_prompt_tokens
+    is_empty, is_long = lengths == 0, np.zeros(len(prompts), np.bool_) if room is None else lengths > room
+    entries: list[Entry] = []
+    is_kept = np.ones(len(prompts), np.bool_)
+    if policy.on_bad_row == "drop":
+        entries += _dropped_empty(prompts.keys[is_empty].tolist(), source, split, num_rows=len(prompts))
+        is_kept &= ~is_empty
+    if policy.on_overlong != "error" and room is not None:
+        is_cut = policy.on_overlong == "truncate"
+        entries += _entries(prompts.keys[is_long], lengths[is_long], room, split, is_cut=is_cut)
+        if is_cut:
+            prompts = prompts.cut_to(room) if is_long.any() else prompts
+        else:
+            is_kept &= ~is_long
+    positions = np.flatnonzero(is_kept)
+    kept = prompts.take(positions)
+    require_continuable(kept, session, source.locate)
+    return Continuable(prompts=kept, positions=positions, entries=sorted(entries, key=lambda entry: entry.key))
 
 
 def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int], str]) -> None:
@@ -54,8 +93,31 @@ def _empty(keys: list[int], locate: Callable[[int], str]) -> list[Problem]:
             what=f"{_prompts(len(keys))} empty",
             where=_places([locate(key) for key in keys[:_SHOWN]], len(keys)),
             expected="at least one token to go on from",
-            fix="fill or remove the rows, or give the prompt a template",
+            fix=f"fill or remove the rows, give the prompt a template, or, for those of a data set, {WAY_OUT}",
         )
+    ]
+
+
+def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int) -> list[Entry]:
+    faults = RowFaults(locate=source.locate, problems={key: Problem(what="the prompt is empty") for key in keys})
+    return faults.settle("drop", num_rows=num_rows, name=source.name, split_of=lambda key: split)
+
+
+def _entries(
+    keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, is_cut: bool
+) -> list[Entry]:
+    """Of prompts that are cut to their room, or dropped since they do not fit it."""
+    return [
+        Entry(
+            key=key,
+            split=split,
+            event="cut_prompt" if is_cut else "dropped_overlong",
+            why=f"{ON_OVERLONG} is {'truncate' if is_cut else 'drop'}, and the context less generation.max_new_tokens "
+            f"is {room:,} tokens",
+            tokens_before=length,
+            tokens_after=room if is_cut else 0,
+        )
+        for key, length in zip(keys.tolist(), lengths.tolist(), strict=True)
     ]
 
 
@@ -71,8 +133,8 @@ def _too_long(
             what=f"{_prompts(len(longest))} too long: too little of the model's context is left for the answer",
             where=_places(located, len(longest)),
             expected=f"at most {room:,} tokens of prompt (context - generation.max_new_tokens)",
-            fix="lower generation.max_new_tokens, or shorten or remove the prompts "
-            "(input_features[0].preprocessing.max_sequence_length cuts those of a data set; each cut is counted)",
+            fix="lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
+            f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted)",
         )
     ]
 

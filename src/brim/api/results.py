@@ -43,6 +43,7 @@ class PredictResult:
 
     predictions: pd.DataFrame  # row, the input's columns, <output>_response, finish_reason, num_prompt/response_tokens
     output: Path | None  # the file, where one was asked for
+    ledger: Path | None  # the file beside it that names the rows that were cut or left out, where there are any
     seconds: float  # of generating
 
 

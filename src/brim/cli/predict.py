@@ -43,6 +43,7 @@ def predict(
     if as_json:
         told = {
             "output": str(result.output),
+            "ledger": None if result.ledger is None else str(result.ledger),
             "num_rows": len(frame),
             "num_response_tokens": num_tokens,
             "num_stopped": num_stopped,
@@ -55,3 +56,5 @@ def predict(
         f"{num_stopped:,} ended by themselves, {len(frame) - num_stopped:,} at max_new_tokens"
     )
     print(f"predictions: {result.output}")
+    if result.ledger is not None:
+        print(f"cut or left out: {result.ledger}")

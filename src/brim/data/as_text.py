@@ -6,13 +6,13 @@ What is wrong with it stands in the Arrow field, so that it goes wherever the ta
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
-from brim.errors import DataError, Problem
+from brim.errors import Problem
 
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _PROBLEM, _NESTED = b"brim.problem", b"brim.nested"
@@ -39,32 +39,16 @@ def nested_word(field: pa.Field) -> str:
     return str((field.metadata or {}).get(_NESTED, b"").decode())
 
 
-def text_array(name: str, values: Sequence[Any], *, locate: Callable[[int], str], first_row: int = 0) -> pa.Array:
-    """Texts as they are, other values as JSON. Raises DataError at a text that is none."""
+def text_array(values: Sequence[Any]) -> pa.Array:
+    """Texts as they are, other values as JSON."""
     types = set(map(type, values))
-    texts = values if types <= {str, type(None)} else [value if value is None else _text(value) for value in values]
-    try:
-        return pa.array(texts, type=pa.string())
-    except UnicodeEncodeError:
-        row = next(row for row, text in enumerate(texts, first_row) if text is not None and not _is_text(text))
-        raise DataError(
-            Problem(
-                what=f"column `{name}` holds half of a character (a lone surrogate such as \\ud83d), "
-                "which no text can hold",
-                where=locate(row),
-                fix="write the whole character, or remove it",
-            )
-        ) from None
+    texts = values if types <= {str, type(None)} else [value if value is None else text_of(value) for value in values]
+    return pa.array(texts, type=pa.string())
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A text as it is, another value as JSON, and what JSON cannot hold as Python writes it."""
+    if isinstance(value, str):
+        return value
     is_json = isinstance(value, bool | int | float | dict | list | tuple)
     return _encode(value) if is_json else str(value)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -26,9 +26,10 @@ class ColumnKind(Enum):
 
 
 def refine(kind: ColumnKind, cells: pa.Array) -> ColumnKind:
-    """What the column is, knowing also these cells (text)."""
+    """What the column is, knowing also these cells (text; missing in rows that cannot be read)."""
     if kind is ColumnKind.TEXT:
         return kind
+    cells = cells.drop_null()
     filled = cells.filter(pc.invert(pc.is_in(cells, pa.array(_MISSING_NUMBERS))))
     here = _kind_of(filled)
     if {kind, here} == {ColumnKind.WHOLE, ColumnKind.NUMBER}:

@@ -1,33 +1,51 @@
-"""Where the records of a csv file stand and which of them are broken; slow and exact, for messages only."""
+"""The records of a csv file one by one: where each stands, and what is wrong with those that are no row.
+
+Slow and exact: for places in messages, and for files that Arrow's parser refuses.
+"""
 
 from __future__ import annotations
 
 import csv
 import sys
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from brim.data.utf8 import ESCAPED_NUL, UndecodableText, require_utf8
 from brim.errors import DataError, Problem
 
-_MAX_PROBLEMS = 5
+_NEVER_ENDS = "unexpected end of data"  # as the csv module says it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvRecord:
+    """The cells that stand between two line ends."""
+
+    line: int  # 1-based, on which it begins
+    cells: list[str]
+    text: str  # as the file has it
 
 
 def read_header(path: Path, delimiter: str) -> list[str]:
-    """The column names. Raises DataError when there are none or one stands twice."""
-    line, names = next(_records(path, delimiter), (1, []))
-    if not names:
+    """The column names. Raises DataError when there are none, one stands twice or one is no text."""
+    header = next(_records(path, delimiter), None)
+    if header is None:
         raise DataError(
             Problem(what="the file is empty", where=path.name, expected="a header line and at least one row of data")
         )
+    names = header.cells
+    if UndecodableText(path).problem_in(header.text) is not None:
+        require_utf8(path)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         listed = ", ".join(f"`{name}`" for name in twice)
         raise DataError(
             Problem(
                 what=f"column names stand twice in the header: {listed}",
-                where=f"{path.name}:{line}",
+                where=f"{path.name}:{header.line}",
                 expected="a name of its own for each column",
                 fix="rename or remove one of them",
             )
@@ -37,52 +55,54 @@ def read_header(path: Path, delimiter: str) -> list[str]:
 
 def first_lines(path: Path, delimiter: str) -> Sequence[int]:
     """The line (1-based) on which each row begins; the header is no row."""
-    lines = array("q", (line for line, _ in _records(path, delimiter)))
+    lines = array("q", (record.line for record in _records(path, delimiter)))
     return lines[1:]
 
 
-def find_problems(path: Path, delimiter: str) -> list[Problem]:
-    """What is wrong with the records, the first few located and the others counted; empty when nothing is."""
-    problems: list[Problem] = []
-    num_more = 0
-    expected: int | None = None
-    line = 0
-    try:
-        for line, fields in _records(path, delimiter, strict=True):
-            expected = expected or len(fields)
-            if len(fields) == expected:
-                continue
-            if len(problems) < _MAX_PROBLEMS:
-                problems.append(_ragged(path, line, len(fields), expected))
-            else:
-                num_more += 1
-    except _BrokenQuote as broken:
-        problems.append(_broken_quote(path, broken))
-    if num_more:
-        problems.append(Problem(what=f"{num_more:,} more lines have another number of fields", where=path.name))
-    return problems
+def judged_rows(path: Path, delimiter: str, *, num_cells: int) -> Iterator[tuple[CsvRecord, Problem | None]]:
+    """Each row with what is wrong with it, if anything is.
+
+    Raises DataError where a quote that is not closed leaves open which lines are rows.
+    """
+    undecodable = UndecodableText(path)
+    records = _records(path, delimiter)
+    next(records)  # the header
+    record = next(records, None)
+    while record is not None:
+        following = next(records, None)
+        problem = None
+        if len(record.cells) != num_cells:
+            problem = _quote_problem(path, record, delimiter) or _ragged(len(record.cells), num_cells)
+        elif following is None and _strict_error(record, delimiter) == _NEVER_ENDS:
+            problem = _quote_problem(path, record, delimiter)
+        yield record, undecodable.problem_in(record.text) or problem
+        record = following
 
 
-class _BrokenQuote(Exception):
-    def __init__(self, first_line: int, last_line: int, message: str) -> None:
-        super().__init__(message)
-        self.first_line, self.last_line, self.message = first_line, last_line, message
+def ends_in_open_quote(path: Path, delimiter: str) -> bool:
+    """Whether a quote is never closed, so that the last cell has swallowed the rest of the file."""
+    last = deque(_records(path, delimiter), maxlen=1)
+    return any(_strict_error(record, delimiter) == _NEVER_ENDS for record in last)
 
 
-def _records(path: Path, delimiter: str, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line on which it begins; empty lines are no records."""
-    with path.open(encoding="utf-8-sig", newline="") as file, _long_fields():
-        reader = csv.reader(file, delimiter=delimiter, strict=strict)
-        while True:
-            first_line = reader.line_num + 1
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise _BrokenQuote(first_line, reader.line_num, str(error)) from None
-            if fields:
-                yield first_line, fields
+def _records(path: Path, delimiter: str) -> Iterator[CsvRecord]:
+    """Each record, read as Arrow's parser reads it; empty lines are no records."""
+    seen: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in file:
+            line = line.replace("\0", ESCAPED_NUL)
+            seen.append(line)
+            yield line
+
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file, _long_fields():
+        reader = csv.reader(lines(), delimiter=delimiter)
+        line = 1
+        for cells in reader:
+            if cells:
+                yield CsvRecord(line=line, cells=cells, text="".join(seen))
+            seen.clear()
+            line = reader.line_num + 1
 
 
 @contextmanager
@@ -95,26 +115,46 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _ragged(path: Path, line: int, found: int, expected: int) -> Problem:
-    return Problem(
-        what=f"{found} {'field' if found == 1 else 'fields'} where the header has {expected}",
-        where=f"{path.name}:{line}",
-        expected=f"{expected} fields",
-        fix='put cells that hold commas, quotes or line breaks in "double quotes"' if found > expected else "",
-    )
+def _strict_error(record: CsvRecord, delimiter: str) -> str | None:
+    """What a parser that forgives nothing says of a record."""
+    with _long_fields():
+        try:
+            list(csv.reader([record.text], delimiter=delimiter, strict=True))
+        except csv.Error as error:
+            return _NEVER_ENDS if _NEVER_ENDS in str(error) else str(error)
+    return None
 
 
-def _broken_quote(path: Path, broken: _BrokenQuote) -> Problem:
-    if "unexpected end of data" in broken.message:
-        return Problem(
+def _quote_problem(path: Path, record: CsvRecord, delimiter: str) -> Problem | None:
+    """What is wrong with a record's quotes.
+
+    Raises DataError where the record runs over several lines: which of them are rows of their own cannot be told.
+    """
+    error = _strict_error(record, delimiter)
+    if error is None:
+        return None
+    if error == _NEVER_ENDS:
+        problem = Problem(
             what="a quoted cell begins in this row and never ends",
-            where=f"{path.name}:{broken.first_line}",
             expected='a closing "',
             fix='close the quote; inside a quoted cell, write a quote twice: ""',
         )
+    else:
+        problem = Problem(
+            what="text follows a closing quote",
+            expected="the separator or the end of the line",
+            fix='inside a quoted cell, write a quote twice: ""',
+        )
+    num_lines = len(record.text.rstrip("\r\n").replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    if num_lines > 1:
+        what = f"{problem.what}; where the next row begins, in the {num_lines:,} lines that it takes, cannot be told"
+        raise DataError(replace(problem, what=what, where=f"{path.name}:{record.line}"))
+    return problem
+
+
+def _ragged(found: int, expected: int) -> Problem:
     return Problem(
-        what="text follows a closing quote",
-        where=f"{path.name}:{broken.last_line}",
-        expected="the separator or the end of the line",
-        fix='inside a quoted cell, write a quote twice: ""',
+        what=f"{found} {'field' if found == 1 else 'fields'} where the header has {expected}",
+        expected=f"{expected} fields",
+        fix='put cells that hold commas, quotes or line breaks in "double quotes"' if found > expected else "",
     )

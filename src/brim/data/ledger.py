@@ -66,6 +66,11 @@ class Ledger:
         with writing("the ledger", path), whole_file(path) as temporary:
             pq.write_table(pa.table(columns, schema=_SCHEMA), temporary)
 
+    def with_more(self, entries: Sequence[Entry]) -> Ledger:
+        """The ledger with further entries of the same rows, in their order."""
+        every = sorted([*self.entries, *entries], key=lambda entry: entry.key)
+        return Ledger(num_rows=self.num_rows, entries=every)
+
     def summary(self) -> list[str]:
         """A line for each kind of event: how many rows, and for cuts the longest."""
         lines = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.config import Config
+from brim.config import Config, PreprocessingConfig
 from brim.data.columns import INPUT, OUTPUT
 from brim.data.encoder import TextEncoder
 from brim.data.prompt import Prompter
@@ -11,14 +11,18 @@ from brim.data.tokenize import Limit, Limits
 from brim.errors import DataError, Problem
 
 _GLOBAL = "preprocessing.global_max_sequence_length"
+_TRUNCATE = "preprocessing.on_overlong is truncate"
 
 
 def learning_limits(config: Config, context_length: int | None) -> Limits:
-    """Limits for rows with an answer. A global length beyond the context counts as the context's."""
+    """Limits for rows with an answer. A global length beyond the context counts as the context's.
+
+    Without one, the context is the limit where preprocessing.on_overlong is truncate.
+    """
     return Limits(
         prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT),
         answer=_feature_limit(config.output_features[0].preprocessing.max_sequence_length, OUTPUT),
-        joined=_joined_limit(config.preprocessing.global_max_sequence_length, context_length),
+        joined=_joined_limit(config.preprocessing, context_length),
         context_length=context_length,
     )
 
@@ -53,9 +57,12 @@ def _feature_limit(length: int | None, feature: str) -> Limit | None:
     return Limit(num_tokens=length, why=f"{feature}.preprocessing.max_sequence_length is {length:,}")
 
 
-def _joined_limit(length: int | None, context_length: int | None) -> Limit | None:
+def _joined_limit(preprocessing: PreprocessingConfig, context_length: int | None) -> Limit | None:
+    length = preprocessing.global_max_sequence_length
     if length is None:
-        return None
+        if preprocessing.on_overlong != "truncate" or context_length is None:
+            return None
+        return Limit(num_tokens=context_length, why=f"{_TRUNCATE}, and the context is {context_length:,} tokens")
     if context_length is not None and length > context_length:
         return Limit(num_tokens=context_length, why=f"{_GLOBAL} is {length:,}, the model's context {context_length:,}")
     return Limit(num_tokens=length, why=f"{_GLOBAL} is {length:,}")

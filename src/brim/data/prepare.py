@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brim.config import Config
-from brim.data.assign import assign_splits, sampled_rows
+from brim.data.assign import assign_splits, sampled_rows, with_usable_splits
 from brim.data.columns import missing, notes_on_mixed, require_filled
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Entry, Ledger
@@ -22,7 +22,8 @@ from brim.data.spill import gather
 from brim.data.split import SPLITS
 from brim.data.texts import Texts
 from brim.data.tokenize import Findings, Limits, Policy, tokenize
-from brim.data.verdict import notes_of, require_fitting, require_learnable
+from brim.data.usable import dropped_faults
+from brim.data.verdict import notes_of, require_fitting, require_learnable, without_overlong
 from brim.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -71,14 +72,17 @@ def prepare(
     asked = prompter(config, source, with_answers=True, encoder=encoder)
     limits = learning_limits(config, context_length)
     if only is not None:
-        keys, notes = _rows_of(only, source, config)
-        done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
+        source, keys, notes = _rows_of(only, asked.source, config)
+        done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
         return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=(*notes, *done.notes))
+    source = with_usable_splits(asked.source, config)
     keys = sampled_rows(source, config)
     codes, notes = assign_splits(source, config, keys)
     code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
     code_of_key[keys] = codes
-    done = _tokenized(asked, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]], watch=watch)
+    done = _tokenized(
+        asked, source, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]], watch=watch
+    )
     row_codes = code_of_key[done.rows.keys]
     splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
     notes += _require_train(splits, source, config)
@@ -86,7 +90,12 @@ def prepare(
 
 
 def prompts_of(
-    source: Source, config: Config, encoder: TextEncoder, *, only: str = FULL, watch: Watch | None = None
+    source: Source,
+    config: Config,
+    encoder: TextEncoder,
+    *,
+    only: str = FULL,
+    watch: Watch | None = None,
 ) -> Tokenized:
     """The prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
 
@@ -94,8 +103,9 @@ def prompts_of(
     Raises DataError: missing columns or cells, an unusable split column.
     """
     asked = prompter(config, source, with_answers=False, encoder=encoder)
-    keys, notes = _rows_of(only, source, config)
-    done = _tokenized(asked, keys, encoder, prompt_limits(config), config, split_of=lambda key: only, watch=watch)
+    source, keys, notes = _rows_of(only, asked.source, config)
+    limits = prompt_limits(config)
+    done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
     return replace(done, notes=(*notes, *done.notes))
 
 
@@ -106,13 +116,14 @@ def texts_as_source(texts: Sequence[str], encoder: TextEncoder) -> TokenRows:
     return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
 
 
-def _rows_of(split: str, source: Source, config: Config) -> tuple[Keys, list[str]]:
-    """The rows of one split, or all for "full", and notes."""
+def _rows_of(split: str, source: Source, config: Config) -> tuple[Source, Keys, list[str]]:
+    """The usable rows of one split, or all for "full"; the source with the faults of the others; and notes."""
     if split == FULL:
-        return np.arange(source.table.num_rows), []
+        return source, source.usable_rows(), []
+    source = with_usable_splits(source, config)
     keys = sampled_rows(source, config)
     codes, notes = assign_splits(source, config, keys)
-    return keys[codes == SPLITS.index(split)], notes
+    return source, keys[codes == SPLITS.index(split)], notes
 
 
 def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
@@ -131,6 +142,7 @@ def _require_train(splits: dict[str, TokenRows], source: Source, config: Config)
 
 def _tokenized(
     asked: Prompter | ChatPrompter,
+    source: Source,
     keys: Keys,
     encoder: TextEncoder,
     limits: Limits,
@@ -139,11 +151,11 @@ def _tokenized(
     split_of: Callable[[int], str],
     watch: Watch | None,
 ) -> Tokenized:
-    source, preprocessing = asked.source, config.preprocessing
+    preprocessing = config.preprocessing
     if isinstance(asked, Prompter):
         require_room_for_template(asked, encoder, limits, source)
     require_filled(source, asked.columns, keys)
-    ledger = Ledger(num_rows=len(keys))
+    ledger = Ledger(num_rows=len(keys) + len(source.faults), entries=dropped_faults(source))
     keys = _without_missing(asked, keys, ledger, split_of)
     findings = Findings()
     policy = Policy(
@@ -153,14 +165,16 @@ def _tokenized(
     )
     batches = tokenize(_watched(asked.texts(keys), watch), encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
-    if not isinstance(asked, Prompter):
-        ledger.entries += asked.faults.settle(
-            preprocessing.on_bad_row, num_rows=len(keys), name=source.name, split_of=split_of
-        )
+    ledger.entries += asked.faults.settle(
+        preprocessing.on_bad_row, num_rows=len(keys), name=source.name, split_of=split_of
+    )
+    if preprocessing.on_overlong == "drop":
+        rows = without_overlong(rows, findings, limits, split_of)
     require_fitting(findings, source, limits, num_rows=len(keys))
     if not preprocessing.drop_unlearnable:
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
+    ledger.entries.sort(key=lambda entry: entry.key)
     return Tokenized(
         rows=rows, ledger=ledger, notes=(*notes_on_mixed(source), *asked.notes(), *notes_of(findings, source, limits))
     )

@@ -17,6 +17,7 @@ from brim.data.read_frame import read_columns, read_pandas, read_table
 from brim.data.read_json import read_json
 from brim.data.read_jsonl import read_jsonl
 from brim.data.read_parquet import read_parquet
+from brim.data.row_faults import is_majority, require_minority
 from brim.data.source import Source, require_rows
 from brim.data.utf8 import require_utf8
 from brim.errors import DataError, Problem
@@ -31,7 +32,8 @@ Reader = Callable[[Path], Source]
 def read(source: Data) -> Source:
     """A file (by its ending), a folder that `datasets` saved, a pandas frame, a dict of columns or an Arrow table.
 
-    Large files are memory-mapped. Raises DataError, with the file and line, for whatever cannot be read.
+    Large files are memory-mapped. A row that cannot be read is a fault of the source (see usable.py). Raises DataError,
+    with the file and line, where that holds for more than half of the rows, or the file as a whole cannot be read.
     """
     if isinstance(source, str) and not source.strip():
         raise DataError(Problem(what="an empty path was given as the data set", expected="a file, or a saved folder"))
@@ -81,14 +83,16 @@ def _read_path(path: Path) -> Source:
     try:
         if path.stat().st_size == 0:
             raise DataError(Problem(what="the file is empty", where=path.name, expected="at least one row of data"))
-        if ending in _TEXT_READERS:
-            require_utf8(path)
-        return _checked(_READERS[ending](path))
+        source = _READERS[ending](path)
+        if ending in _TEXT_READERS and is_majority(source.faults, source.table.num_rows):
+            require_utf8(path)  # tells best why nothing can be read
+        return _checked(source)
     except PermissionError:
         raise DataError(Problem(what="the file may not be read", where=str(path), fix="check its permissions"))
 
 
 def _checked(source: Source) -> Source:
+    require_minority(source.faults, source.locate, num_rows=source.table.num_rows, name=source.name)
     require_rows(source.table, source.name)
     return source
 

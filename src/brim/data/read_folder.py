@@ -7,8 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.data.read_frame import require_names
 from brim.data.source import Source, plain, row_number
 from brim.data.split import FIXED_VALUES, spellings
+from brim.data.undecodable import without_undecodable
 from brim.errors import DataError, Problem
 
 
@@ -30,7 +32,9 @@ def read_folder(path: Path) -> Source:
     except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
         raise DataError(Problem(what=f"the saved data set cannot be read: {error}", where=str(path))) from None
     table = _joined(loaded, path.name) if isinstance(loaded, datasets.DatasetDict) else _table(loaded)
-    return Source(table=table, name=path.name, locate=row_number(path.name))
+    require_names(table.column_names, path.name)
+    table, faults = without_undecodable(table, path.name)
+    return Source(table=table, name=path.name, locate=row_number(path.name), faults=faults)
 
 
 def _joined(parts: Any, name: str) -> pa.Table:

@@ -8,16 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.data.read_frame import require_distinct
+from brim.data.read_frame import require_names
 from brim.data.source import Source, plain, row_number
 from brim.data.spill import gather, kept_or
+from brim.data.undecodable import without_undecodable
 from brim.errors import DataError, Problem
 
 _BATCH_ROWS = 4096
 
 
 def read_parquet(path: Path) -> Source:
-    """A parquet file. Raises DataError when it is damaged or is none."""
+    """A parquet file; a row with a text that is no UTF-8 has a fault. Raises DataError where it is damaged or none."""
     try:
         table = kept_or(lambda keep_as: _read_table(path, keep_as), path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
@@ -31,12 +32,13 @@ def read_parquet(path: Path) -> Source:
                 fix="write or download it again",
             )
         ) from None
-    return Source(table=table, name=path.name, locate=row_number(path.name))
+    table, faults = without_undecodable(table, path.name)
+    return Source(table=table, name=path.name, locate=row_number(path.name), faults=faults)
 
 
 def _read_table(path: Path, keep_as: Path) -> pa.Table:
     with pq.ParquetFile(path) as file:
-        require_distinct(file.schema_arrow.names, path.name)
+        require_names(file.schema_arrow.names, path.name)
         schema = plain(file.schema_arrow)
         return gather(_batches(file, schema), schema=schema, keep_as=keep_as)
 

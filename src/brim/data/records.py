@@ -11,7 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from brim.data.as_text import mixed_field, nested_field, text_array
+from brim.data.halves import without_halves
+from brim.data.hidden_columns import MARK, kind_field, kind_of_column
+from brim.data.row_faults import WAY_OUT
 from brim.data.spill import gather
+from brim.data.unreadable import Faulty
 from brim.errors import Problem
 
 BATCH_ROWS = 4096
@@ -27,22 +31,25 @@ _PLAIN: dict[frozenset[type], pa.DataType] = {
     frozenset({float}): pa.float64(),
     frozenset({int, float}): pa.float64(),
 }
+_NO_COLUMN = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
 _NESTED: dict[frozenset[type], str] = {frozenset({dict}): "objects", frozenset({list}): "lists"}
 
 
 def table_of_records(
-    records: Callable[[], Iterable[Record]], *, locate: Locate, keep_as: Path | None = None
+    records: Callable[[bool], Iterable[Record]], *, locate: Locate, keep_as: Path | None = None
 ) -> pa.Table:
     """JSON's records as a table: its columns are all keys in order of appearance, and a key that lacks is missing.
 
     A column without a common type, or of lists or objects, is kept as text (see as_text.py).
-    records: begins anew at each call. When a later batch shows that a column is new or of another type than it seemed,
-    all that is left is looked through, and reading starts over once with the types of all, so that a large input needs
-    no second copy.
+    records: begins anew at each call. Called with False, it may raise Faulty; it is then called with True, and gives
+    records that stand for the rows that cannot be read, too, and none with what no table can hold.
+    When a later batch shows that a column is new or of another type than it seemed, all that is left is looked through,
+    and reading starts over once with the types of all, so that a large input needs no second copy.
     """
     columns: dict[str, _Column] = {}
+    judged = False
     while True:
-        batches = _batches(records(), columns, locate)
+        batches = _batches(records(judged), columns, locate, judged=judged)
         try:
             first = next(batches, None)
             if first is None:
@@ -50,21 +57,28 @@ def table_of_records(
             return gather(_chain(first, batches), schema=first.schema, keep_as=keep_as)
         except _TypesChanged:
             continue
+        except (Faulty, UnicodeEncodeError):  # the latter of half a character
+            if judged:
+                raise
+            columns, judged = {}, True
 
 
-def column_of(name: str, values: Sequence[Any], *, locate: Locate) -> tuple[pa.Field, pa.Array]:
-    """Python values as one Arrow column; as text where they have no common type."""
+def columns_of(
+    name: str, values: Sequence[Any], *, locate: Locate, faults: dict[int, Problem]
+) -> list[tuple[pa.Field, pa.Array]]:
+    """Python values as one Arrow column; where they have no common type as text, with a hidden column of their kinds.
+
+    faults: takes the rows whose values no column can hold, which are then missing.
+    """
     try:
         array = pa.array(values, from_pandas=False)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-        UnicodeEncodeError,
-    ) as error:
-        return mixed_field(name, _why_not(name, values, locate, error)), text_array(name, values, locate=locate)
-    return pa.field(name, array.type), array
+    except _NO_COLUMN as error:
+        values = without_halves(name, values, faults)
+        if isinstance(error, UnicodeEncodeError):
+            return columns_of(name, values, locate=locate, faults=faults)
+        field = mixed_field(name, _why_not(name, values, locate, error))
+        return [(field, text_array(values)), (kind_field(name), _kinds(values))]
+    return [(pa.field(name, array.type), array)]
 
 
 def kind_of(value: Any) -> str:
@@ -117,11 +131,12 @@ class _Column:
             return None
         return _NESTED.get(kinds) or _PLAIN.get(kinds)
 
-    def field(self, name: str, locate: Locate) -> pa.Field:
+    def fields(self, name: str, locate: Locate) -> list[pa.Field]:
+        """The column's field, and a hidden one for the kinds of mixed values."""
         kind = self.type()
         if kind is None:
-            return mixed_field(name, self._problem(name, locate))
-        return nested_field(name, kind) if isinstance(kind, str) else pa.field(name, kind)
+            return [mixed_field(name, self._problem(name, locate)), kind_field(name)]
+        return [nested_field(name, kind) if isinstance(kind, str) else pa.field(name, kind)]
 
     def _most(self) -> int:
         return 2**53 if float in self.first_rows else 2**63 - 1
@@ -136,7 +151,7 @@ class _Column:
             return Problem(
                 what=f"column `{name}` holds fractions and a whole number beyond 53 bits, which would be rounded",
                 where=locate(self.largest_row),
-                fix="write all of its values as text, in quotes",
+                fix=f"write all of its values as text, in quotes; or {WAY_OUT}",
             )
         return _beyond_64_bits(name, locate(self.largest_row))
 
@@ -146,26 +161,32 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
-def _batches(records: Iterable[Record], columns: dict[str, _Column], locate: Locate) -> Iterator[pa.RecordBatch]:
-    """Batches of one schema. Raises _TypesChanged, with `columns` complete, when that turns out too narrow."""
+def _batches(
+    records: Iterable[Record], columns: dict[str, _Column], locate: Locate, *, judged: bool
+) -> Iterator[pa.RecordBatch]:
+    """Batches of one schema. Raises _TypesChanged, with `columns` complete, when that turns out too narrow.
+
+    Raises Faulty for the name of a hidden column, unless the records are judged and it is one.
+    """
     stream = iter(records)
     schema: pa.Schema | None = None
     types: dict[str, pa.DataType | str | None] = {}
     first_row = 0
     while batch := list(islice(stream, BATCH_ROWS)):
         values = _learn(columns, batch, first_row)
+        if not judged and any(name.startswith(MARK) for name in values):
+            raise Faulty
         seen = {name: column.type() for name, column in columns.items()}
         if schema is None:
-            schema, types = pa.schema([column.field(name, locate) for name, column in columns.items()]), seen
+            fields = [field for name, column in columns.items() for field in column.fields(name, locate)]
+            schema, types = pa.schema(fields), seen
         elif seen != types:
             while rest := list(islice(stream, BATCH_ROWS)):
                 first_row += len(batch)
                 batch = rest
                 _learn(columns, batch, first_row)
             raise _TypesChanged
-        yield pa.RecordBatch.from_arrays(
-            [_array(each, values.get(each.name), len(batch), locate, first_row) for each in schema], schema=schema
-        )
+        yield pa.RecordBatch.from_arrays([_array(each, values, len(batch)) for each in schema], schema=schema)
         first_row += len(batch)
 
 
@@ -178,12 +199,19 @@ def _learn(columns: dict[str, _Column], batch: list[Record], first_row: int) -> 
     return values
 
 
-def _array(field: pa.Field, values: list[Any] | None, length: int, locate: Locate, first_row: int) -> pa.Array:
+def _array(field: pa.Field, by_name: dict[str, list[Any]], length: int) -> pa.Array:
+    mixed = kind_of_column(field)
+    values = by_name.get(field.name if mixed is None else mixed)
     if values is None:
         return pa.nulls(length, field.type)
-    if pa.types.is_string(field.type):
-        return text_array(field.name, values, locate=locate, first_row=first_row)
-    return pa.array(values, type=field.type)
+    if mixed is not None:
+        return _kinds(values)
+    return text_array(values) if pa.types.is_string(field.type) else pa.array(values, type=field.type)
+
+
+def _kinds(values: Sequence[Any]) -> pa.Array:
+    """What each value is, in words; missing where it is."""
+    return pa.array([None if value is None else kind_of(value) for value in values], type=pa.string())
 
 
 def _why_not(name: str, values: Sequence[Any], locate: Locate, error: Exception) -> Problem:
@@ -214,13 +242,7 @@ def _first_misfit(values: Sequence[Any]) -> int:
         try:
             pa.array(values[:middle])
             fits = middle
-        except (
-            pa.ArrowInvalid,
-            pa.ArrowTypeError,
-            pa.ArrowNotImplementedError,
-            OverflowError,
-            UnicodeEncodeError,
-        ):
+        except _NO_COLUMN:
             too_many = middle
     return too_many - 1
 
@@ -230,10 +252,10 @@ def _changes(name: str, kind: str, where: str, first_kind: str, first_where: str
         what=f"column `{name}` changes its type: {kind} here, {first_kind} in {first_where}",
         where=where,
         expected="one type in all rows of a column",
-        fix="write all of its values in the same type, e.g. all as text",
+        fix=f"write all of its values in the same type, e.g. all as text; or {WAY_OUT}",
     )
 
 
 def _beyond_64_bits(name: str, where: str) -> Problem:
     what = f"column `{name}` holds a whole number beyond 64 bits"
-    return Problem(what=what, where=where, fix="write it as text, in quotes")
+    return Problem(what=what, where=where, fix=f"write it as text, in quotes; or {WAY_OUT}")

@@ -52,18 +52,29 @@ def require_minority(
     problems: Mapping[int, Problem], locate: Callable[[int], str], *, num_rows: int, name: str
 ) -> None:
     """Raise DataError when more than half of the rows have a problem, whatever the policy."""
-    if len(problems) * 2 > num_rows:
+    if is_majority(problems, num_rows):
         raise DataError(*told(problems, locate, name), _too_many(len(problems), num_rows, name))
+
+
+def is_majority(problems: Mapping[int, Problem], num_rows: int) -> bool:
+    """Whether more than half of the rows have a problem."""
+    return len(problems) * 2 > num_rows
 
 
 def told(problems: Mapping[int, Problem], locate: Callable[[int], str], name: str) -> list[Problem]:
     """The first few problems with their places, and how many more there are."""
     keys = sorted(problems)
-    shown = [replace(problems[key], where=locate(key)) for key in keys[:MAX_PROBLEMS]]
+    shown = _fixed_once([replace(problems[key], where=locate(key)) for key in keys[:MAX_PROBLEMS]])
     num_more = len(keys) - len(shown)
     if num_more:
         shown.append(Problem(what=f"{num_more:,} more {'row is' if num_more == 1 else 'rows are'} bad", where=name))
     return shown
+
+
+def _fixed_once(problems: list[Problem]) -> list[Problem]:
+    """What is to be done, said at the last of the problems in a row for which it is the same."""
+    following = [problem.fix for problem in problems[1:]] + [None]
+    return [replace(each, fix="") if each.fix == fix else each for each, fix in zip(problems, following, strict=True)]
 
 
 def with_way_out(problems: list[Problem]) -> list[Problem]:

@@ -39,8 +39,11 @@ class TokenRow:
 
     def prompt(self) -> TokenRow:
         """The tokens before the first target."""
-        end = self.num_prompt_tokens
-        return TokenRow(key=self.key, input_ids=self.input_ids[:end], supervised=self.supervised[:end])
+        return self.first(self.num_prompt_tokens)
+
+    def first(self, num_tokens: int) -> TokenRow:
+        """The row with its first tokens only."""
+        return TokenRow(key=self.key, input_ids=self.input_ids[:num_tokens], supervised=self.supervised[:num_tokens])
 
 
 class TokenRows(Sequence[TokenRow]):
@@ -87,6 +90,10 @@ class TokenRows(Sequence[TokenRow]):
         """What stands before the first target of each row, as rows to be continued."""
         return TokenRows(gather(self._prompt_batches(), schema=SCHEMA))
 
+    def cut_to(self, num_tokens: int) -> TokenRows:
+        """The same rows with their first tokens only."""
+        return TokenRows(gather(self._cut_batches(num_tokens), schema=SCHEMA))
+
     @cached_property
     def keys(self) -> Integers:
         """Source row number of each row."""
@@ -110,6 +117,10 @@ class TokenRows(Sequence[TokenRow]):
     def _prompt_batches(self) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(self), _BATCH_ROWS):
             yield batch_of([row.prompt() for row in self[start : start + _BATCH_ROWS]])
+
+    def _cut_batches(self, num_tokens: int) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(self), _BATCH_ROWS):
+            yield batch_of([row.first(num_tokens) for row in self[start : start + _BATCH_ROWS]])
 
     def _of_all(self, parts: list[npt.NDArray[Any]]) -> Integers:
         whole = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

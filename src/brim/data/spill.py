@@ -15,7 +15,7 @@ import pyarrow as pa
 from brim.errors import OutputError, Problem
 
 SPILL_BYTES = 64 * 2**20  # Arrow data up to this size stays in memory
-_READER_VERSION = 2  # part of a kept file's name: raise it when a reader's result changes
+_READER_VERSION = 3  # part of a kept file's name: raise it when a reader's result changes
 
 Batches = Iterable[pa.RecordBatch]
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
+from brim.data.ledger import Entry
+from brim.data.rows import TokenRows
 from brim.data.source import MAX_PLACES, Source, places
 from brim.data.tokenize import Findings, Limits
 from brim.errors import DataError, Problem
@@ -19,10 +25,23 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
             what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context",
             where=f"{located}{more}",
             expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
-            fix=f"set preprocessing.global_max_sequence_length: {limits.context_length} to cut them (each cut is "
-            "counted), set max_sequence_length of a feature to cut prompts or answers alone, or remove the rows",
+            fix="set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); or "
+            "set max_sequence_length of a feature to cut prompts or answers alone",
         )
     )
+
+
+def without_overlong(rows: TokenRows, findings: Findings, limits: Limits, split_of: Callable[[int], str]) -> TokenRows:
+    """The rows that fit the context; those that do not are no findings any more, but entries of the ledger."""
+    assert limits.context_length is not None or not findings.overlong
+    why = f"preprocessing.on_overlong is drop, and the context is {limits.context_length or 0:,} tokens"
+    findings.entries += [
+        Entry(key=key, split=split_of(key), event="dropped_overlong", why=why, tokens_before=tokens, tokens_after=0)
+        for key, tokens in findings.overlong
+    ]
+    kept = np.flatnonzero(~np.isin(rows.keys, [key for key, _ in findings.overlong]))
+    findings.overlong.clear()
+    return rows.take(kept)
 
 
 def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> None:
