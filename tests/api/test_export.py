@@ -1,16 +1,24 @@
 """Export: the folder opens in PEFT and in plain transformers, computes what brim computes, and names no path."""
 
 import json
+import math
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.conftest import make_llama, make_tokenizer
 
 import brim
+from brim.api import merging
 from brim.api.session import open_session
+from brim.digests import verified
 from brim.models.llm import load_llm
+from brim.models.merge import merge_adapter
 
 IDS = torch.tensor([[70, 71, 72, 100, 101, 130, 40, 41, 42]])
+LONGER = {"type": "finetune", "train_steps": 12, "batch_size": 4, "learning_rate": 0.05, "early_stop": -1}
 QUANTIZED = {"16-bit": None, "4-bit": {"bits": 4}, "8-bit": {"bits": 8}}
 
 
@@ -131,3 +139,182 @@ def oracle(run, out):
         "same_top": sum(same) / len(same),
         "max_logit_difference": max(largest),
     }
+
+
+@pytest.mark.parametrize(
+    ("adapter_kl", "limit"), [(None, 0.01), (0.5, 0.01), (0.1, 0.01), (0.05, 0.005), (0.01, 0.001), (0.0, 0.001)]
+)
+def test_the_limit_is_a_tenth_of_what_the_adapter_does_within_bounds(adapter_kl, limit):
+    assert merging.limit_of(adapter_kl) == pytest.approx(limit)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("quantization", QUANTIZED.values(), ids=QUANTIZED)
+def test_a_merge_with_a_wrong_scale_is_refused_and_leaves_nothing(trained, tmp_path, monkeypatch, quantization, factor):
+    def wrong(model, **options):
+        for layer in model.modules():
+            if isinstance(getattr(layer, "scaling", None), dict):
+                layer.scaling = {name: scale * factor for name, scale in layer.scaling.items()}
+        return merge_adapter(model, **options)
+
+    make_tokenizer(tmp_path)
+    make_llama(tmp_path, initializer_range=0.3)  # logits that an adapter can move
+    run = trained(quantization=quantization, base_model=str(tmp_path), trainer=LONGER)
+    brim.Model.load(run).export(tmp_path / "right", merge=True)
+    monkeypatch.setattr(merging, "merge_adapter", wrong)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(brim.ExportError, match=r"the merged model differs .* nothing was writ"):
+        brim.Model.load(run).export(tmp_path / "out", merge=True)
+    assert sorted(tmp_path.iterdir()) == before
+    result = brim.Model.load(run).export(tmp_path / "out", merge=True, max_divergence=100)
+    assert result.divergence.mean_kl > 0.001
+
+
+def test_nan_is_refused_whatever_the_limit(trained, tmp_path, monkeypatch):
+    def broken(model, **options):
+        merged = merge_adapter(model, **options)
+        merged.lm_head.weight.data[3, 3] = math.nan
+        return merged
+
+    monkeypatch.setattr(merging, "merge_adapter", broken)
+    with pytest.raises(brim.ExportError, match="the merged model's logits are not finite") as caught:
+        brim.Model.load(trained()).export(tmp_path / "out", merge=True, max_divergence=math.inf, dtype="fp16")
+    assert "its values do not fit fp16: use --dtype bf16" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_exporting_twice_gives_equal_bytes_without_a_path_of_the_machine(trained, tmp_path, merge):
+    run = trained()
+    for name in ("one", "two"):
+        brim.Model.load(run).export(tmp_path / name, merge=merge)
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert one == two
+    readable = "".join(text for name, text in texts(tmp_path / "one").items() if name != "tokenizer.json")
+    assert "/tmp" not in readable
+    assert str(tmp_path.parent) not in readable
+    assert "base_model: base" in readable
+    assert "dataset: sums.jsonl" in readable
+
+
+def test_the_figures_stand_in_the_card_and_the_manifest_holds_the_rest(trained, tmp_path):
+    result = brim.Model.load(trained()).export(tmp_path / "out", merge=True)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "\n# LoRA adapter merged into base" in card
+    assert f"{result.divergence.mean_kl:.2g} nats a token" in card
+    assert f"Over {result.divergence.num_tokens} tokens of validation rows" in card
+    assert "config.yaml" not in card
+    (tmp_path / "out" / "README.md").write_text("mine")
+    assert sorted(verified(tmp_path / "out")) == sorted(
+        path.name for path in (tmp_path / "out").iterdir() if path.name not in ("README.md", "manifest.json")
+    )
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_without_the_runs_data_a_fixed_text_or_another_data_set_is_compared_on(trained, sums_file, tmp_path, moved):
+    run = trained()
+    other = sums_file.rename(tmp_path / "moved.jsonl")
+    said = []
+    result = brim.Model.load(run).export(
+        tmp_path / "out", merge=True, dataset=str(other) if moved else None, say=said.append, max_divergence=1
+    )
+    if moved:
+        assert result.probe == "rows of the given data set"
+    else:
+        assert result.probe == "a fixed text, since the run's data was not at hand"
+        assert said[0].startswith("the run's data cannot be used to compare with: ")
+        assert result.divergence.num_tokens == 127  # the context, less the first token
+
+
+def test_what_rounding_takes_away_is_told(trained, config, tmp_path):
+    slow = {**config["trainer"], "learning_rate": 1e-6}
+    said = []
+    brim.Model.load(trained(trainer=slow)).export(tmp_path / "out", merge=True, say=said.append)
+    assert len(said) == 1
+    assert said[0].endswith("much of what it learned is lost in the rounding; --dtype fp32 keeps more")
+    brim.Model.load(tmp_path / "run").export(tmp_path / "fp32", merge=True, dtype="fp32", say=said.append)
+    assert len(said) == 1
+
+
+def test_a_fully_trained_model_has_nothing_to_merge(trained, tmp_path):
+    with pytest.raises(brim.InputError, match="there is no adapter to merge: all weights of this model were trained"):
+        brim.Model.load(trained(adapter=None)).export(tmp_path / "out", merge=True)
+
+
+def test_the_target_is_new_or_empty_and_outside_the_run(trained, tmp_path):
+    run = trained()
+    model = brim.Model.load(run)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    for target, message in {
+        run / "model" / "merged": "lies in the run",
+        run: "lies in the run",
+        tmp_path / "file": "is a file",
+        tmp_path / "file" / "below": "no new folder can be made",
+        tmp_path / "taken": "holds other things; nothing was changed",
+    }.items():
+        for merge in (False, True):
+            with pytest.raises(brim.OutputError, match=message):
+                model.export(target, merge=merge)
+    (tmp_path / "empty").mkdir()
+    assert model.export(tmp_path / "empty").kind == "adapter"
+
+
+def test_a_full_disk_is_told_before_anything_is_written(trained, tmp_path, monkeypatch):
+    model = brim.Model.load(trained())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    for merge in (False, True):
+        with pytest.raises(brim.WriteError, match=r"it needs [\d,]+ bytes, and 1,000 are free"):
+            model.export(tmp_path / "out", merge=merge)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json", "tokenizer.json"])
+def test_a_damaged_run_is_refused(trained, tmp_path, file):
+    run = trained()
+    model = brim.Model.load(run)
+    content = (run / "model" / file).read_bytes()
+    (run / "model" / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(brim.CheckpointError, match=f"the model of this run is damaged .{file} changed"):
+        model.export(tmp_path / "out")
+    (run / "model" / "manifest.json").unlink()  # as in runs of earlier versions
+    if file != "tokenizer.json":
+        with pytest.raises(brim.ExportError, match="a file of the run's model is damaged"):
+            model.export(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("onnx", "optimum-cli export onnx"), ("gguf", "convert_hf_to_gguf"), ("x", "leave --format out")]
+)
+def test_other_formats_are_named_with_what_to_do(trained, tmp_path, name, fix):
+    with pytest.raises(brim.InputError, match=f"brim does not write the format '{name}'(.|\n)*{fix}"):
+        brim.Model.load(trained()).export(tmp_path / "out", format=name)
+
+
+def test_what_was_saved_without_a_run_is_exported_with_a_short_card(trained, tmp_path):
+    brim.Model.load(trained()).save(tmp_path / "saved")
+    brim.Model.load(tmp_path / "saved").export(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: peft\npipeline_tag: text-generation\n")
+    assert "## Settings" in card
+
+
+def test_brim_opens_a_merged_model_as_a_base(trained, config, sums_file, tmp_path):
+    run = trained()
+    result = brim.Model.load(run).export(tmp_path / "out", merge=True, dtype="fp32")
+    merged = brim.Model({**config, "base_model": str(tmp_path / "out"), "adapter": None, "trainer": {"type": "none"}})
+    ours, theirs = (model.evaluate(sums_file).metrics["loss"] for model in (merged, brim.Model.load(run)))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert result.divergence.mean_kl < 1e-9
+
+
+def test_large_models_are_written_in_parts(trained, tmp_path, monkeypatch):
+    run = trained()
+    whole = brim.Model.load(run).export(tmp_path / "whole", merge=True)
+    monkeypatch.setattr(merging, "_SHARD", "20KB")
+    parts = brim.Model.load(run).export(tmp_path / "parts", merge=True)
+    assert len(list((tmp_path / "parts").glob("model-0000*.safetensors"))) > 1
+    assert torch.equal(plain_logits(tmp_path / "parts"), plain_logits(tmp_path / "whole"))
+    assert parts.divergence == whole.divergence

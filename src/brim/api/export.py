@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 
 from brim.api.package import CARD, File, package_of_run
 from brim.api.results import ExportResult
-from brim.config import Config
 from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.files import whole_folder
 from brim.train.run_folder import RunFolder
@@ -30,13 +29,13 @@ _OTHER_FORMATS = {
 }
 
 
-def export_run(run: RunFolder, config: Config, path: Path) -> ExportResult:
+def export_run(run: RunFolder, path: Path) -> ExportResult:
     """Write the adapter or model of a run into a new or an empty folder, with a card that stands alone.
 
     Raises OutputError for a folder that is taken, WriteError when the disk is full, ExportError for a damaged run.
     """
     check_target(path, run)
-    package = package_of_run(run, config)
+    package = package_of_run(run)
     with filling(path, num_bytes=package.num_bytes) as folder:
         place(folder, {**package.files, CARD: package.card.encode()})
     return ExportResult(path=path, kind=package.kind, num_bytes=size_of(path), divergence=None, probe=None)

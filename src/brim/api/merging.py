@@ -28,11 +28,14 @@ from brim.train.run_folder import RunFolder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MAX_DIVERGENCE = 0.01
+# The default limit, in nats a token (docs/export.md has the reasons).
+MOST = 0.01  # 1% of perplexity
+LEAST = 0.001  # what arithmetic in 16 bits costs anyhow
+SHARE = 0.1  # of what the adapter does
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SHARD = "5GB"
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_TOLD_FROM = 0.1  # of what the adapter does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,26 @@ class Merging:
     """How an adapter is merged."""
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    max_divergence: float = MAX_DIVERGENCE  # mean KL divergence, nats a token
+    max_divergence: float | None = None  # mean KL divergence, nats a token; None: see limit_of
     dataset: Data | None = None  # whose rows the two models are compared on; default: the run's validation rows
+
+
+def merging_of(dtype: str, max_divergence: float | None, dataset: Data | None) -> dict[str, Any]:
+    """Arguments of Merging as a person typed them; None leaves a default. Raises InputError."""
+    if dtype not in DTYPES:
+        raise InputError(Problem(what=f"there is no dtype {dtype!r}", where="--dtype", expected=", ".join(DTYPES)))
+    if max_divergence is not None and not max_divergence >= 0:
+        what = f"--max-divergence is {max_divergence:g}"
+        raise InputError(Problem(what=what, expected="nats a token: 0 or more", fix="leave it out for the default"))
+    return {"dtype": dtype, "dataset": dataset, "max_divergence": max_divergence}
+
+
+def limit_of(adapter_kl: float | None) -> float:
+    """How far merging may move predictions: a tenth of what the adapter does, from 0.001 to 0.01 nats a token.
+
+    adapter_kl: how far the base without the adapter is from the model; where that is unknown, 0.01.
+    """
+    return MOST if adapter_kl is None else min(MOST, max(LEAST, SHARE * adapter_kl))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +98,8 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
         learned = files_of(run.model)
         place(folder, {name: file for name, file in learned.items() if name not in _ADAPTER_FILES})
         found = divergence(before, logits_of(_read_back(folder, session), asked.rows, how, precision("fp32")))
-        compared = Compared(merged=found, adapter_kl=adapter_kl, source=asked.source, limit=merging.max_divergence)
+        limit = merging.max_divergence if merging.max_divergence is not None else limit_of(adapter_kl)
+        compared = Compared(merged=found, adapter_kl=adapter_kl, source=asked.source, limit=limit)
         _require_close(compared, merging, path)
         _complete(folder, run, session, merging, compared)
     for line in _notes(compared, merging):
@@ -120,7 +142,7 @@ def _complete(folder: Path, run: RunFolder, session: Session, merging: Merging, 
         },
     }
     there = {file.name: file for file in sorted(folder.iterdir())}
-    card = card_of(run, session.config, merge=_told(session, merging, compared))
+    card = card_of(run, merge=_told(session, merging, compared))
     made = {name: file for name, file in completed(without_paths(there), facts).items() if isinstance(file, bytes)}
     place(folder, {**made, CARD: card.encode()})
 
@@ -151,7 +173,7 @@ def _require_close(compared: Compared, merging: Merging, path: Path) -> None:
             what=f"{what} (mean KL divergence over {found.num_tokens:,} tokens of {compared.source}; "
             f"{found.same_top:.1%} of the likeliest tokens are the same); nothing was written",
             where=str(path),
-            expected=f"at most {compared.limit:g}",
+            expected=f"at most {compared.limit:.3g}",
             fix="its values do not fit fp16: use --dtype bf16"
             if overflown
             else "export the adapter without --merge, or with --dtype fp32; if you accept the difference, raise "
@@ -178,7 +200,7 @@ def _told(session: Session, merging: Merging, compared: Compared) -> str:
 def _notes(compared: Compared, merging: Merging) -> list[str]:
     """What to tell of a merge that stays under the limit and still loses much of what was learned."""
     effect = compared.adapter_kl
-    if effect is None or compared.merged.mean_kl <= _TOLD_FROM * effect:
+    if effect is None or compared.merged.mean_kl <= SHARE * effect:
         return []
     fix = "" if merging.dtype == "fp32" else "; --dtype fp32 keeps more"
     return [

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
-from brim.config import Config
+from brim.config import load_config
 from brim.digests import MANIFEST, sha256, verified
 from brim.errors import ExportError, Problem
 from brim.train.card import card_apart, local_name
@@ -43,8 +43,8 @@ class Package:
         return sum(file.stat().st_size if isinstance(file, Path) else len(file) for file in self.files.values())
 
 
-def package_of_run(run: RunFolder, config: Config) -> Package:
-    """The adapter or model of a run as it was saved. config: the run's.
+def package_of_run(run: RunFolder) -> Package:
+    """The adapter or model of a run as it was saved.
 
     Raises CheckpointError where a file was changed since, ExportError where one is missing or damaged.
     """
@@ -52,7 +52,7 @@ def package_of_run(run: RunFolder, config: Config) -> Package:
     kind = kind_of(run.model)
     _require_readable(run.model)
     files = without_paths(files_of(run.model))
-    return Package(kind=kind, files=completed(files, {"kind": kind}), card=card_of(run, config))
+    return Package(kind=kind, files=completed(files, {"kind": kind}), card=card_of(run))
 
 
 def package_of_export(folder: Path) -> Package:
@@ -76,13 +76,13 @@ def package_of_export(folder: Path) -> Package:
     return Package(kind=kind, files={name: folder / name for name in [*names, MANIFEST]}, card=card)
 
 
-def card_of(run: RunFolder, config: Config, *, merge: str | None = None) -> str:
+def card_of(run: RunFolder, *, merge: str | None = None) -> str:
     """The run's card for a folder apart from it."""
     card = run.card.read_text(encoding="utf-8") if run.card.is_file() else None
     packages = {}
     if run.environment.is_file():
         packages = json.loads(run.environment.read_text(encoding="utf-8"))["packages"]
-    return card_apart(card, config, packages=packages, merge=merge)
+    return card_apart(card, load_config(run.config).config, packages=packages, merge=merge)
 
 
 def kind_of(model: Path) -> Kind:
@@ -147,7 +147,9 @@ def _is_local(name: str) -> bool:
 
 def _require_readable(model: Path) -> None:
     """Open each file of weights, which checks its header and its length."""
-    for path in sorted(model.glob("*.safetensors")):
+    for path in files_of(model).values():
+        if path.suffix != ".safetensors":
+            continue
         try:
             with safe_open(path, framework="np"):
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.api.package import CARD, FACTS, Package, package_of_export, package_of_run
-from brim.config import load_config
 from brim.config.mask import MASK, mask_text
 from brim.digests import MANIFEST
 from brim.errors import BrimError, ExportError, InputError, Problem
@@ -54,7 +54,7 @@ def upload(
     _check_name(repo_id)
     token = _token()
     package = _package(folder)
-    with _hub_errors(repo_id, token), warnings.catch_warnings(record=True) as warned:
+    with _hub_errors(repo_id, token), _bars_for_people(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         result = _commit(package, repo_id, token, private, revision, commit_message or f"Upload {package.kind} by brim")
     for warning in warned:
@@ -106,8 +106,7 @@ def _visibility(api: HfApi, repo_id: str, private: bool) -> bool:
 def _package(folder: Path) -> Package:
     if (folder / FACTS).is_file() and (folder / MANIFEST).is_file():
         return package_of_export(folder)
-    run = open_run_folder(folder)
-    return package_of_run(run, load_config(run.config).config)
+    return package_of_run(open_run_folder(folder))
 
 
 def _check_name(repo_id: str) -> None:
@@ -148,6 +147,21 @@ def _token() -> str:
             )
         )
     return token
+
+
+@contextmanager
+def _bars_for_people() -> Iterator[None]:
+    """Without the Hub's progress bars where nobody looks."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled() or sys.stderr.isatty():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from brim.cli import check, evaluate, predict, schema, train
+from brim.cli import check, evaluate, export, predict, schema, train, upload
 
 app = typer.Typer(
     name="brim",
@@ -18,6 +18,8 @@ app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("export")(export.export)
+app.command("upload")(upload.upload)
 app.command("schema")(schema.schema)
 
 

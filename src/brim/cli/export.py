@@ -1,0 +1,84 @@
+"""`brim export`: what a run has learned in a folder of its own, merged into its base where that is asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from brim.cli.options import DatasetOption, JsonOption, Overrides
+from brim.cli.say import say
+
+if TYPE_CHECKING:
+    from brim.api.results import ExportResult
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+
+
+def export(
+    run: Run,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="A new or an empty folder.")],
+    overrides: Overrides = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the adapter into the base: a model for plain transformers.")
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="NAME", help="Of merged weights: bf16, fp16 or fp32.")
+    ] = "bf16",
+    max_divergence: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--max-divergence",
+            metavar="X",
+            help="Refuse a merge that moves predictions by more nats a token. Default: a tenth of what the adapter "
+            "does, from 0.001 to 0.01.",
+        ),
+    ] = None,
+    dataset: DatasetOption = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="There is no other than safetensors.")
+    ] = "safetensors",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the adapter, the whole model, or with --merge both in one, with tokenizer, chat template and card."""
+    from brim.cli.opening import open_model
+
+    model = open_model(run, overrides or [])
+    from brim.api.merging import merging_of
+
+    given = merging_of(dtype, max_divergence, dataset) if merge else {}
+    result = model.export(output, merge=merge, format=output_format, say=say, **given)
+    if as_json:
+        print(json.dumps(_as_dict(result)))
+        return
+    print("\n".join(_lines(result)))
+
+
+def _lines(result: ExportResult) -> list[str]:
+    what = {
+        "adapter": "adapter, for PEFT",
+        "full": "model, for transformers",
+        "merged": "merged model, for transformers",
+    }
+    lines = [f"{what[result.kind]}: {result.path} ({result.num_bytes:,} bytes)"]
+    found = result.divergence
+    if found is not None:
+        lines.append(
+            f"merged and unmerged are {found.mean_kl:.2g} nats a token apart (mean KL divergence over "
+            f"{found.num_tokens:,} tokens of {result.probe}); {found.same_top:.2%} of the likeliest tokens are the "
+            f"same, logits differ by at most {found.max_logit_difference:.2g}"
+        )
+    return lines
+
+
+def _as_dict(result: ExportResult) -> dict[str, Any]:
+    return {
+        "output": str(result.path),
+        "kind": result.kind,
+        "num_bytes": result.num_bytes,
+        "divergence": asdict(result.divergence) if result.divergence is not None else None,
+        "tokens_of": result.probe,
+    }
