@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from pathlib import Path
 
+import jinja2
 import pytest
 
-from brim.data.chat_messages import conversation_of
+from brim.data.chat_messages import BadConversation, conversation_of
 from brim.data.chat_render import ConversationRenderer
+from brim.data.chat_sandbox import TemplateFault
 from brim.data.chat_template import ChatTemplate, TemplateTexts
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
@@ -94,8 +97,165 @@ def test_the_text_is_that_of_transformers(tokenizer, same_day, name, which, answ
         theirs = tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=TEMPLATES[name], add_generation_prompt=answer, tokenize=False
         )
-    except Exception:
-        with pytest.raises(Exception, match=r"."):
+    except (jinja2.TemplateError, TypeError) as error:  # what a template does not take, ours does not either
+        with pytest.raises(TemplateFault, match=re.escape(str(error))):
             template(name).render(made.messages, made.tools, add_generation_prompt=answer)
-        return
-    assert template(name).render(made.messages, made.tools, add_generation_prompt=answer) == theirs
+    else:
+        assert template(name).render(made.messages, made.tools, add_generation_prompt=answer) == theirs
+
+
+def told(made):
+    with pytest.raises(BadConversation) as caught:
+        made()
+    return caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "text"),
+    [
+        (
+            "chatml",
+            "two",
+            "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n«4, “surely” <b><|im_end|>\n»"
+            "<|im_start|>user\n And 3+3? <|im_end|>\n<|im_start|>assistant\n«6<|im_end|>\n»",
+        ),
+        (
+            "headers",
+            "calls",
+            "<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: 31 Jan 2026\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nCall one of these:\n\n"
+            + json.dumps(TOOL, indent=4)
+            + "\n\nWhat is 2+2?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+            '«{"name": "add", "parameters": {"a": 2, "b": "ü"}}<|eom_id|>»'
+            "<|start_header_id|>ipython<|end_header_id|>\n\n4<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n«6<|eot_id|>»",
+        ),
+        (
+            "alternating",
+            "system",
+            "<s> [INST] Be brief.\n\nWhat is 2+2? [/INST]« 4, “surely” <b></s>» [INST]  And 3+3?  [/INST]« 6</s>»",
+        ),
+        (
+            "folding",
+            "system",
+            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhat is 2+2? [/INST]« 4, “surely” <b> </s>»"
+            "<s>[INST] And 3+3? [/INST]« 6 </s>»",
+        ),
+        (
+            "no_system",
+            "two",
+            "<s><start_of_turn>user\nWhat is 2+2?<end_of_turn>\n<start_of_turn>model\n«4, “surely” <b><end_of_turn>\n»"
+            "<start_of_turn>user\nAnd 3+3?<end_of_turn>\n<start_of_turn>model\n«6<end_of_turn>\n»",
+        ),
+        (
+            "thinking",
+            "thinks",
+            "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
+            "«<think>\nTwo and two\n</think>\n\n4, “surely” <b><|im_end|>\n»",
+        ),
+        (
+            "marked",
+            "one",
+            "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n«4, “surely” <b><|im_end|>\n»",
+        ),
+    ],
+)
+def test_the_assistants_turns_are_learned_with_their_end(name, which, text):
+    assert pieces(renderer(name).learned(conversation(which))) == text
+
+
+def test_the_last_turn_can_be_learned_where_earlier_ones_are_written_otherwise():
+    two = conversation("two")
+    problem = told(lambda: renderer("thinking").learned(two))
+    assert problem.what == (
+        "the template writes turns 1 to 2 otherwise alone than in the whole conversation, so that what the assistant "
+        r"says cannot be told apart: 'im_start|>assistant\n<think>\n\n</think>\n\n4' alone, "
+        r"'im_start|>assistant\n4, “surely” <b><|im_' in the whole"
+    )
+    assert problem.fix == (
+        "set chat.supervise: last, which learns the last turn alone, or name another template with chat.template"
+    )
+    assert pieces(renderer("thinking", "last").learned(two)).endswith(
+        "4, “surely” <b><|im_end|>\n<|im_start|>user\n And 3+3? <|im_end|>\n<|im_start|>assistant\n"
+        "«<think>\n\n</think>\n\n6<|im_end|>\n»"
+    )
+
+
+def test_several_answers_of_tools_in_one_turn_are_no_merge():
+    text = pieces(renderer("thinking", "last").learned(conversation("results")))
+    assert "</tool_response>\n<tool_response>" in text
+    assert text.count("«") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "what"),
+    [
+        ("marked", [SYSTEM, USER, ANSWER], "the chat template marked.jinja drops turn 1 (system)"),
+        ("marked", [USER, {**CALL, "content": "x"}, RESULT, ANSWER], "the chat template marked.jinja drops a tool call of turn 2"),
+        ("no_system", [SYSTEM, USER, ANSWER], "the chat template no_system.jinja refuses the conversation: System role not supported"),
+        ("alternating", [USER, USER, ANSWER], "the chat template alternating.jinja refuses the conversation: After the optional system message, conversation roles must alternate user/assistant"),
+        ("chatml", [USER, CALL, RESULT, ANSWER], "the chat template chatml.jinja refuses the conversation: 'dict object' has no attribute 'content'"),
+        ("headers", [ANSWER, USER, SECOND], "the chat template headers.jinja refuses to begin with the assistant's turn: list object has no element 0"),
+    ],
+)  # fmt: skip
+def test_turns_that_do_not_reach_the_text_are_told(name, turns, what):
+    problem = told(lambda: renderer(name).learned(conversation_of(json.dumps(turns))))
+    assert problem.what == what
+    assert "chat.template" in problem.fix
+
+
+def test_tools_and_contents_that_are_dropped_are_told():
+    problem = told(lambda: renderer("marked").learned(conversation_of([USER, ANSWER], [TOOL])))
+    assert problem.what == "the chat template marked.jinja drops tool 1"
+    turns = [USER, {**CALL, "content": "I call"}, RESULT, SECOND]
+    problem = told(lambda: renderer("headers").learned(conversation_of(turns, [TOOL])))
+    assert problem.what == "the chat template headers.jinja drops turn 2 (assistant)"
+    assert problem.fix == "remove it from the conversation, or name another template with chat.template"
+
+
+MERGING = (
+    "{% for m in messages %}{% if loop.first or m.role != messages[loop.index0 - 1].role %}<{{ m.role }}>{% endif %}"
+    "{{ m.content }}{% if loop.last or m.role != messages[loop.index0 + 1].role %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_turns_that_are_merged_are_told():
+    problem = told(lambda: renderer(MERGING, "last").learned(conversation_of([SYSTEM, USER, AGAIN, ANSWER])))
+    assert problem.what.endswith("merges the turns 2 and 3 (user, user) into one")
+    assert problem.expected == "a turn of its own for each"
+    with pytest.raises(BadConversation, match="otherwise alone than in the whole"):
+        renderer(MERGING).learned(conversation_of([USER, ANSWER, SECOND]))
+    assert pieces(renderer(MERGING).learned(conversation_of([USER, ANSWER]))) == (
+        "<user>What is 2+2?</s><assistant>«4, “surely” <b></s>»"
+    )
+
+
+def test_what_a_prediction_goes_on_from_is_what_was_learned_from():
+    for name in ("chatml", "headers", "alternating", "no_system", "folding"):
+        learned = renderer(name).learned(conversation("two"))
+        assert tuple(piece.text for piece in renderer(name).prompt(conversation("two"))) == tuple(
+            piece.text for piece in learned[:-1]
+        )
+
+
+def test_a_prompt_is_whole_where_no_row_like_it_could_be_learned():
+    (piece,) = renderer("thinking").prompt(conversation("two"))
+    (last,) = renderer("thinking", "last").prompt(conversation("two"))
+    assert piece == last
+    assert piece.text.endswith(" And 3+3? <|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_prompt_that_loses_a_turn_is_told():
+    assert "drops turn 1 (system)" in told(lambda: renderer("marked").prompt(conversation("system"))).what
+
+
+def test_a_generation_prompt_that_no_answer_begins_with_is_told():
+    opened = TEMPLATES["chatml"].replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
+    problem = told(lambda: renderer(opened).learned(conversation("one")))
+    assert "turn 1 with the beginning of the next answer otherwise alone than in the whole" in problem.what
+
+
+def test_half_of_a_character_is_told():
+    cell = '[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]'
+    assert "half of a character" in told(lambda: renderer("chatml").learned(conversation_of(cell))).what

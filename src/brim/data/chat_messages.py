@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ ROLES = (*BEGINNINGS, "user", ASSISTANT, *TOOLS)
 
 _MEANT = {"human": "user", **dict.fromkeys(("gpt", "bot", "model", "ai", "chatgpt"), ASSISTANT)}
 _SHARE_GPT = {**_MEANT, **{role: role for role in ("user", ASSISTANT, "system", "tool")}, "observation": "tool"}
+_MAX_CHARACTERS = 1 << 22
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Turn = dict[str, Any]
@@ -51,8 +53,11 @@ def conversation_of(cell: Any, tools: Any = None) -> Conversation:
     filled = not isinstance(cell, str)
     was_share_gpt = any(isinstance(turn, Mapping) and "from" in turn and "role" not in turn for turn in turns)
     read = _from_share_gpt if was_share_gpt else _turn
+    messages = [read(turn, number, filled=filled) for number, turn in enumerate(turns, start=1)]
+    if sum(len(turn.get("content", "")) for turn in messages) > _MAX_CHARACTERS:
+        raise BadConversation(f"the conversation is longer than {_MAX_CHARACTERS:,} characters")
     return Conversation(
-        messages=[read(turn, number, filled=filled) for number, turn in enumerate(turns, start=1)],
+        messages=messages,
         tools=_tools(tools),
         was_share_gpt=was_share_gpt,
     )
@@ -142,7 +147,8 @@ def _role(role: Any, number: int) -> str:
         what = "has no role" if role is None else f"has a role that is {_kind(role)}"
         raise BadConversation(f"turn {number} {what}", expected=f"one of {', '.join(ROLES)}")
     if role not in ROLES:
-        meant = _MEANT.get(role.lower()) or next((each for each in ROLES if each == role.strip().lower()), None)
+        nearest = difflib.get_close_matches(role.strip().lower(), [*_MEANT, *ROLES], n=1)
+        meant = _MEANT.get(nearest[0], nearest[0]) if nearest else ""
         raise BadConversation(
             f"turn {number} has the role {role[:40]!r}",
             expected=f"one of {', '.join(ROLES)}",

@@ -43,6 +43,10 @@ class TemplateFault(Exception):
     """The template cannot be rendered; the text says why."""
 
 
+class Overreach(TemplateFault):
+    """The template does what no template may, whatever the conversation."""
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with bounds. today: what `strftime_now` tells."""
 
@@ -68,11 +72,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 parts.append(part)
                 num_characters += len(part)
                 if num_characters > MAX_CHARACTERS:
-                    raise TemplateFault(f"it writes more than {MAX_CHARACTERS:,} characters")
+                    raise Overreach(f"it writes more than {MAX_CHARACTERS:,} characters")
         except TemplateFault:
             raise
         except Exception as error:  # a template can trip over anything
-            raise TemplateFault(_words(error)) from None
+            raise _fault(error) from None
         return "".join(parts)
 
     def compiled(self, source: str) -> jinja2.Template:
@@ -90,7 +94,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """One more; a property, since compiled templates read it in a fraction of a call's time."""
         self._steps_left -= 1
         if self._steps_left < 0:
-            raise TemplateFault(f"it does not come to an end within {MAX_STEPS:,} passes of its loops")
+            raise Overreach(f"it does not come to an end within {MAX_STEPS:,} passes of its loops")
 
     def joined(self, *values: Any) -> str:
         """What `~` makes of its operands."""
@@ -139,7 +143,7 @@ def _compiling() -> Iterator[None]:
     except jinja2.TemplateSyntaxError as error:
         raise TemplateFault(f"line {error.lineno:,}: {error.message}") from None
     except Exception as error:  # what the compiler works out beforehand can trip over anything
-        raise TemplateFault(_words(error)) from None
+        raise _fault(error) from None
 
 
 class _PassThrough(Extension):
@@ -186,7 +190,7 @@ def _raise(message: str) -> None:
 
 
 def _refuse_chance(*_: Any) -> None:
-    raise TemplateFault("it draws by chance (the filter `random`), so that no row would be twice the same")
+    raise Overreach("it draws by chance (the filter `random`), so that no row would be twice the same")
 
 
 def _tojson(
@@ -227,7 +231,7 @@ def _require_small(operator: str, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > _MAX_BITS:
-            raise TemplateFault("it computes a number that is too large")
+            raise Overreach("it computes a number that is too large")
         return
     for many, one in ((left, right), (right, left)):
         if isinstance(many, int) and isinstance(one, str | list | tuple) and many * len(one) > MAX_CHARACTERS:
@@ -236,7 +240,7 @@ def _require_small(operator: str, left: Any, right: Any) -> None:
 
 def _require_narrow(values: Any) -> None:
     if any(isinstance(value, int) and value > 99_999 for value in values):
-        raise TemplateFault("it asks for more than 99,999 spaces")
+        raise Overreach("it asks for more than 99,999 spaces")
 
 
 def _require_small_method(text: str, name: str, arguments: Sequence[Any]) -> None:
@@ -268,8 +272,8 @@ def _require_narrow_fields(format: str) -> None:
             raise _too_long()
 
 
-def _too_long() -> TemplateFault:
-    return TemplateFault(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
+def _too_long() -> Overreach:
+    return Overreach(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
 
 
 def _bounded_text(value: Any) -> Any:
@@ -302,11 +306,19 @@ def _count(value: Any, left: list[int]) -> None:
             _count(item, left)
 
 
-def _words(error: Exception) -> str:
+def _fault(error: Exception) -> TemplateFault:
+    if isinstance(error, SecurityError):
+        return Overreach(str(error))
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return TemplateFault("it is nested too deeply")
     if isinstance(error, MemoryError):
-        return "it needs more memory than there is"
-    if isinstance(error, SecurityError | jinja2.TemplateError):
-        return " ".join(str(error.message or error).split()) if isinstance(error, jinja2.TemplateError) else str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Overreach("it needs more memory than there is")
+    if isinstance(error, OverflowError):
+        return Overreach(_line(error))
+    if isinstance(error, jinja2.TemplateError):
+        return TemplateFault(_line(error))
+    return TemplateFault(f"{type(error).__name__}: {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from brim.data.chat_sandbox import BoundedEnvironment, TemplateFault
+from brim.data.chat_sandbox import BoundedEnvironment, Overreach, TemplateFault
 from brim.errors import ConfigError, ModelError, Problem
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -60,7 +60,7 @@ class ChatTemplate:
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
         """The text of a conversation. add_generation_prompt: with the beginning of the assistant's answer.
 
-        Raises TemplateFault.
+        Raises TemplateFault where it does not take this conversation, ModelError where it does what none may.
         """
         template = self._default if tools is None else self._tool_use
         variables = {
@@ -70,7 +70,10 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._environment.run(template, variables)
+        try:
+            return self._environment.run(template, variables)
+        except Overreach as fault:
+            raise ModelError(unusable(self.where, fault)) from None
 
 
 def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts:
