@@ -39,8 +39,8 @@ def test_advice_is_numbered_wrapped_and_placed(brim, leaking):
     assert told == [
         " 1. 2 of 40 test rows (5.0%) have a prompt that stands in train (1 with the same",
         "    answer)",
-        "    → take these rows out (`brim check … --rows FILE` writes the numbers of all",
-        "      these rows), or set preprocessing.split: {type: hash, column: question}",
+        "    → take these rows out (`brim check … --rows FILE` lists them), or set",
+        "      preprocessing.split: {type: hash, column: question}",
         "    sums.jsonl:109 (as 4), 110 (as 6)",
         " 2. 2 of 41 rows (4.9%) ask the same as another and are answered differently (1",
         "    prompt)",

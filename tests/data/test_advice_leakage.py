@@ -30,7 +30,7 @@ def test_prompts_and_rows_of_train_in_the_other_splits(advice_on):
     assert finding.rows.tolist() == [106, 107, 108, 100, 101, 102, 103, 104, 105]
     assert finding.like.tolist() == [10, 11, 12, 0, 1, 2, 3, 4, 5]
     assert finding.fix == (
-        "take these rows out (`brim check … --rows FILE` writes the numbers of all these rows), or set "
+        "take these rows out (`brim check … --rows FILE` lists them), or set "
         "preprocessing.split: {type: hash, column: q}"
     )
 
@@ -62,6 +62,7 @@ def test_text_that_is_learned_alone_leaks_where_it_is_the_same(advice_on):
     found = advice_on([""] * 101, [*pieces, pieces[7]], split=[0] * 60 + [2] * 41)
     assert found["leakage"].rows.tolist() == [100]
     assert found["leakage"].like.tolist() == [7]
+    assert found["leakage"].fix.endswith("set preprocessing.split: {type: hash, column: a}")
 
 
 @pytest.mark.parametrize(("num_rows", "is_told"), [(29, True), (30, False), (0, False)])

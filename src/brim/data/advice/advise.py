@@ -103,9 +103,12 @@ def _against_leakage(config: Config, source: Source) -> str:
 
 
 def _column_to_hash(config: Config, source: Source) -> str:
-    """Of the prompt's columns the one with the most values: equal prompts have it equal, and few others do."""
-    column = config.input_features[0].column_name
-    if config.prompt.template is None:
-        return column
-    used = [column if name == SAMPLE else name for name in names(parse_template(config.prompt.template))]
-    return max(used or [column], key=lambda name: pc.count_distinct(source.table[name]).as_py())
+    """Of the prompt's columns the one with the most values: equal prompts have it equal, and few others do.
+
+    The answer's, where all prompts are the same.
+    """
+    column, template = config.input_features[0].column_name, config.prompt.template
+    used = [column] if template is None else [column if n == SAMPLE else n for n in names(parse_template(template))]
+    num_values = {name: pc.count_distinct(source.table[name]).as_py() for name in used}
+    best = max(num_values, key=lambda name: num_values[name], default=column)
+    return best if num_values.get(best, 1) > 1 else config.output_features[0].column_name

@@ -123,17 +123,20 @@ def _stops_in_a_sentence(keys: Keys, ends: npt.NDArray[np.uint8]) -> list[Findin
     ]
 
 
+_LONG, _SENTENCE, _OPEN, _INSIDE, _AT_END, _FOREIGN, _WORD = (flag.value for flag in AnswerEnds)  # plain ones are quick
+
+
 def _end(answer: str, eos_text: str, foreign: tuple[str, ...]) -> int:
-    flags = AnswerEnds.WORD.value if answer[-1:].isalnum() or answer[-1:] in (",", " ") else 0
+    flags = _WORD if answer[-1:].isalnum() or answer[-1:] in (",", " ") else 0
     answer = answer.rstrip()
     if len(answer) - answer.rfind("\n") > _LONG_CHARACTERS:
-        flags |= AnswerEnds.LONG.value
+        flags |= _LONG
         if answer[-1].isalnum() or answer[-1] == ",":
-            flags |= AnswerEnds.OPEN.value
+            flags |= _OPEN
         elif answer.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS):
-            flags |= AnswerEnds.SENTENCE.value
+            flags |= _SENTENCE
     if eos_text and eos_text in answer:
         at_end = answer.endswith(eos_text)
         num_inside = answer.count(eos_text) - at_end
-        flags |= (AnswerEnds.EOS_AT_END.value if at_end else 0) | (AnswerEnds.EOS_INSIDE.value if num_inside else 0)
-    return flags | (AnswerEnds.FOREIGN.value if answer.endswith(foreign) else 0)
+        flags |= (_AT_END if at_end else 0) | (_INSIDE if num_inside else 0)
+    return flags | (_FOREIGN if answer.endswith(foreign) else 0)

@@ -73,7 +73,9 @@ class Watcher:
         """Of all texts that have passed."""
         parts = self._parts or [_facts_of(Texts(keys=np.zeros(0, np.int64), prompts=[], answers=[]), None, "")]
         names = [field.name for field in fields(Facts)]
-        return Facts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        whole = Facts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        self._parts = [whole]
+        return whole
 
     def _keep_samples(self, texts: Texts, part: Facts) -> None:
         from_here = np.flatnonzero(part.prompt_ends & PromptEnds.SPACE)[: _MOST_SAMPLES - len(self.samples)]

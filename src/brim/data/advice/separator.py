@@ -87,10 +87,13 @@ def space_at_end(keys: Keys, ends: npt.NDArray[np.uint8], *, is_trap: bool, fix:
     ]
 
 
+_OPEN, _GLUED, _SPACE = (flag.value for flag in PromptEnds)  # plain ones are quick
+
+
 def _end(prompt: str, answer: str, edges: ConstantEdges) -> int:
     last = prompt[-1:]
     has_space = last != "" and last in _SPACES
-    flags = PromptEnds.SPACE.value if has_space else 0
+    flags = _SPACE if has_space else 0
     if has_space:
         last = prompt.rstrip(_SPACES)[-1:]
     if not (last.isalnum() or last == ",") or (edges.prompt_end and prompt.endswith(edges.prompt_end)):
@@ -98,7 +101,7 @@ def _end(prompt: str, answer: str, edges: ConstantEdges) -> int:
     if answer[:1] in ("\n", "\r") or (edges.answer_start and answer.startswith(edges.answer_start)):
         return flags
     is_glued = not has_space and answer[:1].isalnum()
-    return flags | PromptEnds.OPEN.value | (PromptEnds.GLUED.value if is_glued else 0)
+    return flags | _OPEN | (_GLUED if is_glued else 0)
 
 
 def _constant(pieces: Sequence[str], *, at_end: bool) -> str:
