@@ -279,8 +279,8 @@ def test_the_longest_prompts_are_named_and_the_others_counted(zero_shot):
         f"{row} 7 (129 tokens), {row} 6 (128 tokens), {row} 5 (127 tokens), {row} 4 (126 tokens), {row} 3 (125 tokens) "
         "and 2 more: 7 prompts are too long: too little of the model's context is left for the answer\n"
         "  expected: at most 122 tokens of prompt (context - generation.max_new_tokens)\n"
-        "  fix: lower generation.max_new_tokens, or shorten or remove the prompts "
-        "(input_features[0].preprocessing.max_sequence_length cuts those of a data set; each cut is counted)"
+        "  fix: lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
+        "preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)"
     )
     cut = {"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 122}}
     said = []

@@ -243,15 +243,19 @@ CASES = {
     "one broken JSON line": Case(
         command=(*CHECK, "bad.jsonl"),
         files={"bad.jsonl": GOOD_ROW * 3 + GOOD_ROW[:30] + "\n" + GOOD_ROW},
-        says=("brim: bad.jsonl:4: not valid JSON: ***\n  expected: one JSON object a line\n"),
+        says=(
+            "brim: bad.jsonl:4: not valid JSON: ***\n  expected: one JSON object a line\n"
+            "  fix: set preprocessing.on_bad_row: drop to go on without such rows\n"
+        ),
     ),
     "a csv that is not UTF-8": Case(
         command=(*CHECK, "bad.csv"),
         files={"bad.csv": HEAD.encode() + b"a,b,0\ncaf\xe9,b,0\n"},
         says=(
-            "brim: bad.csv:3: byte 0xE9 (byte 31 of the file) is not UTF-8 text; the file looks like WINDOWS-1252\n"
+            "brim: bad.csv:3: byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252\n"
             "  expected: a text file in UTF-8\n"
-            "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 bad.csv > bad-utf8.csv`\n"
+            "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 bad.csv > bad-utf8.csv`; or "
+            "set preprocessing.on_bad_row: drop to go on without such rows\n"
         ),
     ),
     "null cells": Case(
@@ -317,7 +321,8 @@ CASES = {
         says=(
             "brim: bad.csv:3: 4 fields where the header has 3\n"
             "  expected: 3 fields\n"
-            '  fix: put cells that hold commas, quotes or line breaks in "double quotes"\n'
+            '  fix: put cells that hold commas, quotes or line breaks in "double quotes"; or '
+            "set preprocessing.on_bad_row: drop to go on without such rows\n"
         ),
     ),
     "a quote that is never closed": Case(
@@ -326,7 +331,8 @@ CASES = {
         says=(
             "brim: bad.csv:3: a quoted cell begins in this row and never ends\n"
             '  expected: a closing "\n'
-            '  fix: close the quote; inside a quoted cell, write a quote twice: ""\n'
+            '  fix: close the quote; inside a quoted cell, write a quote twice: ""; or '
+            "set preprocessing.on_bad_row: drop to go on without such rows\n"
         ),
     ),
     "an unknown ending": Case(
@@ -362,7 +368,8 @@ CASES = {
         says=(
             "brim: bad.csv:2 (402 tokens): 1 of 2 rows are longer than the model's context\n"
             "  expected: at most 128 tokens of prompt, answer and end of sequence\n"
-            "  fix: set preprocessing.global_max_sequence_length: 128 to cut them (each cut is counted), set max_sequence_length of a feature to cut prompts or answers alone, or remove the rows\n"
+            "  fix: set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); "
+            "or set max_sequence_length of a feature to cut prompts or answers alone\n"
         ),
     ),
     # The base model
@@ -464,8 +471,9 @@ CASES = {
         command=TRAIN,
         base=remote_code,
         says=(
-            "brim: {here}/base: the base model asks for its own code to be run\n"
-            "  fix: read that code; if you trust it, set `trust_remote_code: true`\n"
+            "brim: {here}/base/config.json: the base model asks for its own code to be run (auto_map in config.json)\n"
+            "  expected: a folder of weights and settings alone\n"
+            "  fix: choose a base model that transformers has a class for; otherwise read the code, and only if you trust who wrote it, set `trust_remote_code: true`\n"
         ),
     ),
     # The adapter
@@ -593,7 +601,8 @@ CASES = {
         says=(
             "brim: bad.csv:3: 1 prompt is empty\n"
             "  expected: at least one token to go on from\n"
-            "  fix: fill or remove the rows, or give the prompt a template\n"
+            "  fix: fill or remove the rows, give the prompt a template, or, for those of a data set, "
+            "set preprocessing.on_bad_row: drop to go on without such rows\n"
         ),
     ),
     "new tokens beyond the context": Case(

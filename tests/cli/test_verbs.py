@@ -238,6 +238,7 @@ def test_predict_takes_a_split_and_tells_json(brim, run, project):
     assert [row["row"] for row in rows] == [7, 17, 27, 37]
     assert told == {
         "output": "new/out.jsonl",
+        "ledger": None,
         "num_rows": 4,
         "num_response_tokens": sum(row["num_response_tokens"] for row in rows),
         "num_stopped": sum(row["finish_reason"] == "stop" for row in rows),

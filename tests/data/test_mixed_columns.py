@@ -23,32 +23,37 @@ MIXED_FILES = {
         '{"q": "x"}\n\n{"q": null}\n{"q": 3}\n',
         "data.jsonl:4: column `q` changes its type: a number here, text in data.jsonl:1\n"
         "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
+        "  fix: write all of its values in the same type, e.g. all as text; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "true among numbers": (
         "data.jsonl",
         '{"q": 1}\n{"q": true}\n',
         "data.jsonl:2: column `q` changes its type: true or false here, a number in data.jsonl:1\n"
         "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
+        "  fix: write all of its values in the same type, e.g. all as text; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "huge number": (
         "data.jsonl",
         '{"q": 1}\n{"q": 99999999999999999999}\n',
-        "data.jsonl:2: column `q` holds a whole number beyond 64 bits\n  fix: write it as text, in quotes",
+        "data.jsonl:2: column `q` holds a whole number beyond 64 bits\n  fix: write it as text, in quotes; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "huge number among fractions": (
         "data.jsonl",
         '{"q": 0.5}\n{"q": 9007199254740993}\n',
         "data.jsonl:2: column `q` holds fractions and a whole number beyond 53 bits, which would be rounded\n"
-        "  fix: write all of its values as text, in quotes",
+        "  fix: write all of its values as text, in quotes; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "lists among objects": (
         "data.json",
         '[{"q": {}}, {"q": []}]',
         "data.json, row 1: column `q` changes its type: a list here, an object in data.json, row 0\n"
         "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
+        "  fix: write all of its values in the same type, e.g. all as text; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
 }
 MIXED_DATA = {
@@ -56,7 +61,8 @@ MIXED_DATA = {
         {"q": ["x", None, 3]},
         "the given columns, row 2: column `q` changes its type: a number here, text in the given columns, row 0\n"
         "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
+        "  fix: write all of its values in the same type, e.g. all as text; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "shapes": (
         {"q": [[1], [2], ["x"]]},
@@ -68,7 +74,8 @@ MIXED_DATA = {
         pd.DataFrame({"q": ["x", 3]}),
         "the data frame, row 1: column `q` changes its type: a number here, text in the data frame, row 0\n"
         "  expected: one type in all rows of a column\n"
-        "  fix: write all of its values in the same type, e.g. all as text",
+        "  fix: write all of its values in the same type, e.g. all as text; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
 }
 

@@ -204,8 +204,8 @@ BAD = {
         "the given columns, row 5 (25 tokens), the given columns, row 6 (24 tokens) and 1 more: "
         "6 of 7 rows are longer than the model's context\n"
         "  expected: at most 12 tokens of prompt, answer and end of sequence\n"
-        "  fix: set preprocessing.global_max_sequence_length: 12 to cut them (each cut is counted), "
-        "set max_sequence_length of a feature to cut prompts or answers alone, or remove the rows",
+        "  fix: set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); "
+        "or set max_sequence_length of a feature to cut prompts or answers alone",
     ),
     "nothing to learn": (
         {"q": ["abcdefgh", "a"], "a": ["x", "y"]},

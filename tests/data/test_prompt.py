@@ -10,7 +10,7 @@ import pytest
 from brim.data import read
 from brim.data.blocks import BATCH_ROWS
 from brim.data.prompt import cell_texts, prompter
-from brim.errors import DataError
+from brim.errors import DataError, Problem
 
 
 def prompts_of(config, source, keys=None):
@@ -115,15 +115,21 @@ def test_chosen_rows_keep_their_keys_across_batches(make_config):
             "  expected: text, numbers, true or false, or dates\n"
             "  fix: write what the model should read as a text column",
         ),
-        (
-            {"prompt__template": "{n:.2f}"},
-            {"n": ["1", "x"], "a": ["y", "z"]},
-            "the given columns, row 1: column n holds 'x', which the format {n:.2f} of prompt.template does not fit\n"
-            "  expected: a number",
-        ),
     ],
 )
 def test_columns_that_cannot_be_used_are_told(make_config, changes, columns, message):
     with pytest.raises(DataError) as caught:
         prompts_of(make_config(**changes), read(columns))
     assert str(caught.value) == message
+
+
+def test_a_row_that_does_not_fit_the_template_is_left_out_and_told(make_config):
+    source = read({"n": ["1", "x", "3"], "a": ["y", "z", "w"]})
+    asked = prompter(make_config(prompt__template="{n:.2f}"), source, with_answers=True)
+    (texts,) = asked.texts(np.arange(3))
+    assert (texts.keys.tolist(), texts.prompts, texts.answers) == ([0, 2], ["1.00", "3.00"], ["y", "w"])
+    assert asked.faults.problems == {
+        1: Problem(
+            what="column n holds 'x', which the format {n:.2f} of prompt.template does not fit", expected="a number"
+        )
+    }

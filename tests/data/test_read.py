@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.data import read
+from brim.data.usable import usable
 from brim.data.utf8 import require_utf8
 from brim.errors import DataError
 
@@ -139,24 +140,26 @@ BAD_FILES = {
     "one broken line": (
         "data.jsonl",
         '{"q": "x"}\n\n{"q": "y"\n{"q": "z"}\n',
-        "data.jsonl:3: not valid JSON: Expecting ',' delimiter at character 11\n  expected: one JSON object a line",
+        "data.jsonl:3: not valid JSON: Expecting ',' delimiter at character 11\n  expected: one JSON object a line\n"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "broken lines": (
         "data.jsonl",
-        '{"q": 1}\n' + "{]\n" * 7,
+        '{"q": 1}\n' * 7 + "{]\n" * 7,
         "".join(
             f"data.jsonl:{line}: not valid JSON: Expecting property name enclosed in double quotes at character 2\n"
             "  expected: one JSON object a line\n"
-            for line in range(2, 7)
+            for line in range(8, 13)
         )
-        + "data.jsonl: 2 more lines are broken",
+        + "data.jsonl: 2 more rows are bad\n  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "no objects": (
         "data.jsonl",
-        '{"q": 1}\n[1]\nnull\n3\n',
+        '{"q": 1}\n[1]\nnull\n3\n{"q": 1}\n{"q": 1}\n',
         "data.jsonl:2: this line is a list\n  expected: one JSON object a line\n"
         "data.jsonl:3: this line is null\n  expected: one JSON object a line\n"
-        "data.jsonl:4: this line is a number\n  expected: one JSON object a line",
+        "data.jsonl:4: this line is a number\n  expected: one JSON object a line\n"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "a list as lines": (
         "data.jsonl",
@@ -167,24 +170,27 @@ BAD_FILES = {
         "data.jsonl",
         '{"q": "x"}\n{"q": "\\ud83d"}\n',
         "data.jsonl:2: column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold\n"
-        "  fix: write the whole character, or remove it",
+        "  fix: write the whole character, or remove it; or set preprocessing.on_bad_row: drop to go on without such "
+        "rows",
     ),
     "half a character, nested": (
         "data.jsonl",
         '{"q": "x"}\n{"q": ["\\ud83d"]}\n',
         "data.jsonl:2: column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold\n"
-        "  fix: write the whole character, or remove it",
+        "  fix: write the whole character, or remove it; or set preprocessing.on_bad_row: drop to go on without such "
+        "rows",
     ),
     "a key twice": (
         "data.jsonl",
         '{"q": "x"}\n{"q": "x", "a": "", "a": "y"}\n',
         "data.jsonl:2: JSON that cannot be read: the key 'a' stands twice in one object\n"
-        "  expected: one JSON object a line",
+        "  expected: one JSON object a line\n  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "a nested key twice": (
         "data.json",
         '[{"q": "x"},\n {"q": {"b": 1, "b": 1}}]\n',
-        "data.json:2: JSON that cannot be read: the key 'b' stands twice in one object",
+        "data.json, row 1: JSON that cannot be read: the key 'b' stands twice in one object\n"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "broken json": (
         "data.json",
@@ -209,7 +215,8 @@ BAD_FILES = {
     "json of numbers": (
         "data.json",
         '[{"q": 1}, 2]',
-        "data.json, row 1: this is a number, not an object\n  expected: a list of objects",
+        "data.json, row 1: this is a number, not an object\n  expected: a list of objects\n"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "json object": (
         "data.json",
@@ -230,24 +237,30 @@ BAD_FILES = {
     "too few fields": (
         "data.csv",
         'q,a,b\n"x\ny",2,3\n1,2\n',
-        "data.csv:4: 2 fields where the header has 3\n  expected: 3 fields",
+        "data.csv:4: 2 fields where the header has 3\n  expected: 3 fields\n"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "too many fields": (
         "data.csv",
         "q,a\n1,2\n1,2,3\n",
         "data.csv:3: 3 fields where the header has 2\n  expected: 2 fields\n"
-        '  fix: put cells that hold commas, quotes or line breaks in "double quotes"',
+        '  fix: put cells that hold commas, quotes or line breaks in "double quotes"; or '
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "many ragged lines": (
         "data.csv",
         "q,a\n" + "1\n" * 8,
         "".join(f"data.csv:{line}: 1 field where the header has 2\n  expected: 2 fields\n" for line in range(2, 7))
-        + "data.csv: 3 more lines have another number of fields",
+        + "data.csv: 3 more rows are bad\n"
+        "data.csv: 8 of 8 rows are bad, more than preprocessing.on_bad_row: drop leaves out\n"
+        "  expected: a file of another kind, or other columns: at most half of the rows may be bad\n"
+        "  fix: look at the first of them",
     ),
     "open quote": (
         "data.csv",
         'q,a\n1,"x\n2,y\n',
-        'data.csv:2: a quoted cell begins in this row and never ends\n  expected: a closing "\n'
+        "data.csv:2: a quoted cell begins in this row and never ends; where the next row begins, in the 2 lines that it "
+        'takes, cannot be told\n  expected: a closing "\n'
         '  fix: close the quote; inside a quoted cell, write a quote twice: ""',
     ),
     "a name twice": (
@@ -259,9 +272,10 @@ BAD_FILES = {
     "Windows-1252": (
         "data.csv",
         b"q,a\nx,y\ncaf\xe9,z\n",
-        "data.csv:3: byte 0xE9 (byte 11 of the file) is not UTF-8 text; the file looks like WINDOWS-1252\n"
+        "data.csv:3: byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252\n"
         "  expected: a text file in UTF-8\n"
-        "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.csv > data-utf8.csv`",
+        "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.csv > data-utf8.csv`; or "
+        "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "UTF-16": (
         "data.jsonl",
@@ -297,7 +311,7 @@ BAD_FILES = {
 def test_what_is_wrong_with_a_file_is_told_with_its_place(tmp_path, name, content, message):
     write(tmp_path / name, content)
     with pytest.raises(DataError) as caught:
-        read(tmp_path / name)
+        usable(read(tmp_path / name), [], "error")
     assert str(caught.value) == message.replace("{folder}", str(tmp_path))
 
 

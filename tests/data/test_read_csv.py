@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from brim.data import read, read_csv
 from brim.data.csv_columns import ColumnKind, refine
 from brim.data.prompt import cell_texts
-from brim.errors import DataError
+from brim.errors import DataError, Problem
 
 
 def table_of(tmp_path, text):
@@ -104,8 +104,10 @@ def test_a_row_longer_than_a_block_is_read(tmp_path, monkeypatch):
 
 
 def test_a_broken_line_is_located_behind_a_very_long_cell(tmp_path):
-    with pytest.raises(DataError, match=r"data\.csv:3: 1 field where the header has 2"):
-        table_of(tmp_path, "q,a\n" + "x" * 200_000 + ",y\nz\n")
+    (tmp_path / "data.csv").write_text("q,a\n" + "x" * 200_000 + ",y\nz\n")
+    source = read(tmp_path / "data.csv")
+    assert [source.locate(row) for row in source.faults] == ["data.csv:3"]
+    assert source.table["q"].to_pylist() == ["x" * 200_000, None]
     assert csv.field_size_limit() == 131_072
 
 
@@ -114,12 +116,36 @@ def test_a_cell_that_ends_in_a_line_break_is_no_open_quote(tmp_path):
 
 
 def test_a_stray_quote_is_told_where_the_file_cannot_be_read(tmp_path):
+    (tmp_path / "data.csv").write_text('q,a\nx,y\n"x" y,z\n"x" y", z,"w"\n')
+    source = read(tmp_path / "data.csv")
+    assert source.table.to_pylist()[:2] == [{"q": "x", "a": "y"}, {"q": "x y", "a": "z"}]
+    assert source.faults == {
+        2: Problem(
+            what="text follows a closing quote",
+            expected="the separator or the end of the line",
+            fix='inside a quoted cell, write a quote twice: ""',
+        )
+    }
+
+
+def test_a_quote_that_runs_over_lines_leaves_open_which_are_rows(tmp_path):
     with pytest.raises(DataError) as caught:
-        table_of(tmp_path, 'q,a\n"x" y,z\n1,2,3\n')
+        table_of(tmp_path, 'q,a\nx,y\n1,"x\n2,y\n3,"z",w\n4,5\n')
     assert str(caught.value) == (
-        "data.csv:2: text follows a closing quote\n  expected: the separator or the end of the line\n"
+        "data.csv:3: text follows a closing quote; where the next row begins, in the 3 lines that it takes, cannot be "
+        "told\n  expected: the separator or the end of the line\n"
         '  fix: inside a quoted cell, write a quote twice: ""'
     )
+
+
+def test_a_ragged_row_of_several_lines_is_one_row(tmp_path):
+    (tmp_path / "data.csv").write_text('q,a\nx,y\n1,"x\n\ny",3\n4,5\n')
+    source = read(tmp_path / "data.csv")
+    assert {source.locate(row): problem.what for row, problem in source.faults.items()} == {
+        "data.csv:3": "3 fields where the header has 2"
+    }
+    assert source.table.to_pylist()[2] == {"q": "4", "a": "5"}
+    assert source.locate(2) == "data.csv:6"
 
 
 def test_columns_without_a_name_are_allowed_once(tmp_path):

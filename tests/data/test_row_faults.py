@@ -24,7 +24,7 @@ def test_error_tells_the_first_places_counts_the_others_and_names_the_policy():
     assert str(caught.value) == (
         "".join(f"data.jsonl:{key + 1}: fault {key}\n  expected: none\n" for key in range(1, 6))
         + "data.jsonl: 2 more rows are bad\n"
-        "  fix: set preprocessing.on_bad_row: drop to go on without such rows, each named in the ledger"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows"
     )
 
 

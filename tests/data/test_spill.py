@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim.data import prepare, read, spill
+from brim.data import prepare, read, read_jsonl, spill
 from brim.data.records import BATCH_ROWS
-from brim.errors import DataError, OutputError
+from brim.errors import DataError, OutputError, Problem
 
 NUM_ROWS = 3 * BATCH_ROWS
 
@@ -96,12 +96,32 @@ def test_a_kept_file_that_is_damaged_is_made_anew(tmp_path, monkeypatch, cache):
 
 def test_a_failure_while_spilling_leaves_nothing_behind(tmp_path, monkeypatch, cache):
     write_jsonl(tmp_path / "data.jsonl")
-    with (tmp_path / "data.jsonl").open("a") as file:
-        file.write("{broken")
     make_small(monkeypatch)
-    with pytest.raises(DataError, match=r"data\.jsonl:12289: not valid JSON"):
+
+    def failing(path):
+        yield from json.loads(f"[{','.join(path.read_text().splitlines())}]")
+        raise DataError(Problem(what="on purpose"))
+
+    monkeypatch.setattr(read_jsonl, "_quick", failing)
+    with pytest.raises(DataError, match="on purpose"):
         read(tmp_path / "data.jsonl")
     assert list(cache.iterdir()) == []
+
+
+def test_a_kept_copy_keeps_what_is_wrong_with_rows(tmp_path, monkeypatch, cache):
+    write_jsonl(tmp_path / "data.jsonl")
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write('{broken\n{"q": 3}\n')
+    small = read(tmp_path / "data.jsonl")
+    make_small(monkeypatch)
+    made, kept = read(tmp_path / "data.jsonl"), read(tmp_path / "data.jsonl")
+    assert len(list(cache.iterdir())) == 1
+    for source in (small, made, kept):
+        assert {row: problem.what for row, problem in source.faults.items()} == {
+            12288: "not valid JSON: Expecting property name enclosed in double quotes at character 2"
+        }
+        assert source.kinds["q"].to_pylist()[-3:] == ["text", None, "a number"]
+        assert source.table.equals(small.table)
 
 
 def test_a_later_batch_may_widen_the_columns(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from brim.errors import DataError, Problem
 BadRowPolicy: TypeAlias = Literal["error", "drop"]  # preprocessing.on_bad_row
 
 ON_BAD_ROW = "preprocessing.on_bad_row"
-WAY_OUT = f"set {ON_BAD_ROW}: drop to go on without such rows, each named in the ledger"
+WAY_OUT = f"set {ON_BAD_ROW}: drop to go on without such rows"
 MAX_PROBLEMS = 5  # a message tells these and counts the others
 
 
