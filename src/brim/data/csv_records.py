@@ -53,6 +53,11 @@ def read_header(path: Path, delimiter: str) -> list[str]:
     return names
 
 
+def first_records(path: Path, delimiter: str) -> Iterator[list[str]]:
+    """The cells of each record, from the header on."""
+    return (record.cells for record in _records(path, delimiter))
+
+
 def first_lines(path: Path, delimiter: str) -> Sequence[int]:
     """The line (1-based) on which each row begins; the header is no row."""
     lines = array("q", (record.line for record in _records(path, delimiter)))

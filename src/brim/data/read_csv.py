@@ -17,6 +17,7 @@ import pyarrow.csv as pa_csv
 
 from brim.data.csv_columns import ColumnKind, convert, refine
 from brim.data.csv_records import ends_in_open_quote, first_lines, judged_rows, read_header
+from brim.data.csv_separator import require_separator
 from brim.data.hidden_columns import FAULT
 from brim.data.source import Source, source_of
 from brim.data.spill import gather, kept_or
@@ -35,6 +36,7 @@ def read_csv(path: Path, *, delimiter: str) -> Source:
     Raises DataError where the file is of another kind, or where it cannot be told which lines are rows.
     """
     names = read_header(path, delimiter)
+    require_separator(path, names, delimiter)
     table = kept_or(partial(_read_table, path, names, delimiter), path)
     return source_of(table, name=path.name, locate=_locator(path, delimiter))
 
