@@ -93,6 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
             return 404, {"error": "there is no such page"}
         _, _, _, owner, name, *rest = path.split("/")
         repository = f"{owner}/{name}"
+        if repository not in hub.private:
+            return 404, {"error": "Repository not found"}
         if not rest or rest[0] == "revision":
             return 200, {"id": repository, "private": hub.private[repository], "sha": "0" * 40, "siblings": []}
         if rest[0] == "branch":

@@ -141,8 +141,6 @@ def test_a_name_that_is_not_organisation_and_name_is_refused_before_all_else(hub
 )
 def test_what_the_hub_refuses_is_told_without_the_token_that_it_repeats(hub, run, place, status, kind, message):
     hub.refuse[place] = (status, f"no: Bearer {TOKEN} is nobody")
-    if place == "repos/create":
-        hub.refuse["/api/models/some-org/some-model"] = (404, "not found")
     with pytest.raises(kind, match=message) as caught:
         upload(run, "some-org/some-model")
     assert type(caught.value) is kind

@@ -1,9 +1,10 @@
 """The model card of a run."""
 
 import pytest
+from ruamel.yaml import YAML
 
 from brim.config import load_config
-from brim.train.card import CardFacts, model_card
+from brim.train.card import CardFacts, card_apart, local_name, model_card
 from brim.train.state import TrainState
 
 
@@ -50,3 +51,35 @@ def test_the_card_tells_base_model_rows_and_figures():
 def test_no_template_ends_the_block_that_shows_it(template, fence):
     text = card(template=template)
     assert f"## Prompt\n\n{fence}text\n{template or '{question}'}\n{fence}\n\nThe settings" in text
+
+
+def apart(text, **changes):
+    settings = {"base_model": "some-org/some-model", "trainer": {"type": "finetune"}, "adapter": "lora", **changes}
+    packages = {"brim": "1.2.3", "torch": "2.13.0", "peft": "not installed"}
+    return card_apart(text, load_config(settings).config, packages=packages, merge="Merged well.")
+
+
+def test_apart_from_its_run_a_card_holds_the_settings_and_versions():
+    text = apart(card().replace("## Prompt", "Made for the workshop.\n\n## Prompt"))
+    assert text.startswith("---\nlibrary_name: transformers\nbase_model: some-org/some-model\n")
+    assert "\n# LoRA adapter merged into some-org/some-model\n" in text
+    assert "\nMade for the workshop.\n" in text
+    assert "\n## Merge\n\nMerged well.\n\n## Settings\n" in text
+    assert "Versions: brim 1.2.3, torch 2.13.0.\n" in text
+    assert "config.yaml" not in text
+    settings = text.split("```yaml\n")[1].split("```")[0]
+    assert YAML(typ="safe").load(settings)["adapter"]["r"] == 8
+
+
+def test_paths_are_shortened_to_names(tmp_path):
+    (tmp_path / "a-base").mkdir()
+    adapter = {"type": "lora", "pretrained_adapter_weights": str(tmp_path / "an-adapter")}
+    text = apart(None, base_model=str(tmp_path / "a-base"), dataset=str(tmp_path / "rows.csv"), adapter=adapter)
+    assert str(tmp_path) not in text
+    for line in ("base_model: a-base", "dataset: rows.csv", "pretrained_adapter_weights: an-adapter"):
+        assert line in text
+    assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [brim]\n---\n")
+
+
+def test_a_hub_id_keeps_its_organisation():
+    assert local_name("some-org/some-model") == "some-org/some-model"

@@ -47,14 +47,22 @@ class Merging:
     dataset: Data | None = None  # whose rows the two models are compared on; default: the run's validation rows
 
 
-def merging_of(dtype: str, max_divergence: float | None, dataset: Data | None) -> dict[str, Any]:
-    """Arguments of Merging as a person typed them; None leaves a default. Raises InputError."""
+def merging_of(merge: bool, **given: Any) -> dict[str, Any]:
+    """Arguments of Merging as a person typed them, without those left open. Raises InputError."""
+    typed = {name: value for name, value in given.items() if value is not None}
+    dtype, most = typed.get("dtype", "bf16"), typed.get("max_divergence", 0.0)
+    if typed and not merge:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        what = f"{options} acts on merged weights, and nothing is merged"
+        raise InputError(Problem(what=what, fix="add --merge, or leave it out"))
     if dtype not in DTYPES:
-        raise InputError(Problem(what=f"there is no dtype {dtype!r}", where="--dtype", expected=", ".join(DTYPES)))
-    if max_divergence is not None and not max_divergence >= 0:
-        what = f"--max-divergence is {max_divergence:g}"
+        raise InputError(
+            Problem(what=f"there is no dtype {dtype!r}", expected=", ".join(DTYPES), fix="choose one with --dtype")
+        )
+    if not most >= 0:
+        what = f"--max-divergence is {most:g}"
         raise InputError(Problem(what=what, expected="nats a token: 0 or more", fix="leave it out for the default"))
-    return {"dtype": dtype, "dataset": dataset, "max_divergence": max_divergence}
+    return typed
 
 
 def limit_of(adapter_kl: float | None) -> float:

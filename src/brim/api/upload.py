@@ -152,7 +152,11 @@ def _token() -> str:
 @contextmanager
 def _bars_for_people() -> Iterator[None]:
     """Without the Hub's progress bars where nobody looks."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     if are_progress_bars_disabled() or sys.stderr.isatty():
         yield

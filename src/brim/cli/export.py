@@ -26,8 +26,9 @@ def export(
         bool, typer.Option("--merge", help="Merge the adapter into the base: a model for plain transformers.")
     ] = False,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="NAME", help="Of merged weights: bf16, fp16 or fp32.")
-    ] = "bf16",
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", metavar="NAME", help="Of merged weights: bf16, fp16 or fp32. Default: bf16."),
+    ] = None,
     max_divergence: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
@@ -49,7 +50,7 @@ def export(
     model = open_model(run, overrides or [])
     from brim.api.merging import merging_of
 
-    given = merging_of(dtype, max_divergence, dataset) if merge else {}
+    given = merging_of(merge, dtype=dtype, max_divergence=max_divergence, dataset=dataset)
     result = model.export(output, merge=merge, format=output_format, say=say, **given)
     if as_json:
         print(json.dumps(_as_dict(result)))
