@@ -47,6 +47,12 @@ def test_brims_own_keys_are_few():
     assert {".".join(key.path) for key in all_keys() if key.is_brims_own} == {
         "initialize",
         "precision",
+        "chat",
+        "chat.messages",
+        "chat.tools",
+        "chat.template",
+        "chat.supervise",
+        "chat.date",
         "model_parameters.attn_implementation",
         "dataset",
         "preprocessing.drop_unlearnable",

@@ -147,6 +147,7 @@ def test_what_is_no_conversation_is_told_with_the_turn(cell, what, expected, fix
 
 def test_there_must_be_something_to_learn_at_the_end():
     assert told([USER], check=require_learnable)[0] == "no turn is the assistant's, so there is nothing to learn"
+    assert told([ANSWER], check=require_learnable)[0] == "nothing stands before the assistant's turn"
     assert told([USER, ANSWER, USER], check=require_learnable) == (
         "the last turn, 3, is of the role user, and nothing is learned from it",
         "a conversation that ends with the assistant's turn",

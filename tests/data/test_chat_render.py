@@ -9,6 +9,8 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from brim.data.chat_messages import BadConversation, conversation_of
 from brim.data.chat_render import ConversationRenderer
@@ -52,6 +54,9 @@ def template(name, **changes):
 
 def renderer(name, supervise="all"):
     return ConversationRenderer(template=template(name), supervise=supervise)
+
+
+RENDERER = renderer("chatml")
 
 
 def conversation(name):
@@ -237,6 +242,26 @@ def test_what_a_prediction_goes_on_from_is_what_was_learned_from():
         assert tuple(piece.text for piece in renderer(name).prompt(conversation("two"))) == tuple(
             piece.text for piece in learned[:-1]
         )
+
+
+def test_what_follows_an_answer_in_a_prompt_is_no_part_of_it():
+    made = renderer("chatml").prompt(conversation_of([USER, ANSWER, SECOND]))
+    assert [piece.text for piece in made][1:] == ["4, “surely” <b><|im_end|>\n", "<|im_start|>assistant\n"]
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(lambda text: f"x{text}x")
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), st.none() | TEXT)
+def test_whatever_is_said_what_is_learned_is_the_answers(exchanges, system):
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    for question, answer in exchanges:
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    made = RENDERER.learned(conversation_of(json.dumps(turns)))
+    ends = [piece.text for piece in made if piece.supervised]
+    assert ends == [f"{answer}<|im_end|>\n" for _, answer in exchanges]
+    text = template("chatml").render(turns, None, add_generation_prompt=False)
+    assert "".join(piece.text for piece in made) == text
 
 
 def test_a_prompt_is_whole_where_no_row_like_it_could_be_learned():

@@ -122,6 +122,21 @@ def test_the_last_turn_is_asked_for_when_texts_are_compared(run, rows_file):
     assert metrics["num_rows"] == 24
 
 
+def test_texts_are_compared_for_one_split_whatever_the_others_hold(run):
+    _, model, _ = run
+    columns = {"messages": [json.dumps(conversation(1, 1)), "[]", json.dumps(conversation(1, 2))], "split": [2, 0, 2]}
+    metrics = model.evaluate(columns, split="test", with_texts=True).metrics
+    assert (metrics["num_rows"], metrics["exact_match"]) == (2, 1.0)
+
+
+def test_the_prompt_of_a_conversation_is_never_cut(run):
+    folder, _, _ = run
+    loaded = brim.Model.load(folder, overrides=["preprocessing.on_overlong=truncate"])
+    turns = [{"role": "user", "content": "x" * 200}]
+    with pytest.raises(brim.DataError, match="1 prompt is too long"):
+        loaded.predict({"messages": [turns]})
+
+
 def test_an_answer_that_is_there_is_left_out_of_the_prompt(run):
     _, model, _ = run
     whole, asked = conversation(2, 1, turns=2), conversation(2, 1, turns=2)[:-1]

@@ -69,7 +69,7 @@ def evaluate(
     return EvaluateResult(split=split, metrics=metrics, loss_interval=loss_interval(scores), rows=frame)
 
 
-def asked_of(source: Source, session: Session, rows: TokenRows) -> Asked:
+def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -> Asked:
     """What to write a text for, and the answers as the data has them, whole even where tokens are cut.
 
     rows: with answers, in the order of the source. Of a conversation, the last answer is asked for.
@@ -78,7 +78,7 @@ def asked_of(source: Source, session: Session, rows: TokenRows) -> Asked:
     references = [answer for batch in batches for answer in _answers(batch, session.encoder)]
     if session.config.chat is None:
         return Asked(prompts=rows.prompts(), references=references)
-    every = prompts_of(source, session.config, session.encoder).rows
+    every = prompts_of(source, session.config, session.encoder, only=split).rows
     return Asked(prompts=every.take(np.flatnonzero(np.isin(every.keys, rows.keys))), references=references)
 
 
@@ -86,7 +86,7 @@ def answerable(
     source: Source, session: Session, rows: TokenRows, *, split: str
 ) -> tuple[TokenRows, Asked, list[Entry]]:
     """The rows whose prompts can be continued, what to write a text for, and what happened to the others."""
-    asked = asked_of(source, session, rows)
+    asked = asked_of(source, session, rows, split=split)
     kept = continuable(asked.prompts, session, source, split=split)
     references = [asked.references[position] for position in kept.positions.tolist()]
     return rows.take(kept.positions), Asked(prompts=kept.prompts, references=references), kept.entries

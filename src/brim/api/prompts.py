@@ -40,8 +40,9 @@ def continuable(prompts: TokenRows, session: Session, source: Source, *, split: 
     if policy.on_bad_row == "drop":
         entries += _dropped_empty(prompts.keys[is_empty].tolist(), source, split, num_rows=len(prompts))
         is_kept &= ~is_empty
-    if policy.on_overlong != "error" and room is not None:
-        is_cut = policy.on_overlong == "truncate"
+    # The prompt of a conversation ends with the beginning of the answer, without which it cannot be continued.
+    is_cut = policy.on_overlong == "truncate" and session.config.chat is None
+    if (is_cut or policy.on_overlong == "drop") and room is not None:
         entries += _entries(prompts.keys[is_long], lengths[is_long], room, split, is_cut=is_cut)
         if is_cut:
             prompts = prompts.cut_to(room) if is_long.any() else prompts

@@ -70,6 +70,8 @@ def require_learnable(conversation: Conversation) -> None:
         raise BadConversation(
             "no turn is the assistant's, so there is nothing to learn", expected="an assistant's turn"
         )
+    if len(roles) == 1:
+        raise _nothing_before()
     if roles[-1] != ASSISTANT:
         raise BadConversation(
             f"the last turn, {len(roles)}, is of the role {roles[-1]}, and nothing is learned from it",
@@ -84,10 +86,13 @@ def to_be_continued(conversation: Conversation) -> Conversation:
     if messages[-1]["role"] == ASSISTANT:
         messages = messages[:-1]
     if not messages:
-        raise BadConversation(
-            "nothing stands before the assistant's turn", expected="a turn to answer", fix="add the user's turn"
-        )
+        raise _nothing_before()
     return Conversation(messages=messages, tools=conversation.tools, was_share_gpt=conversation.was_share_gpt)
+
+
+def _nothing_before() -> BadConversation:
+    what = "nothing stands before the assistant's turn"
+    return BadConversation(what, expected="a turn to answer", fix="add the user's turn")
 
 
 def _listed(cell: Any, what: str, expected: str) -> list[Any]:

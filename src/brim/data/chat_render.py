@@ -7,7 +7,6 @@ template will do, and what is learned is what a prediction has to write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,7 +43,8 @@ class ConversationRenderer:
         beginning and of the whole differ.
         """
         require_learnable(conversation)
-        return self._pieces(conversation, self._text(conversation), self._learned_turns(conversation))
+        text = self._checked_text(conversation, for_answer=False)
+        return tuple(self._cut(conversation, text, for_answer=False))
 
     def prompt(self, conversation: Conversation) -> tuple[Piece, ...]:
         """The text up to the beginning of the answer, in the pieces that learning has made of it.
@@ -52,33 +52,36 @@ class ConversationRenderer:
         Where a turn before it has no place in that text, no row like it was learned, and the text is one piece.
         """
         asked = to_be_continued(conversation)
-        text = self._text(asked, for_answer=True)
-        self._require_whole(asked, for_answer=True)
-        self._require_unmerged(asked)
+        text = self._checked_text(asked, for_answer=True)
+        whole = (Piece(text=text, supervised=False),)
         if self.supervise == "last":
-            return (Piece(text=text, supervised=False),)
+            return whole
         try:
-            return tuple(Piece(text=piece.text, supervised=False) for piece in self._cut(asked, text))
+            pieces = self._cut(asked, text, for_answer=True)
         except BadConversation:
-            return (Piece(text=text, supervised=False),)
+            return whole
+        return tuple(Piece(text=piece.text, supervised=False) for piece in pieces)
 
     def _learned_turns(self, conversation: Conversation) -> list[int]:
         turns = [at for at, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
         return turns if self.supervise == "all" else turns[-1:]
 
-    def _pieces(self, conversation: Conversation, text: str, turns: list[int]) -> tuple[Piece, ...]:
-        self._require_whole(conversation, for_answer=False)
+    def _checked_text(self, conversation: Conversation, *, for_answer: bool) -> str:
+        text = self._text(conversation, for_answer=for_answer)
+        self._require_whole(conversation, for_answer=for_answer)
         self._require_unmerged(conversation)
-        return tuple(self._cut(conversation, text, turns))
+        return text
 
-    def _cut(self, conversation: Conversation, text: str, turns: Sequence[int] | None = None) -> list[Piece]:
-        """The text in pieces: before each of these turns, the turn itself, and what is left."""
-        turns = self._learned_turns(conversation) if turns is None else turns
+    def _cut(self, conversation: Conversation, text: str, *, for_answer: bool) -> list[Piece]:
+        """The text in pieces: before each of the assistant's turns, the turn itself, and what is left.
+
+        for_answer: the text goes on with the beginning of an answer.
+        """
+        last = None if for_answer else len(conversation.messages) - 1
         pieces, done = [], 0
-        for turn in turns:
+        for turn in self._learned_turns(conversation):
             start = self._length(conversation, text, turn, for_answer=True)
-            is_last = turn == len(conversation.messages) - 1
-            end = len(text) if is_last else self._length(conversation, text, turn + 1, for_answer=False)
+            end = len(text) if turn == last else self._length(conversation, text, turn + 1, for_answer=False)
             if not done <= start < end:
                 raise BadConversation(
                     f"the template writes nothing for turn {turn + 1} (assistant) that could be learned",

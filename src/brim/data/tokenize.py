@@ -61,6 +61,7 @@ class Findings:
     special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
     empty: list[int] = field(default_factory=list)  # keys of rows whose answer is an empty text
     doubled_bos: int = 0  # rows whose prompt begins with BOS twice
+    are_chats: bool = False  # the rows are conversations, which are cut as wholes alone
     otherwise: list[int] = field(default_factory=list)  # keys of conversations whose pieces have other tokens together
 
 
@@ -126,6 +127,7 @@ def _conversations(
     batch: Texts, chats: Sequence[Chat], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
 ) -> Iterator[pa.RecordBatch]:
     """A batch of conversations as token rows, cut as wholes."""
+    findings.are_chats = True
     whole = [replace(row, key=key) for key, row in zip(batch.keys.tolist(), chat_rows(chats, encoder), strict=True)]
     findings.otherwise += [whole[at].key for at in encoded_otherwise(chats, whole, encoder)]
     rows = []

@@ -12,6 +12,9 @@ from brim.data.source import MAX_PLACES, Source, places
 from brim.data.tokenize import Findings, Limits
 from brim.errors import DataError, Problem
 
+_FIX_LENGTH = "set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)"
+_FIX_FEATURE_LENGTH = "set max_sequence_length of a feature to cut prompts or answers alone"
+
 
 def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_rows: int) -> None:
     """Raise DataError when rows are longer than the context, naming the longest."""
@@ -25,8 +28,7 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
             what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context",
             where=f"{located}{more}",
             expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
-            fix="set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); or "
-            "set max_sequence_length of a feature to cut prompts or answers alone",
+            fix=_FIX_LENGTH if findings.are_chats else f"{_FIX_LENGTH}; or {_FIX_FEATURE_LENGTH}",
         )
     )
 
