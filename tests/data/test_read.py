@@ -1,6 +1,7 @@
 """Every kind of source gives the same table."""
 
 import json
+import os
 
 import pandas as pd
 import pyarrow as pa
@@ -108,6 +109,8 @@ def write(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+JSON_EXPECTED = "\n  expected: a list of objects (one a row), or one object of lists (one a column)"
+
 BAD_FILES = {
     "empty": ("data.jsonl", "", "data.jsonl: the file is empty\n  expected: at least one row of data"),
     "only blanks": ("data.jsonl", "\n\n", "data.jsonl: the data set has no rows\n  expected: at least one row of data"),
@@ -195,22 +198,22 @@ BAD_FILES = {
     "broken json": (
         "data.json",
         '[\n  {"q": "x"},\n  {"q": }\n]\n',
-        "data.json:3: not valid JSON: Expecting value at character 9 of the line",
+        "data.json:3: not valid JSON: Expecting value at character 9 of the line" + JSON_EXPECTED,
     ),
     "json without a comma": (
         "data.json",
         '[{"q": "x"}\n {"q": "y"}]',
-        "data.json:2: not valid JSON: Expecting ',' delimiter at character 2 of the line",
+        "data.json:2: not valid JSON: Expecting ',' delimiter at character 2 of the line" + JSON_EXPECTED,
     ),
     "json cut short": (
         "data.json",
         '[{"q": "x"},\n',
-        "data.json:2: not valid JSON: Expecting value at character 1 of the line",
+        "data.json:2: not valid JSON: Expecting value at character 1 of the line" + JSON_EXPECTED,
     ),
     "json with more": (
         "data.json",
         '[{"q": 1}]\nx',
-        "data.json:2: not valid JSON: Extra data at character 1 of the line",
+        "data.json:2: not valid JSON: Extra data at character 1 of the line" + JSON_EXPECTED,
     ),
     "json of numbers": (
         "data.json",
@@ -386,3 +389,16 @@ def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, 
         require_utf8(path)
     line = 1 + start.count(b"\n")
     assert f"data.csv:{line}: byte 0x{bad[0]:02X} (byte {len(start)} of the file)" in str(caught.value)
+
+
+def test_what_may_never_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in (str(tmp_path / "pipe.csv"), "/dev/zero"):
+        with pytest.raises(DataError, match=f"{name}: this is no regular file\n"):
+            read(name)
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".csv", "~nobody-of-this-name/rows.csv"])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(DataError, match="no file can be read by this name"):
+        read(name)

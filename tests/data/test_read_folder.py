@@ -1,5 +1,7 @@
 """Folders that `datasets` saved."""
 
+import json
+
 import pytest
 from datasets import Dataset, DatasetDict
 
@@ -78,3 +80,41 @@ def test_other_folders_are_told(tmp_path):
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(DataError, match="the saved data set cannot be read: "):
         read(tmp_path)
+
+
+OTHERS = [{"filename": "../outside.arrow"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("state.json", {"_data_files": OTHERS}, "state.json does not name Arrow files of this folder"),
+        ("state.json", {"_data_files": [{"filename": "/etc/passwd"}]}, "state.json does not name Arrow files"),
+        ("state.json", {"_data_files": [{"filename": 3}]}, "state.json does not name Arrow files"),
+        ("state.json", {"_data_files": 3}, "state.json does not name Arrow files"),
+        ("state.json", {"_data_files": []}, "state.json does not name Arrow files"),
+        ("state.json", {"_data_files": [{"filename": "no.arrow"}]}, "no.arrow is missing, or no regular file"),
+        ("state.json", [], "state.json holds no mapping"),
+        ("dataset_info.json", [], "dataset_info.json holds no mapping"),
+        ("dataset_info.json", {"features": {"a": {"_type": "os.system"}}}, ""),
+        ("dataset_dict.json", {"splits": ["../train"]}, "dataset_dict.json does not name the folders of its splits"),
+        ("dataset_dict.json", {"splits": 3}, "dataset_dict.json does not name the folders of its splits"),
+    ],
+)
+def test_what_the_small_files_may_not_say(tmp_path, name, content, message):
+    folder = tmp_path / "saved"
+    Dataset.from_dict({"q": ["a"], "a": ["b"]}).save_to_disk(folder)
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"the saved data set cannot be read: {message}") as caught:
+        read(folder)
+    assert caught.value.problems[0].fix == "save it anew with save_to_disk"
+
+
+def test_links_in_a_saved_folder_are_not_followed(tmp_path):
+    folder = tmp_path / "saved"
+    Dataset.from_dict({"q": ["a"], "a": ["b"]}).save_to_disk(folder)
+    (file,) = folder.glob("*.arrow")
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"\.arrow is missing, or no regular file"):
+        read(folder)

@@ -38,7 +38,7 @@ def read(source: Data) -> Source:
     if isinstance(source, str) and not source.strip():
         raise DataError(Problem(what="an empty path was given as the data set", expected="a file, or a saved folder"))
     if isinstance(source, str | Path):
-        return _read_path(Path(source).expanduser())
+        return _read_path(_path(source))
     if isinstance(source, pa.Table):
         return _checked(read_table(source))
     if isinstance(source, Mapping):
@@ -72,11 +72,26 @@ _TEXT_READERS: dict[str, Reader] = {
 _READERS: dict[str, Reader] = {**_TEXT_READERS, ".parquet": read_parquet, ".pq": read_parquet}
 
 
+def _path(source: str | Path) -> Path:
+    """Raises DataError for what no file can be called."""
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a loop of links, the home of nobody
+        reason = getattr(error, "strerror", None) or str(error)
+        what = f"no file can be read by this name ({reason}): {mask_login(str(source))[:60]!r}"
+        raise DataError(Problem(what=what, expected="a file, or a saved folder", fix="check the path")) from None
+    return path
+
+
 def _read_path(path: Path) -> Source:
     if not path.exists():
         raise DataError(_no_such_file(path))
     if path.is_dir():
         return _checked(read_folder(path))
+    if not path.is_file():
+        what, fix = "this is no regular file", "save the data to a file"
+        raise DataError(Problem(what=what, where=str(path), expected="a file, or a saved folder", fix=fix))
     ending = path.suffix.lower()
     if ending not in _READERS:
         raise DataError(_unknown_ending(path))

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from brim.data.read_frame import require_names
+from brim.data.saved_folder import require_plain_folder
 from brim.data.source import Source, plain, row_number
 from brim.data.split import FIXED_VALUES, spellings
 from brim.data.undecodable import without_undecodable
@@ -25,12 +26,20 @@ def read_folder(path: Path) -> Source:
                 fix="name a file in it instead",
             )
         )
+    require_plain_folder(path)
     import datasets
 
     try:
         loaded = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
-        raise DataError(Problem(what=f"the saved data set cannot be read: {error}", where=str(path))) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise DataError(
+            Problem(
+                what=f"the saved data set cannot be read: {' '.join(str(error).split())}",
+                where=str(path),
+                expected="what `datasets` writes with save_to_disk",
+                fix="save it anew with save_to_disk",
+            )
+        ) from None
     table = _joined(loaded, path.name) if isinstance(loaded, datasets.DatasetDict) else _table(loaded)
     require_names(table.column_names, path.name)
     table, faults = without_undecodable(table, path.name)

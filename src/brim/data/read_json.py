@@ -130,11 +130,19 @@ def _require_end(path: Path, text: str, at: int) -> None:
 def _broken(path: Path, text: str, at: int, message: str) -> Problem:
     line = text.count("\n", 0, at) + 1
     column = at - text.rfind("\n", 0, at)
-    return Problem(what=f"not valid JSON: {message} at character {column:,} of the line", where=f"{path.name}:{line}")
+    return Problem(
+        what=f"not valid JSON: {message} at character {column:,} of the line",
+        where=f"{path.name}:{line}",
+        expected="a list of objects (one a row), or one object of lists (one a column)",
+    )
 
 
 def _beyond_limits(path: Path, text: str, at: int, error: Exception) -> Problem:
-    return Problem(what=f"JSON that cannot be read: {error}", where=f"{path.name}:{text.count(chr(10), 0, at) + 1}")
+    return Problem(
+        what=f"JSON that cannot be read: {error}",
+        where=f"{path.name}:{text.count(chr(10), 0, at) + 1}",
+        expected="a list of objects (one a row), or one object of lists (one a column)",
+    )
 
 
 def _is_object(line: str) -> bool:
