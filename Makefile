@@ -39,6 +39,10 @@ test: lint  ## the whole suite: lint, types, tests
 docs: $(STAMP)  ## write docs/configuration.md anew from the schema
 	$(BIN)/python docs/generate.py
 
+.PHONY: faults
+faults: $(STAMP)  ## kills, full disks, damaged files, bad input: some minutes; writes docs/reliability.md's table
+	$(BIN)/python -m faults --workers 2
+
 .PHONY: bench-loss
 bench-loss: $(STAMP)  ## losses across micro-batches, and against transformers' and TRL's trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from faults.forked import Brim
+
 __all__ = ["Outcome", "Settings", "Trial"]
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -28,6 +30,7 @@ class Settings:
     """What a fault's module is told."""
 
     folder: Path  # an empty one, of its own, to do everything in; deleted at the end
+    brim: Brim  # runs commands; shared with the other faults, since its start takes seconds
     short: bool  # a few trials that end in seconds, instead of all
     seed: int  # of all that is drawn by chance
     worker: int = 0  # this process does the trials whose number modulo `num_workers` is `worker`

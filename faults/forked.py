@@ -167,8 +167,9 @@ def _warm_up() -> None:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("llama")
+    values: tuple[object, ...] = (0, 0.0, "", b"", None, True, [], {}, ())
     for name in collections.abc.__all__:
-        for value in (0, 0.0, "", b"", None, True, [], {}, ()):
+        for value in values:
             isinstance(value, getattr(collections.abc, name))
 
 

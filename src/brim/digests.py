@@ -17,7 +17,8 @@ def write_manifest(folder: Path) -> None:
     """Write the folder's manifest: SHA-256 by path, for all files in it and below it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
-    write_text(folder / MANIFEST, json.dumps(digests, indent=1) + "\n")
+    # No line break at the end: a manifest that lost its last byte is no JSON any more.
+    write_text(folder / MANIFEST, json.dumps(digests, indent=1))
 
 
 def verified(folder: Path) -> list[str]:
@@ -26,7 +27,10 @@ def verified(folder: Path) -> list[str]:
     Raises OSError when a file or the manifest is missing; ValueError, with the names, when a file was changed, and when
     the manifest is none or names what lies outside the folder.
     """
-    digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    try:
+        digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{MANIFEST} is no list of files and digests") from error
     if not isinstance(digests, dict):
         raise ValueError(f"{MANIFEST} is no list of files and digests")
     strange = [name for name in digests if not _is_inside(name)]

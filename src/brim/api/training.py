@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -79,13 +80,14 @@ def _train_in(
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
     _write_head(run, session, trainer, prepared, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
-    metrics_log, tensorboard_log = MetricsLog(run.metrics), TensorBoardLog(run.tensorboard)
+    metrics_log = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
+    tensorboard_log = TensorBoardLog(run.tensorboard)
     observers = Observers([metrics_log, tensorboard_log, observer])
     evaluated = _evaluated_splits(trainer, prepared)
 
-    def sync_logs() -> None:
-        metrics_log.sync()
+    def sync_logs() -> dict[str, Any]:
         tensorboard_log.sync()
+        return {"metrics": metrics_log.sync()}
 
     job = build_job(
         session.config,
@@ -110,8 +112,8 @@ def _train_in(
     started = time.perf_counter()
     try:
         observers.start(first_step=state.step, total_steps=job.length.total_steps)
-        if metrics_log.num_unreadable:
-            say(f"{metrics_log.num_unreadable:,} lines of {run.metrics.name} are damaged: they are left out")
+        if metrics_log.was_damaged:
+            say(f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or lost")
         with stop_request() as stop:
             loop.run(stop)
         seconds = time.perf_counter() - started
@@ -248,7 +250,7 @@ def _write_head(
     }
     _write(run.plan, json.dumps(plan, indent=1) + "\n")
     _write(run.config, dump(session.config))
-    if checkpoint is None:
+    if checkpoint is None or not run.environment.exists():
         with writing(run.environment.name, run.environment):
             write_environment(run, device=device_name(session.device))
     prepared.ledger.write(run.ledger)

@@ -113,7 +113,7 @@ class CheckpointStore:
         """The checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
         names = [Path(name) for name in self._verify(step)]
         state = json.loads((self._path(step) / _STATE).read_text(encoding="utf-8"))
-        if state.pop("step", None) != step:
+        if not isinstance(state, dict) or state.pop("step", None) != step:
             raise _damaged(step, self._path(step), "its state is that of another step")
         return Checkpoint(
             step=step,

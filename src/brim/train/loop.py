@@ -43,6 +43,7 @@ from brim.train.tensors import (
 
 Metrics = Mapping[str, float]
 Evaluate = Callable[[], Mapping[str, Metrics]]  # split -> its metrics
+SyncLogs = Callable[[], Mapping[str, Any]]  # what is to be known of the logs, as JSON, once they are on the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class TrainJob:
     stopping: Stopping
     store: CheckpointStore
     observer: Observer
-    sync_logs: Callable[[], None] = lambda: None  # before a checkpoint is written, which a resumed run goes by
+    sync_logs: SyncLogs = dict  # before a checkpoint is written, which a resumed run goes by
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON
 
 
@@ -261,11 +262,11 @@ class Loop:
             return
         state.loss_scaler = self._scaler.state_dict()
         tensors, numbers = optimizer_state(job.optimizer)
-        job.sync_logs()
+        logs = job.sync_logs()
         job.store.save(
             state.step,
             tensors={"model": trained_weights(job.model), "optimizer": tensors, "random": random_states()},
-            state={"train": state.as_dict(), "optimizer": numbers, "settings": job.settings},
+            state={"train": state.as_dict(), "optimizer": numbers, "settings": job.settings, "logs": logs},
             best_step=state.best_step,
         )
         self._saved_step = state.step

@@ -35,7 +35,7 @@ class RunFolder:
     @property
     def is_run(self) -> bool:
         """Whether brim began a run here: plan.json is the first file of a run. A config.yaml may be anybody's."""
-        return self.plan.is_file()
+        return self.plan.is_file() or any(self.checkpoints.glob("step-*/manifest.json"))
 
     @property
     def config(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from brim.config import Config, FinetuneTrainer
 from brim.data import TokenRows
@@ -11,7 +11,7 @@ from brim.models.llm import LLM
 from brim.train.checkpoint import CheckpointStore
 from brim.train.learning_rate import LearningRate
 from brim.train.length import RunLength, run_length
-from brim.train.loop import Evaluate, Stopping, TrainJob
+from brim.train.loop import Evaluate, Stopping, SyncLogs, TrainJob
 from brim.train.observer import Observer
 from brim.train.optimizer import build_optimizer
 
@@ -26,7 +26,7 @@ def build_job(
     evaluate: Evaluate | None,
     store: CheckpointStore,
     observer: Observer,
-    sync_logs: Callable[[], None] = lambda: None,
+    sync_logs: SyncLogs = dict,
 ) -> TrainJob:
     """The job that a resolved configuration asks for."""
     length = length_of(trainer, num_rows=len(rows))

@@ -1,0 +1,147 @@
+"""What the campaign tries: its modules, and the lines of the table in docs/reliability.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    name: str  # as in Trial.row
+    fault: str
+    where: str
+    promise: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One module of this package."""
+
+    name: str  # of the module, and for --only
+    rows: tuple[Row, ...]
+
+
+_SAME = "continued with `--resume`, the run is the undisturbed one to the bit (CPU, fp32), and no file is left over"
+_WHOLE = (
+    "what stood before is whole; one message with place and fix; exit code 1; with room again, `--resume` gives the "
+    "undisturbed run"
+)
+
+CATALOGUE = (
+    Fault(
+        name="kill",
+        rows=(
+            Row(name="kill-random", fault="SIGKILL", where="random moments of `brim train`", promise=_SAME),
+            Row(
+                name="kill-after",
+                fault="SIGKILL",
+                where="after each create, write, sync, rename and deletion of a run with four checkpoints",
+                promise=_SAME,
+            ),
+            Row(name="kill-amid", fault="SIGKILL", where="half-way through each write of that run", promise=_SAME),
+            Row(name="kill-again", fault="SIGKILL", where="twice: also while it is being continued", promise=_SAME),
+            Row(
+                name="kill-anew",
+                fault="SIGKILL",
+                where="after each operation of `brim train --resume` on a finished run",
+                promise="`brim predict` gives the same texts at any moment; continued, nothing has changed",
+            ),
+            Row(
+                name="order",
+                fault="loss of power",
+                where="each rename of a run, in the log of its operations",
+                promise="what it shows was synced before, its folder after, and nothing older is deleted before",
+            ),
+        ),
+    ),
+    Fault(
+        name="disk",
+        rows=(
+            Row(
+                name="disk-limit",
+                fault="full disk (`RLIMIT_FSIZE`)",
+                where="each size of file that a run writes, and one byte less: new, begun and finished runs",
+                promise=_WHOLE,
+            ),
+            Row(
+                name="disk-full",
+                fault="full disk (a small tmpfs)",
+                where="room for less and less of a run",
+                promise=_WHOLE,
+            ),
+            Row(
+                name="disk-predict",
+                fault="full disk (`RLIMIT_FSIZE`)",
+                where="predictions, in each format",
+                promise="no file, or a whole one; one message; exit code 1",
+            ),
+            Row(
+                name="disk-read-only",
+                fault="read-only folder",
+                where="run, checkpoints, model, TensorBoard, output of predictions",
+                promise="one message with place and fix; nothing lost; exit code 2 where it is seen beforehand, else 1",
+            ),
+        ),
+    ),
+    Fault(
+        name="damage",
+        rows=(
+            Row(
+                name="damage-newest",
+                fault="flip, truncate, delete, swap",
+                where="each file of the newest checkpoint",
+                promise="refused by its digest; the one before is taken, which is said; the end is the undisturbed one",
+            ),
+            Row(
+                name="damage-both",
+                fault="flip, truncate, delete",
+                where="a file of every checkpoint",
+                promise="one message that names each; exit code 1; nothing changed",
+            ),
+            Row(
+                name="damage-manifest",
+                fault="a manifest that lies",
+                where="paths that leave the folder, other digests, missing and foreign names",
+                promise="refused; nothing outside the folder is read into the run",
+            ),
+            Row(
+                name="damage-run",
+                fault="flip, truncate, delete",
+                where="the other files of a run that is continued",
+                promise="written anew, or refused with place and fix; what is lost of the log is said",
+            ),
+            Row(
+                name="damage-model",
+                fault="flip, truncate, delete",
+                where="each file of `model/`, at `brim predict`",
+                promise="refused by its digest with place and fix; exit code 1; `--resume` writes it anew",
+            ),
+        ),
+    ),
+    Fault(
+        name="nonfinite",
+        rows=(
+            Row(
+                name="nonfinite-stop",
+                fault="NaN or infinity in loss or gradient",
+                where="first, middle and last micro-batch; first and later steps",
+                promise="stops before the update and names the step and the rows of the micro-batch; exit code 1; "
+                "earlier checkpoint whole; may be continued with `skip`",
+            ),
+            Row(
+                name="nonfinite-skip",
+                fault="NaN or infinity in loss or gradient",
+                where="the same, with `trainer.on_nonfinite: skip`",
+                promise="weights and optimizer never hear of it; counted, with rows, in `metrics.jsonl`; a killed run "
+                "continues to the same bits",
+            ),
+        ),
+    ),
+)
+
+
+def row_names() -> set[str]:
+    """Of all lines of the table."""
+    return {row.name for fault in CATALOGUE for row in fault.rows}
