@@ -143,7 +143,7 @@ BAD_FILES = {
     "one broken line": (
         "data.jsonl",
         '{"q": "x"}\n\n{"q": "y"\n{"q": "z"}\n',
-        "data.jsonl:3: not valid JSON: Expecting ',' delimiter at character 11\n  expected: one JSON object a line\n"
+        "data.jsonl:3: not valid JSON: Expecting ',' delimiter at character 10\n  expected: one JSON object a line\n"
         "  fix: set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "broken lines": (

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from brim.data.halves import is_text
 from brim.data.hidden_columns import MARK
-from brim.data.records import columns_of
+from brim.data.records import columns_of, require_no_text
 from brim.data.source import Source, plain, row_number, source_of
 from brim.data.undecodable import without_undecodable
 from brim.errors import DataError, Problem
@@ -54,6 +54,8 @@ def read_pandas(frame: pd.DataFrame) -> Source:
         series = frame.iloc[:, position]
         try:
             array = pa.Array.from_pandas(series)
+            if pa.types.is_binary(array.type):
+                require_no_text(series)
             read.append((pa.field(column, array.type), array))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
             values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]

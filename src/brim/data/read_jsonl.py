@@ -51,7 +51,7 @@ def _judged(path: Path) -> Iterator[Record]:
     undecodable = UndecodableText(path)
     for row, (number, line) in enumerate(_lines(path)):
         try:
-            value = DECODER.decode(line.decode())
+            value = DECODER.decode(line.rstrip(b"\r\n").decode())
             problem = problem_of_record(value) if type(value) is dict else _no_object(value)
         except UnicodeDecodeError as error:
             problem = undecodable.problem(line[error.start])

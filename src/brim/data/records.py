@@ -72,6 +72,8 @@ def columns_of(
     """
     try:
         array = pa.array(values, from_pandas=False)
+        if pa.types.is_binary(array.type):
+            require_no_text(values)
     except _NO_COLUMN as error:
         values = without_halves(name, values, faults)
         if isinstance(error, UnicodeEncodeError):
@@ -79,6 +81,12 @@ def columns_of(
         field = mixed_field(name, _why_not(name, values, locate, error))
         return [(field, text_array(values)), (kind_field(name), _kinds(values))]
     return [(pa.field(name, array.type), array)]
+
+
+def require_no_text(values: Iterable[Any]) -> None:
+    """Raise ArrowTypeError for text among bytes, as which Arrow would take it."""
+    if any(isinstance(value, str) for value in values):
+        raise pa.ArrowTypeError("text among bytes")
 
 
 def kind_of(value: Any) -> str:
@@ -97,6 +105,8 @@ def _kind_of_type(kind: type) -> str:
         return "an object"
     if issubclass(kind, list | tuple):
         return "a list"
+    if issubclass(kind, bytes):
+        return "bytes"
     return f"a {kind.__name__}"
 
 

@@ -61,6 +61,8 @@ class UndecodableText:
 
     def problem(self, byte: int) -> Problem:
         """The problem of a row that holds this byte; its place is for others to fill in."""
+        if byte == 0 and not self._encoding.startswith("UTF-16"):
+            return Problem(what="byte 0x00 (NUL) is no text", expected="a text file in UTF-8", fix="remove it")
         return self.named(f"byte 0x{byte:02X}", where="")
 
     def problem_in(self, text: str) -> Problem | None:
@@ -102,7 +104,7 @@ def likely_encoding(path: Path) -> str:
         start = file.read(_BLOCK_BYTES)
     if start.startswith(_UTF16_MARKS):
         return "UTF-16"
-    if b"\0" in start:
+    if start.count(b"\0") * 8 > len(start):
         return "UTF-16LE" if start[1::2].count(0) > start[::2].count(0) else "UTF-16BE"
     try:
         start.decode("cp1252")

@@ -1,0 +1,422 @@
+"""Bad rows in every format: an error with the exact place, or left out and named, with all others as they were."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from brim.data import prepare, prompts_of, read
+from brim.data.prompt import cell_texts, prompter
+from brim.data.usable import usable
+from brim.errors import DataError
+
+GOOD = [(f"q{number}", f"a{number}") for number in range(4)]
+ANYTHING = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
+HALF = "column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold"
+
+
+def line(**cells):
+    return json.dumps(cells)
+
+
+def jsonl(bad):
+    return "\n".join([line(q=q, a=a) for q, a in GOOD[:2]] + [bad] + [line(q=q, a=a) for q, a in GOOD[2:]]) + "\n"
+
+
+def json_list(bad):
+    return "[" + ",\n".join([line(q=q, a=a) for q, a in GOOD[:2]] + [bad] + [line(q=q, a=a) for q, a in GOOD[2:]]) + "]"
+
+
+def separated(bad, separator):
+    return "\n".join(["q,a"] + [f"{q},{a}" for q, a in GOOD[:2]] + [bad] + [f"{q},{a}" for q, a in GOOD[2:]]).replace(
+        ",", separator
+    )
+
+
+def undecodable(byte):
+    return f"byte 0x{byte:02X} is not UTF-8 text; the file looks like WINDOWS-1252"
+
+
+BAD_IN_LINES = {
+    "broken": ("{broken", "not valid JSON: Expecting property name enclosed in double quotes at character 2"),
+    "cut short": ('{"q": "x", "a', "not valid JSON: Unterminated string starting at at character 12"),
+}
+BAD_IN_JSON = {
+    "a key twice": (
+        '{"q": "x", "q": "y", "a": "z"}',
+        "JSON that cannot be read: the key 'q' stands twice in one object",
+    ),
+    "half a character": ('{"q": "\\ud83d", "a": "x"}', HALF),
+    "half a character in a list": ('{"q": ["\\ud83d"], "a": "x"}', HALF),
+    "a name with NUL": ('{"\\u0000fault": "x", "q": "x", "a": "x"}', "a column's name begins with the character NUL"),
+    "a number": ('{"q": 3, "a": "x"}', "column `q` holds a number here and text in most rows"),
+    "a list": ('{"q": ["x"], "a": "x"}', "column `q` holds a list here and text in most rows"),
+    "an object": ('{"q": {"b": "x"}, "a": "x"}', "column `q` holds an object here and text in most rows"),
+    "a truth": ('{"q": "x", "a": true}', "column `a` holds true or false here and text in most rows"),
+    "a huge number": (f'{{"q": {10**30}, "a": "x"}}', "column `q` holds a number here and text in most rows"),
+    "undecodable": (b'{"q": "caf\xe9", "a": "x"}', undecodable(0xE9)),
+}
+NO_OBJECTS = {
+    "a list": ("[1]", "a list"),
+    "null": ("null", "null"),
+    "text": ('"x"', "text"),
+    "number": ("3", "a number"),
+}
+BAD_IN_CSV = {
+    "too few": ("x", "1 field where the header has 2"),
+    "too many": ("x,y,z", "3 fields where the header has 2"),
+    "undecodable": (b"caf\xe9,x", "byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252"),
+    "a NUL": ("x\0,y", "byte 0x00 (NUL) is no text"),
+    "a stray quote": ('"x" y",z,"w"', "text follows a closing quote"),
+}
+
+
+def cases():
+    for name, (bad, what) in {**BAD_IN_LINES, **BAD_IN_JSON}.items():
+        yield pytest.param("data.jsonl", jsonl, bad, "data.jsonl:3", what, id=f"jsonl, {name}")
+    for name, (bad, what) in BAD_IN_JSON.items():
+        yield pytest.param("data.json", json_list, bad, "data.json, row 2", what, id=f"json, {name}")
+    for name, (bad, kind) in NO_OBJECTS.items():
+        yield pytest.param("data.jsonl", jsonl, bad, "data.jsonl:3", f"this line is {kind}", id=f"jsonl, {name} alone")
+        what = f"this is {kind}, not an object"
+        yield pytest.param("data.json", json_list, bad, "data.json, row 2", what, id=f"json, {name} alone")
+    for ending, separator in (("csv", ","), ("tsv", "\t")):
+        for name, (bad, what) in BAD_IN_CSV.items():
+            yield pytest.param(
+                f"data.{ending}",
+                lambda row, separator=separator: separated(row, separator),
+                bad,
+                f"data.{ending}:4",
+                what,
+                id=f"{ending}, {name}",
+            )
+
+
+def write(path, lay_out, bad):
+    text = lay_out(bad.decode("latin-1") if isinstance(bad, bytes) else bad)
+    path.write_bytes(text.encode("latin-1" if isinstance(bad, bytes) else "utf-8"))
+
+
+def entries(ledger):
+    return [(entry.key, entry.split, entry.event, entry.why) for entry in ledger]
+
+
+def texts_of(source, config):
+    asked = prompter(config, source, with_answers=True)
+    batches = list(asked.texts(asked.source.usable_rows()))
+    return [pair for batch in batches for pair in zip(batch.prompts, batch.answers, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "lay_out", "bad", "where", "what"), list(cases()))
+def test_a_bad_row_of_a_file(tmp_path, encoder, make_config, name, lay_out, bad, where, what):
+    write(tmp_path / name, lay_out, bad)
+    drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
+    made = prepare(read(tmp_path / name), drop, encoder, context_length=64)
+    assert made.splits["train"].keys.tolist() == [0, 1, 3, 4]
+    assert entries(made.ledger) == [(2, None, "dropped_bad", f"{where}: {what}")]
+    assert made.ledger.summary() == [f"1 of 5 rows were dropped, since they cannot be read or used ({where}: {what})"]
+    assert texts_of(read(tmp_path / name), drop) == GOOD
+    asked = prompts_of(read(tmp_path / name), drop, encoder).rows.keys.tolist()
+    assert asked == ([0, 1, 2, 3, 4] if what.startswith("column `a`") else [0, 1, 3, 4])  # answers are not asked for
+    with pytest.raises(DataError) as caught:
+        prepare(read(tmp_path / name), make_config(**ANYTHING), encoder, context_length=64)
+    (problem,) = caught.value.problems
+    assert problem.where == where
+    assert problem.what == what or problem.what.startswith(f"column `{what.split('`')[1]}` changes its type: ")
+    assert problem.fix.endswith("set preprocessing.on_bad_row: drop to go on without such rows")
+
+
+BAD_IN_MEMORY = {
+    "a number among texts": ([*"wxyz", 3], "column `q` holds a number here and text in most rows"),
+    "a list among texts": ([*"wxyz", ["v"]], "column `q` holds a list here and text in most rows"),
+    "bytes among texts": ([*"wxyz", b"v"], "column `q` holds bytes here and text in most rows"),
+    "a text among numbers": ([1, 2, 3, 4, "x"], "column `q` holds text here and a number in most rows"),
+    "half a character": ([*"wxyz", "\ud83d"], HALF),
+}
+
+
+@pytest.mark.parametrize("kind", [dict, pd.DataFrame])
+@pytest.mark.parametrize(("values", "what"), BAD_IN_MEMORY.values(), ids=BAD_IN_MEMORY)
+def test_a_bad_row_in_memory(encoder, make_config, kind, values, what):
+    source = read(kind({"q": pd.Series(values, dtype=object) if kind is pd.DataFrame else values, "a": list("abcde")}))
+    made = prepare(source, make_config(**ANYTHING, preprocessing__on_bad_row="drop"), encoder, context_length=64)
+    assert made.splits["train"].keys.tolist() == [0, 1, 2, 3]
+    assert entries(made.ledger) == [(4, None, "dropped_bad", f"{source.name}, row 4: {what}")]
+    with pytest.raises(DataError, match=f"{source.name}, row 4: column `q`"):
+        prepare(source, make_config(**ANYTHING), encoder, context_length=64)
+
+
+def damaged(values, kind=pa.string):
+    """Text whose last value holds a byte that is none, as other writers of parquet leave it."""
+    joined = [*values[:-1], values[-1] + b"\xff"]
+    return pa.array(joined, type=pa.binary()).view(pa.string()).cast(kind())
+
+
+def test_undecodable_text_in_parquet(tmp_path, encoder, make_config):
+    bad = damaged([b"w", b"x", b"y", b"z"])
+    pq.write_table(pa.table({"q": bad, "a": list("abcd"), "n": [1, 2, 3, 4]}), tmp_path / "data.parquet")
+    what = "data.parquet, row 3: column `q` holds bytes that are not UTF-8 text"
+    for source in (read(tmp_path / "data.parquet"), read(pa.table({"q": bad, "a": list("abcd")}))):
+        made = prepare(source, make_config(**ANYTHING, preprocessing__on_bad_row="drop"), encoder, context_length=64)
+        assert made.splits["train"].keys.tolist() == [0, 1, 2]
+        assert entries(made.ledger) == [(3, None, "dropped_bad", what.replace("data.parquet", source.name))]
+        with pytest.raises(DataError, match=what.replace("data.parquet", source.name)):
+            prepare(source, make_config(**ANYTHING), encoder, context_length=64)
+
+
+def test_undecodable_text_within_lists(encoder, make_config):
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3]), damaged([b"x", b"y", b"z"]))
+    source = read(pa.table({"q": list("abc"), "tags": lists}))
+    assert {row: problem.what for row, problem in source.faults.items()} == {
+        2: "column `tags` holds bytes that are not UTF-8 text"
+    }
+    assert source.table["tags"].to_pylist() == [["x"], ["y"], None]
+
+
+# What every file of another kind says, whatever the policy: it is refused while it is read.
+PICKLE = b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00]\x94(\x8c\x01x\x94\x8c\x01y\x94e."
+NOT_UTF8 = r"data\.\w+:1: byte 0x\w\w \(byte \d+ of the file\) is not UTF-8 text; the file looks like"
+ANOTHER_KIND = {
+    "a pickle as jsonl": ("data.jsonl", PICKLE * 50, NOT_UTF8),
+    "a pickle as csv": ("data.csv", PICKLE * 50, NOT_UTF8),
+    "UTF-16 as jsonl": ("data.jsonl", (jsonl("{}") * 9).encode("utf-16"), f"{NOT_UTF8} UTF-16\n"),
+    "UTF-16 as csv": ("data.csv", ("q,a\n" + "x,y\n" * 50).encode("utf-16"), f"{NOT_UTF8} UTF-16\n"),
+    "UTF-16 as tsv, without a mark": ("data.tsv", ("q\ta\n" + "x\ty\n" * 50).encode("utf-16-le"), NOT_UTF8),
+    "UTF-16 as json": ("data.json", "[{}]".encode("utf-16"), NOT_UTF8),
+    "csv as jsonl": ("data.jsonl", b"q,a\n" + b"x,y\n" * 50, r"data\.jsonl: none of the first 20 rows can be read"),
+    "a short csv as jsonl": ("data.jsonl", b"q,a\nx,y\n", r"data\.jsonl: 2 of 2 rows are bad, more than preprocessing"),
+    "json as jsonl": ("data.jsonl", b'[\n{"q": "x"},\n{"q": "y"}\n]\n', r"the file is one JSON list"),
+    "prose as csv": (
+        "data.csv",
+        b"Title\n\n" + b"Well, this is, as you see, prose.\n" * 50,
+        "none of the first 20 rows",
+    ),
+    "mostly broken": (
+        "data.jsonl",
+        b'{"q": "x"}\n' * 30 + b"{\n" * 31,
+        r"data\.jsonl:31: not valid(.|\n)*data\.jsonl: 26 more rows are bad\ndata\.jsonl: 31 of 61 rows are bad",
+    ),
+    "broken json": ("data.json", b'[{"q": "x"},\n{"q": }]', r"data\.json:2: not valid JSON: Expecting value"),
+    "undecodable json beside the texts": ("data.json", b'[{"q": "x"}\xff, {"q": "y"}]', NOT_UTF8),
+    "undecodable columns": ("data.json", b'{"q": ["x", "\xff"]}', NOT_UTF8),
+    "undecodable header": ("data.csv", b"caf\xe9,a\n" + b"x,y\n" * 9, NOT_UTF8),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), ANOTHER_KIND.values(), ids=ANOTHER_KIND)
+def test_a_file_of_another_kind_is_one_error(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)
+
+
+def test_the_first_rows_may_be_bad_where_most_are_not(tmp_path):
+    (tmp_path / "data.jsonl").write_text("{\n" * 19 + '{"q": "x"}\n' * 19)
+    assert list(read(tmp_path / "data.jsonl").faults) == list(range(19))
+
+
+def test_a_column_of_which_most_is_no_text_is_the_wrong_column(tmp_path, encoder, make_config):
+    drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
+    (tmp_path / "data.jsonl").write_text(
+        jsonl("{}").replace('"q1"', "[1]").replace('"q2"', "[1]").replace('"q3"', "[1]")
+    )
+    with pytest.raises(DataError, match="column `q` holds lists, which are no text"):
+        prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
+    kinds = ['{"q": "x", "a": "x"}', '{"q": 1, "a": "x"}', '{"q": true, "a": "x"}', '{"q": "x", "a": "x"}'] * 2
+    (tmp_path / "data.jsonl").write_text("\n".join([*kinds, '{"q": 1, "a": "x"}', '{"q": true, "a": "x"}']))
+    with pytest.raises(DataError, match=r"6 of 10 rows are bad, more than preprocessing\.on_bad_row: drop leaves out"):
+        prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
+
+
+def test_a_bad_row_is_in_no_split_and_not_sampled(tmp_path, encoder, make_config):
+    rows = [line(q=f"q{number}", a="x", split=number % 3) for number in range(30)]
+    bad = {3: "{broken", 7: line(q="x", a="x"), 8: line(q="x", a="x", split="1"), 20: line(q=3, a="x", split=0)}
+    (tmp_path / "data.jsonl").write_text("\n".join(bad.get(number, row) for number, row in enumerate(rows)))
+    config = make_config(preprocessing__split__type="fixed", preprocessing__on_bad_row="drop")
+    source = read(tmp_path / "data.jsonl")
+    with pytest.raises(DataError, match=r"column `split`, by which the data is split, is empty in 1 row"):
+        prepare(source, config, encoder, context_length=64)  # a split that is missing is no fault of the row's form
+    rows[7] = bad.pop(7)[:-1] + ', "split": 1}'
+    (tmp_path / "data.jsonl").write_text("\n".join(bad.get(number, row) for number, row in enumerate(rows)))
+    source = read(tmp_path / "data.jsonl")
+    made = prepare(source, config, encoder, context_length=64)
+    for split, part in enumerate(("train", "validation", "test")):
+        assert made.splits[part].keys.tolist() == [key for key in range(30) if key % 3 == split and key not in bad]
+    assert [(entry.key, entry.split) for entry in made.ledger] == [(3, None), (8, None), (20, None)]
+    test = prepare(source, config, encoder, context_length=64, only="test")
+    assert test.splits["test"].keys.tolist() == made.splits["test"].keys.tolist()
+    assert test.ledger.num_rows == 8 + 3
+    few = make_config(**ANYTHING, preprocessing__on_bad_row="drop", preprocessing__sample_size=26)
+    assert len(prepare(source, few, encoder, context_length=64).splits["train"]) == 26
+
+
+def test_a_template_that_does_not_fit_a_row(encoder, make_config):
+    columns = {"n": ["1", "x", "3"], "a": ["y", "z", "w"]}
+    config = make_config(**ANYTHING, prompt__template="{n:.2f}", preprocessing__on_bad_row="drop")
+    made = prepare(read(columns), config, encoder, context_length=64)
+    what = "column n holds 'x', which the format {n:.2f} of prompt.template does not fit"
+    assert entries(made.ledger) == [(1, "train", "dropped_bad", f"the given columns, row 1: {what}")]
+    assert made.splits["train"].keys.tolist() == [0, 2]
+    with pytest.raises(DataError) as caught:
+        prepare(read(columns), make_config(**ANYTHING, prompt__template="{n:.2f}"), encoder, context_length=64)
+    assert str(caught.value) == (
+        f"the given columns, row 1: {what}\n  expected: a number\n"
+        "  fix: set preprocessing.on_bad_row: drop to go on without such rows"
+    )
+
+
+def test_a_mixed_column_that_nobody_reads_drops_nothing(tmp_path, encoder, make_config):
+    (tmp_path / "data.jsonl").write_text(jsonl(line(q="x", a="y", id=3)).replace("}", ', "id": "x"}', 1))
+    drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
+    made = prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
+    assert len(made.splits["train"]) == 5
+    assert entries(made.ledger) == []
+
+
+# Overlong rows
+
+LONG = {"q": ["a", "b" * 30, "c", "d" * 9], "a": ["x"] * 4}  # with <s> and </s>: 4, 33, 4 and 12 tokens
+
+
+def test_overlong_rows_are_dropped(encoder, make_config):
+    made = prepare(read(LONG), make_config(**ANYTHING, preprocessing__on_overlong="drop"), encoder, context_length=12)
+    assert made.splits["train"].keys.tolist() == [0, 2, 3]
+    (entry,) = made.ledger
+    why = "preprocessing.on_overlong is drop, and the context is 12 tokens"
+    assert (entry.key, entry.split, entry.event, entry.why) == (1, "train", "dropped_overlong", why)
+    assert (entry.tokens_before, entry.tokens_after) == (33, 0)
+    assert made.ledger.summary() == [
+        "1 of 4 rows were dropped, since the model's context is too short for them: the longest of 33 tokens "
+        "(preprocessing.on_overlong is drop, and the context is 12 tokens)"
+    ]
+
+
+def test_overlong_rows_are_cut_as_by_a_global_length_of_the_context(encoder, make_config):
+    drops = {"preprocessing__drop_unlearnable": True}
+    cut = make_config(**ANYTHING, **drops, preprocessing__on_overlong="truncate")
+    same = make_config(**ANYTHING, **drops, preprocessing__global_max_sequence_length=12)
+    made, expected = (prepare(read(LONG), config, encoder, context_length=12) for config in (cut, same))
+    assert made.splits["train"].keys.tolist() == expected.splits["train"].keys.tolist() == [0, 2, 3]
+    for row, other in zip(made.splits["train"], expected.splits["train"], strict=True):
+        assert row.input_ids.tolist() == other.input_ids.tolist()
+    assert [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger] == [
+        (1, "cut_joined", 33, 12),
+        (1, "dropped_unlearnable", 12, 0),
+    ]
+    assert made.ledger.entries[0].why == "preprocessing.on_overlong is truncate, and the context is 12 tokens"
+
+
+@pytest.mark.parametrize("policy", ["error", "drop", "truncate"])
+def test_a_global_length_wins_over_the_policy(encoder, make_config, policy):
+    config = make_config(
+        **ANYTHING, preprocessing__on_overlong=policy, preprocessing__global_max_sequence_length=10,
+        input__preprocessing__max_sequence_length=9,
+    )  # fmt: skip
+    made = prepare(read(LONG), config, encoder, context_length=12)
+    assert made.splits["train"].lengths.tolist() == [4, 10, 4, 10]
+    assert {entry.event for entry in made.ledger} == {"cut_prompt", "cut_joined"}
+
+
+# Any file
+
+CELL = st.text(st.sampled_from(["a", "1", ",", '"', "\n", "é", "😀", " ", "\t"]), min_size=1, max_size=5).map(
+    "x".__add__
+)
+
+
+def quoted(cell):
+    return '"' + cell.replace('"', '""') + '"'
+
+
+def as_line(row, bad, _):
+    return bad if bad is not None else line(q=row[0], a=row[1]).encode()
+
+
+def as_record(row, bad, separator):
+    return bad.replace(b",", separator) if bad is not None else separator.join(quoted(cell).encode() for cell in row)
+
+
+BAD_LINES = st.sampled_from(
+    [b"{", b"nul", b"[]", b'{"q": "\xff", "a": ""}', b'{"q": "\\udc00", "a": ""}', b'{"q": 3, "a": "x"}', b"\x00",
+     b'{"a": 1, "a": 2}', b'{"q": {"a": []}, "a": "x"}', b'{"q": "x", "a": true}', b'{"q": [1], "a": 3}']
+)  # fmt: skip
+BAD_RECORDS = st.sampled_from([b"x", b"x,y,z", b"\xff,y", b"x,y\x00", b'"x" y",z,"w"', b'"a,b",c,d', b" "])
+FORMATS = {
+    "data.jsonl": (as_line, BAD_LINES, b"", b""),
+    "data.csv": (as_record, BAD_RECORDS, b"q,a\n", b","),
+    "data.tsv": (as_record, BAD_RECORDS, b"q\ta\n", b"\t"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_file_gives_exactly_its_good_rows_and_names_the_others(tmp_path, make_config, encoder, name, data):
+    lay_out, bad_rows, head, separator = FORMATS[name]
+    rows = data.draw(st.lists(st.tuples(CELL, CELL, st.none() | bad_rows, st.integers(0, 2)), min_size=1, max_size=24))
+    is_bad = [bad is not None for *_, bad, _ in rows]
+    content, lines = head, []
+    for *row, bad, num_blank in rows:
+        content += b"\n" * num_blank
+        lines.append(1 + content.count(b"\n"))
+        content += lay_out(row, bad, separator) + b"\n"
+    (tmp_path / name).write_bytes(content)
+    config = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
+    if sum(is_bad) * 2 > len(rows):
+        assume(not any(bad is not None and bad.startswith(b'{"q"') for _, _, bad, _ in rows))  # readable
+        with pytest.raises(DataError):
+            prepare(read(tmp_path / name), config, encoder, context_length=1000)
+        return
+    source = read(tmp_path / name)
+    made = prepare(source, config, encoder, context_length=1000)
+    assert made.splits["train"].keys.tolist() == [key for key, bad in enumerate(is_bad) if not bad]
+    assert texts_of(source, config) == [(q, a) for q, a, bad, _ in rows if bad is None]
+    assert [entry.key for entry in made.ledger] == [key for key, bad in enumerate(is_bad) if bad]
+    assert [entry.why.split(": ")[0] for entry in made.ledger] == [
+        f"{name}:{number}" for number, bad in zip(lines, is_bad, strict=True) if bad
+    ]
+
+
+KINDS = {
+    "text": st.text("a1 é", max_size=3),
+    "a number": st.integers(-(2**53), 2**53) | st.floats(),
+    "true or false": st.booleans(),
+}
+
+
+@given(data=st.data(), common=st.sampled_from(list(KINDS)))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_mixed_column_without_its_bad_rows_is_what_it_would_be_without_them(tmp_path, data, common):
+    others = st.one_of(*(values for kind, values in KINDS.items() if kind != common)) | st.just([1]) | st.just({})
+    good = data.draw(st.lists(KINDS[common] | st.none(), min_size=1, max_size=12))
+    num_good = sum(value is not None for value in good)
+    bad = data.draw(st.lists(others, max_size=max(0, num_good - 1)))
+    order = data.draw(st.permutations([*((value, True) for value in good), *((value, False) for value in bad)]))
+    for name, values in {"all": order, "good": [each for each in order if each[1]]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(line(q=value, x="x") + "\n" for value, _ in values))
+    made = usable(read(tmp_path / "all.jsonl"), ["q"], "drop")
+    expected = read(tmp_path / "good.jsonl")
+    assert list(made.faults) == [row for row, (_, is_good) in enumerate(order) if not is_good]
+    kept = made.table.take(made.usable_rows())["q"]
+    assert cell_texts(kept) == cell_texts(expected.table["q"])
+    assert kept.null_count == expected.table["q"].null_count
+    if num_good:
+        assert kept.type == expected.table["q"].type
+    same = usable(made, ["q"], "drop")
+    assert same.table.equals(made.table) or any(isinstance(value, float) and math.isnan(value) for value in good)
+
+
+def test_whole_numbers_that_a_column_of_fractions_cannot_hold_are_bad(tmp_path):
+    (tmp_path / "data.jsonl").write_text("".join(f'{{"q": {value}}}\n' for value in (0.5, 2**53 + 2, 1, -(2**54))))
+    made = usable(read(tmp_path / "data.jsonl"), ["q"], "drop")
+    assert {row: problem.what for row, problem in made.faults.items()} == dict.fromkeys(
+        (1, 3), "column `q` holds a whole number that is too large here"
+    )
+    assert made.table["q"].to_pylist() == [0.5, None, 1.0, None]
+    assert np.array_equal(made.usable_rows(), [0, 2])
