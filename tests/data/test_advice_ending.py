@@ -38,6 +38,27 @@ def test_what_has_no_full_stop_is_not_cut_for_that(advice_on, answers):
     assert advice_on(PROMPTS, answers) == {}
 
 
+def test_full_stops_may_be_left_out_as_a_matter_of_style(advice_on):
+    assert advice_on(PROMPTS, [text[:-1] if n % 5 == 0 else text for n, text in enumerate(SENTENCES)]) == {}
+    assert advice_on(PROMPTS, [text[:-1] for text in SENTENCES]) == {}
+
+
+def test_what_is_long_is_cut_by_a_limit_even_if_style_is_loose(advice_on):
+    answers = [text[:-1] if n in (5, 9) else text for n, text in enumerate(SENTENCES)]
+    cut = [0, 11, 12, 13, 21, 22, 23, 31]
+    for n in cut:
+        answers[n] = f"{answers[n]} " * 3 + f"And then the {ANIMALS[n % 10]} went to the w{'o' * (n % 7)}"
+    assert advice_on(PROMPTS, answers)["unfinished"].rows.tolist() == cut
+
+
+def test_an_address_is_an_end(advice_on):
+    answers = [
+        f"{text} See https://docs.python.org/3/{ANIMALS[n % 10]}" if n in (3, 14, 15, 29) else text
+        for n, text in enumerate(SENTENCES)
+    ]
+    assert advice_on(PROMPTS, answers) == {}
+
+
 def test_two_answers_without_a_full_stop_are_chance(advice_on):
     assert advice_on(PROMPTS, [text[:-9] if n in (3, 14) else text for n, text in enumerate(SENTENCES)]) == {}
 

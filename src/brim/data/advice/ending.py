@@ -13,7 +13,9 @@ from brim.data.advice.finding import Finding, Keys, share
 # End signs of other models, which this tokenizer may know as plain text only.
 _END_SIGNS = ("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<eos>", "[EOS]")
 _LONG_CHARACTERS = 40  # a last line of this length is no word, no number and no item of a list
-_MOST_END = 0.8  # of the long last lines end as sentences do: it is prose, and what does not stands out
+_NEARLY_ALL = 0.9  # of the long last lines end as sentences do: it is prose, and what does not stands out
+_MOST = 0.5  # do: it is prose, in which what does not may be a matter of style
+_TIMES_AS_OFTEN = 3
 _SENTENCE_ENDS = tuple(".!?…。！？")
 _CLOSERS = "\"'”’»)]}*_`"  # may stand behind the end of a sentence
 _FEW = 3  # fewer that stand out are chance
@@ -81,17 +83,23 @@ def end_in_text(keys: Keys, ends: npt.NDArray[np.uint8], *, eos_text: str) -> li
 
 def unfinished(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
     """Answers that look as if something had cut them before brim saw them."""
-    return [*_cut_at_one_length(keys, ends, characters), *_stops_in_a_sentence(keys, ends)]
+    return [*_cut_at_one_length(keys, ends, characters), *_stops_in_a_sentence(keys, ends, characters)]
 
 
 def _cut_at_one_length(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
-    """Many answers as long as the longest, most of them ending anywhere, and few that are a little shorter."""
+    """Many answers as long as the longest, most of them ending anywhere, and far fewer of any other length."""
     longest = int(characters.max(initial=0))
     at_longest = characters == longest
-    num_cut, num_near = int(at_longest.sum()), int(((characters >= 0.9 * longest) & ~at_longest).sum())
+    num_cut = int(at_longest.sum())
+    num_alike = int(np.unique(characters[~at_longest], return_counts=True)[1].max(initial=0))  # of another length
     num_anywhere = int(((ends[at_longest] & AnswerEnds.WORD) > 0).sum())
-    stands_out = num_cut >= max(5, _LEAST_SHARE * len(keys)) and num_cut > num_near and 2 * num_anywhere > num_cut
-    if longest < _WIDE_CHARACTERS or not stands_out or np.quantile(characters, 0.1) > 0.8 * longest:
+    stands_out = num_cut >= max(5, _LEAST_SHARE * len(keys)) and num_cut > _TIMES_AS_OFTEN * num_alike
+    if (
+        longest < _WIDE_CHARACTERS
+        or not stands_out
+        or 2 * num_anywhere <= num_cut
+        or np.quantile(characters, 0.1) > 0.8 * longest
+    ):
         return []
     return [
         Finding(
@@ -105,11 +113,14 @@ def _cut_at_one_length(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.
     ]
 
 
-def _stops_in_a_sentence(keys: Keys, ends: npt.NDArray[np.uint8]) -> list[Finding]:
-    is_open = (ends & AnswerEnds.OPEN) > 0
-    num_open, num_long = int(is_open.sum()), int(((ends & AnswerEnds.LONG) > 0).sum())
-    num_sentences = int(((ends & AnswerEnds.SENTENCE) > 0).sum())
-    if num_open < max(_FEW, _LEAST_SHARE * len(keys)) or num_sentences < _MOST_END * num_long:
+def _stops_in_a_sentence(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
+    """Answers that end in a word where nearly all end as sentences do, or where most do and the long ones do not."""
+    is_long, is_open = (ends & AnswerEnds.LONG) > 0, (ends & AnswerEnds.OPEN) > 0
+    num_long, num_sentences = int(is_long.sum()), int(((ends & AnswerEnds.SENTENCE) > 0).sum())
+    if num_sentences < _NEARLY_ALL * num_long:
+        is_open &= _among_the_longest(is_long, is_open, characters)
+    num_open = int(is_open.sum())
+    if num_open < max(_FEW, _LEAST_SHARE * len(keys)) or num_sentences < _MOST * num_long:
         return []
     return [
         Finding(
@@ -123,6 +134,19 @@ def _stops_in_a_sentence(keys: Keys, ends: npt.NDArray[np.uint8]) -> list[Findin
     ]
 
 
+def _among_the_longest(
+    is_long: npt.NDArray[np.bool_], is_open: npt.NDArray[np.bool_], characters: npt.NDArray[np.int32]
+) -> npt.NDArray[np.bool_]:
+    """The longest quarter, if it stops in a word far more often than the others: a limit cuts what is long.
+
+    None, if it does not: then full stops are left out as a matter of style.
+    """
+    longest = is_long & (characters >= np.quantile(characters[is_long], 0.75)) if is_long.any() else is_long
+    others = is_long & ~longest
+    stands_out = is_open[longest].sum() * others.sum() > _TIMES_AS_OFTEN * is_open[others].sum() * longest.sum()
+    return longest if stands_out else np.zeros_like(longest)
+
+
 _LONG, _SENTENCE, _OPEN, _INSIDE, _AT_END, _FOREIGN, _WORD = (flag.value for flag in AnswerEnds)  # plain ones are quick
 
 
@@ -132,7 +156,7 @@ def _end(answer: str, eos_text: str, foreign: tuple[str, ...]) -> int:
     if len(answer) - answer.rfind("\n") > _LONG_CHARACTERS:
         flags |= _LONG
         if answer[-1].isalnum() or answer[-1] == ",":
-            flags |= _OPEN
+            flags |= 0 if _ends_in_address(answer) else _OPEN
         elif answer.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS):
             flags |= _SENTENCE
     if eos_text and eos_text in answer:
@@ -140,3 +164,7 @@ def _end(answer: str, eos_text: str, foreign: tuple[str, ...]) -> int:
         num_inside = answer.count(eos_text) - at_end
         flags |= (_AT_END if at_end else 0) | (_INSIDE if num_inside else 0)
     return flags | (_FOREIGN if answer.endswith(foreign) else 0)
+
+
+def _ends_in_address(answer: str) -> bool:
+    return "://" in answer[-300:].rsplit(None, 1)[-1]
