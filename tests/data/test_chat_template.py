@@ -6,6 +6,8 @@ import datetime
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from brim.data.chat_template import ChatTemplate, TemplateTexts, read_template, store_template
 from brim.errors import ConfigError, ModelError
@@ -64,12 +66,33 @@ def test_what_is_stored_is_what_transformers_reads(tmp_path, tool_use):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "old"}))
     store_template(texts("{{ messages[0].content }}\nü", tool_use), tmp_path)
     stored = read_template(None, tmp_path)
-    assert (stored.default, stored.tool_use) == ("{{ messages[0].content }}\nü", tool_use)
+    assert tool_use is not None or stored == texts("{{ messages[0].content }}\nü", where=stored.where)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     asked = {"conversation": [{"role": "user", "content": "hi"}], "tokenize": False}
     assert tokenizer.apply_chat_template(**asked) == "hi\nü"
     tool = {"type": "function", "function": {"name": "f"}}
     assert tokenizer.apply_chat_template(**asked, tools=[tool]) == ("hi\nü" if tool_use is None else "t user")
+
+
+BLOCKS = st.sampled_from(
+    [" ", "\n", "x", "{{ messages }}", "{% if tools %}", "{%- if tools -%}", "{# c #}", "{% set a = 1 %}"]
+)
+
+
+@given(st.lists(BLOCKS, max_size=8), st.lists(BLOCKS, max_size=8))
+def test_two_templates_in_one_file_write_the_same(default, tool_use):
+    def closed(blocks):
+        return "".join(blocks) + "{% endif %}\n" * sum("if tools" in block for block in blocks)
+
+    two = texts(closed(default), closed(tool_use))
+    for tools in (None, [{"name": "f"}]):
+        written = [
+            ChatTemplate(each, special_tokens={}, today=datetime.date.min).render(
+                "M", tools, add_generation_prompt=False
+            )
+            for each in (two, texts(two.as_one()))
+        ]
+        assert written[0] == written[1]
 
 
 def test_only_a_template_that_asks_for_the_day_depends_on_it():

@@ -31,6 +31,13 @@ class TemplateTexts:
     tool_use: str | None  # for conversations with tools; None: the same as for all others
     where: str  # the file, for messages
 
+    def as_one(self) -> str:
+        """One text that writes the same: + keeps white space before a tag, and Jinja drops the line feed after one."""
+        if self.tool_use is None:
+            return self.default
+        for_tools, for_others = (text.removesuffix("\n") for text in (self.tool_use, self.default))  # as Jinja does
+        return f"{{% if tools is not none %}}\n{for_tools}{{%+ else %}}\n{for_others}{{%+ endif %}}"
+
     def asks_for_day(self) -> bool:
         """Whether the text that comes out can depend on the day. Raises ModelError for a text that is no template."""
         environment = BoundedEnvironment(today=datetime.date.min)
@@ -106,10 +113,7 @@ def store_template(texts: TemplateTexts, folder: Path) -> None:
         settings = json.loads(config.read_text(encoding="utf-8"))
         settings.pop("chat_template", None)
         config.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / TEMPLATE_FILE).write_text(texts.default, encoding="utf-8", newline="\n")
-    if texts.tool_use is not None:
-        (folder / MORE_TEMPLATES).mkdir()
-        (folder / MORE_TEMPLATES / f"{_TOOL_USE}.jinja").write_text(texts.tool_use, encoding="utf-8", newline="\n")
+    (folder / TEMPLATE_FILE).write_text(texts.as_one(), encoding="utf-8", newline="\n")
 
 
 def _in_folder(folder: Path) -> TemplateTexts | None:
