@@ -1,7 +1,10 @@
 """`brim check`: what it says about the data, in 80 columns and as JSON."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -48,6 +51,19 @@ def test_advice_is_numbered_wrapped_and_placed(brim, leaking):
         "    sums.jsonl:111 (as 8)",
     ]
     assert max(map(len, done.out.splitlines()[1:])) <= 80
+
+
+def test_an_output_that_does_not_take_every_sign_gets_question_marks(leaking):
+    command = [sys.executable, "-c", "from brim.cli.main import main; main()"]
+    done = subprocess.run(
+        [*command, "check", "config.yaml", "--dataset", "sums.jsonl", "--show", "1"],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        encoding="latin-1",
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "    ? keep one answer a prompt" in done.stdout
 
 
 def test_no_advice_is_one_line(brim, project):

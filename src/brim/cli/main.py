@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from io import TextIOWrapper
 from typing import NoReturn
 
 from brim.errors import BrimError, Problem
@@ -22,6 +23,8 @@ def main() -> None:
     # Libraries speak to programmers through these; a user can do nothing about them.
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal does not take every sign
     try:
         from brim.cli.app import app  # here, so that Ctrl-C while Python imports is no traceback either
 
