@@ -14,7 +14,7 @@ from torch import nn
 from brim.config import LoraConfig
 from brim.errors import ModelError, Problem
 from brim.models.adapter_folder import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
-from brim.models.quantization import require_bitsandbytes
+from brim.models.bitsandbytes_import import require_bitsandbytes
 
 if TYPE_CHECKING:
     from peft import PeftModel

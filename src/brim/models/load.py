@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 
 from brim.config import QuantizationConfig
 from brim.errors import BrimError, ModelError, Problem
+from brim.models.bitsandbytes_import import require_bitsandbytes
 from brim.models.folder import Initialize, ModelFolder
 from brim.models.quantization import (
     is_stored_quantised,
     quantization_for,
-    require_bitsandbytes,
     settle_layers,
     without_quantization,
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from brim.config import Config, QuantizationConfig
 from brim.errors import ModelError, Problem
 from brim.models.folder import ModelFolder
-from brim.models.quiet import import_bitsandbytes
 
 if TYPE_CHECKING:
     import torch
@@ -67,20 +66,6 @@ def quantization_for(settings: QuantizationConfig) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=settings.bnb_4bit_use_double_quant,
         bnb_4bit_quant_type=settings.bnb_4bit_quant_type,
     )
-
-
-def require_bitsandbytes() -> None:
-    """Import bitsandbytes. Raises ModelError, with the command that installs it."""
-    try:
-        import_bitsandbytes()
-    except (ImportError, OSError, RuntimeError) as error:  # the package, a library of it, a backend of it
-        raise ModelError(
-            Problem(
-                what=f"bitsandbytes, which quantises, cannot be imported: {' '.join(str(error).split())}",
-                fix="install it with `pip install 'bitsandbytes>=0.49'`, or remove quantization and 8-bit or paged "
-                "optimizers",
-            )
-        ) from error
 
 
 def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from brim.config import OptimizerConfig
-from brim.models.quantization import require_bitsandbytes
+from brim.models.bitsandbytes_import import require_bitsandbytes
 
 _OF_TORCH: dict[str, type[Optimizer]] = {
     "adam": torch.optim.Adam,

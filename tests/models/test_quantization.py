@@ -1,0 +1,320 @@
+"""Bases in 4 and 8 bits: what is stored, what is computed from it, and folders that come quantised."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from bitsandbytes.autograd._functions import MatMul8bitLt
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from safetensors.torch import load_file
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from brim.config import DeviceFacts, load_config, resolve
+from brim.data import TokenRow
+from brim.data.collate import collate
+from brim.errors import ModelError
+from brim.models.adapters import add_adapter
+from brim.models.folder import locate
+from brim.models.llm import load_llm
+from brim.models.objective import next_token_loss, next_token_scores
+from brim.models.quantization import with_stored_quantization
+
+CPU = torch.device("cpu")
+LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
+FOUR = {"bits": 4}
+EIGHT = {"bits": 8}
+PLAIN_FOUR = {"bits": 4, "bnb_4bit_use_double_quant": False}
+LAYERS = (Linear4bit, Linear8bitLt)
+
+# The numbers by their index: NF4 from Dettmers et al. 2023 (arXiv 2305.14314, appendix E); FP4 has a sign and 12ths.
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+FP4 = [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)]
+
+
+def load(base, quantization, *, precision="fp32", trainable=False, **keys):
+    """A model as a configuration says, and the folder that it is from."""
+    given = {"base_model": str(base), "precision": precision, "quantization": quantization, **keys}
+    folder = locate(str(base))
+    config = with_stored_quantization(load_config(given).config, folder)
+    resolved = resolve(config, DeviceFacts(kind="cpu", bf16=False)).config
+    return load_llm(resolved, folder, CPU, trainable=trainable).model
+
+
+def batch():
+    generator = np.random.default_rng(0)
+    rows = [
+        TokenRow(
+            key=key,
+            input_ids=generator.integers(2, 300, length).astype(np.int32),
+            supervised=np.arange(length) >= 2,
+        )
+        for key, length in enumerate([9, 30, 4, 17])
+    ]
+    return collate(rows, pad_id=1)
+
+
+def quantised(model):
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
+
+
+def dequantised(layer):
+    """The weight that a layer stands for, by bitsandbytes' own functions."""
+    from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
+
+    if isinstance(layer, Linear4bit):
+        return dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    scales = layer.weight.SCB if layer.weight.SCB is not None else layer.state.SCB
+    return int8_vectorwise_dequant(layer.weight.data, scales)
+
+
+def plain_twin(model, base):
+    """An ordinary model with the weights that the quantised one stands for: the oracle."""
+    twin = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        for name, layer in quantised(model).items():
+            twin.get_submodule(name).weight.copy_(dequantised(layer))
+    return twin.eval()
+
+
+def forget_adapter_names(name):
+    return name.replace("base_model.model.", "").replace(".default", "")
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("nf4", NF4), ("fp4", FP4)])
+def test_four_bits_are_the_nearest_of_sixteen_numbers_times_the_largest_of_64(tiny_base, kind, numbers):
+    model = load(tiny_base, {**PLAIN_FOUR, "bnb_4bit_quant_type": kind})
+    stored = load_file(tiny_base / "model.safetensors")
+    table = torch.tensor(numbers)
+    for name, layer in quantised(model).items():
+        blocks = stored[f"{name}.weight"].reshape(-1, 64)
+        scales = blocks.abs().amax(dim=1, keepdim=True)
+        nearest = (blocks / scales).unsqueeze(-1).sub(table).abs().argmin(dim=-1)
+        expected = (table[nearest] * scales).reshape(layer.out_features, layer.in_features)
+        torch.testing.assert_close(dequantised(layer), expected)
+
+
+def test_double_quantization_rounds_the_scales_alone(tiny_base):
+    plain, double = (quantised(load(tiny_base, settings)) for settings in (PLAIN_FOUR, FOUR))
+    for name, layer in double.items():
+        assert torch.equal(layer.weight.data, plain[name].weight.data)
+        assert (layer.weight.quant_state.nested, plain[name].weight.quant_state.nested) == (True, False)
+        torch.testing.assert_close(dequantised(layer), dequantised(plain[name]), rtol=0.05, atol=1e-5)
+
+
+def test_eight_bits_are_127ths_of_the_largest_of_a_row(tiny_base):
+    model = load(tiny_base, EIGHT)
+    stored = load_file(tiny_base / "model.safetensors")
+    for name, layer in quantised(model).items():
+        weight = stored[f"{name}.weight"].half().float()
+        scales = weight.abs().amax(dim=1, keepdim=True)
+        steps = dequantised(layer) / scales * 127
+        assert (steps - weight / scales * 127).abs().max() <= 0.501
+        torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16-true", torch.bfloat16), ("bf16-mixed", torch.float32)]
+)
+def test_only_linear_layers_but_the_last_are_quantised(tiny_base, settings, precision, dtype):
+    model = load(tiny_base, settings, precision=precision, adapter=LORA, trainable=True, trainer={"type": "finetune"})
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert {name.rsplit(".", 2)[-2] for name in quantised(model)} == set(projections)
+    assert len(quantised(model)) == 2 * len(projections)
+    assert type(model.get_output_embeddings()) is nn.Linear
+    packed = {torch.uint8} if settings is FOUR else {torch.int8}
+    weights = dict(model.named_parameters())
+    assert {weights[f"{name}.weight"].dtype for name in quantised(model)} == packed
+    rest = {name: w for name, w in weights.items() if "norm" in name or "embed_tokens" in name}
+    assert len(rest) == 6
+    assert {weight.dtype for weight in rest.values()} == {dtype}
+    trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    assert all("lora_" in name for name in trained)
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    if settings is FOUR:
+        wanted = torch.float32 if precision == "fp32" else torch.bfloat16
+        assert {layer.compute_dtype for layer in quantised(model).values()} == {wanted}
+
+
+def test_an_explicit_compute_dtype_is_used(tiny_base):
+    exact = load(tiny_base, FOUR)
+    rough = load(tiny_base, {**FOUR, "bnb_4bit_compute_dtype": "bfloat16"})
+    losses = [float(next_token_loss(model, batch()).detach()) for model in (exact, rough)]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+def test_training_and_evaluation_compute_what_dequantised_weights_would(tiny_base, settings):
+    """On a CPU; bitsandbytes alone would take another kernel for evaluation there."""
+    model = load(tiny_base, settings)
+    expected = plain_twin(model, tiny_base)(batch().input_ids).logits
+    in_evaluation = model.eval()(batch().input_ids).logits
+    in_training = model.train()(batch().input_ids).logits
+    assert torch.equal(in_evaluation, in_training)
+    torch.testing.assert_close(in_evaluation, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_8_bit_kernel_of_a_cpu_is_not_that_of_a_gpu(tiny_base, monkeypatch):
+    """A GPU quantises the activations, too. The kernel for that runs on a CPU as well: this far are the two apart."""
+    model = load(tiny_base, EIGHT)
+    here = float(next_token_loss(model, batch()).detach())
+    monkeypatch.setattr(
+        "bitsandbytes.matmul",
+        lambda a, b, out=None, state=None, threshold=0.0, bias=None: MatMul8bitLt.apply(a, b, out, bias, state),
+    )
+    there = float(next_token_loss(model, batch()).detach())
+    assert here != there
+    assert there == pytest.approx(here, rel=1e-3)
+
+
+def test_on_a_cpu_a_row_does_not_depend_on_the_rows_beside_it(tiny_base):
+    for settings in (FOUR, EIGHT):
+        model = load(tiny_base, settings)
+        together = next_token_scores(model, batch()).loss
+        ids = batch().input_ids
+        alone = model(ids[:1, :9]).logits
+        torch.testing.assert_close(model(ids).logits[:1, :9], alone, rtol=1e-5, atol=1e-6)
+        assert together.shape == (4,)
+
+
+@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, settings, checkpointing):
+    """Also with activation checkpointing, although nothing below the first adapter needs a gradient."""
+    trainer = {"type": "finetune", "enable_gradient_checkpointing": checkpointing}
+    model = load(tiny_base, settings, adapter=LORA, trainer=trainer, trainable=True)
+    twin = add_adapter(
+        plain_twin(load(tiny_base, settings), tiny_base),
+        load_config({"base_model": "m", "adapter": LORA}).config.adapter,
+        seed=42,
+        trainable=True,
+    )
+    gradients = []
+    for each in (model, twin):
+        for name, weight in each.named_parameters():
+            if "lora_B" in name:  # zero at first, which would hide the gradient of lora_A
+                torch.manual_seed(1)
+                nn.init.normal_(weight, std=0.05)
+        next_token_loss(each.train(), batch()).backward()
+        gradients.append({name: w.grad for name, w in each.named_parameters() if w.requires_grad})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert len(gradients[0]) == 28
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
+    for name, architecture in {
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=1, n_head=2, n_positions=64)),
+        "qwen2": Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=0,
+            )
+        ),
+    }.items():  # fmt: skip
+        base = tmp_path / name
+        architecture.save_pretrained(base)
+        (base / "tokenizer.json").write_text("{}")
+        plain = float(next_token_loss(load(base, None), batch()).detach())
+        adapter = {**LORA, "use_dora": True}
+        model = load(base, settings, adapter=adapter, trainer={"type": "finetune"}, trainable=True)
+        assert quantised(model)
+        loss = next_token_loss(model, batch())
+        assert float(loss.detach()) == pytest.approx(plain, rel=0.02)
+        loss.backward()
+        assert all(w.grad.isfinite().all() for w in model.parameters() if w.requires_grad)
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_base, tmp_path_factory):
+    """Folders whose weights are quantised, as transformers saves them; and the logits before."""
+    folders = {}
+    for name, settings in {"4": {**FOUR, "bnb_4bit_quant_type": "nf4"}, "8": EIGHT}.items():
+        folder = tmp_path_factory.mktemp(f"stored{name}")
+        model = load(tiny_base, settings)
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_bytes((tiny_base / "tokenizer.json").read_bytes())
+        folders[name] = folder, model(batch().input_ids).logits.detach()
+    return folders
+
+
+@pytest.mark.parametrize("bits", ["4", "8"])
+@pytest.mark.parametrize("asked", [False, True], ids=["not asked for", "asked for"])
+def test_a_folder_that_is_quantised_loads_as_it_is(stored, bits, asked):
+    folder, logits = stored[bits]
+    model = load(folder, {"bits": int(bits)} if asked else None)
+    assert len(quantised(model)) == 14
+    assert torch.equal(model(batch().input_ids).logits, logits)
+
+
+def test_the_configuration_takes_over_what_the_folder_says(stored):
+    folder = locate(str(stored["4"][0]))
+    config = load_config({"base_model": "m", "quantization": {"bnb_4bit_compute_dtype": "float16"}}).config
+    assert with_stored_quantization(config, folder).quantization.model_dump() == {
+        "backend": "bitsandbytes",
+        "bits": 4,
+        "llm_int8_threshold": 6.0,
+        "llm_int8_has_fp16_weight": False,
+        "bnb_4bit_compute_dtype": "float16",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_quant_type": "nf4",
+    }
+    random = load_config({"base_model": "m", "initialize": "random"}).config
+    assert with_stored_quantization(random, folder).quantization is None
+
+
+def test_a_contradiction_of_the_folder_is_named(stored):
+    folder = locate(str(stored["4"][0]))
+    asked = {"bits": 4, "bnb_4bit_use_double_quant": False, "bnb_4bit_quant_type": "fp4"}
+    config = load_config({"base_model": "m", "quantization": asked}).config
+    with pytest.raises(ModelError) as caught:
+        with_stored_quantization(config, folder)
+    fix = "out of the configuration, or start from weights that are not quantised"
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{folder.name}: quantization.{key} is {asked}, and the base model's weights are stored with {there}\n"
+        f"  fix: take quantization.{key} {fix}"
+        for key, asked, there in (
+            ("bnb_4bit_use_double_quant", "false", "true"),
+            ("bnb_4bit_quant_type", "fp4", "nf4"),
+        )
+    ]
+    with pytest.raises(ModelError, match=r"quantization.bits is 8, and the base model's weights are stored with 4"):
+        load(stored["4"][0], EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("stored_as", "name"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({}, "a method that config.json does not name"),
+        ("odd", "a method that config.json does not name"),
+    ],
+)
+def test_other_methods_are_refused(tiny_base, tmp_path, stored_as, name):
+    for file in tiny_base.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    architecture = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**architecture, "quantization_config": stored_as}))
+    with pytest.raises(
+        ModelError, match=rf"the base model's weights are quantised by {name}\n  expected: weights of 16"
+    ):
+        load(tmp_path, None)
+
+
+def test_random_weights_of_a_folder_that_is_quantised_are_plain(stored):
+    model = load(stored["8"][0], None, initialize="random", trainer={"type": "finetune"}, trainable=True)
+    assert quantised(model) == {}
+    assert not hasattr(model.config, "quantization_config")
