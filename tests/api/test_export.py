@@ -26,9 +26,10 @@ QUANTIZED = {"16-bit": None, "4-bit": {"bits": 4}, "8-bit": {"bits": 8}}
 def trained(config, sums_file, tmp_path):
     """trained(adapter=…, …) -> the folder of a run whose adapter does something."""
 
-    def run(name="run", **changes):
-        model = brim.Model({**config, "adapter": {"type": "lora", "dropout": 0.0}, **changes})
-        model.train(sums_file, output_directory=tmp_path / name)
+    def run(name="run", data=sums_file, **changes):
+        settings = {**config, "adapter": {"type": "lora", "dropout": 0.0}, **changes}
+        model = brim.Model({key: value for key, value in settings.items() if value is not None or key == "adapter"})
+        model.train(data, output_directory=tmp_path / name)
         return tmp_path / name
 
     return run
@@ -242,6 +243,33 @@ def test_a_fully_trained_model_has_nothing_to_merge(trained, tmp_path):
         brim.Model.load(trained(adapter=None)).export(tmp_path / "out", merge=True)
 
 
+def test_an_adapter_that_is_left_out_cannot_be_merged(trained, tmp_path):
+    model = brim.Model.load(trained(), overrides=["adapter=null"])
+    with pytest.raises(brim.InputError, match="adapter=null leaves it out"):
+        model.export(tmp_path / "out", merge=True)
+
+
+def test_a_base_that_was_moved_is_named_by_an_override(trained, tiny_base, tmp_path):
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    run = trained(base_model=str(base))
+    base.rename(tmp_path / "moved")
+    assert brim.Model.load(run).export(tmp_path / "adapter").kind == "adapter"
+    with pytest.raises(brim.ModelError, match="no such folder"):
+        brim.Model.load(run).export(tmp_path / "merged", merge=True)
+    moved = brim.Model.load(run, overrides=[f"base_model={tmp_path / 'moved'}"])
+    assert moved.export(tmp_path / "merged", merge=True).kind == "merged"
+
+
+@pytest.mark.parametrize(("file", "content"), [("environment.json", b"{"), ("README.md", b"\xff\xfe\xfa")])
+def test_a_damaged_file_beside_the_model_is_named(trained, tmp_path, file, content):
+    run = trained()
+    (run / file).write_bytes(content)
+    with pytest.raises(brim.ExportError, match=f"{file} is damaged(.|\n)*fix: delete it"):
+        brim.Model.load(run).export(tmp_path / "out")
+    (run / file).unlink()
+    assert brim.Model.load(run).export(tmp_path / "out").kind == "adapter"
+
+
 def test_the_target_is_new_or_empty_and_outside_the_run(trained, tmp_path):
     run = trained()
     model = brim.Model.load(run)
@@ -318,3 +346,35 @@ def test_large_models_are_written_in_parts(trained, tmp_path, monkeypatch):
     assert len(list((tmp_path / "parts").glob("model-0000*.safetensors"))) > 1
     assert torch.equal(plain_logits(tmp_path / "parts"), plain_logits(tmp_path / "whole"))
     assert parts.divergence == whole.divergence
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_chat_template_of_a_run_goes_with_it(trained, tmp_path, merge):
+    from transformers import AutoTokenizer
+
+    template = tmp_path / "secret-place" / "chat.jinja"
+    template.parent.mkdir()
+    template.write_text("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}")
+    talks = [
+        {
+            "messages": [{"role": "user", "content": f"add {n}"}, {"role": "assistant", "content": str(n)}],
+            "split": n % 2,
+        }
+        for n in range(8)
+    ]
+    data = tmp_path / "talks.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in talks))
+    run = trained(
+        data=data,
+        input_features=None,
+        output_features=None,
+        chat={"template": str(template)},
+        generation={"max_new_tokens": 4},
+    )
+    result = brim.Model.load(run).export(tmp_path / "out", merge=merge)
+    assert result.probe == ("validation rows" if merge else None)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (
+        tokenizer.apply_chat_template(talks[1]["messages"], tokenize=False) == "user: add 1<|end|>assistant: 1<|end|>"
+    )
+    assert not any("secret-place" in text for text in texts(tmp_path / "out").values())

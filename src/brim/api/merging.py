@@ -11,7 +11,7 @@ import torch
 
 from brim.api.export import check_target, filling, place, size_of
 from brim.api.merge_probe import Probe, probe
-from brim.api.package import CARD, card_of, completed, files_of, without_paths
+from brim.api.package import CARD, card_of, completed, files_of, kind_of, without_paths
 from brim.api.results import ExportResult
 from brim.api.session import Say, Session
 from brim.data import Data
@@ -156,14 +156,14 @@ def _complete(folder: Path, run: RunFolder, session: Session, merging: Merging, 
 
 
 def _require_adapter(session: Session, run: RunFolder) -> None:
-    if session.config.adapter is None:
-        raise InputError(
-            Problem(
-                what="there is no adapter to merge: all weights of this model were trained",
-                where=str(run.path),
-                fix="export it without --merge",
-            )
-        )
+    if session.config.adapter is not None:
+        return
+    if kind_of(run.model) == "adapter":
+        what, fix = "the adapter is to be merged, and adapter=null leaves it out", "take adapter=null away"
+    else:
+        what = "there is no adapter to merge: all weights of this model were trained"
+        fix = "export it without --merge"
+    raise InputError(Problem(what=what, where=str(run.path), fix=fix))
 
 
 def _require_close(compared: Compared, merging: Merging, path: Path) -> None:

@@ -77,12 +77,17 @@ def package_of_export(folder: Path) -> Package:
 
 
 def card_of(run: RunFolder, *, merge: str | None = None) -> str:
-    """The run's card for a folder apart from it."""
-    card = run.card.read_text(encoding="utf-8") if run.card.is_file() else None
-    packages = {}
-    if run.environment.is_file():
-        packages = json.loads(run.environment.read_text(encoding="utf-8"))["packages"]
-    return card_apart(card, load_config(run.config).config, packages=packages, merge=merge)
+    """The run's card for a folder apart from it. Raises ExportError where what it is made from is damaged."""
+    path = run.card
+    try:
+        card = path.read_text(encoding="utf-8") if path.is_file() else None
+        path = run.environment
+        packages = json.loads(path.read_text(encoding="utf-8"))["packages"] if path.is_file() else {}
+        return card_apart(card, load_config(run.config).config, packages=packages, merge=merge)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"{path.name} is damaged: {error}"
+        fix = f"delete it; the export then goes without what {path.name} tells"
+        raise ExportError(Problem(what=what, where=str(path), fix=fix)) from None
 
 
 def kind_of(model: Path) -> Kind:
