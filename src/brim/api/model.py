@@ -243,7 +243,9 @@ class Model:
         if not merge:
             return export_run(run, Path(path))
         self._llm = None  # one model in memory at a time
-        config = _with_trained_weights(self.config, run, holds_adapter=_holds_adapter(run))
+        holds_adapter, config = _holds_adapter(run), self.config
+        if config.adapter is not None or not holds_adapter:
+            config = _with_trained_weights(config, run, holds_adapter=holds_adapter)
         return merge_run(run, open_session(config), Path(path), Merging(**merging), say=say)
 
     def upload(self, repo_id: str, **options: Any) -> UploadResult:
