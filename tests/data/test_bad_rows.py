@@ -179,6 +179,23 @@ def test_undecodable_text_within_lists(encoder, make_config):
     assert source.table["tags"].to_pylist() == [["x"], ["y"], None]
 
 
+def test_a_column_whose_texts_do_not_fit_together_is_refused():
+    offsets, texts = pa.py_buffer(np.array([0, 900, 3], np.int32)), pa.py_buffer(b"xyz")
+    column = pa.Array.from_buffers(pa.string(), 2, [None, offsets, texts])
+    with pytest.raises(
+        DataError, match=r"the table: column `q` is damaged: .*\n  fix: write or download the data again"
+    ):
+        read(pa.table({"q": column}))
+
+
+@pytest.mark.parametrize("name", ["\0fault", "\ud83d"])
+def test_names_that_no_table_can_have(tmp_path, name):
+    with pytest.raises(DataError, match=r"the given columns: column names that are no text: `"):
+        read({name: ["x"]})
+    (tmp_path / "data.jsonl").write_text(json.dumps({name: "x"}) + '\n{"q": "x"}\n')
+    assert list(read(tmp_path / "data.jsonl").faults) == [0]
+
+
 # What every file of another kind says, whatever the policy: it is refused while it is read.
 PICKLE = b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00]\x94(\x8c\x01x\x94\x8c\x01y\x94e."
 NOT_UTF8 = r"data\.\w+:1: byte 0x\w\w \(byte \d+ of the file\) is not UTF-8 text; the file looks like"

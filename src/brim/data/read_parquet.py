@@ -21,7 +21,7 @@ def read_parquet(path: Path) -> Source:
     """A parquet file; a row with a text that is no UTF-8 has a fault. Raises DataError where it is damaged or none."""
     try:
         table = kept_or(lambda keep_as: _read_table(path, keep_as), path)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, UnicodeDecodeError) as error:
         if isinstance(error, PermissionError):
             raise
         raise DataError(

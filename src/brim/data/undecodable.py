@@ -17,17 +17,9 @@ def without_undecodable(table: pa.Table, name: str) -> tuple[pa.Table, dict[int,
     faults: dict[int, Problem] = {}
     for position, field in enumerate(table.schema):
         column = table.column(position)
-        if not _holds_text(field.type) or _is_valid(column):
+        if not _holds_text(field.type) or _is_valid(column, field.name, name):
             continue
-        bad = _undecodable(column)
-        if not len(bad):
-            raise DataError(
-                Problem(
-                    what=f"column `{field.name}` is damaged: its parts do not fit together",
-                    where=name,
-                    fix="write or download the data again",
-                )
-            )
+        bad = _undecodable(column, field.name, name)
         for row in bad.tolist():
             what = f"column `{field.name}` holds bytes that are not UTF-8 text"
             faults.setdefault(row, Problem(what=what, fix="write the text in UTF-8"))
@@ -41,20 +33,27 @@ def _holds_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _is_valid(column: pa.ChunkedArray) -> bool:
+def _is_valid(column: pa.ChunkedArray | pa.Array, column_name: str, name: str) -> bool:
+    """Whether all of its text is UTF-8. Raises DataError where it is not even certain where its texts begin and end."""
     try:
         column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):  # Arrow looks at the texts last
+            return False
+        raise DataError(
+            Problem(
+                what=f"column `{column_name}` is damaged: {error}", where=name, fix="write or download the data again"
+            )
+        ) from None
     return True
 
 
-def _undecodable(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _undecodable(column: pa.ChunkedArray, column_name: str, name: str) -> npt.NDArray[np.int64]:
     """The rows that cannot be decoded."""
     rows: list[int] = []
     first_row = 0
     for chunk in column.chunks:
-        if not _is_valid(chunk):
+        if not _is_valid(chunk, column_name, name):
             rows += [first_row + row for row in range(len(chunk)) if not _is_decodable(chunk[row])]
         first_row += len(chunk)
     return np.asarray(rows, dtype=np.int64)
