@@ -212,7 +212,7 @@ preprocessing:
          "  expected: one of type\n  fix: remove it"),
         ("lr: 3", "config.yaml:8: unknown key lr\n  fix: did you mean trainer.learning_rate?"),
         ("5: 3", "config.yaml:8: unknown key 5\n  expected: one of model_type, base_model, initialize, precision, "
-         "model_parameters, input_features, output_features, prompt, adapter, trainer, preprocessing, generation, "
+         "model_parameters, input_features, output_features, prompt, chat, adapter, quantization, trainer, preprocessing, generation, "
          "backend, dataset, random_seed, trust_remote_code\n  fix: remove it"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
         ("", "base-model", "unknown key base-model\n  fix: did you mean base_model?"),
         ("", "Adapter", "unknown key Adapter\n  fix: did you mean adapter?"),
         ("", "epochs", "unknown key epochs\n  fix: epochs belongs elsewhere: trainer.epochs"),
-        ("", "template", "unknown key template\n  fix: template belongs elsewhere: prompt.template"),
+        ("", "template", "unknown key template\n  fix: template belongs elsewhere: prompt.template or chat.template"),
         ("", "r", "unknown key r\n  fix: r belongs elsewhere: adapter.r"),
         (
             "",
