@@ -116,3 +116,45 @@ def test_a_manifest_that_leaves_files_out_is_damage(tmp_path):
         CheckpointError, match=r"step 1 is damaged \(manifest.json names no model.safetensors, optimizer"
     ):
         store.load(1)
+
+
+@pytest.mark.parametrize("name", ["../step-00000001/model.safetensors", "/etc/hostname"])
+def test_a_manifest_that_names_what_lies_outside_is_refused_and_the_one_before_is_taken(tmp_path, name):
+    store = CheckpointStore(tmp_path)
+    save(store, 1, best_step=1)
+    save(store, 2, best_step=1)
+    manifest = tmp_path / "step-00000002" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: "0" * 64}))
+    checkpoint, refused = store.load_newest()
+    assert checkpoint.step == 1
+    assert refused == [
+        f"the checkpoint of step 2 is damaged (manifest.json names what lies outside the folder: {name})"
+    ]
+
+
+def test_the_folder_of_another_step_is_refused(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    (tmp_path / "step-00000001").rename(tmp_path / "step-00000003")
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 3 is damaged \(its state is that of another"):
+        store.load(3)
+
+
+def test_a_save_in_place_of_a_damaged_one_that_fails_leaves_that_one(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        store.save(1, tensors={"no/such/folder": {"w": torch.ones(1)}}, state={}, best_step=None)
+    assert store.load(1).step == 1
+    save(store, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_what_was_left_to_do_after_a_save_is_done(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2, 3):
+        save(store, step, best_step=1)
+    for name in ("step-00000002", "step-00000004", ".step-00000001.old", ".step-00000005.tmp"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    store.tidy(3, best_step=None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003", "step-00000004"]

@@ -5,8 +5,16 @@ import sys
 
 import pytest
 
-from brim.errors import OutputError
-from brim.train.run_folder import check_run_folder, create_run_folder, held
+from brim.digests import write_manifest
+from brim.errors import CheckpointError, InputError, OutputError
+from brim.train.run_folder import (
+    RunFolder,
+    check_run_folder,
+    create_run_folder,
+    held,
+    open_run_folder,
+    require_whole_model,
+)
 
 HOLD = """
 import sys
@@ -45,3 +53,52 @@ def test_what_a_kill_in_the_first_moments_left_blocks_nothing(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(OutputError, match="the output directory holds other things"):
         check_run_folder(tmp_path, resume=False)
+
+
+def model_of(run):
+    run.model.mkdir(parents=True)
+    run.config.write_text("")
+    run.plan.write_text("{}")
+    (run.model / "adapter.safetensors").write_text("weights")
+    write_manifest(run.model)
+    return run
+
+
+def test_a_model_that_a_kill_left_aside_is_put_back_when_the_run_is_opened(tmp_path):
+    run = model_of(RunFolder(tmp_path / "run"))
+    run.model.rename(run.path / ".model.old")
+    assert (open_run_folder(run.path).model / "adapter.safetensors").read_text() == "weights"
+    assert not (run.path / ".model.old").exists()
+
+
+def test_a_model_that_is_just_being_replaced_is_left_to_who_does_it(tmp_path):
+    run = model_of(RunFolder(tmp_path / "run"))
+    run.model.rename(run.path / ".model.old")
+    with held(run, resume=True), pytest.raises(InputError, match="this run has no model yet"):
+        open_run_folder(run.path)
+    assert (run.path / ".model.old").exists()
+
+
+def test_a_changed_file_of_the_model_is_named_with_what_to_do(tmp_path):
+    run = model_of(RunFolder(tmp_path / "run"))
+    require_whole_model(run)
+    (run.model / "adapter.safetensors").write_text("Weights")
+    with pytest.raises(CheckpointError) as caught:
+        require_whole_model(run)
+    assert str(caught.value) == (
+        f"{run.model}: the model of this run is damaged (adapter.safetensors changed since it was written)\n"
+        "  expected: the files that its manifest.json lists\n"
+        f"  fix: write it anew with `brim train {run.path} --resume`; delete manifest.json if you changed the model "
+        "yourself"
+    )
+    (run.model / "manifest.json").unlink()
+    require_whole_model(run)
+
+
+def test_a_run_without_its_plan_is_known_by_its_checkpoints(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    (run.checkpoints / "step-00000004").mkdir(parents=True)
+    assert not run.is_run
+    (run.checkpoints / "step-00000004" / "manifest.json").write_text("{}")
+    assert run.is_run
+    check_run_folder(run.path, resume=True)
