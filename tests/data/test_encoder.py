@@ -151,8 +151,8 @@ def test_a_tokenizers_own_code_is_not_run_and_nobody_is_asked(with_code, monkeyp
     with pytest.raises(ModelError) as caught:
         load(folder)
     (problem,) = caught.value.problems
-    assert problem.what == "the tokenizer asks for its own code to be run"
-    assert problem.where == str(folder)
+    assert problem.what == "the base model asks for its own code to be run (auto_map in tokenizer_config.json)"
+    assert problem.where == str(folder / "tokenizer_config.json")
     assert not trace.exists()
 
 
@@ -160,5 +160,46 @@ def test_a_tokenizers_own_code_runs_where_it_is_trusted(with_code, monkeypatch, 
     folder, trace = with_code
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     with pytest.raises(ModelError):  # it runs, and is no tokenizer
-        load_encoder(locate(str(folder), initialize="random"), trust_remote_code=True)
+        load_encoder(locate(str(folder), initialize="random", trust_remote_code=True), trust_remote_code=True)
     assert trace.exists()
+
+
+def test_tokens_that_the_model_does_not_have(make_folder):
+    folder = make_folder(tokenizer_config=NAMED, config={"model_type": "llama", "vocab_size": 5})
+    encoder = load(folder)
+    assert encoder.encode([""], special_tokens=False) == [[]]
+    with pytest.raises(ModelError, match=r"makes the token \d+, and the base model has only tokens 0 to 4") as caught:
+        encoder.encode(["hello"], special_tokens=False)
+    assert caught.value.problems[0].where == str(folder / "tokenizer.json")
+
+
+def test_an_end_that_the_model_does_not_have(make_folder):
+    with pytest.raises(ModelError, match="the end-of-sequence token is 1, and the base model has only tokens 0 to 0"):
+        load(make_folder(tokenizer_config=NAMED, config={"model_type": "llama", "vocab_size": 1}))
+
+
+def test_padding_that_the_model_does_not_have_is_the_end_instead(make_folder):
+    encoder = load(make_folder(tokenizer_config=NAMED, config={"model_type": "llama", "vocab_size": 2}))
+    assert (encoder.eos_id, encoder.pad_id) == (1, 1)
+
+
+@pytest.mark.parametrize("token", [3, [], {"content": 3}, {"text": "x"}, True])
+def test_special_tokens_that_are_none(make_folder, token):
+    folder = make_folder(tokenizer_config={"eos_token": token or ["x"]})
+    with pytest.raises(ModelError, match=r"eos_token in tokenizer_config\.json or .* is no token"):
+        load(folder)
+
+
+@pytest.mark.parametrize("number", [10**30, -1, True, "1"])
+def test_numbers_of_tokens_that_are_none(make_folder, number):
+    with pytest.raises(ModelError, match="names no end-of-sequence token"):
+        load(make_folder(tokenizer_config={}, config={"model_type": "llama", "eos_token_id": number}))
+
+
+def test_a_tokenizer_that_breaks_at_its_first_text(make_folder):
+    folder = make_folder(tokenizer_config=NAMED)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content |= {"model": {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "nope"}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: the tokenizer cannot be read: "):
+        load(folder)

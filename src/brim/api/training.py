@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,16 @@ def train(
     assert isinstance(trainer, FinetuneTrainer)
     if not len(prepared.splits["train"]):
         raise InputError(Problem(what="no row is left to train on", where=source.name, fix="look at the split's key"))
+    existed = output_directory.exists()
     run = create_run_folder(output_directory, resume=resume)
-    with held(run, resume=resume):
-        return _train_in(run, session, trainer, source, prepared, resume=resume, observer=observer, say=say)
+    try:
+        with held(run, resume=resume):
+            return _train_in(run, session, trainer, source, prepared, resume=resume, observer=observer, say=say)
+    except BaseException:
+        if not existed:
+            with suppress(OSError):  # it holds what was begun
+                run.path.rmdir()
+        raise
 
 
 def _train_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer
 
+from brim.data.tokenizer_faults import beyond, require_within, tokenizer_errors, vocabulary_of
 from brim.errors import ModelError, Problem
 from brim.models.folder import ModelFolder
+from brim.models.refusals import read_json
 
 _CHUNK_TEXTS = 1024
 _PROBE = "a"
@@ -65,8 +66,10 @@ class FolderEncoder:
         begin: list[int],
         folder: Path,
         special_tokens: Mapping[str, str],
+        vocabulary: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._begin = begin
         self._eos_id, self._pad_id, self._bos_id = eos_id, pad_id, bos_id
         self.folder, self.special_tokens = folder, special_tokens
@@ -92,8 +95,16 @@ class FolderEncoder:
         encoded: list[list[int]] = []
         for start in range(0, len(texts), _CHUNK_TEXTS):
             chunk = list(texts[start : start + _CHUNK_TEXTS])
-            encoded += [begin + each.ids for each in self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)]
+            with tokenizer_errors(self._file):
+                made = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            ids = [each.ids for each in made]
+            require_within(ids, self._vocabulary, self._file)
+            encoded += [begin + each for each in ids]
         return encoded
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "tokenizer.json"
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens))
@@ -111,33 +122,31 @@ def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tex
     """
     if folder.tokenizer_file is None:
         return _from_transformers(folder, trust_remote_code=trust_remote_code)
-    try:
+    with tokenizer_errors(folder.tokenizer_file):
         tokenizer = Tokenizer.from_file(str(folder.tokenizer_file))
-    except Exception as error:  # `tokenizers` raises nothing narrower
-        raise ModelError(
-            Problem(
-                what=f"the tokenizer cannot be read: {error}",
-                where=str(folder.tokenizer_file),
-                fix="copy tokenizer.json from the original model again",
-            )
-        ) from None
-    tokenizer.no_truncation()  # a tokenizer.json can carry limits of its own
-    tokenizer.no_padding()
+        tokenizer.no_truncation()  # a tokenizer.json can carry limits of its own
+        tokenizer.no_padding()
+        begin = _begin(tokenizer.encode(_PROBE).ids, tokenizer.encode(_PROBE, add_special_tokens=False).ids)
     facts = _Facts(folder)
     _add_named_tokens(tokenizer, facts)
     eos_id = facts.token_id(tokenizer, "eos")
     if eos_id is None:
         raise ModelError(_no_eos(folder))
+    vocabulary = vocabulary_of(folder.config)
+    if vocabulary is not None and eos_id >= vocabulary:
+        what = f"the end-of-sequence token is {eos_id:,}"
+        raise ModelError(beyond(what, vocabulary, folder.tokenizer_file))
     bos_id = facts.token_id(tokenizer, "bos")
     pad_id = facts.token_id(tokenizer, "pad")
     return FolderEncoder(
         tokenizer,
         eos_id=eos_id,
-        pad_id=eos_id if pad_id is None else pad_id,
+        pad_id=eos_id if pad_id is None or (vocabulary is not None and pad_id >= vocabulary) else pad_id,
         bos_id=bos_id,
-        begin=_begin(tokenizer.encode(_PROBE).ids, tokenizer.encode(_PROBE, add_special_tokens=False).ids),
+        begin=begin,
         folder=folder.path,
         special_tokens=facts.named_tokens(),
+        vocabulary=vocabulary,
     )
 
 
@@ -148,10 +157,21 @@ class _Facts:
         files = ("tokenizer_config.json", "special_tokens_map.json")
         self._names = [_read_json(folder.path / file) for file in files]
         self._ids = [_read_json(folder.path / "generation_config.json"), folder.config]
+        self._folder = folder.path
 
     def token(self, role: str) -> Any:
         """The token's text, or its mapping with `content`; None where no file names it."""
-        return next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
+        token = next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
+        if token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str):
+            return token
+        raise ModelError(
+            Problem(
+                what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is no token",
+                where=str(self._folder),
+                expected=f'"{role}_token": "…", or a mapping with the key content',
+                fix="copy tokenizer_config.json from the original model again",
+            )
+        )
 
     def named_tokens(self) -> dict[str, str]:
         """The text of each role's token: bos_token, eos_token and so on."""
@@ -168,7 +188,7 @@ class _Facts:
             token_id = ids.get(f"{role}_token_id")
             if isinstance(token_id, list) and token_id:
                 token_id = token_id[0]
-            if isinstance(token_id, int) and tokenizer.id_to_token(token_id) is not None:
+            if type(token_id) is int and 0 <= token_id < 1 << 32 and tokenizer.id_to_token(token_id) is not None:
                 return token_id
         return None
 
@@ -179,12 +199,9 @@ def _content(token: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(Problem(what=f"{path.name} cannot be read: {error}", where=str(path))) from None
-    return value if isinstance(value, dict) else {}
 
 
 def _add_named_tokens(tokenizer: Tokenizer, facts: _Facts) -> None:
