@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from brim.errors import DataError, Problem
 
@@ -52,7 +52,7 @@ def _mapping(file: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _is_full(value: Any) -> bool:
+def _is_full(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and bool(value)
 
 
