@@ -237,3 +237,15 @@ def test_rows_whose_pieces_have_other_tokens_together_are_counted(tmp_path, make
 def test_what_cannot_begin_is_told_at_once(encoder, template, chat, error, message):
     with pytest.raises(error, match=message):
         prepared(encoder(template), {"messages": [TURNS]}, **chat)
+
+
+def test_lines_that_cannot_be_read_are_left_out_beside_those_that_are_no_conversation(tmp_path, encoder):
+    rows = [json.dumps({"messages": TURNS})] * 4
+    lines = [rows[0], "{broken", rows[1], json.dumps({"messages": "hello"}), *rows[2:]]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    made = prepared(encoder(), tmp_path / "data.jsonl", preprocessing={"on_bad_row": "drop"})
+    assert made.splits["train"].keys.tolist() == [0, 2, 4, 5]
+    assert [(entry.key, entry.split, entry.why.split(": ")[0]) for entry in made.ledger] == [
+        (1, None, "data.jsonl:2"),
+        (3, "train", "data.jsonl:4"),
+    ]
