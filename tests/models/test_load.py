@@ -126,8 +126,8 @@ def test_truncated_weights_are_refused(folder, num_bytes):
     [
         ({"model_type": "nonsense"}, "the architecture 'nonsense' is not a causal language model"),
         ({"model_type": "t5"}, "the architecture 't5' is not a causal language model"),
-        ({"hidden_size": "wide"}, "config.json is damaged or does not fit: .*hidden_size"),
-        ({"num_attention_heads": 0}, "config.json is damaged or does not fit"),
+        ({"hidden_size": "wide"}, "hidden_size in config.json is 'wide'"),
+        ({"num_attention_heads": 0}, "num_attention_heads in config.json is 0"),
         ({"num_attention_heads": 3}, "config.json is damaged or does not fit: .*not a multiple"),
         ({"hidden_act": "nonsense"}, "config.json is damaged or does not fit: 'nonsense'"),
     ],
@@ -144,7 +144,7 @@ def test_code_of_the_folder_runs_only_where_it_is_trusted(folder, tmp_path, init
     ran = tmp_path / "ran"
     change_config(folder, model_type="theirs", auto_map={"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"})
     (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
-    with pytest.raises(ModelError, match=r"asks for its own code to be run\n  fix: .*set `trust_remote_code: true`"):
+    with pytest.raises(ModelError, match=r"asks for its own code to be run \(auto_map"):
         load(folder, initialize=initialize)
     assert not ran.exists()
 
