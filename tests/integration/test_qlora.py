@@ -1,0 +1,264 @@
+"""Quantised bases through the public API: trained, evaluated on the way, stopped, continued, loaded, saved."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import brim
+
+ROOT = Path(__file__).parents[2]
+FOUR, EIGHT = {"bits": 4}, {"bits": 8}
+EACH = pytest.mark.parametrize("quantization", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+
+
+def config(base, quantization, **changes):
+    trainer = {
+        "type": "finetune",
+        "epochs": 2,
+        "effective_batch_size": 8,
+        "batch_size": 4,
+        "learning_rate": 0.01,
+        **changes.pop("trainer", {}),
+    }
+    return {
+        "base_model": str(base),
+        "quantization": quantization,
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "adapter": {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"},
+        "preprocessing": {"split": {"type": "fixed"}},
+        "generation": {"max_new_tokens": 6, "do_sample": False},
+        **changes,
+        "trainer": trainer,
+    }
+
+
+def losses(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if record.get("split") == "train" and "event" not in record]
+
+
+def adapter(run):
+    return load_file(run / "model" / "adapter_model.safetensors")
+
+
+@EACH
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
+def test_it_learns_in_each_precision_and_the_run_opens_again(tiny_base, sums_file, tmp_path, quantization, precision):
+    settings = config(tiny_base, quantization, precision=precision, trainer={"epochs": 5})
+    result = brim.Model(settings).train(sums_file, output_directory=tmp_path / "run")
+    sequence = losses(tmp_path / "run")
+    assert np.mean(sequence[-4:]) < 0.985 * np.mean(sequence[:4])  # of random weights; the demo's base learns more
+    assert {tensor.dtype for tensor in adapter(tmp_path / "run").values()} == {torch.float32}
+    opened = brim.Model.load(tmp_path / "run")
+    tuned = opened.evaluate(sums_file, split="test").metrics["loss"]
+    assert tuned == result.metrics["test"]["loss"]
+    base = brim.Model.load(tmp_path / "run", overrides=["adapter=null"])
+    assert tuned < 0.985 * base.evaluate(sums_file, split="test", batch_size=4).metrics["loss"]
+    assert len(opened.predict(sums_file).predictions) == 40
+
+
+@EACH
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16-true", 1e-2)])
+def test_losses_do_not_depend_on_the_micro_batch(tiny_base, sums_file, tmp_path, quantization, precision, tolerance):
+    """On a CPU. A GPU's 8-bit kernel sees the whole micro-batch, and is held to the tolerance of bf16."""
+    sequences = []
+    for rows in (1, 4, 8):
+        settings = config(tiny_base, quantization, precision=precision, trainer={"batch_size": rows})
+        brim.Model(settings).train(sums_file, output_directory=tmp_path / str(rows))
+        sequences.append(losses(tmp_path / str(rows)))
+    for other in sequences[1:]:
+        np.testing.assert_allclose(other, sequences[0], rtol=tolerance)
+
+
+@EACH
+def test_evaluating_on_the_way_changes_nothing(tiny_base, sums_file, tmp_path, quantization):
+    """bitsandbytes' evaluation kernels would repack the weights on some CPUs (see models/quantization.py)."""
+    for name, changes in {"with": {"steps_per_checkpoint": 1}, "without": {"skip_all_evaluation": True}}.items():
+        settings = config(tiny_base, quantization, trainer={"early_stop": -1, **changes})
+        settings["preprocessing"] = {"split": {"type": "fixed"}}
+        brim.Model(settings).train(sums_file, output_directory=tmp_path / name)
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    last = [sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("with", "without")]
+    assert [folder.name for folder in last] == ["step-00000008"] * 2
+    assert (last[0] / "model.safetensors").read_bytes() == (last[1] / "model.safetensors").read_bytes()
+
+
+class StopAfter:
+    """An observer that asks for a stop after a step, as Ctrl-C would."""
+
+    def __init__(self, step):
+        self.step, self.event = step, threading.Event()
+
+    def start(self, *, first_step, total_steps): ...
+
+    def write(self, record):
+        if record["step"] == self.step:
+            self.event.set()
+
+    def close(self): ...
+
+    @contextmanager
+    def request(self):
+        yield self.event
+
+
+@EACH
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit"])
+def test_a_run_with_8_bit_states_continues_to_the_bit(
+    tiny_base, sums_file, tmp_path, monkeypatch, quantization, optimizer
+):
+    trainer = {"optimizer": {"type": optimizer, "min_8bit_size": 256}, "learning_rate": 0.003}
+    settings = config(tiny_base, quantization, trainer=trainer)
+    settings["adapter"]["dropout"] = 0.1
+    said = []
+    brim.Model(settings).train(sums_file, output_directory=tmp_path / "whole", say=said.append)
+    assert (
+        f"{optimizer}: 4 of 28 trained weights, 512 elements in all, have fewer than 256 elements and keep 32-bit "
+        "states (trainer.optimizer.min_8bit_size)"
+    ) in said
+    parts = tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        observer = StopAfter(3)
+        patch.setattr("brim.api.training.stop_request", observer.request)
+        with pytest.raises(brim.Interrupted):
+            brim.Model(settings).train(sums_file, output_directory=parts, observer=observer)
+    states = load_file(parts / "checkpoints" / "step-00000003" / "optimizer.safetensors")
+    assert {tensor.dtype for name, tensor in states.items() if name.endswith("state1")} == {torch.uint8, torch.float32}
+    brim.Model(settings).train(sums_file, output_directory=parts, resume=True)
+    assert losses(parts) == losses(tmp_path / "whole")
+    for file in ("model/adapter_model.safetensors", "checkpoints/step-00000008/optimizer.safetensors"):
+        assert (parts / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@EACH
+def test_texts_do_not_depend_on_the_batch(tiny_base, sums_file, quantization):
+    """Greedy and in fp32, on a CPU: with bitsandbytes' own evaluation kernel for 8 bits they would."""
+    settings = config(tiny_base, quantization, adapter=None, trainer={"type": "none"})
+    settings["trainer"] = {"type": "none"}
+    model = brim.Model(settings)
+    alone, together = (model.predict(sums_file, batch_size=size).predictions for size in (1, 8))
+    assert alone["answer_response"].tolist() == together["answer_response"].tolist()
+
+
+@EACH
+def test_a_saved_quantised_model_opens_and_is_the_same(tiny_base, sums_file, tmp_path, quantization):
+    settings = config(tiny_base, quantization, adapter=None)
+    settings["trainer"] = {"type": "none"}
+    model = brim.Model(settings)
+    before = model.evaluate(sums_file, split="test").rows["loss"].tolist()
+    model.save(tmp_path / "saved")
+    stored = json.loads((tmp_path / "saved" / "model" / "config.json").read_text())["quantization_config"]
+    assert stored[f"load_in_{quantization['bits']}bit"] is True
+    opened = brim.Model.load(tmp_path / "saved")
+    assert opened.evaluate(sums_file, split="test").rows["loss"].tolist() == before
+    # Its folder is a base model, too, that need not be called quantised.
+    said = []
+    trained = brim.Model(config(tmp_path / "saved" / "model", None))
+    trained.train(sums_file, output_directory=tmp_path / "run", say=said.append)
+    assert f"quantization.bits: {quantization['bits']} (so the base model is stored)" in said
+    assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
+    assert brim.Model.load(tmp_path / "run").config.quantization.bits == quantization["bits"]
+
+
+def test_without_an_adapter_there_is_nothing_to_train(tiny_base, sums_file, tmp_path):
+    model = brim.Model(config(tiny_base, FOUR, adapter=None))
+    with pytest.raises(
+        brim.ConfigError, match=r"quantization: a quantised base model is frozen, .*\n  fix: set adapter"
+    ):
+        model.train(sums_file, output_directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(model.predict(sums_file).predictions) == 40
+
+
+def brim_command(*arguments):
+    command = [Path(sys.executable).with_name("brim"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_ludwigs_users_configuration_predicts(tiny_base, tmp_path):
+    """As they have it, with paths to local folders; and nothing but what brim says reaches the terminal."""
+    settings = config(tiny_base, EIGHT, trainer={"train_steps": 2, "skip_all_evaluation": True})
+    settings["input_features"], settings["output_features"] = (
+        [{"name": name, "type": "text"}] for name in ("dialogue", "summary")
+    )
+    dialogues = [f"Ann: {a} plus {a}?\nBob: {a + a}." for a in range(12)]
+    rows = {"dialogue": dialogues, "summary": [f"They add {a}." for a in range(12)], "split": [0] * 12}
+    brim.Model(settings).train(rows, output_directory=tmp_path / "run")
+    (tmp_path / "dialogues.jsonl").write_text("".join(json.dumps({"dialogue": d}) + "\n" for d in dialogues[:4]))
+    (tmp_path / "config.yaml").write_text(
+        f"""\
+model_type: llm
+base_model: {tiny_base}
+input_features:  [{{name: dialogue, type: text, preprocessing: {{max_sequence_length: 1024}}}}]
+output_features: [{{name: summary, type: text, preprocessing: {{max_sequence_length: 384}}}}]
+prompt: {{template: "Summarize this dialogue:\\n### Dialogue: {{dialogue}}\\n### Synopsis:"}}
+generation: {{temperature: 0.1, max_new_tokens: 512}}
+adapter: {{type: lora, pretrained_adapter_weights: {tmp_path / "run" / "model"}}}
+quantization: {{bits: 8}}
+preprocessing: {{split: {{type: fixed}}}}
+trainer: {{type: none}}
+"""
+    )
+    predict = ("predict", tmp_path / "config.yaml", "--dataset", tmp_path / "dialogues.jsonl", "--output")
+    done = brim_command(*predict, tmp_path / "out.jsonl", "generation.max_new_tokens=8")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["dialogue"] for row in told] == dialogues[:4]
+    assert [row["num_response_tokens"] <= 8 for row in told] == [True] * 4
+    assert all(isinstance(row["summary_response"], str) for row in told)
+
+
+def test_training_prints_nothing_of_libraries(tiny_base, sums_file, tmp_path):
+    settings = config(tiny_base, FOUR, trainer={"train_steps": 2, "optimizer": "adamw_8bit"})
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    done = brim_command(
+        "train", tmp_path / "config.yaml", "--dataset", sums_file, "--output-directory", tmp_path / "run"
+    )
+    assert done.returncode == 0
+    told = [line.split(" ")[0] for line in done.stderr.splitlines()]
+    assert told[:6] == [
+        f"{tmp_path / 'config.yaml'}:1:",  # trainer.epochs has no effect beside train_steps
+        "precision:",
+        "quantization.bnb_4bit_compute_dtype:",
+        "adapter.alpha:",
+        "trainer.gradient_accumulation_steps:",
+        "adamw_8bit:",
+    ]
+    assert set(told[6:]) == {"step"}
+
+
+def test_the_demos_base_learns_in_4_bits(tmp_path):
+    """Its layers of 688 inputs are no whole number of blocks of 64 (see models/bitsandbytes_import.py)."""
+    words = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"]
+    rows = {
+        "instruction": [f"Return the {word} item." for word in words],
+        "input": [f"def {word}(items):" for word in words],
+        "output": [f"def {word}(items):\n    return items[{index}]\n" for index, word in enumerate(words)],
+        "split": [0] * 6 + [2] * 2,
+    }
+    model = brim.Model(
+        ROOT / "examples" / "stdlib_code" / "qlora.yaml",
+        overrides=[
+            f"base_model={ROOT / 'examples' / 'stdlib_code' / 'base-model'}",
+            "preprocessing.sample_size=null",
+            "trainer.epochs=6",
+            "trainer.effective_batch_size=4",
+        ],
+    )
+    untrained = model.evaluate(rows, split="test").metrics["loss"]
+    result = model.train(rows, output_directory=tmp_path / "run")
+    sequence = losses(tmp_path / "run")
+    assert len(sequence) == 12
+    assert sequence[-1] < 0.5 * sequence[0]
+    assert result.metrics["test"]["loss"] < 0.75 * untrained
