@@ -33,7 +33,7 @@ def spread(number: int, wanted: int, *, seed: int) -> list[int]:
     if wanted >= number:
         return list(range(number))
     step = number / wanted
-    offset = seed % max(1, int(step))
+    offset = (7 * seed + int(step) // 2) % int(step)
     return sorted({min(number - 1, int(each * step) + offset) for each in range(wanted)})
 
 

@@ -17,7 +17,7 @@ from faults.shim import read_log, watch
 from faults.subject import Subject, difference, digests, fingerprint, make_subject, told_wrong
 
 NEWEST, BOTH, MANIFEST, RUN, MODEL = "damage-newest", "damage-both", "damage-manifest", "damage-run", "damage-model"
-_SHORT = {NEWEST: 3, BOTH: 1, MANIFEST: 2, RUN: 2, MODEL: 2}
+_SHORT = {NEWEST: 2, BOTH: 1, MANIFEST: 1, RUN: 1, MODEL: 1}
 _BEFORE, _NEWEST = "step-00000004", "step-00000006"  # the checkpoints of the begun run
 _SAID = "the checkpoint of step 6 is damaged"
 

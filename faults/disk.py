@@ -17,7 +17,7 @@ from faults.shim import read_log, watch
 from faults.subject import Subject, difference, digests, fingerprint, make_subject, told_wrong
 
 LIMIT, FULL, PREDICT, READ_ONLY = "disk-limit", "disk-full", "disk-predict", "disk-read-only"
-_SHORT = {LIMIT: 3, PREDICT: 2}
+_SHORT = {LIMIT: 2, PREDICT: 1}
 _NUM_SIZES = 12  # of the small disk
 _FORMATS = ("jsonl", "csv", "parquet")
 _LIMITED = 0o555

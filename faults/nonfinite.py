@@ -24,7 +24,7 @@ from faults.subject import CONFIG, difference, digests, fingerprint, told_wrong
 from faults.workshop import as_yaml, make_base
 
 STOP, SKIP = "nonfinite-stop", "nonfinite-skip"
-_SHORT = {STOP: 2, SKIP: 2}
+_SHORT = {STOP: 1, SKIP: 1}
 _LETTER = "Z"
 _PAD = 1  # the padding's token
 _KINDS = {"loss": float("nan"), "gradient": 1e-19}  # the embedding of the letter

@@ -41,7 +41,7 @@ def test_what_was_wrong_is_a_failure_and_what_cannot_be_tried_is_skipped():
 
 @pytest.mark.parametrize(
     ("number", "wanted", "seed", "chosen"),
-    [(10, 3, 0, [0, 3, 6]), (10, 3, 1, [1, 4, 7]), (10, 3, 2, [2, 5, 8]), (3, 5, 9, [0, 1, 2]), (0, 2, 0, [])],
+    [(10, 3, 0, [1, 4, 7]), (10, 3, 1, [2, 5, 8]), (10, 3, 2, [0, 3, 6]), (3, 5, 9, [0, 1, 2]), (0, 2, 0, [])],
 )
 def test_a_few_are_spread_over_all(number, wanted, seed, chosen):
     assert spread(number, wanted, seed=seed) == chosen

@@ -74,6 +74,7 @@ class FinetuneTrainer(Section):
         "stop",
         "What follows a loss or gradient that is NaN or infinite. `stop`: the run ends before the update and names the "
         "rows. `skip`: the update is left out, and named in metrics.jsonl; ten in a row end the run.",
+        brim=True,
     )
     early_stop: EarlyStop = key(
         5,
