@@ -153,6 +153,19 @@ def test_an_empty_answer_is_noted(encoder):
     assert any("the answer of 1 row is empty" in note for note in prepared(encoder(), {"messages": [turns]}).notes)
 
 
+def test_a_call_without_words_is_no_empty_answer(encoder):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": "{}"}]}
+    template = SHORT.replace("m.content", "m.content or m.tool_calls[0].name")
+    notes = prepared(encoder(template), {"messages": [[TURNS[0], call]]}).notes
+    assert not any("empty" in note for note in notes)
+
+
+def test_thoughts_that_the_template_drops_are_noted(encoder):
+    rows = [[TURNS[0], {**TURNS[1], "reasoning": "thought"}]] * 2
+    notes = prepared(encoder(), {"messages": rows}).notes
+    assert "the chat template drops the thoughts (reasoning_content) of the last answer of 2 rows" in notes
+
+
 def test_the_tokens_that_end_a_turn_are_those_of_the_template(encoder):
     for template, ends in [
         (SHORT, [EOS]),
@@ -161,6 +174,7 @@ def test_the_tokens_that_end_a_turn_are_those_of_the_template(encoder):
         ("{{ raise_exception('no') if messages[0].role != 'system' }}" + SHORT, [EOS]),
         (SHORT.replace("</s>", ";"), []),
         ("{{ raise_exception('never') }}", []),
+        ("{% if tools %}{{ tools[0].function.name }}<pad>{% endif %}" + SHORT, [EOS]),  # which writes no calls
     ]:
         made = encoder(template)
         assert end_ids_of_turns(chat_template(config().chat, made), made) == ends

@@ -229,11 +229,45 @@ def test_turns_that_are_merged_are_told():
     problem = told(lambda: renderer(MERGING, "last").learned(conversation_of([SYSTEM, USER, AGAIN, ANSWER])))
     assert problem.what.endswith("merges the turns 2 and 3 (user, user) into one")
     assert problem.expected == "a turn of its own for each"
-    with pytest.raises(BadConversation, match="otherwise alone than in the whole"):
-        renderer(MERGING).learned(conversation_of([USER, ANSWER, SECOND]))
+    for supervise in ("all", "last"):
+        merged = conversation_of([USER, ANSWER, SECOND, AGAIN, ANSWER])
+        problem = told(lambda: renderer(MERGING, supervise).learned(merged))  # noqa: B023 (called at once)
+        assert problem.what.endswith("merges the turns 2 and 3 (assistant, assistant) into one")
+    for name in ("chatml", "headers", "thinking", "no_system", "folding"):
+        renderer(name, "last").learned(conversation_of([USER, ANSWER, SECOND, AGAIN, USER, ANSWER]))
     assert pieces(renderer(MERGING).learned(conversation_of([USER, ANSWER]))) == (
         "<user>What is 2+2?</s><assistant>«4, “surely” <b></s>»"
     )
+
+
+def test_turns_are_merged_even_where_a_template_reads_what_they_say():
+    picky = "{% for m in messages %}{% if 'qz' in m.content %}{{ raise_exception('?') }}{% endif %}{% endfor %}"
+    problem = told(lambda: renderer(picky + MERGING, "last").learned(conversation_of([USER, AGAIN, ANSWER])))
+    assert problem.what.endswith("merges the turns 1 and 2 (user, user) into one")
+
+
+def test_a_turn_with_a_weight_is_not_learned_as_any_other():
+    weighed = conversation_of([USER, {**ANSWER, "weight": 0}, AGAIN, {**SECOND, "weight": 1.0}])
+    problem = told(lambda: renderer("chatml").learned(weighed))
+    assert problem.what == "turn 2 (assistant) has the weight 0, and brim would learn it as any other"
+    assert problem.fix.startswith("set chat.supervise: last")
+    assert pieces(renderer("chatml", "last").learned(weighed)).endswith("«6<|im_end|>\n»")
+    last = conversation_of([USER, {**ANSWER, "weight": 0.5}])
+    assert "end the conversation before the turn" in told(lambda: renderer("chatml", "last").learned(last)).fix
+    renderer("chatml").prompt(weighed)
+
+
+def test_thoughts_that_are_dropped_are_counted():
+    for name, num_dropped in [("chatml", 2), ("thinking", 0)]:
+        made = renderer(name, "last")
+        for turns in (
+            [USER, THOUGHT],
+            [USER, THOUGHT],
+            [USER, {**ANSWER, "thinking": ""}],
+            [USER, THOUGHT, USER, ANSWER],
+        ):
+            made.learned(conversation_of(turns))
+        assert made.num_without_thoughts == num_dropped
 
 
 def test_what_a_prediction_goes_on_from_is_what_was_learned_from():

@@ -9,7 +9,7 @@ from brim.data.chat_sandbox import TemplateFault
 from brim.data.chat_template import ChatTemplate
 from brim.data.encoder import TextEncoder
 
-_QUESTION, _ANSWER, _TOOL = "zq0qz", "zq1qz", "zq2qz"
+_QUESTION, _ANSWER, _TOOL, _CALLED = "zq0qz", "zq1qz", "zq2qz", "zq5qz"
 
 
 def end_ids_of_turns(template: ChatTemplate, encoder: TextEncoder) -> list[int]:
@@ -28,12 +28,12 @@ def end_ids_of_turns(template: ChatTemplate, encoder: TextEncoder) -> list[int]:
 def _probes(template: ChatTemplate) -> Iterator[tuple[str, str]]:
     """Texts of short conversations, as far as the template takes them, and the mark at which their answer stands."""
     asked = [{"role": "system", "content": "zq3qz"}, {"role": "user", "content": _QUESTION}]
-    call = {"id": "zq4qz4zq4", "type": "function", "function": {"name": _TOOL, "arguments": {}}}
+    call = {"id": "zq4qz4zq4", "type": "function", "function": {"name": _CALLED, "arguments": {}}}
     tool = {"name": _TOOL, "description": _TOOL, "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": tool}]
     answers: list[tuple[dict[str, Any], list[dict[str, Any]] | None, str]] = [
         ({"content": _ANSWER}, None, _ANSWER),
-        ({"content": "", "tool_calls": [call]}, tools, _TOOL),
+        ({"content": "", "tool_calls": [call]}, tools, _CALLED),
     ]
     for answer, given, mark in answers:
         for beginning in (asked[1:], asked):

@@ -19,7 +19,7 @@ ROLES = (*BEGINNINGS, "user", ASSISTANT, *TOOLS)
 _MEANT = {"human": "user", **dict.fromkeys(("gpt", "bot", "model", "ai", "chatgpt"), ASSISTANT)}
 _SHARE_GPT = {**_MEANT, **{role: role for role in ("user", ASSISTANT, "system", "tool")}, "observation": "tool"}
 _MAX_CHARACTERS = 1 << 22
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Turn = dict[str, Any]
 
@@ -123,7 +123,7 @@ def _turn(value: Any, number: int, *, filled: bool) -> Turn:
             f"turn {number} ({turn['role']}) has no content",
             expected="content as text; only an assistant's turn with tool_calls goes without",
         )
-    reasoning = next((turn[name] for name in _REASONING if name in turn), None)
+    reasoning = next((turn[name] for name in REASONING if name in turn), None)
     if reasoning is not None:  # under the names that templates look for, as transformers has it
         turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
     return turn

@@ -59,6 +59,10 @@ class ChatPrompter:
         if self.num_share_gpt:
             rows = "1 row is" if self.num_share_gpt == 1 else f"{self.num_share_gpt:,} rows are"
             notes.append(f"{rows} in the ShareGPT form (`from`, `value`) and read as role and content")
+        thoughtless = self.renderer.num_without_thoughts
+        if thoughtless:
+            rows = "1 row" if thoughtless == 1 else f"{thoughtless:,} rows"
+            notes.append(f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}")
         return notes
 
     def _texts(self, keys: Keys, chats: list[Chat]) -> Texts:
@@ -81,7 +85,7 @@ class ChatPrompter:
         return Chat(
             pieces=pieces,
             own_texts=tuple(turn.get("content", "") for turn in conversation.messages),
-            reply=conversation.messages[-1].get("content") if self.with_answers else None,
+            reply=_reply(conversation) if self.with_answers else None,
         )
 
     def _pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
@@ -108,6 +112,12 @@ def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, wit
         faults=RowFaults(locate=source.locate),
         standing_notes=tuple(notes),
     )
+
+
+def _reply(conversation: Conversation) -> str | None:
+    """What the last turn says; None where it calls a tool, and need say nothing."""
+    last = conversation.messages[-1]
+    return None if "tool_calls" in last else last.get("content")
 
 
 def chat_template(chat: ChatConfig, encoder: TextEncoder) -> ChatTemplate:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from brim.data.chat_messages import (
     ASSISTANT,
     BEGINNINGS,
+    REASONING,
     TOOLS,
     BadConversation,
     Conversation,
@@ -24,8 +25,10 @@ from brim.data.chat_sandbox import TemplateFault
 from brim.data.chat_template import ChatTemplate
 from brim.data.texts import Piece
 
+_THOUGHTS = "zqtqz"  # mark of those of the last turn
 _SHOWN = 40  # characters of a text that differs
 _ANOTHER = "name another template with chat.template"
+_LAST_ALONE = "set chat.supervise: last, which learns the last turn alone"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +37,8 @@ class ConversationRenderer:
 
     template: ChatTemplate
     supervise: Literal["all", "last"]
-    whole_shapes: set[Any] = field(default_factory=set)  # of conversations of which the template drops nothing
+    num_without_thoughts: int = 0  # conversations learned from, of whose last turn the template drops the thoughts
+    thoughts_dropped: dict[Any, bool] = field(default_factory=dict)  # by shape, of conversations that are written whole
 
     def learned(self, conversation: Conversation) -> tuple[Piece, ...]:
         """The whole text, what is learned apart from the rest; the last piece is the last answer.
@@ -43,8 +47,11 @@ class ConversationRenderer:
         beginning and of the whole differ.
         """
         require_learnable(conversation)
-        text = self._checked_text(conversation, for_answer=False)
-        return tuple(self._cut(conversation, text, for_answer=False))
+        self._require_full_weight(conversation)
+        text, drops_thoughts = self._checked_text(conversation, for_answer=False)
+        pieces = tuple(self._cut(conversation, text, for_answer=False))
+        self.num_without_thoughts += drops_thoughts
+        return pieces
 
     def prompt(self, conversation: Conversation) -> tuple[Piece, ...]:
         """The text up to the beginning of the answer, in the pieces that learning has made of it.
@@ -52,7 +59,7 @@ class ConversationRenderer:
         Where a turn before it has no place in that text, no row like it was learned, and the text is one piece.
         """
         asked = to_be_continued(conversation)
-        text = self._checked_text(asked, for_answer=True)
+        text, _ = self._checked_text(asked, for_answer=True)
         whole = (Piece(text=text, supervised=False),)
         if self.supervise == "last":
             return whole
@@ -66,11 +73,34 @@ class ConversationRenderer:
         turns = [at for at, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
         return turns if self.supervise == "all" else turns[-1:]
 
-    def _checked_text(self, conversation: Conversation, *, for_answer: bool) -> str:
+    def _require_full_weight(self, conversation: Conversation) -> None:
+        """Refuse the key with which some data says that a turn is not to be learned."""
+        for at in self._learned_turns(conversation):
+            weight = conversation.messages[at].get("weight", 1)
+            if weight != 1:
+                raise BadConversation(
+                    f"turn {at + 1} ({ASSISTANT}) has the weight {weight!r}, and brim would learn it as any other",
+                    expected="no weight, or 1",
+                    fix=f"{_LAST_ALONE}, or take the weight off to learn the turn"
+                    if at < len(conversation.messages) - 1
+                    else "end the conversation before the turn, or take the weight off to learn it",
+                )
+
+    def _checked_text(self, conversation: Conversation, *, for_answer: bool) -> tuple[str, bool]:
+        """The whole text, and whether the thoughts of the last turn are not in it."""
         text = self._text(conversation, for_answer=for_answer)
-        self._require_whole(conversation, for_answer=for_answer)
-        self._require_unmerged(conversation)
-        return text
+        shape = _shape(conversation, for_answer)
+        if shape not in self.thoughts_dropped:
+            marked, marks = _marked(conversation)
+            try:
+                seen = self.template.render(marked.messages, marked.tools, add_generation_prompt=for_answer)
+            except TemplateFault:  # it reads what the texts say, and marks say nothing to it
+                self._require_unmerged(conversation)
+                return text, False
+            self._require_whole(seen, marks)
+            self._require_unmerged(marked)
+            self.thoughts_dropped[shape] = _thinks(marked.messages[-1]) and _THOUGHTS not in seen
+        return text, self.thoughts_dropped[shape]
 
     def _cut(self, conversation: Conversation, text: str, *, for_answer: bool) -> list[Piece]:
         """The text in pieces: before each of the assistant's turns, the turn itself, and what is left.
@@ -134,20 +164,12 @@ class ConversationRenderer:
 
     def _fix(self, num_turns: int | None = 0) -> str:
         if self.supervise == "all" and num_turns is not None:
-            return f"set chat.supervise: last, which learns the last turn alone, or {_ANOTHER}"
+            return f"{_LAST_ALONE}, or {_ANOTHER}"
         return f"correct the conversation, or {_ANOTHER}"
 
-    def _require_whole(self, conversation: Conversation, *, for_answer: bool) -> None:
+    def _require_whole(self, seen: str, marks: dict[str, str]) -> None:
         """Refuse what the template drops: each text is replaced by a mark, and each mark must come out again."""
-        shape = _shape(conversation, for_answer)
-        if shape in self.whole_shapes:
-            return
-        marked, marks = _marked(conversation)
-        try:
-            text = self.template.render(marked.messages, marked.tools, add_generation_prompt=for_answer)
-        except TemplateFault:
-            return  # it reads what the texts say, and marks say nothing to it; the true text has been rendered
-        lost = [what for mark, what in marks.items() if mark not in text]
+        lost = [what for mark, what in marks.items() if mark not in seen]
         if lost:
             raise BadConversation(
                 f"the chat template {self.template.where} drops {', '.join(lost[:3])}"
@@ -155,25 +177,28 @@ class ConversationRenderer:
                 expected="a template that writes every turn",
                 fix=f"remove {'it' if len(lost) == 1 else 'them'} from the conversation, or {_ANOTHER}",
             )
-        self.whole_shapes.add(shape)
 
     def _require_unmerged(self, conversation: Conversation) -> None:
-        """Refuse turns that the template writes as one: the text up to the first would then not end before the second.
+        """Refuse turns that the template writes as one: what it writes behind the first is then gone before the second.
 
-        The assistant's turns are looked at when the text is cut. Folding the first system turn into the one after it,
-        and grouping what several tools answered, is how some templates are meant.
+        Folding the first system turn into the one after it, and grouping what several tools answered, is how some
+        templates are meant. Other roles that follow each other are not merged by any.
         """
         messages = conversation.messages
         for second in range(1, len(messages)):
-            roles = (messages[second - 1]["role"], messages[second]["role"])
-            if ASSISTANT in roles or roles[1] in TOOLS or (second == 1 and roles[0] in BEGINNINGS):
+            one, other = messages[second - 1], messages[second]
+            roles, mark = (one["role"], other["role"]), one.get("content", "").strip()
+            is_meant = roles[1] in TOOLS or (second == 1 and roles[0] in BEGINNINGS)
+            if is_meant or not mark or (ASSISTANT in roles and roles[0] != roles[1]):
                 continue
             try:
-                before = self.template.render(messages[:second], conversation.tools, add_generation_prompt=False)
-                both = self.template.render(messages[: second + 1], conversation.tools, add_generation_prompt=False)
+                alone, both = (
+                    self.template.render(messages[:end], conversation.tools, add_generation_prompt=False)
+                    for end in (second, second + 1)
+                )
             except TemplateFault:
                 continue  # only the whole conversation need be to the template's taste
-            if not (both.startswith(before) and len(before) < len(both)):
+            if not both.rpartition(mark)[2].startswith(alone.rpartition(mark)[2]):
                 raise BadConversation(
                     f"the chat template {self.template.where} merges the turns {second} and {second + 1} "
                     f"({roles[0]}, {roles[1]}) into one",
@@ -203,10 +228,20 @@ def _differs(num_turns: int, beginning: str, text: str, *, for_answer: bool) -> 
 def _shape(conversation: Conversation, for_answer: bool) -> Any:
     """All on which the marked text depends, but for values that templates only copy."""
     turns = tuple(
-        (turn["role"], bool(turn.get("content", "").strip()), len(turn.get("tool_calls", ())), *sorted(turn))
+        (
+            turn["role"],
+            bool(turn.get("content", "").strip()),
+            len(turn.get("tool_calls", ())),
+            _thinks(turn),
+            *sorted(turn),
+        )
         for turn in conversation.messages
     )
     return turns, len(conversation.tools or ()), for_answer
+
+
+def _thinks(turn: Turn) -> bool:
+    return bool(turn.get(REASONING[0]))
 
 
 def _marked(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
@@ -223,6 +258,9 @@ def _marked(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
         changed: Turn = dict(turn)
         if turn.get("content", "").strip():
             changed["content"] = mark(f"turn {number} ({turn['role']})")
+        if _thinks(turn):  # many templates drop those of earlier turns, which is no loss of a turn
+            is_last = number == len(conversation.messages)
+            changed |= dict.fromkeys(REASONING, _THOUGHTS if is_last else "zq-qz")
         if "tool_calls" in turn:
             what = f"a tool call of turn {number}"
             changed["tool_calls"] = [_renamed(call, mark(what)) for call in turn["tool_calls"]]
