@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from brim.errors import ModelError
+from brim.errors import BrimError, ModelError
 from brim.models.folder import locate
 from brim.models.load import load_base
 
@@ -161,3 +161,29 @@ def test_a_folder_cannot_switch_its_own_code_on(folder, tmp_path):
     with pytest.raises(ModelError, match="asks for its own code to be run"):
         load(folder)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+        ),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        OSError(12, "Cannot allocate memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
+    with pytest.raises(BrimError) as caught:
+        load(folder)
+    assert caught.value.exit_code == 1
+    assert str(caught.value) == (
+        f"{folder}: the memory of this machine is too small for the base model\n"
+        "  fix: set quantization: {bits: 4}, choose a smaller base model, or end what else takes memory there"
+    )

@@ -79,8 +79,10 @@ def _mend_dequantization() -> torch.library.Library:
         weight: torch.Tensor = theirs.call_boxed(keys, packed, scales, blocksize, kind, one_row, dtype)
         return weight.reshape(list(shape))
 
-    library = torch.library.Library("bitsandbytes", "IMPL")
+    library = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        library.impl("dequantize_4bit", dequantize, "CPU", with_keyset=True, allow_override=True)
+        library.impl(  # type: ignore[no-untyped-call]
+            "dequantize_4bit", dequantize, "CPU", with_keyset=True, allow_override=True
+        )
     return library

@@ -70,7 +70,7 @@ def load_base(
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
             else:
                 model = _pretrained(folder, dtype=dtype, settings=settings)
-        model = model.to(device).eval()
+        model = model.eval() if quantization is not None else model.to(device).eval()
     except (MemoryError, *_LOADING_ERRORS) as error:
         if _is_out_of_memory(error):
             raise BrimError(_too_large(folder, device, quantization)) from error
