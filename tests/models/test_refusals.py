@@ -78,6 +78,9 @@ def test_code_of_a_model_on_the_hub(folder, monkeypatch):
         ("config.json", {"hidden_size": 10**400}, "hidden_size in config.json is a number of too many digits"),
         ("config.json", {"hidden_size": 0}, "hidden_size in config.json is 0"),
         ("config.json", {"text_config": {"num_layers": -1}}, "text_config.num_layers in config.json is -1"),
+        ("config.json", {"dtype": "float7"}, "dtype in config.json is 'float7'"),
+        ("config.json", {"text_config": {"torch_dtype": 3}}, "text_config.torch_dtype in config.json is 3"),
+        ("config.json", {"model_type": "\x1b[2J"}, "does not say what kind of model"),
         ("config.json", {"model_type": ["llama"]}, "does not say what kind of model"),
         (
             "adapter_config.json",
@@ -96,6 +99,14 @@ def test_what_is_refused(folder, file, values, what):
 def test_plain_kernels_are_no_matter(folder):
     change(folder, "config.json", attn_implementation="flash_attention_2", _attn_implementation=None)
     assert locate(str(folder)).context_length == 128
+
+
+def test_a_generate_of_its_own(folder):
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").touch()
+    (problem,) = refused(folder)
+    assert problem.what.endswith("(custom_generate/generate.py)")
+    assert problem.fix == "remove the folder custom_generate"
 
 
 @pytest.mark.parametrize(

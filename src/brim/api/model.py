@@ -17,7 +17,7 @@ from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainR
 from brim.api.session import Say, Session, open_session, say_nothing, with_dataset, with_settings
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
-from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable
+from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
 from brim.data import Data, Source, TokenRows, prepare, prompts_of, read, texts_as_source
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
@@ -64,6 +64,7 @@ class Model:
         """
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
+        require_trust_said_again(model.config, overrides, run.config)
         holds_adapter = _holds_adapter(run)
         model.notes = ()  # said when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):

@@ -34,7 +34,7 @@ def check_output(path: Path) -> None:
             )
         )
     try:
-        if path.exists():
+        if path.exists() or path.is_symlink():
             raise OutputError(
                 Problem(what="the output file exists already; nothing was changed", where=str(path), fix="name another")
             )

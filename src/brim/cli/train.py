@@ -33,9 +33,12 @@ def train(
     from brim.api.model import Model
     from brim.cli.progress import TrainProgress
     from brim.cli.tables import finite_or_null, print_metrics
+    from brim.config import require_trust_said_again
     from brim.units import format_seconds
 
     model = Model(file, overrides=overrides or [])
+    if config.is_dir():
+        require_trust_said_again(model.config, overrides or [], file)
     result = model.train(
         dataset, output_directory=output_directory, resume=resume, observer=TrainProgress(sys.stderr), say=say
     )

@@ -38,6 +38,7 @@ from brim.config.schema import (
     StratifySplit,
     TrainerConfig,
 )
+from brim.config.trust import require_trust_said_again
 
 __all__ = [
     "AdafactorConfig",
@@ -81,5 +82,6 @@ __all__ = [
     "pattern_fault",
     "reference_page",
     "require_trainable",
+    "require_trust_said_again",
     "resolve",
 ]

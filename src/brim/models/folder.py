@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from brim.models.refusals import TOKENIZER_BYTES, read_json, refusals, require_p
 Initialize = Literal["pretrained", "random"]
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+_KIND = re.compile(r"[\w.-]+")
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED_WEIGHT_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt", "tekken.json")
@@ -119,7 +121,8 @@ def _read_config(path: Path) -> dict[str, Any]:
                 fix="point base_model to the folder that save_pretrained wrote",
             )
         ) from None
-    if not isinstance(config.get("model_type"), str):
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise ModelError(
             Problem(
                 what="config.json does not say what kind of model this is",

@@ -38,6 +38,9 @@ _MOST = {
     "max_position_embeddings": 1 << 40,
 }
 _INDEX = "model.safetensors.index.json"
+_CUSTOM_GENERATE = "custom_generate/generate.py"
+_NO_CODE = "a folder of weights and settings alone"
+_DTYPE = re.compile(r"(torch\.)?(float(16|32|64|8_e4m3fn|8_e5m2)|bfloat16)|auto")
 _OWN_CODE = "the base model asks for its own code to be run"
 
 
@@ -55,7 +58,13 @@ def refusals(path: Path, config: dict[str, Any], *, name: str, trust_remote_code
     if not trust_remote_code:
         for file, content in {"config.json": config, **others}.items():
             problems += _own_code(path, file, content, name=name, kind=config.get("model_type"))
+        if (path / _CUSTOM_GENERATE).exists():
+            what = f"{_OWN_CODE} ({_CUSTOM_GENERATE})"
+            problems.append(
+                Problem(what=what, where=str(path), expected=_NO_CODE, fix="remove the folder custom_generate")
+            )
     problems += _kernels(path / "config.json", config)
+    problems += _dtypes(path / "config.json", config)
     problems += _sizes(path / "config.json", config)
     problems += _elsewhere(path, config)
     return problems
@@ -121,7 +130,7 @@ def _own_code(path: Path, file: str, content: dict[str, Any], *, name: str, kind
             "choose a base model that transformers has a class for; otherwise read the code, and only if you trust "
             "who wrote it, set `trust_remote_code: true`"
         )
-    yield Problem(what=f"{_OWN_CODE} ({keys_there} in {file})", where=where, expected="a folder of weights and settings alone", fix=fix)
+    yield Problem(what=f"{_OWN_CODE} ({keys_there} in {file})", where=where, expected=_NO_CODE, fix=fix)
 
 
 def _transformers_has(kind: str) -> bool:
@@ -159,6 +168,20 @@ def _sizes(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
                 what=f"{key} in config.json is {_short(value)}",
                 where=str(file),
                 expected=f"a whole number from 1 to {most:,}",
+                fix="copy config.json from the original model again",
+            )
+
+
+def _dtypes(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
+    """transformers looks the name up among all that torch has."""
+    for key, value in _settings(config):
+        if key.rpartition(".")[2] not in ("dtype", "torch_dtype") or value is None:
+            continue
+        if not isinstance(value, str) or not _DTYPE.fullmatch(value):
+            yield Problem(
+                what=f"{key} in config.json is {_short(value)}",
+                where=str(file),
+                expected="float32, float16 or bfloat16",
                 fix="copy config.json from the original model again",
             )
 
