@@ -1,6 +1,7 @@
 """Manifests: what was changed, is missing or lies outside is known."""
 
 import json
+import os
 
 import pytest
 
@@ -53,4 +54,13 @@ def test_a_manifest_that_names_what_lies_outside_is_refused(folder, name):
 def test_a_manifest_that_is_none_is_refused(folder, text):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r"is no list of files and digests|Expecting"):
+        verified(folder)
+
+
+@pytest.mark.parametrize("name", ["a", "manifest.json"])
+@pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+def test_what_may_never_end_is_not_read(folder, name, spoil):
+    (folder / name).unlink()
+    spoil(folder / name)
+    with pytest.raises(ValueError, match=f"{name} is no regular file"):
         verified(folder)

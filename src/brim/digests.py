@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from pathlib import Path, PurePosixPath
 
 from brim.files import write_text
@@ -28,6 +29,7 @@ def verified(folder: Path) -> list[str]:
     the manifest is none or names what lies outside the folder.
     """
     try:
+        _require_regular(folder / MANIFEST)
         digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError(f"{MANIFEST} is no list of files and digests") from error
@@ -36,10 +38,19 @@ def verified(folder: Path) -> list[str]:
     strange = [name for name in digests if not _is_inside(name)]
     if strange:
         raise ValueError(f"{MANIFEST} names what lies outside the folder: {', '.join(strange)}")
+    for name in digests:
+        _require_regular(folder / name)
     changed = [name for name, digest in digests.items() if sha256(folder / name) != digest]
     if changed:
         raise ValueError(f"{', '.join(changed)} changed since it was written")
     return list(digests)
+
+
+def _require_regular(path: Path) -> None:
+    """Raise ValueError for what brim never writes, and what reading may never end: links, pipes, devices."""
+    mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path.name} is no regular file")
 
 
 def sha256(path: Path) -> str:

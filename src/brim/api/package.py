@@ -64,7 +64,7 @@ def package_of_export(folder: Path) -> Package:
         names = verified(folder)
         kind = json.loads((folder / FACTS).read_text(encoding="utf-8"))["kind"]
         card = (folder / CARD).read_text(encoding="utf-8")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ExportError(
             Problem(
                 what=f"this export is not whole ({error})",
@@ -84,7 +84,7 @@ def card_of(run: RunFolder, *, merge: str | None = None) -> str:
         path = run.environment
         packages = json.loads(path.read_text(encoding="utf-8"))["packages"] if path.is_file() else {}
         return card_apart(card, load_config(run.config).config, packages=packages, merge=merge)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path.name} is damaged: {error}"
         fix = f"delete it; the export then goes without what {path.name} tells"
         raise ExportError(Problem(what=what, where=str(path), fix=fix)) from None
@@ -135,7 +135,7 @@ def _digest(file: File) -> str:
 def _without_paths(file: Path) -> File:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(_damaged(file, str(error))) from None
     if not isinstance(content, dict):
         return file

@@ -63,7 +63,7 @@ class MetricsLog:
 
     def _keep_up_to(self, step: int) -> None:
         """Write the file anew, and an empty one where there is none, so that its name is on the disk, too."""
-        content = self._path.read_bytes() if self._path.exists() else b""
+        content = self._path.read_bytes() if self._path.is_file() else b""
         if self._mark is not None:
             before = content[: self._mark["num_bytes"]]
             self.was_damaged = hashlib.sha256(before).hexdigest() != self._mark["sha256"]
@@ -82,7 +82,7 @@ def _step_of(line: bytes) -> float:
     try:
         record = json.loads(line)
         return math.inf if record.get("split") == "test" else int(record["step"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return math.inf
 
 
