@@ -12,8 +12,19 @@ import brim
 ROOT = Path(brim.__file__).parent
 # From the lowest room to the highest: a module may import from its own room and from those before it.
 ROOMS = ["errors", "units", "files", "digests", "config", "batching", "models", "data", "train", "infer", "api", "cli"]
-TORCH_FREE = ["errors", "units", "files", "digests", "config", "batching", "models.folder", "data", "cli.app"]
-SLOW = ["torch", "transformers", "peft", "datasets"]
+TORCH_FREE = [
+    "errors",
+    "units",
+    "files",
+    "digests",
+    "config",
+    "batching",
+    "models.folder",
+    "models.quantization",
+    "data",
+    "cli.app",
+]
+SLOW = ["torch", "transformers", "peft", "datasets", "bitsandbytes"]
 
 
 def modules():
