@@ -178,10 +178,11 @@ def test_nan_is_refused_whatever_the_limit(trained, tmp_path, monkeypatch):
         return merged
 
     monkeypatch.setattr(merging, "merge_adapter", broken)
+    out = tmp_path / "above" / "out"
     with pytest.raises(brim.ExportError, match="the merged model's logits are not finite") as caught:
-        brim.Model.load(trained()).export(tmp_path / "out", merge=True, max_divergence=math.inf, dtype="fp16")
+        brim.Model.load(trained()).export(out, merge=True, max_divergence=math.inf, dtype="fp16")
     assert "its values do not fit fp16: use --dtype bf16" in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    assert not out.parent.exists()
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -226,6 +227,25 @@ def test_without_the_runs_data_a_fixed_text_or_another_data_set_is_compared_on(t
         assert result.probe == "a fixed text, since the run's data was not at hand"
         assert said[0].startswith("the run's data cannot be used to compare with: ")
         assert result.divergence.num_tokens == 127  # the context, less the first token
+
+
+def test_a_model_that_was_trained_just_now_is_compared_on_the_rows_it_was_trained_with(config, sums_file, tmp_path):
+    model = brim.Model({**config, "adapter": {"type": "lora", "dropout": 0.0}})
+    model.train(sums_file, output_directory=tmp_path / "run")
+    result = model.export(tmp_path / "out", merge=True)
+    assert result.probe == "validation rows"
+    again = brim.Model.load(tmp_path / "run").export(tmp_path / "again", merge=True)
+    assert again.divergence == result.divergence
+
+
+def test_a_data_set_without_rows_compares_nothing(trained, tmp_path):
+    nothing = {"question": ["a" * 40], "answer": ["b"], "split": [0]}
+    model = brim.Model.load(
+        trained(),
+        overrides=["preprocessing.drop_unlearnable=true", "preprocessing.global_max_sequence_length=4"],
+    )
+    with pytest.raises(brim.DataError, match="the given data set has no rows to compare the merged model on"):
+        model.export(tmp_path / "out", merge=True, dataset=nothing)
 
 
 def test_what_rounding_takes_away_is_told(trained, config, tmp_path):

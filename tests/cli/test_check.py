@@ -124,7 +124,8 @@ def test_prompts_alone_are_checked_where_nothing_is_trained(brim, project, tiny_
     (project / "dialogues.csv").write_text("dialogue\n" + "".join(f"hello number {n}\n" for n in range(20)))
     done = brim("check", "predict.yaml", "--dataset", "dialogues.csv")
     assert (done.code, done.err) == (0, "")
-    assert "the data has no column `summary`: the prompts alone were checked, as for predict\n" in done.out
+    assert "the data has no column `summary`: the prompts alone were checked, as for predict" in " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines()[1:])) <= 80
     assert re.search(r"^full +20 ", done.out, flags=re.MULTILINE)
     assert "advice: none\n" in done.out
 

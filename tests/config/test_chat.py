@@ -32,6 +32,12 @@ def test_it_is_off_by_default_and_an_override_turns_it_on():
     assert load_config({"base_model": "model"}, ["chat.supervise=last"]).config.chat == ChatConfig(supervise="last")
 
 
+def test_there_is_no_short_form(problems):
+    (told,) = problems(chat("messages"))
+    expected = "{} for all defaults, a mapping such as {messages: COLUMN}, or null"
+    assert told == f"chat: chat is 'messages'\n  expected: {expected}"
+
+
 def test_the_answer_is_called_the_assistants():
     assert load_config(chat({})).config.answer_name == "assistant"
     assert load_config(chat(None)).config.answer_name == "completion"

@@ -196,6 +196,12 @@ def test_finished_texts_are_rows_to_continue(encoder):
     assert len(texts_as_source([], encoder)) == 0
 
 
+def test_nothing_is_added_to_prompts_that_a_chat_template_has_written(encoder):
+    (row,) = texts_as_source(["ab"], encoder, are_chats=True)
+    assert row.input_ids.tolist() == texts_as_source(["ab"], encoder)[0].input_ids.tolist()[1:]
+    assert row.num_prompt_tokens == 2
+
+
 BAD = {
     "over the context": (
         {"q": ["x" * n for n in (3, 30, 20, 40, 25, 22, 21)], "a": ["y"] * 7},

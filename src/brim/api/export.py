@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -83,6 +83,17 @@ def filling(path: Path, *, num_bytes: int) -> Iterator[Path]:
             yield folder
     except (OSError, SafetensorError) as error:
         raise WriteError(_no_room(path, str(error))) from error
+    finally:
+        if not target.exists():
+            _remove_empty(target.parent, above)
+
+
+def _remove_empty(folder: Path, above: Path) -> None:
+    """Take away the folders that were made below `above` for what was not written."""
+    with suppress(OSError):  # someone else's things are in one
+        while folder != above:
+            folder.rmdir()
+            folder = folder.parent
 
 
 def place(folder: Path, files: Mapping[str, File]) -> None:

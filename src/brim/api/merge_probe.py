@@ -8,7 +8,7 @@ import numpy as np
 
 from brim.api.session import Say, Session
 from brim.data import Data, TokenRow, TokenRows, prepare, read
-from brim.errors import InputError
+from brim.errors import DataError, InputError, Problem
 
 # For runs whose data is gone. Prose, figures and code, since a model may have learned any of them.
 _TEXT = """\
@@ -45,7 +45,11 @@ def probe(session: Session, dataset: Data | None, say: Say) -> Probe:
     Raises DataError for a given data set that cannot be used.
     """
     if dataset is not None:
-        return Probe(rows=_rows(session, dataset, "full"), source="rows of the given data set")
+        rows = _rows(session, dataset, "full")
+        if not len(rows):
+            what = "the given data set has no rows to compare the merged model on"
+            raise DataError(Problem(what=what, fix="give another with --dataset, or leave it out"))
+        return Probe(rows=rows, source="rows of the given data set")
     if session.config.dataset is not None:
         try:
             for split, words in (("validation", "validation rows"), ("train", "training rows")):

@@ -199,12 +199,13 @@ class Model:
     def generate(self, prompts: str | Sequence[str], **generation: Any) -> str | list[str]:
         """The model's answer to a finished prompt, or to each of several; the template is not applied.
 
+        With `chat`, a prompt is a text that the chat template has written: no BOS is added to it.
         generation: keys of the configuration's `generation`, for this call.
         """
         session = with_settings(self._open(), generation=generation)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         require_texts(texts)
-        rows = texts_as_source(texts, session.encoder)
+        rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
         require_continuable(rows, session, lambda key: f"prompt {key + 1}")
         responses = respond(
             self._weights(), session, rows, batch_rows=_batch_rows(session, _size_for_generating(session.config))
@@ -244,7 +245,7 @@ class Model:
         if not merge:
             return export_run(run, Path(path))
         self._llm = None  # one model in memory at a time
-        holds_adapter, config = _holds_adapter(run), self.config
+        holds_adapter, config = _holds_adapter(run), self._open().config  # with the data set and day of the training
         if config.adapter is not None or not holds_adapter:
             config = _with_trained_weights(config, run, holds_adapter=holds_adapter)
         return merge_run(run, open_session(config), Path(path), Merging(**merging), say=say)

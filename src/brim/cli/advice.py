@@ -23,10 +23,10 @@ def advice_lines(findings: Sequence[Finding], *, name: str, width: int) -> Itera
         return
     yield "advice (it stops nothing; docs/data-advice.md has the reasons, --rows the rows):"
     for number, finding in enumerate(findings, start=1):
-        yield from _wrapped(f"{number:2}. {finding.what}", width)
-        yield from _wrapped(f"    → {finding.fix}", width, indent=6)
+        yield from wrapped(f"{number:2}. {finding.what}", width)
+        yield from wrapped(f"    → {finding.fix}", width, indent=6)
         if finding.places:
-            yield from _wrapped(f"    {_places(finding, name)}", width)
+            yield from wrapped(f"    {_places(finding, name)}", width)
 
 
 def histogram_lines(bins: Iterable[Bin], *, title: str, width: int) -> Iterator[str]:
@@ -81,7 +81,8 @@ def _places(finding: Finding, name: str) -> str:
     return f"{shown} and {num_more:,} more" if num_more > 0 else shown
 
 
-def _wrapped(text: str, width: int, indent: int = 4) -> list[str]:
+def wrapped(text: str, width: int, indent: int = 4) -> list[str]:
+    """A text's lines, the later ones indented; a path longer than a line stays whole."""
     return textwrap.wrap(
         text, width=max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from brim.cli.advice import advice_lines, histogram_lines, write_advice_rows
+from brim.cli.advice import advice_lines, histogram_lines, wrapped, write_advice_rows
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
 from brim.errors import InputError, Problem
 
@@ -36,13 +36,15 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, its base model's folder and its data. Loads no weights and no torch."""
-    from brim.config import load_config, require_trainable
+    from brim.config import load_config, require_trainable, require_trust_said_again
     from brim.models.adapter_folder import continued
     from brim.models.folder import locate
     from brim.models.quantization import with_stored_quantization
 
     loaded = load_config(config_file(config), overrides or [])
     settings = loaded.config
+    if config.is_dir():
+        require_trust_said_again(settings, overrides or [], config / "config.yaml")
     folder = locate(settings.base_model, initialize=settings.initialize, trust_remote_code=settings.trust_remote_code)
     if settings.adapter is not None and settings.adapter.pretrained_adapter_weights is not None:
         continued(settings.adapter)
@@ -101,7 +103,7 @@ def _print_report(report: CheckReport) -> None:
     for line in histogram_lines(report.lengths, title="tokens", width=width):
         print(line)
     for line in (*report.other_events, *report.notes):
-        print(line)
+        print("\n".join(wrapped(line, width)))
     for line in advice_lines(report.advice, name=report.name, width=width):
         print(line)
     for sample in report.samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from brim.config import ChatConfig
 from brim.data.blocks import Keys, blocks
 from brim.data.chat_day import today
 from brim.data.chat_end import end_ids_of_turns
-from brim.data.chat_messages import BadConversation, Conversation, conversation_of
+from brim.data.chat_messages import ASSISTANT, BadConversation, Conversation, conversation_of
 from brim.data.chat_render import ConversationRenderer
 from brim.data.chat_template import ChatTemplate, read_template
 from brim.data.columns import Column, require_columns
@@ -112,6 +113,16 @@ def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, wit
         faults=RowFaults(locate=source.locate),
         standing_notes=tuple(notes),
     )
+
+
+def num_unanswered(source: Source, column: str) -> int:
+    """How many of a column's conversations do not end with the assistant's turn; what is none is left to others."""
+    count = 0
+    for _, block in blocks(source.table.select([column]), source.usable_rows()):
+        for cell in block[column].to_pylist():
+            with suppress(BadConversation):
+                count += conversation_of(cell).messages[-1]["role"] != ASSISTANT
+    return count
 
 
 def _reply(conversation: Conversation) -> str | None:

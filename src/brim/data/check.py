@@ -40,7 +40,7 @@ class SplitReport:
     num_rows: int
     num_tokens: int
     num_supervised_tokens: int
-    prompt: Lengths | None
+    prompt: Lengths | None  # of a conversation: all before the last answer
     answer: Lengths | None  # with its EOS; None also where the data has no answers
     total: Lengths | None
 
@@ -106,7 +106,7 @@ def check_data(
         name=source.name,
         num_rows=source.table.num_rows,
         context_length=context_length,
-        splits=tuple(_report(name, rows, watcher.has_answers) for name, rows in prepared.splits.items()),
+        splits=tuple(_report(name, rows, config, watcher.has_answers) for name, rows in prepared.splits.items()),
         events=tuple(prepared.ledger.summary()),
         other_events=tuple(_without_cuts(prepared.ledger, found).summary()),
         notes=prepared.notes,
@@ -123,17 +123,33 @@ def _prepared(
     config: Config, source: Source, encoder: TextEncoder, watcher: Watcher, *, context_length: int | None
 ) -> Prepared:
     """As training prepares the data, or, where nothing is trained and columns are lacking, what is there of it."""
-    there, split = source.table.column_names, config.preprocessing.split
-    answer = config.output_features[0].column_name
-    if config.trainer.type == "none" and config.chat is None and answer not in there:
+    split = config.preprocessing.split
+    if config.trainer.type != "none":
+        return prepare(source, config, encoder, context_length=context_length, watch=watcher)
+    lacking = _lacking_answers(config, source)
+    if lacking is not None:
         done = prompts_of(source, config, encoder, only=FULL, watch=watcher)
-        note = f"the data has no column `{answer}`: the prompts alone were checked, as for predict"
+        note = f"{lacking}: the prompts alone were checked, as for predict"
         return Prepared(splits={FULL: done.rows}, ledger=done.ledger, notes=(note, *done.notes))
-    if config.trainer.type == "none" and not isinstance(split, RandomSplit) and split.column not in there:
+    if not isinstance(split, RandomSplit) and split.column not in source.table.column_names:
         whole = prepare(source, config, encoder, context_length=context_length, only=FULL, watch=watcher)
         note = f"the data has no column `{split.column}`: it was checked as a whole, without splits"
         return replace(whole, notes=(note, *whole.notes))
     return prepare(source, config, encoder, context_length=context_length, watch=watcher)
+
+
+def _lacking_answers(config: Config, source: Source) -> str | None:
+    """In words, that the data cannot be evaluated since answers are lacking; None where it has all."""
+    there = source.table.column_names
+    if config.chat is None:
+        answer = config.output_features[0].column_name
+        return None if answer in there else f"the data has no column `{answer}`"
+    if config.chat.messages not in there:
+        return None  # which `prepare` tells
+    from brim.data.chat_prompt import num_unanswered  # Jinja is for those who need it
+
+    count = num_unanswered(source, config.chat.messages)
+    return f"{count:,} of the {source.table.num_rows:,} rows do not end with an answer" if count else None
 
 
 def _without_cuts(ledger: Ledger, found: Iterable[Cut]) -> Ledger:
@@ -147,18 +163,36 @@ def _room(config: Config, prepared: Prepared, context_length: int | None) -> lis
         return []
     rows = prepared.splits.values()
     keys = np.concatenate([each.keys for each in rows])
-    lengths = np.concatenate([each.num_prompt_tokens for each in rows])
-    return no_room(keys, lengths, context_length=context_length, num_new=new_tokens(config, context_length))
+    lengths = np.concatenate([_prompt_tokens(each, config) for each in rows])
+    num_new = new_tokens(config, context_length)
+    can_cut = config.chat is None  # the prompt of a conversation is never cut
+    return no_room(keys, lengths, context_length=context_length, num_new=num_new, can_cut=can_cut)
 
 
-def _report(name: str, rows: TokenRows, has_answers: bool) -> SplitReport:
+def _prompt_tokens(rows: TokenRows, config: Config) -> npt.NDArray[np.int64]:
+    """Tokens before the answer of each row, which is the last one of a conversation."""
+    if config.chat is None:
+        return rows.num_prompt_tokens
+    return np.fromiter((_before_last(row.supervised) for row in rows), dtype=np.int64, count=len(rows))
+
+
+def _before_last(supervised: npt.NDArray[np.bool_]) -> int:
+    learned = np.flatnonzero(supervised)
+    if not len(learned):
+        return len(supervised)
+    others = np.flatnonzero(~supervised[: learned[-1]])
+    return int(others[-1]) + 1 if len(others) else 0
+
+
+def _report(name: str, rows: TokenRows, config: Config, has_answers: bool) -> SplitReport:
+    prompts = _prompt_tokens(rows, config)
     return SplitReport(
         name=name,
         num_rows=len(rows),
         num_tokens=int(rows.lengths.sum()),
         num_supervised_tokens=int(rows.num_supervised.sum()),
-        prompt=_lengths(rows.num_prompt_tokens),
-        answer=_lengths(rows.lengths - rows.num_prompt_tokens) if has_answers else None,
+        prompt=_lengths(prompts),
+        answer=_lengths(rows.lengths - prompts) if has_answers else None,
         total=_lengths(rows.lengths),
     )
 

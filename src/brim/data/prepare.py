@@ -20,7 +20,7 @@ from brim.data.rows import SCHEMA, TokenRows
 from brim.data.source import Source
 from brim.data.spill import gather
 from brim.data.split import SPLITS
-from brim.data.texts import Texts
+from brim.data.texts import Chat, Piece, Texts
 from brim.data.tokenize import Findings, Limits, Policy, tokenize
 from brim.data.usable import dropped_faults
 from brim.data.verdict import notes_of, require_fitting, require_learnable, without_overlong
@@ -109,9 +109,13 @@ def prompts_of(
     return replace(done, notes=(*notes, *done.notes))
 
 
-def texts_as_source(texts: Sequence[str], encoder: TextEncoder) -> TokenRows:
-    """Finished prompts as rows to be continued; keys are their positions."""
-    batch = Texts(keys=np.arange(len(texts)), prompts=list(texts), answers=[])
+def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bool = False) -> TokenRows:
+    """Finished prompts as rows to be continued; keys are their positions.
+
+    are_chats: a chat template has written them, and nothing is added to what it writes.
+    """
+    chats = [Chat(pieces=(Piece(text=text, supervised=False),), own_texts=(), reply=None) for text in texts]
+    batch = Texts(keys=np.arange(len(texts)), prompts=list(texts), answers=[], chats=chats if are_chats else None)
     policy = Policy(split_of=lambda key: FULL)
     return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
 

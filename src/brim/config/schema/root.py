@@ -50,6 +50,7 @@ class Config(Section):
         "Conversations instead of prompts and answers: `{}` with all defaults. Not together with `input_features`, "
         "`output_features` and `prompt.template`.",
         brim=True,
+        expected="{} for all defaults, a mapping such as {messages: COLUMN}, or null",
     )
     adapter: Annotated[LoraConfig | None, Typed("lora")] = key(
         None, "Train a few added weights instead of all. null: all weights are trained."

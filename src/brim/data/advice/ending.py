@@ -45,39 +45,31 @@ def answer_ends(answers: Sequence[str], eos_text: str) -> npt.NDArray[np.uint8]:
 def end_in_text(keys: Keys, ends: npt.NDArray[np.uint8], *, eos_text: str) -> list[Finding]:
     """Answers that spell out an end sign, of this tokenizer or of another."""
     found = []
-    inside = keys[(ends & AnswerEnds.EOS_INSIDE) > 0]
-    if len(inside):
-        found.append(
-            Finding(
-                kind="end_in_text",
-                what=f"{share(len(inside), len(keys), 'answers')} have the end-of-sequence token {eos_text} inside",
-                why="the model learns to stop there; what follows is never generated",
-                fix=f"take {eos_text} out of the answers, or split the rows",
-                rows=inside,
-            )
-        )
-    doubled = keys[(ends & AnswerEnds.EOS_AT_END) > 0]
-    if len(doubled):
-        found.append(
-            Finding(
-                kind="end_in_text",
-                what=f"{share(len(doubled), len(keys), 'answers')} end in {eos_text} already",
-                why="brim ends each answer with it, so that it stands there twice",
-                fix=f"take {eos_text} off the answers",
-                rows=doubled,
-            )
-        )
-    foreign = keys[(ends & AnswerEnds.FOREIGN) > 0]
-    if len(foreign):
-        found.append(
-            Finding(
-                kind="end_in_text",
-                what=f"{share(len(foreign), len(keys), 'answers')} end in another model's end sign, such as </s>",
-                why=f"this tokenizer ends with {eos_text}, which brim adds; the other sign is text that is learned",
-                fix="take the sign off the answers",
-                rows=foreign,
-            )
-        )
+    told = (
+        (
+            AnswerEnds.EOS_INSIDE,
+            f"have the end-of-sequence token {eos_text} inside",
+            "the model learns to stop there; what follows is never generated",
+            f"take {eos_text} out of the answers, or split the rows",
+        ),
+        (
+            AnswerEnds.EOS_AT_END,
+            f"end in {eos_text} already",
+            "brim ends each answer with it, so that it stands there twice",
+            f"take {eos_text} off the answers",
+        ),
+        (
+            AnswerEnds.FOREIGN,
+            "end in another model's end sign, such as </s>",
+            f"this tokenizer ends with {eos_text}, which brim adds; the other sign is text that is learned",
+            "take the sign off the answers",
+        ),
+    )
+    for flag, what, why, fix in told:
+        rows = keys[(ends & flag) > 0]
+        if len(rows):
+            what = f"{share(len(rows), len(keys), 'answers')} {what}"
+            found.append(Finding(kind="end_in_text", what=what, why=why, fix=fix, rows=rows))
     return found
 
 

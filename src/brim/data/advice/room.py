@@ -8,10 +8,12 @@ import numpy.typing as npt
 from brim.data.advice.finding import Finding, Keys, share
 
 
-def no_room(keys: Keys, lengths: npt.NDArray[np.int64], *, context_length: int, num_new: int) -> list[Finding]:
+def no_room(
+    keys: Keys, lengths: npt.NDArray[np.int64], *, context_length: int, num_new: int, can_cut: bool
+) -> list[Finding]:
     """Rows whose prompt is longer than the context less the tokens to be generated. The longest come first.
 
-    lengths: tokens of each prompt. num_new: generation.max_new_tokens.
+    lengths: tokens of each prompt. num_new: generation.max_new_tokens. can_cut: whether a key cuts prompts.
     """
     room = context_length - num_new
     too_long = np.flatnonzero(lengths > room)
@@ -26,7 +28,7 @@ def no_room(keys: Keys, lengths: npt.NDArray[np.int64], *, context_length: int, 
             f"the longest has {lengths[longest[0]]:,}",
             why="predict stops at such rows before it generates",
             fix="lower generation.max_new_tokens"
-            + (f", or set input_features[0].preprocessing.max_sequence_length: {room}" if room > 0 else ""),
+            + (f", or set input_features[0].preprocessing.max_sequence_length: {room}" if can_cut and room > 0 else ""),
             rows=keys[longest],
         )
     ]
