@@ -21,7 +21,8 @@ from brim.files import finish_replacing, is_half_replaced, make_folder, write_te
 
 _PROBE = ".brim-can-write"
 _RECORDED_PACKAGES = (
-    "brim", "torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pyarrow"
+    "brim", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "numpy",
+    "pyarrow",
 )  # fmt: skip
 
 
