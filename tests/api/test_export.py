@@ -258,6 +258,19 @@ def test_what_rounding_takes_away_is_told(trained, config, tmp_path):
     assert len(said) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bf16"}, "--dtype acts on merged weights, and nothing is merged"),
+        ({"merge": True, "dtype": "int4"}, "there is no dtype 'int4'"),
+        ({"merge": True, "max_divergence": -1.0}, "--max-divergence is -1"),
+    ],
+)
+def test_options_are_checked_in_python_too(trained, tmp_path, options, message):
+    with pytest.raises(brim.InputError, match=message):
+        brim.Model.load(trained()).export(tmp_path / "out", **options)
+
+
 def test_a_fully_trained_model_has_nothing_to_merge(trained, tmp_path):
     with pytest.raises(brim.InputError, match="there is no adapter to merge: all weights of this model were trained"):
         brim.Model.load(trained(adapter=None)).export(tmp_path / "out", merge=True)

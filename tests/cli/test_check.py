@@ -124,10 +124,20 @@ def test_prompts_alone_are_checked_where_nothing_is_trained(brim, project, tiny_
     (project / "dialogues.csv").write_text("dialogue\n" + "".join(f"hello number {n}\n" for n in range(20)))
     done = brim("check", "predict.yaml", "--dataset", "dialogues.csv")
     assert (done.code, done.err) == (0, "")
-    assert "the data has no column `summary`: the prompts alone were checked, as for predict" in " ".join(done.out.split())
+    assert "the data has no column `summary`: the prompts alone were checked, as for predict" in " ".join(
+        done.out.split()
+    )
     assert max(map(len, done.out.splitlines()[1:])) <= 80
     assert re.search(r"^full +20 ", done.out, flags=re.MULTILINE)
     assert "advice: none\n" in done.out
+
+
+def test_what_the_data_says_does_not_steer_the_terminal(brim, project):
+    (project / "odd.jsonl").write_text('{"question": "a\\u001b[31m\\tb", "answer": "c\\u202e", "split": 0}\n')
+    done = brim("check", "config.yaml", "--dataset", "odd.jsonl", "--show", "1")
+    assert "a\\x1b[31m" in done.out
+    assert "«c\\u202e" in done.out
+    assert not {"\x1b", "\u202e"} & set(done.out)
 
 
 def test_rows_without_data_is_told(brim, project):

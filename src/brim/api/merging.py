@@ -47,8 +47,8 @@ class Merging:
     dataset: Data | None = None  # whose rows the two models are compared on; default: the run's validation rows
 
 
-def merging_of(merge: bool, **given: Any) -> dict[str, Any]:
-    """Arguments of Merging as a person typed them, without those left open. Raises InputError."""
+def merging_of(merge: bool, **given: Any) -> Merging:
+    """Arguments of Merging as a person typed them; None stands for the default. Raises InputError."""
     typed = {name: value for name, value in given.items() if value is not None}
     dtype, most = typed.get("dtype", "bf16"), typed.get("max_divergence", 0.0)
     if typed and not merge:
@@ -62,7 +62,7 @@ def merging_of(merge: bool, **given: Any) -> dict[str, Any]:
     if not most >= 0:
         what = f"--max-divergence is {most:g}"
         raise InputError(Problem(what=what, expected="nats a token: 0 or more", fix="leave it out for the default"))
-    return typed
+    return Merging(**typed)
 
 
 def limit_of(adapter_kl: float | None) -> float:

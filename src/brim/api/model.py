@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
 from brim.api.evaluation import answerable, evaluate, respond, settings_of
 from brim.api.export import check_format, export_run
-from brim.api.merging import Merging, merge_run
+from brim.api.merging import merge_run, merging_of
 from brim.api.prediction import beside_input, check_output, ledger_path, require_free_names, write_with_ledger
 from brim.api.prompts import continuable, require_continuable, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
@@ -241,6 +241,7 @@ class Model:
         Raises ExportError, leaving nothing behind, when merging changes the model by more than that.
         """
         check_format(format)
+        how = merging_of(merge, **merging)
         run = self._finished_run()
         if not merge:
             return export_run(run, Path(path))
@@ -248,7 +249,7 @@ class Model:
         holds_adapter, config = _holds_adapter(run), self._open().config  # with the data set and day of the training
         if config.adapter is not None or not holds_adapter:
             config = _with_trained_weights(config, run, holds_adapter=holds_adapter)
-        return merge_run(run, open_session(config), Path(path), Merging(**merging), say=say)
+        return merge_run(run, open_session(config), Path(path), how, say=say)
 
     def upload(self, repo_id: str, **options: Any) -> UploadResult:
         """Send what `export` writes to the Hub, in one commit, with the token in HF_TOKEN.

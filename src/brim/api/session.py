@@ -37,9 +37,7 @@ def open_session(config: Config) -> Session:
     """Resolve a configuration. Raises ConfigError, ModelError, or InputError where several processes were started."""
     _require_one_process()
     device = pick_device()
-    folder = locate(
-        config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code
-    )
+    folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     settled = with_stored_quantization(config, folder)
     resolution = resolve(
         settled.model_copy(update=_absolute_paths(config, folder)),

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from brim.cli.advice import advice_lines, histogram_lines, wrapped, write_advice_rows
+from brim.cli.message import printable
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
 from brim.errors import InputError, Problem
 
@@ -109,7 +110,7 @@ def _print_report(report: CheckReport) -> None:
     for sample in report.samples:
         console.rule(escape(sample.where), align="left", style="dim")
         for segment in sample.segments:
-            text = escape(segment.text)
+            text = escape(printable(segment.text, kept="\n\t"))
             console.print(f"[bold green]«{text}»[/]" if segment.supervised else text, end="")
         console.print()
     if report.samples:

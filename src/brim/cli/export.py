@@ -48,9 +48,7 @@ def export(
     from brim.cli.opening import open_model
 
     model = open_model(run, overrides or [])
-    from brim.api.merging import merging_of
-
-    given = merging_of(merge, dtype=dtype, max_divergence=max_divergence, dataset=dataset)
+    given = {"dtype": dtype, "max_divergence": max_divergence, "dataset": dataset}
     result = model.export(output, merge=merge, format=output_format, say=say, **given)
     if as_json:
         print(json.dumps(_as_dict(result)))

@@ -20,13 +20,15 @@ def message(error: BrimError) -> str:
 
 def plain(text: str) -> str:
     """Without secrets, without characters that would steer the terminal, without endless lines."""
-    return "\n".join(_shortened(_printable(line)) for line in mask_text(text).split("\n"))
+    return "\n".join(_shortened(printable(line)) for line in mask_text(text).split("\n"))
 
 
-def _printable(line: str) -> str:
-    if line.isprintable():
-        return line
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+def printable(text: str, *, kept: str = "") -> str:
+    """A text whose characters that would steer the terminal are spelled out, but for those in `kept`."""
+    if text.isprintable():
+        return text
+    plain = ((each.isprintable() or each in kept, each) for each in text)
+    return "".join(each if is_plain else each.encode("unicode_escape").decode() for is_plain, each in plain)
 
 
 def _shortened(line: str) -> str:
