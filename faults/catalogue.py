@@ -29,6 +29,11 @@ _WHOLE = (
     "undisturbed run"
 )
 
+_TOLD = (
+    "no traceback; exit code 2; place and fix named in at most 25 plain lines, within 10 s and 1 GiB; nothing left "
+    "behind"
+)
+
 CATALOGUE = (
     Fault(
         name="kill",
@@ -136,6 +141,58 @@ CATALOGUE = (
                 where="the same, with `trainer.on_nonfinite: skip`",
                 promise="weights and optimizer never hear of it; counted, with rows, in `metrics.jsonl`; a killed run "
                 "continues to the same bits",
+            ),
+        ),
+    ),
+    Fault(
+        name="inputs",
+        rows=(
+            Row(
+                name="bad-configs",
+                fault="generated bad configurations and overrides",
+                where="check, train, evaluate, predict",
+                promise=_TOLD,
+            ),
+            Row(
+                name="bad-data",
+                fault="generated bad data files and folders",
+                where="check, train, evaluate, predict",
+                promise=_TOLD,
+            ),
+            Row(
+                name="bad-models",
+                fault="generated bad base models and adapters",
+                where="check (what it reads), train, evaluate, predict",
+                promise=_TOLD,
+            ),
+            Row(
+                name="bad-runs",
+                fault="generated damage to finished runs",
+                where="evaluate, predict, train --resume, export",
+                promise="refused as the others, with exit code 1 or 2; what is not needed may be damaged",
+            ),
+        ),
+    ),
+    Fault(
+        name="hostile",
+        rows=(
+            Row(
+                name="hostile",
+                fault="folders and files made to run code, to reach elsewhere or to go on for ever",
+                where="check, train, evaluate, predict, train --resume",
+                promise="refused (the inert taken without harm): no code ran, the Hub was not asked, nothing outside "
+                "the project changed",
+            ),
+        ),
+    ),
+    Fault(
+        name="token",
+        rows=(
+            Row(
+                name="token",
+                fault="planted tokens and passwords",
+                where="every verb, with success, failure and Ctrl-C, with quiet and with loud libraries",
+                promise="in no line of output and no byte of a file that brim wrote, in no encoding",
             ),
         ),
     ),

@@ -11,10 +11,25 @@ import brim
 
 ROOT = Path(brim.__file__).parent
 # From the lowest room to the highest: a module may import from its own room and from those before it.
-ROOMS = ["errors", "units", "files", "digests", "config", "batching", "models", "data", "train", "infer", "api", "cli"]
+ROOMS = [
+    "errors",
+    "units",
+    "secrets",
+    "files",
+    "digests",
+    "config",
+    "batching",
+    "models",
+    "data",
+    "train",
+    "infer",
+    "api",
+    "cli",
+]
 TORCH_FREE = [
     "errors",
     "units",
+    "secrets",
     "files",
     "digests",
     "config",

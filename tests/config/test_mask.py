@@ -60,6 +60,19 @@ def test_paths_keep_their_parts():
     assert mask_secrets({"dataset": "https://u:p@host/d"}) == {"dataset": "https://***@host/d"}
 
 
+def test_the_environments_secrets_are_masked_whatever_they_look_like(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "quite ordinary words")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a/b+c" * 4)
+    monkeypatch.setenv("SHORT_TOKEN", "short")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "a value of no secrecy")
+    assert mask_text("x quite ordinary words y short a value of no secrecy") == "x *** y short a value of no secrecy"
+    assert mask_text("?key=a%2Fb%2Bc" + "a%2Fb%2Bc" * 3) == "?key=***"
+    assert mask_secrets({"dataset": "/d/quite ordinary words/x"}) == {"dataset": "/d/***/x"}
+    with pytest.raises(ConfigError, match="a secret stands in the configuration, in base_model") as caught:
+        load_config({**SOURCE, "base_model": "/models/quite ordinary words"})
+    assert "ordinary" not in str(caught.value)
+
+
 SOURCE = {
     "base_model": "model",
     "input_features": [{"name": "question", "type": "text"}],

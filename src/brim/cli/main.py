@@ -6,9 +6,11 @@ import sys
 import traceback
 import warnings
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
-from brim.errors import BrimError, Problem
+from brim.errors import BrimError, InputError, Problem
+from brim.secrets import secrets_of_environment
 
 _INTERRUPTED = 130
 _OUT_OF_MEMORY = Problem(
@@ -28,6 +30,7 @@ def main() -> None:
     try:
         from brim.cli.app import app  # here, so that Ctrl-C while Python imports is no traceback either
 
+        _require_no_secrets()
         app()
     except BrimError as error:
         from brim.cli.message import message  # here, since --help needs no configuration
@@ -55,6 +58,25 @@ def main() -> None:
 def _leave(message: str, exit_code: int) -> NoReturn:
     print(f"brim: {message}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+def _require_no_secrets() -> None:
+    """Refuse a secret of the environment in an argument, or in the folder's path: files of a run would repeat it."""
+    secrets = secrets_of_environment()
+    places = {"the path of the current folder": str(Path.cwd())} if secrets else {}
+    places |= {f"argument {number}": argument for number, argument in enumerate(sys.argv) if number}
+    problems = [
+        Problem(
+            what=f"{place} holds a secret that also stands in the environment",
+            where="command line",
+            expected="no access tokens and no passwords",
+            fix="take it out; what needs a token finds it in the environment (HF_TOKEN for the Hub)",
+        )
+        for place, text in places.items()
+        if any(secret in text for secret in secrets)
+    ]
+    if problems:
+        raise InputError(*problems)
 
 
 def _leave_with_traceback() -> NoReturn:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from brim.config.places import Path
+from brim.secrets import secrets_of_environment
 
 MASK = "***"
 
@@ -31,12 +32,14 @@ _PATHS: frozenset[Path] = frozenset(
 
 
 def mask_text(text: str) -> str:
-    """The text with tokens, and logins in addresses, masked."""
+    """The text with tokens, logins in addresses and the environment's secrets masked."""
     return mask_login(_TOKENS.sub(MASK, text))
 
 
 def mask_login(text: str) -> str:
-    """The text with logins in addresses masked: for paths."""
+    """The text with logins in addresses and the environment's secrets masked: for paths."""
+    for secret in secrets_of_environment():
+        text = text.replace(secret, MASK)
     return _LOGIN.sub(rf"\g<1>{MASK}@", text)
 
 
