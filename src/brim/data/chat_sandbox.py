@@ -113,6 +113,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is type(right) is str:  # most of what templates do, and so done at once
+            return _bounded_text(left + right)
         _require_small(operator, left, right)
         return _require_bounded(super().call_binop(context, operator, left, right))
 
