@@ -183,6 +183,17 @@ def test_nan_is_refused_whatever_the_limit(trained, tmp_path, monkeypatch):
         brim.Model.load(trained()).export(out, merge=True, max_divergence=math.inf, dtype="fp16")
     assert "its values do not fit fp16: use --dtype bf16" in str(caught.value)
     assert not out.parent.exists()
+    with pytest.raises(brim.ExportError, match="look whether the run's own are") as caught:
+        brim.Model.load(tmp_path / "run").export(out, merge=True)
+    assert "--max-divergence" not in str(caught.value)
+
+
+def test_what_is_advised_is_not_what_was_done(trained, tmp_path):
+    run = trained()
+    for dtype, has_fp32 in [("bf16", True), ("fp32", False)]:
+        with pytest.raises(brim.ExportError, match="raise --max-divergence") as caught:
+            brim.Model.load(run).export(tmp_path / "out", merge=True, dtype=dtype, max_divergence=0)
+        assert ("--dtype fp32" in str(caught.value)) == has_fp32
 
 
 @pytest.mark.parametrize("merge", [False, True])

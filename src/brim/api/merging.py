@@ -170,22 +170,22 @@ def _require_close(compared: Compared, merging: Merging, path: Path) -> None:
     found = compared.merged
     if found.mean_kl <= compared.limit:
         return
-    overflown = math.isnan(found.mean_kl) and merging.dtype == "fp16"
-    what = (
-        "the merged model's logits are not finite"
-        if math.isnan(found.mean_kl)
-        else f"the merged model differs from the unmerged one by {found.mean_kl:.3g} nats a token"
-    )
+    if math.isnan(found.mean_kl):
+        what = "the merged model's logits are not finite"
+        is_overflow = merging.dtype == "fp16"
+        looked = "look whether the run's own are: `brim evaluate RUN` shows its loss"
+        fix = "its values do not fit fp16: use --dtype bf16" if is_overflow else looked
+    else:
+        what = f"the merged model differs from the unmerged one by {found.mean_kl:.3g} nats a token"
+        other = "" if merging.dtype == "fp32" else ", or with --dtype fp32"
+        fix = f"export the adapter without --merge{other}; if you accept the difference, raise --max-divergence"
     raise ExportError(
         Problem(
             what=f"{what} (mean KL divergence over {found.num_tokens:,} tokens of {compared.source}; "
             f"{found.same_top:.1%} of the likeliest tokens are the same); nothing was written",
             where=str(path),
             expected=f"at most {compared.limit:.3g}",
-            fix="its values do not fit fp16: use --dtype bf16"
-            if overflown
-            else "export the adapter without --merge, or with --dtype fp32; if you accept the difference, raise "
-            "--max-divergence",
+            fix=fix,
         )
     )
 
