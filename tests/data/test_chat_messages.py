@@ -132,6 +132,7 @@ A_LIST = 'a list of turns such as {"role": "user", "content": "…"}'
         ([USER, {"role": "assistant", "content": None, "tool_calls": []}], "turn 2 (assistant) has no content", "content as text; only an assistant's turn with tool_calls goes without", ""),
         ([{"role": "user", "content": 3}], "the content of turn 1 is a number", "text, or a list of texts", ""),
         ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "the content of turn 1 holds a part of the type 'image'", "parts of the type text", ""),
+        ([USER, {**ANSWER, "reasoning": {"steps": 2}}], "the reasoning of turn 2 is an object", "text", ""),
         ([{"role": "user", "content": [{"type": "text"}]}], "a part of the content of turn 1 is an object without text", '{"type": "text", "text": "…"}', ""),
         ([{**USER, "tool_calls": [{"name": "f"}]}], "turn 1 calls a tool and is of the role user", "the role assistant", ""),
         ([USER, {**ANSWER, "tool_calls": {"name": "f"}}], "the tool_calls of turn 2 is an object", 'a list such as [{"type": "function", "function": {"name": "…", "arguments": {…}}}]', ""),

@@ -123,9 +123,11 @@ def _turn(value: Any, number: int, *, filled: bool) -> Turn:
             f"turn {number} ({turn['role']}) has no content",
             expected="content as text; only an assistant's turn with tool_calls goes without",
         )
-    reasoning = next((turn[name] for name in REASONING if name in turn), None)
-    if reasoning is not None:  # under the names that templates look for, as transformers has it
-        turn = {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+    given = next((name for name in REASONING if name in turn), None)
+    if given is not None:  # under the names that templates look for, as transformers has it
+        if not isinstance(turn[given], str):
+            raise BadConversation(f"the {given} of turn {number} is {_kind(turn[given])}", expected="text")
+        turn = {"thinking": turn[given], **turn, "reasoning_content": turn[given]}
     return turn
 
 
