@@ -23,7 +23,10 @@ class Fault:
     rows: tuple[Row, ...]
 
 
-_SAME = "continued with `--resume`, the run is the undisturbed one to the bit (CPU, fp32), and no file is left over"
+_SAME = (
+    "`--resume` goes on from the last checkpoint that was saved; the run is the undisturbed one to the bit (CPU, "
+    "fp32), and no file is left over"
+)
 _WHOLE = (
     "what stood before is whole; one message with place and fix; exit code 1; with room again, `--resume` gives the "
     "undisturbed run"

@@ -73,7 +73,7 @@ class _Disk:
         before = digests(run)
         failed = self._subject.train(run, resume=stage is not None, limit_file_bytes=limit)
         wrong = "" if failed.code == 0 else told_wrong(failed, code=1) or _message_wrong(failed.err)
-        return wrong or _lost(before, run) or self._with_room(run, stage)
+        return wrong or lost_from(before, run) or self._with_room(run, stage)
 
     def _with_room(self, run: Path, stage: Path | None) -> str:
         """What was there is whole: it predicts, where it did, and is continued to the undisturbed end."""
@@ -167,7 +167,7 @@ class _Disk:
         before = digests(run)
         with _closed(run / below):
             failed = self._subject.train(run, resume=True, with_permissions=True)
-        wrong = told_wrong(failed, code=code) or _message_wrong(failed.err) or _lost(before, run)
+        wrong = told_wrong(failed, code=code) or _message_wrong(failed.err) or lost_from(before, run)
         if not wrong and code == 2 and digests(run) != before:
             wrong = "something was changed"
         return wrong or self._with_room(run, stage)
@@ -211,18 +211,19 @@ def _message_wrong(said: str) -> str:
     return ""
 
 
-def _lost(before: dict[str, str], run: Path) -> str:
-    """Which of a run's checkpoints, or of its model's files, is not what it was."""
+def lost_from(before: dict[str, str], run: Path) -> str:
+    """Which file of a run's checkpoints or model is not what it was. A checkpoint may go once a newer one is there."""
     now = digests(run)
-    kept = [name for name in before if name.startswith(("checkpoints/step-", "model/"))]
-    whole_steps = {name.split("/")[1] for name in now if name.startswith("checkpoints/step-")}
+    newest, newest_before = (
+        max((name.split("/")[1] for name in names if name.startswith("checkpoints/step-")), default="")
+        for names in (now, before)
+    )
     lost = [
         name
-        for name in kept
-        if now.get(name) != before[name] and (name.startswith("model/") or name.split("/")[1] in whole_steps)
+        for name in before
+        if name.startswith(("model/", "checkpoints/step-")) and now.get(name) != before[name]
+        if name in now or name.startswith("model/") or newest <= newest_before
     ]
-    if not whole_steps and any(name.startswith("checkpoints/") for name in kept):
-        lost.append("all checkpoints")
     return f"lost: {', '.join(lost)}" if lost else ""
 
 

@@ -18,7 +18,7 @@ from faults.cases import Case, Skip, spread, trials
 from faults.forked import Done
 from faults.order import renames
 from faults.shim import Operation, read_log, watch
-from faults.subject import Subject, difference, fingerprint, make_subject, told_wrong
+from faults.subject import Subject, difference, fingerprint, make_subject, saved_step, told_wrong
 
 RANDOM, AFTER, AMID = "kill-random", "kill-after", "kill-amid"
 AGAIN, ANEW, ORDER = "kill-again", "kill-anew", "order"
@@ -67,7 +67,7 @@ class _Killer:
         for each in self._some(AMID, [o for o in operations if o.is_tearable]):
             yield Case(row=AMID, name=_named("amid", each), judge=partial(self._once, kill_amid=each.number))
         yield from self._again(NUM_AGAIN)
-        for each in self._some(ANEW, anew):
+        for each in self._some(ANEW, [o for o in anew if o.takes_away] if self._settings.short else anew):
             yield Case(row=ANEW, name=_named("after", each), judge=partial(self._anew, each.number))
         for name, wrong in renames(operations):
             yield Case(row=ORDER, name=name, judge=partial(str, wrong))
@@ -124,8 +124,12 @@ class _Killer:
         return wrong or self._continued(run)
 
     def _continued(self, run: Path) -> str:
+        saved = saved_step(run)
         done = self._subject.train(run, resume=True)
         wrong = told_wrong(done, code=0)
+        said = f"continuing after step {saved} " if saved else "nothing to continue"
+        if not wrong and said not in done.err:  # a run that starts anew ends the same
+            wrong = f"it does not say {said!r}: {done.err.strip()[:300]}"
         if not wrong and "damaged" in done.err:
             wrong = f"the kill left something damaged behind: {done.err.strip()[:300]}"
         wrong = wrong or difference(run, self._whole.marks)

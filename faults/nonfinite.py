@@ -1,8 +1,9 @@
 """NaN and infinity in a loss or a gradient: no update, and the rows are named.
 
-One row of the data holds a letter whose embedding is poisoned in the base model: NaN, so that its loss is NaN; or so
-small that the norm after it divides by a square root of almost nothing, so that its loss is finite and its gradient is
-not. Rows differ in length, and the longest go first: the row's length says in which micro-batch it falls.
+One row of the data holds a letter that is poisoned in the base model. Its embedding is NaN, so that its loss is NaN; or
+so small that the norm after it divides by a square root of almost nothing, so that its loss is finite and its gradient
+is not; or the head's bias makes it impossible as an answer, so that its loss is infinite and its gradient finite. Rows
+differ in length, and the longest go first: the row's length says in which micro-batch it falls.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ STOP, SKIP = "nonfinite-stop", "nonfinite-skip"
 _SHORT = {STOP: 1, SKIP: 1}
 _LETTER = "Z"
 _PAD = 1  # the padding's token
-_KINDS = {"loss": float("nan"), "gradient": 1e-19}  # the embedding of the letter
+_INFINITE = "infinite-loss"
+_KINDS = {"loss": float("nan"), "gradient": 1e-19, _INFINITE: -float("inf")}  # the letter's embedding, or bias
+_SAID = {"loss": ("(loss nan,",), "gradient": ("norm inf)", "norm nan)"), _INFINITE: ("(loss inf,",)}
 _NUM_ROWS, _ROWS_A_STEP, _MICRO_BATCH_ROWS, _NUM_EPOCHS = 16, 8, 2, 3
 _NUM_MICRO_BATCHES = _ROWS_A_STEP // _MICRO_BATCH_ROWS
 _PLACES = {"first": 1, "middle": None, "last": _NUM_MICRO_BATCHES}  # the micro-batch; None: one between
@@ -50,22 +53,37 @@ class Poison:
 
 def run(settings: Settings) -> Iterator[Trial]:
     """All trials of this fault that are this process's."""
-    for kind, value in _KINDS.items():
+    for kind in _KINDS:
         base = settings.folder / f"base-{kind}"
-        settings.brim.call("faults.nonfinite.make_poisoned_base", base, value, folder=settings.folder)
+        settings.brim.call("faults.nonfinite.make_poisoned_base", base, kind, folder=settings.folder)
     yield from trials(_Nonfinite(settings).cases(), settings)
 
 
-def make_poisoned_base(folder: str, value: str) -> None:
+def make_poisoned_base(folder: str, kind: str) -> None:
     """A base model whose letter is poisoned; its head is not tied to the embedding, or all rows would be."""
     place = Path(folder)
     make_base(place, tie_word_embeddings=False, rms_norm_eps=0.0)
     letter = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"][_LETTER]
+    if kind == _INFINITE:
+        _make_model_with_bias(place)
     weights = load_file(place / "model.safetensors")
-    embedding = weights["model.embed_tokens.weight"]
-    embedding[letter] = float(value)
-    embedding[_PAD] = embedding[letter + 1]  # it is zero otherwise, which the norm cannot take either
+    if kind == _INFINITE:
+        weights["lm_head.bias"][letter] = _KINDS[kind]
+    else:
+        embedding = weights["model.embed_tokens.weight"]
+        embedding[letter] = _KINDS[kind]
+        embedding[_PAD] = embedding[letter + 1]  # it is zero otherwise, which the norm cannot take either
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+
+
+def _make_model_with_bias(folder: Path) -> None:
+    """A Phi, whose head has a bias, in place of a Llama of the same size."""
+    from transformers import PhiConfig, PhiForCausalLM
+
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    kept = (*sizes, "max_position_embeddings", "eos_token_id", "bos_token_id", "pad_token_id")
+    llama = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    PhiForCausalLM(PhiConfig(**{name: llama[name] for name in kept})).save_pretrained(folder)
 
 
 class _Nonfinite:
@@ -159,8 +177,9 @@ def _rows(poison: Poison, *, everywhere: bool) -> list[dict[str, object]]:
     for key in range(_NUM_ROWS):
         is_poisoned = key == _KEY or everywhere
         size = {"first": 40, "middle": 18 + key % 2, "last": 2}[poison.place] if key == _KEY else 10 + 16 * (key % 2)
-        question = ("x " * size) + (_LETTER if is_poisoned else "y")
-        rows.append({"question": question, "answer": f" {key % 3}", "split": 0})
+        letter = _LETTER if is_poisoned else "y"
+        question, answer = ("y", f" {letter}") if poison.kind == _INFINITE else (letter, f" {key % 3}")
+        rows.append({"question": "x " * size + question, "answer": answer, "split": 0})
     return [*rows, *({"question": "add", "answer": f" {key}", "split": 1} for key in range(2))]
 
 
@@ -170,13 +189,15 @@ def _bad_steps(run: Path) -> list[int]:
 
 
 def _said_wrong(said: str, poison: Poison, *, step: int) -> str:
-    """The last message names the step, the row among those of one micro-batch, and that micro-batch."""
+    """The last message names the step, what is not finite, the row among those of one micro-batch, and the latter."""
     message = said.rpartition("brim: ")[2]
     rows = message.partition("rows ")[2].partition(" (")[0].split(", ")
     number = message.partition("micro-batch ")[2].partition(" ")[0]
     wanted = _PLACES[poison.place]
     is_place = number == str(wanted) if wanted else number in {str(n) for n in range(2, _NUM_MICRO_BATCHES)}
-    if f"step {step} is not finite" in message and len(rows) == _MICRO_BATCH_ROWS and str(_KEY) in rows and is_place:
+    is_kind = any(each in message for each in _SAID[poison.kind])
+    is_rows = len(rows) == _MICRO_BATCH_ROWS and str(_KEY) in rows
+    if f"step {step} is not finite" in message and is_kind and is_rows and is_place:
         return ""
     return f"it says {message.strip()!r}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from faults.shim import Operation
+from faults.shim import Operation, is_hidden
 
 _WRITES = ("write", "pwrite", "writev", "sendfile", "copy", "ftruncate", "fallocate")
 
@@ -21,7 +21,7 @@ def renames(operations: Sequence[Operation]) -> Iterator[tuple[str, str]]:
     A rename within a folder that is itself to be shown counts with that folder.
     """
     for position, operation in enumerate(operations):
-        if operation.name != "rename" or _is_hidden(operation.new_path or ""):
+        if operation.name != "rename" or is_hidden(operation.new_path or ""):
             continue
         before, after = operations[:position], operations[position + 1 :]
         wrong = [*_not_synced(operation.path, before), *_shown_late(operation.new_path or "", after)]
@@ -84,7 +84,3 @@ def _log_not_synced(before: Sequence[Operation]) -> Iterator[str]:
 
 def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(path).parts)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _TEARABLE = ("write", "pwrite", "writev", "sendfile", "copy")
@@ -26,6 +26,16 @@ class Operation:
     def is_tearable(self) -> bool:
         """Whether it can be half done."""
         return self.name in _TEARABLE and self.num_bytes > 1
+
+    @property
+    def takes_away(self) -> bool:
+        """Whether a name that a person sees goes with it."""
+        return self.name in ("rename", "unlink", "rmdir") and not is_hidden(self.path)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path below the watched folder is one of the names that brim writes to before it shows them."""
+    return any(part.startswith(".") for part in PurePosixPath(path).parts)
 
 
 def build_shim(folder: Path) -> Path | None:

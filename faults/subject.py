@@ -111,6 +111,15 @@ def difference(run: Path, whole: dict[str, str]) -> str:
     return "; ".join(sorted(told))
 
 
+def saved_step(run: Path) -> int:
+    """The last step that was saved, by the names of the checkpoints and by the log, which outlives them; 0: none."""
+    shown = [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*")]
+    log = run / "metrics.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    logged = [int(json.loads(line)["step"]) for line in lines if line.endswith('"event": "checkpoint"}')]
+    return max([0, *shown, *logged])
+
+
 def told_wrong(done: Done, *, code: int) -> str:
     """What is wrong with how a command ended; empty where nothing is."""
     if done.timed_out:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import make_llama, make_tokenizer
+from transformers import PhiConfig, PhiForCausalLM
 
 import brim
 from brim.train.nonfinite import MOST_IN_A_ROW, NotFinite
@@ -63,6 +64,27 @@ def test_it_stops_before_the_update_and_names_the_rows_of_the_micro_batch(bases,
     assert caught.value.exit_code == 1
     assert caught.value.problems[0].where == "rows 3, 7 (numbered from 0; micro-batch 2 of 4)"
     assert "`trainer.on_nonfinite: skip` leaves such steps out, also with --resume" in caught.value.problems[0].fix
+
+
+@pytest.fixture
+def impossible_answer(tmp_path):
+    """A base model whose head's bias gives the letter Z the probability 0."""
+    make_tokenizer(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 1024, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    model = PhiForCausalLM(PhiConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64, bos_token_id=None))
+    letter = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"][LETTER_Z]
+    model.lm_head.bias.data[letter] = -math.inf
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_an_infinite_loss_stops_the_run_though_its_gradient_is_finite(impossible_answer, rows, tmp_path):
+    asked = {**rows, "question": [question.replace("Z", "y") for question in rows["question"]]}
+    asked["answer"] = ["Z" if key == 3 else answer for key, answer in enumerate(rows["answer"])]
+    with pytest.raises(brim.BrimError, match=r"\(loss inf, gradient norm \d+\.\d+\); nothing was updated") as caught:
+        brim.Model(settings(impossible_answer)).train(asked, output_directory=tmp_path / "run")
+    assert caught.value.problems[0].where == "rows 3, 7 (numbered from 0; micro-batch 2 of 4)"
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
