@@ -198,6 +198,8 @@ _MAY_CHANGE = (
     "dataset",  # the data may have moved: its rows are compared, not its path
     "backend.",
     "generation.",
+    "preprocessing.on_bad_row",  # what is left of the rows is compared, not why
+    "preprocessing.on_overlong",
     "trainer.batch_size",
     "trainer.gradient_accumulation_steps",
     "trainer.eval_batch_size",
