@@ -95,3 +95,10 @@ def test_the_systems_error_is_told_with_what_and_where(tmp_path):
         "  fix: make room or make the folder writable, then continue with --resume"
     )
     assert caught.value.exit_code == 1
+
+
+def test_the_files_of_a_whole_folder_may_be_read_by_those_who_may_read_a_new_file(tmp_path):
+    with whole_folder(tmp_path / "folder") as folder:
+        (folder / "weights").touch(mode=0o600)
+    (tmp_path / "new").touch()
+    assert (tmp_path / "folder" / "weights").stat().st_mode == (tmp_path / "new").stat().st_mode

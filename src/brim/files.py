@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from brim.errors import Problem, WriteError
@@ -37,6 +37,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+        _open_to_readers(temporary)
         for entry in sorted(temporary.rglob("*")):
             sync(entry)
         sync(temporary)
@@ -113,6 +114,15 @@ def writing(what: str, where: Path) -> Iterator[None]:
                 fix="make room or make the folder writable, then continue with --resume",
             )
         ) from error
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Let those read the files who may read a new file here: safetensors writes for the owner's eyes alone."""
+    readable = folder.stat().st_mode & 0o666
+    with suppress(OSError):  # not every file system has modes that can be set
+        for entry in folder.rglob("*"):
+            if entry.is_file():
+                entry.chmod(readable)
 
 
 def _replace_folder(temporary: Path, path: Path) -> None:

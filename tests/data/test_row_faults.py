@@ -28,6 +28,13 @@ def test_error_tells_the_first_places_counts_the_others_and_names_the_policy():
     )
 
 
+@pytest.mark.parametrize(("num_bad", "is_told"), [(10, True), (11, False)])
+def test_error_names_the_policy_only_where_it_would_help(num_bad, is_told):
+    with pytest.raises(DataError) as caught:
+        settle(faults_in(*range(num_bad)), "error")
+    assert ("on_bad_row" in str(caught.value)) == is_told
+
+
 def test_error_keeps_a_fix_of_its_own():
     faults = RowFaults(locate=lambda key: "here")
     faults.add(0, Problem(what="half a character", fix="remove it"))

@@ -37,10 +37,11 @@ class RowFaults:
 
         num_rows: the rows that were looked at. name: of the source.
         Raises DataError with the places: under `error` for any bad row, under `drop` when more than half are bad, since
-        then it is not the rows that are wrong.
+        then it is not the rows that are wrong, and dropping them is no way out.
         """
         if policy == "error" and self.problems:
-            raise DataError(*with_way_out(told(self.problems, self.locate, name)))
+            shown = told(self.problems, self.locate, name)
+            raise DataError(*(shown if is_majority(self.problems, num_rows) else with_way_out(shown)))
         require_minority(self.problems, self.locate, num_rows=num_rows, name=name)
         return [
             Entry(key=key, split=split_of(key), event="dropped_bad", why=f"{self.locate(key)}: {problem.what}")
