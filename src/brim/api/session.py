@@ -16,6 +16,7 @@ from brim.data.chat_day import settled_day
 from brim.errors import InputError, Problem
 from brim.models.adapter_folder import continued
 from brim.models.device import device_facts, pick_device
+from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.quantization import with_stored_quantization
 
@@ -36,6 +37,7 @@ class Session:
 def open_session(config: Config) -> Session:
     """Resolve a configuration. Raises ConfigError, ModelError, or InputError where several processes were started."""
     _require_one_process()
+    require_floors()
     device = pick_device()
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     settled = with_stored_quantization(config, folder)

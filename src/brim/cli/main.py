@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -13,6 +14,12 @@ from brim.errors import BrimError, InputError, Problem
 from brim.secrets import secrets_of_environment
 
 _INTERRUPTED = 130
+# What libraries would do unasked: send statistics, fetch and run compiled code, have weights converted elsewhere.
+_SWITCHED_OFF = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "USE_HUB_KERNELS": "NO",
+    "DISABLE_SAFETENSORS_CONVERSION": "true",
+}
 _OUT_OF_MEMORY = Problem(
     what="the memory of the device, or of the machine, is used up",
     fix="lower trainer.batch_size (trainer.effective_batch_size may stay) and trainer.eval_batch_size, set "
@@ -25,6 +32,8 @@ def main() -> None:
     # Libraries speak to programmers through these; a user can do nothing about them.
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
+    for name, value in _SWITCHED_OFF.items():
+        os.environ.setdefault(name, value)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal does not take every sign
     try:

@@ -29,6 +29,7 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, Place]]:
     """
     yaml = YAML(typ="safe", pure=True)
     try:
+        _require_few_events(yaml, text, name)
         node = yaml.compose(text)
         if node is None:
             return None, {}
@@ -47,6 +48,21 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, Place]]:
     return value, builder.places
 
 
+def _require_few_events(yaml: YAML, text: str, name: str) -> None:
+    """Stop at a text of too many values before it is composed as a whole, which takes minutes."""
+    for number, event in enumerate(yaml.parse(text)):
+        if number > 2 * MAX_NODES:  # a list or a mapping has an event for its end, too
+            raise ConfigError(_too_many(f"{name}:{event.start_mark.line + 1}"))
+
+
+def _too_many(where: str) -> Problem:
+    return Problem(
+        what="too many nested values for a configuration",
+        where=where,
+        expected=f"at most {MAX_NODES:,} values, nested at most {MAX_DEPTH} deep",
+    )
+
+
 @dataclass(slots=True)
 class _Builder:
     """Builds values from YAML's nodes and notes where they stand."""
@@ -60,13 +76,7 @@ class _Builder:
     def build(self, node: Node, path: Path) -> Any:
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            raise ConfigError(
-                Problem(
-                    what="too many nested values for a configuration",
-                    where=self.where(node),
-                    expected=f"at most {MAX_NODES:,} values, nested at most {MAX_DEPTH} deep",
-                )
-            )
+            raise ConfigError(_too_many(self.where(node)))
         if str(node.tag) not in _PLAIN_TAGS:
             self.problems.append(
                 Problem(
