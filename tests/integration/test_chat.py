@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 import brim
+from brim.api.evaluation import respond
 from brim.data import load_encoder
 from brim.models.folder import locate
 
@@ -29,8 +30,8 @@ def conversation(a, b, turns=1):
 
 @pytest.fixture(scope="module")
 def chat_base(tiny_base, tmp_path_factory):
-    """The tiny base with the tokens of ChatML, and a template in tokenizer_config.json."""
-    from tokenizers import AddedToken, Tokenizer
+    """The tiny base with the tokens of ChatML, a template in tokenizer_config.json, and a BOS before each text."""
+    from tokenizers import AddedToken, Tokenizer, processors
 
     folder = tmp_path_factory.mktemp("chat") / "base"
     shutil.copytree(tiny_base, folder)
@@ -45,6 +46,8 @@ def chat_base(tiny_base, tmp_path_factory):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     assert tokenizer.get_vocab_size() == 300
+    begin = ("<|im_start|>", tokenizer.token_to_id("<|im_start|>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[begin])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CHATML}))
@@ -111,6 +114,22 @@ def test_a_loaded_run_is_the_same_model_with_its_own_template(run, rows_file, ch
     messages = conversation(2, 2)[:-1]
     text = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert model.generate(text) == loaded.predict({"messages": [messages]}).predictions["assistant_response"][0]
+
+
+def test_generate_goes_on_from_the_tokens_that_predict_does(run, monkeypatch):
+    folder, model, _ = run
+    asked = []
+
+    def spied(llm, session, prompts, **options):
+        asked.append(prompts[0].input_ids.tolist())
+        return respond(llm, session, prompts, **options)
+
+    monkeypatch.setattr("brim.api.model.respond", spied)
+    model.generate("<|im_start|>user\neven<|im_end|>\n<|im_start|>assistant\n")
+    model.predict({"messages": [[{"role": "user", "content": "even"}]]})
+    assert asked[0] == asked[1]
+    encoder = load_encoder(locate(str(folder / "model"), initialize="random"))
+    assert encoder.encode(["a"], special_tokens=True) != encoder.encode(["a"], special_tokens=False)
 
 
 def test_the_last_turn_is_asked_for_when_texts_are_compared(run, rows_file):
