@@ -1,5 +1,6 @@
 """Export: the folder opens in PEFT and in plain transformers, computes what brim computes, and names no path."""
 
+import errno
 import json
 import math
 import shutil
@@ -257,6 +258,30 @@ def test_a_data_set_without_rows_compares_nothing(trained, tmp_path):
     )
     with pytest.raises(brim.DataError, match="the given data set has no rows to compare the merged model on"):
         model.export(tmp_path / "out", merge=True, dataset=nothing)
+
+
+def test_where_biases_were_trained_the_effect_is_unknown_and_the_limit_the_most(trained, tmp_path):
+    adapter = {"type": "lora", "dropout": 0.0, "bias_type": "lora_only"}
+    brim.Model.load(trained(adapter=adapter)).export(tmp_path / "out", merge=True)
+    told = json.loads((tmp_path / "out" / "export.json").read_text())["divergence"]
+    assert (told["adapter_kl"], told["limit"]) == (None, 0.01)
+    assert "The adapter itself moves them" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(trained, tmp_path, monkeypatch):
+    def full(*paths):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = trained()
+    monkeypatch.setattr("brim.api.export.shutil.copyfile", full)
+    with pytest.raises(brim.WriteError, match=r"the export could not be written: .*No space left") as caught:
+        brim.Model.load(run).export(tmp_path / "a" / "b" / "out")
+    assert "make room" in str(caught.value)
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").mkdir()
+    with pytest.raises(brim.WriteError):
+        brim.Model.load(run).export(tmp_path / "a" / "b" / "out")
+    assert list((tmp_path / "a").iterdir()) == []
 
 
 def test_what_rounding_takes_away_is_told(trained, config, tmp_path):
