@@ -179,9 +179,8 @@ def _tokenized(
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
     ledger.entries.sort(key=lambda entry: entry.key)
-    return Tokenized(
-        rows=rows, ledger=ledger, notes=(*notes_on_mixed(source), *asked.notes(), *notes_of(findings, source, limits))
-    )
+    read_notes = (*source.notes, *notes_on_mixed(source))
+    return Tokenized(rows=rows, ledger=ledger, notes=(*read_notes, *asked.notes(), *notes_of(findings, source, limits)))
 
 
 def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:

@@ -8,6 +8,7 @@ the empty text. "NaN", "NULL" and "NA" are words in a text column.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow.csv as pa_csv
 from brim.data.csv_columns import ColumnKind, convert, refine
 from brim.data.csv_records import ends_in_open_quote, first_lines, judged_rows, read_header
 from brim.data.csv_separator import require_separator
+from brim.data.csv_swallowed import notes_on_swallowed
 from brim.data.hidden_columns import FAULT
 from brim.data.source import Source, source_of
 from brim.data.spill import gather, kept_or
@@ -38,7 +40,8 @@ def read_csv(path: Path, *, delimiter: str) -> Source:
     names = read_header(path, delimiter)
     require_separator(path, names, delimiter)
     table = kept_or(partial(_read_table, path, names, delimiter), path)
-    return source_of(table, name=path.name, locate=_locator(path, delimiter))
+    source = source_of(table, name=path.name, locate=_locator(path, delimiter))
+    return replace(source, notes=tuple(notes_on_swallowed(source, delimiter)))
 
 
 def _read_table(path: Path, names: list[str], delimiter: str, keep_as: Path) -> pa.Table:

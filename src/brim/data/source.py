@@ -28,6 +28,7 @@ class Source:
     locate: Callable[[int], str]
     faults: Mapping[int, Problem] = field(default_factory=dict)  # why rows cannot be used, by row; without a place
     kinds: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)  # of each cell of a mixed column: "a number", …
+    notes: tuple[str, ...] = ()  # what to know of how it was read
 
     def usable_rows(self) -> npt.NDArray[np.int64]:
         """The rows without a fault, in their order."""
