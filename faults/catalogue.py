@@ -57,6 +57,12 @@ CATALOGUE = (
                 promise="`brim predict` gives the same texts at any moment; continued, nothing has changed",
             ),
             Row(
+                name="kill-predict",
+                fault="SIGKILL",
+                where="after each operation of `brim predict`, and half-way through each write",
+                promise="no file of predictions, or the whole one; done again, it is the same and nothing is left over",
+            ),
+            Row(
                 name="order",
                 fault="loss of power",
                 where="each rename of a run, in the log of its operations",

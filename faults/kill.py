@@ -21,9 +21,10 @@ from faults.shim import Operation, read_log, watch
 from faults.subject import Subject, difference, fingerprint, make_subject, saved_step, told_wrong
 
 RANDOM, AFTER, AMID = "kill-random", "kill-after", "kill-amid"
-AGAIN, ANEW, ORDER = "kill-again", "kill-anew", "order"
+AGAIN, ANEW, PREDICT, ORDER = "kill-again", "kill-anew", "kill-predict", "order"
 NUM_RANDOM, NUM_AGAIN = 200, 50
-_SHORT = {RANDOM: 1, AFTER: 4, AMID: 1, AGAIN: 1, ANEW: 1}
+_SHORT = {RANDOM: 1, AFTER: 4, AMID: 1, AGAIN: 1, ANEW: 1, PREDICT: 1}
+_PREDICTIONS = "predictions.jsonl"
 _KILLED = -9
 _NO_SHIM = "needs Linux and a C compiler"
 
@@ -37,6 +38,7 @@ class Undisturbed:
     seconds: float  # the fastest
     operations: list[Operation]  # of the run; none without the library that counts them
     operations_anew: list[Operation]  # of `train --resume` after its end
+    operations_predicting: list[Operation]
     predictions: bytes
 
 
@@ -59,7 +61,7 @@ class _Killer:
         operations, anew = self._whole.operations, self._whole.operations_anew
         yield from self._random(NUM_RANDOM)
         if not operations:
-            for row in (AFTER, AMID, AGAIN, ANEW, ORDER):
+            for row in (AFTER, AMID, AGAIN, ANEW, PREDICT, ORDER):
                 yield Case(row=row, name="all", judge=_no_shim)
             return
         for each in self._some(AFTER, operations):
@@ -69,6 +71,13 @@ class _Killer:
         yield from self._again(NUM_AGAIN)
         for each in self._some(ANEW, [o for o in anew if o.takes_away] if self._settings.short else anew):
             yield Case(row=ANEW, name=_named("after", each), judge=partial(self._anew, each.number))
+        predicting = self._whole.operations_predicting
+        if self._settings.short:
+            predicting = [o for o in predicting if o.is_tearable]
+        for each in self._some(PREDICT, predicting):
+            for when in ("after", "amid") if each.is_tearable else ("after",):
+                kill = {f"kill_{when}": each.number}
+                yield Case(row=PREDICT, name=_named(when, each), judge=partial(self._predict, **kill))
         for name, wrong in renames(operations):
             yield Case(row=ORDER, name=name, judge=partial(str, wrong))
 
@@ -123,6 +132,19 @@ class _Killer:
             wrong = "it predicts otherwise"
         return wrong or self._continued(run)
 
+    def _predict(self, **kill: int) -> str:
+        folder = self._new_run()
+        folder.mkdir()
+        output = folder / _PREDICTIONS
+        killed = self._subject.predict(self._whole.run, output, environment=watch(folder, **kill))
+        wrong = _not_killed(killed)
+        if not output.exists():
+            wrong = wrong or told_wrong(self._subject.predict(self._whole.run, output), code=0)
+        if not wrong and output.read_bytes() != self._whole.predictions:
+            wrong = "it predicts otherwise, or in part"
+        left = [path.name for path in folder.iterdir() if path != output]
+        return wrong or (f"left: {left}" if left else "")
+
     def _continued(self, run: Path) -> str:
         saved = saved_step(run)
         done = self._subject.train(run, resume=True)
@@ -144,6 +166,7 @@ class _Killer:
 
 def _undisturbed(subject: Subject, folder: Path) -> Undisturbed:
     run, log, anew_log = folder / "whole", folder / "operations.log", folder / "anew.log"
+    predicted, predicting_log = folder / "predicted", folder / "predicting.log"
     seconds = []
     for each in (run, folder / "second"):
         done = subject.train(each, environment=watch(each, log=log) if each is run else None)
@@ -154,14 +177,16 @@ def _undisturbed(subject: Subject, folder: Path) -> Undisturbed:
     if wrong := difference(anew, marks):
         raise RuntimeError(f"two runs that nobody disturbed differ: {wrong}")
     _require_well(subject.train(anew, resume=True, environment=watch(anew, log=anew_log)))
-    _require_well(subject.predict(run, folder / "predictions.jsonl"))
+    predicted.mkdir()
+    _require_well(subject.predict(run, predicted / _PREDICTIONS, environment=watch(predicted, log=predicting_log)))
     return Undisturbed(
         run=run,
         marks=marks,
         seconds=min(seconds),
         operations=read_log(log, run) if log.exists() else [],
         operations_anew=read_log(anew_log, anew) if anew_log.exists() else [],
-        predictions=(folder / "predictions.jsonl").read_bytes(),
+        operations_predicting=read_log(predicting_log, predicted) if predicting_log.exists() else [],
+        predictions=(predicted / _PREDICTIONS).read_bytes(),
     )
 
 

@@ -5,7 +5,7 @@ from faults.campaign import Plan, judge
 from faults.catalogue import CATALOGUE, row_names
 
 MAY_BE_SKIPPED = {  # where there is no C compiler, or no right to mount
-    "kill-after", "kill-amid", "kill-again", "kill-anew", "order", "disk-full", "damage-newest", "damage-both",
+    "kill-after", "kill-amid", "kill-again", "kill-anew", "kill-predict", "order", "disk-full", "damage-newest", "damage-both",
     "damage-manifest", "damage-run", "damage-model",
 }  # fmt: skip
 
