@@ -18,15 +18,15 @@ from faults.subject import Subject, difference, digests, fingerprint, make_subje
 
 NEWEST, BOTH, MANIFEST, RUN, MODEL = "damage-newest", "damage-both", "damage-manifest", "damage-run", "damage-model"
 _SHORT = {NEWEST: 2, BOTH: 1, MANIFEST: 1, RUN: 1, MODEL: 1}
-_BEFORE, _NEWEST = "step-00000004", "step-00000006"  # the checkpoints of the begun run
-_SAID = "the checkpoint of step 6 is damaged"
+_BEFORE, _NEWEST = "step-00000006", "step-00000008"  # of the begun run; the best one, of step 4, is there, too
+_SAID = "the checkpoint of step 8 is damaged"
 
 Damage = Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """The run after its third checkpoint, and at its end; each trial works on a copy."""
+    """The run after its last checkpoint, and at its end; each trial works on a copy."""
 
     begun: Path
     finished: Path
@@ -78,7 +78,7 @@ class _Damaged:
         damage(run)
         done = self._subject.train(run, resume=True)
         wrong = told_wrong(done, code=0)
-        for line in (_SAID, "continuing after step 4 "):
+        for line in (_SAID, "continuing after step 6 "):
             wrong = wrong or ("" if line in done.err else f"it does not say {line!r}: {done.err.strip()[:200]}")
         return wrong or self._ended_well(run)
 
@@ -94,7 +94,13 @@ class _Damaged:
         before = digests(run)
         done = self._subject.train(run, resume=True)
         wrong = told_wrong(done, code=1)
-        for said in ("no whole checkpoint is left", "step 4 is damaged", "step 6 is damaged", "fix: "):
+        for said in (
+            "no whole checkpoint is left",
+            "step 4 is damaged",
+            "step 6 is damaged",
+            "step 8 is damaged",
+            "fix: ",
+        ):
             wrong = wrong or ("" if said in done.err else f"it does not say {said!r}: {done.err.strip()[:200]}")
         return wrong or ("" if digests(run) == before else "something was changed")
 
@@ -248,8 +254,10 @@ def _stages(subject: Subject, folder: Path) -> Stages | None:
         raise RuntimeError(f"a run that nobody disturbed: {wrong}")
     if not log.exists():
         return None
-    shown = [o for o in read_log(log, finished) if (o.new_path or "") == f"checkpoints/{_NEWEST}"]
-    subject.train(begun, environment=watch(begun, kill_after=shown[0].number))
+    operations = read_log(log, finished)
+    shown = next(o.number for o in operations if o.new_path == f"checkpoints/{_NEWEST}")
+    done_with = next(o.number for o in operations if o.number > shown and o.path == "metrics.jsonl")  # older ones went
+    subject.train(begun, environment=watch(begun, kill_after=done_with))
     subject.predict(finished, folder / "predictions.jsonl")
     return Stages(
         begun=begun,

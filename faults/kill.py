@@ -75,9 +75,9 @@ class _Killer:
         if self._settings.short:
             predicting = [o for o in predicting if o.is_tearable]
         for each in self._some(PREDICT, predicting):
-            for when in ("after", "amid") if each.is_tearable else ("after",):
-                kill = {f"kill_{when}": each.number}
-                yield Case(row=PREDICT, name=_named(when, each), judge=partial(self._predict, **kill))
+            yield Case(row=PREDICT, name=_named("after", each), judge=partial(self._predict, kill_after=each.number))
+            if each.is_tearable:
+                yield Case(row=PREDICT, name=_named("amid", each), judge=partial(self._predict, kill_amid=each.number))
         for name, wrong in renames(operations):
             yield Case(row=ORDER, name=name, judge=partial(str, wrong))
 
@@ -132,11 +132,13 @@ class _Killer:
             wrong = "it predicts otherwise"
         return wrong or self._continued(run)
 
-    def _predict(self, **kill: int) -> str:
+    def _predict(self, *, kill_after: int = 0, kill_amid: int = 0) -> str:
         folder = self._new_run()
         folder.mkdir()
         output = folder / _PREDICTIONS
-        killed = self._subject.predict(self._whole.run, output, environment=watch(folder, **kill))
+        killed = self._subject.predict(
+            self._whole.run, output, environment=watch(folder, kill_after=kill_after, kill_amid=kill_amid)
+        )
         wrong = _not_killed(killed)
         if not output.exists():
             wrong = wrong or told_wrong(self._subject.predict(self._whole.run, output), code=0)
