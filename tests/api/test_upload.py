@@ -192,3 +192,15 @@ def test_a_model_in_python_uploads_its_run(hub, config, sums_file, tmp_path):
     model.upload("some-org/some-model", private=True)
     facts = json.loads(hub.files["some-org/some-model", "main"]["export.json"])
     assert facts == {"kind": "adapter"}
+
+
+def test_what_is_neither_a_run_nor_an_export_is_told_with_what_to_name(hub, run):
+    with pytest.raises(brim.InputError, match="this is neither a run nor an export") as caught:
+        upload(run / "model", "some-org/some-model")
+    assert caught.value.problems[0].fix == "name the run's folder, not the one in it"
+    assert not hub.received
+
+
+def test_what_save_wrote_arrives(hub, run, tmp_path):
+    brim.Model.load(run).save(tmp_path / "saved")
+    assert upload(tmp_path / "saved", "some-org/some-model").files == upload(run, "some-org/some-model").files

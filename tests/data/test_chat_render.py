@@ -199,8 +199,11 @@ def test_several_answers_of_tools_in_one_turn_are_no_merge():
         ("marked", [USER, {**CALL, "content": "x"}, RESULT, ANSWER], "the chat template marked.jinja drops a tool call of turn 2"),
         ("no_system", [SYSTEM, USER, ANSWER], "the chat template no_system.jinja refuses the conversation: System role not supported"),
         ("alternating", [USER, USER, ANSWER], "the chat template alternating.jinja refuses the conversation: After the optional system message, conversation roles must alternate user/assistant"),
-        ("chatml", [USER, CALL, RESULT, ANSWER], "the chat template chatml.jinja refuses the conversation: 'dict object' has no attribute 'content'"),
-        ("headers", [ANSWER, USER, SECOND], "the chat template headers.jinja refuses to begin with the assistant's turn: list object has no element 0"),
+        ("chatml", [USER, CALL, RESULT, ANSWER], "the chat template chatml.jinja does not write the tool calls of turn 2 (assistant)"),
+        ("{% for m in messages %}{{ m.content + m.tool_calls|tojson if m.tool_calls else m.content }}{% endfor %}", [USER, CALL, RESULT, ANSWER],
+         "the chat template {% for m in messages %}{{ m.content + m.tool_calls|tojson if m.tool_calls else m.content }}{% endfor %}.jinja asks for the content of turn 2 (assistant), which calls a tool and has none"),
+        ("{{ messages[0].foo.bar }}", [USER, ANSWER], "the chat template {{ messages[0].foo.bar }}.jinja cannot write the conversation: 'dict object' has no attribute 'foo'"),
+        ("headers", [ANSWER, USER, SECOND], "the chat template headers.jinja cannot write the beginning of the assistant's turn without a turn before it: list object has no element 0"),
     ],
 )  # fmt: skip
 def test_turns_that_do_not_reach_the_text_are_told(name, turns, what):

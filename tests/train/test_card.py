@@ -9,16 +9,18 @@ from brim.train.state import TrainState
 
 
 def card(**prompt):
-    config = load_config(
+    return card_of(
         {
-            "base_model": "some-org/some-model",
             "input_features": [{"name": "question", "type": "text"}],
             "output_features": [{"name": "answer", "type": "text"}],
-            "adapter": "lora",
             "prompt": prompt,
-            "trainer": {"type": "finetune"},
         }
-    ).config
+    )
+
+
+def card_of(data):
+    trained = {"base_model": "some-org/some-model", "adapter": "lora", "trainer": {"type": "finetune"}}
+    config = load_config({**trained, **data}).config
     facts = CardFacts(
         base_model="some-org/some-model",
         dataset="data.csv",
@@ -51,6 +53,15 @@ def test_the_card_tells_base_model_rows_and_figures():
 def test_no_template_ends_the_block_that_shows_it(template, fence):
     text = card(template=template)
     assert f"## Prompt\n\n{fence}text\n{template or '{question}'}\n{fence}\n\nThe settings" in text
+
+
+@pytest.mark.parametrize(
+    ("supervise", "turns"), [("all", "each of the assistant's turns"), ("last", "the assistant's last turn")]
+)
+def test_of_conversations_it_tells_what_was_learned_and_names_nothing_that_stays_in_the_run(supervise, turns):
+    text = card_of({"chat": {"supervise": supervise}})
+    assert f"\nLoss is the mean cross-entropy in nats over the tokens of {turns} and its end.\n" in text
+    assert "\n```text\nconversations, written out by the tokenizer's chat template\n```\n" in text
 
 
 def apart(text, **changes):

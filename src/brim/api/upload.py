@@ -15,7 +15,7 @@ from brim.api.package import CARD, FACTS, Package, package_of_export, package_of
 from brim.config.mask import MASK, mask_text
 from brim.digests import MANIFEST
 from brim.errors import BrimError, ExportError, InputError, Problem
-from brim.train.run_folder import open_run_folder
+from brim.train.run_folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -106,6 +106,16 @@ def _visibility(api: HfApi, repo_id: str, private: bool) -> bool:
 def _package(folder: Path) -> Package:
     if (folder / FACTS).is_file() and (folder / MANIFEST).is_file():
         return package_of_export(folder)
+    run = RunFolder(folder)
+    if not (run.config.is_file() and (run.is_run or run.model.is_dir())):
+        raise InputError(
+            Problem(
+                what="this is neither a run nor an export",
+                where=str(folder),
+                expected="the folder that `brim train` or `brim export` wrote",
+                fix="name that folder" if folder.name != "model" else "name the run's folder, not the one in it",
+            )
+        )
     return package_of_run(open_run_folder(folder))
 
 

@@ -41,7 +41,7 @@ def config_file(config_or_run: Path) -> Path:
     return config
 
 
-def require_exists(path: Path) -> None:
+def require_exists(path: Path, *, expected: str = "a YAML configuration, or the folder of a run") -> None:
     """Refuse a configuration or run that is not there."""
     try:
         exists = path.exists()
@@ -51,7 +51,7 @@ def require_exists(path: Path) -> None:
         raise InputError(
             Problem(
                 what=f"no such file or folder: {path}",
-                expected="a YAML configuration, or the folder of a run",
+                expected=expected,
                 fix="check the path; it is taken from the current folder",
             )
         )

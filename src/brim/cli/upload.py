@@ -32,7 +32,7 @@ def upload(
     as_json: JsonOption = False,
 ) -> None:
     """Send the model and its card to the Hub, with the token in HF_TOKEN. Nothing else of the run is sent."""
-    require_exists(run_or_export)
+    require_exists(run_or_export, expected="a run's folder, or one that `brim export` wrote")
     from brim.api.upload import upload as send
 
     result = send(run_or_export, repository, private=private, revision=revision, commit_message=commit_message, say=say)

@@ -21,7 +21,7 @@ from brim.data.chat_messages import (
     require_learnable,
     to_be_continued,
 )
-from brim.data.chat_sandbox import TemplateFault
+from brim.data.chat_sandbox import Refusal, TemplateFault
 from brim.data.chat_template import ChatTemplate
 from brim.data.texts import Piece
 
@@ -140,10 +140,17 @@ class ConversationRenderer:
         try:
             text = self.template.render(messages, conversation.tools, add_generation_prompt=for_answer)
             text.encode()
-        except TemplateFault as fault:
+        except Refusal as refusal:
             raise BadConversation(
-                f"{self._where(conversation, num_turns, for_answer)}: {fault}",
-                expected=_EXPECTED,
+                f"the chat template {self.template.where} refuses {_part(num_turns, for_answer)}: {refusal}",
+                expected="roles in the order that the template asks for",
+                fix=self._fix(num_turns),
+            ) from None
+        except TemplateFault as fault:
+            self._require_known_calls(messages, conversation.tools, for_answer=for_answer)
+            raise BadConversation(
+                f"the chat template {self.template.where} cannot write {_part(num_turns, for_answer)}: {fault}",
+                expected="turns with all that the template reads",
                 fix=self._fix(num_turns),
             ) from None
         except UnicodeEncodeError:
@@ -153,14 +160,28 @@ class ConversationRenderer:
             ) from None
         return text
 
-    def _where(self, conversation: Conversation, num_turns: int | None, for_answer: bool) -> str:
-        refused = f"the chat template {self.template.where} refuses"
-        if num_turns is None:
-            return f"{refused} the conversation"
-        if num_turns == 0:
-            return f"{refused} to begin with the assistant's turn"
-        turns = "the first turn" if num_turns == 1 else f"the first {num_turns} turns"
-        return f"{refused} {turns}{' to be answered' if for_answer else ' alone'}"
+    def _require_known_calls(self, messages: list[Turn], tools: list[Turn] | None, *, for_answer: bool) -> None:
+        """Say of a template that trips over calls without content whether it would write them beside an empty one."""
+        silent = [number for number, turn in enumerate(messages, start=1) if "content" not in turn]
+        if not silent:
+            return
+        marked, marks = _marked(Conversation(messages=[{"content": "", **turn} for turn in messages], tools=tools))
+        try:
+            text = self.template.render(marked.messages, marked.tools, add_generation_prompt=for_answer)
+        except TemplateFault:
+            return
+        turn = f"turn {silent[0]} ({ASSISTANT})"
+        if any(mark not in text for mark, what in marks.items() if what.startswith(_A_CALL)):
+            raise BadConversation(
+                f"the chat template {self.template.where} does not write the tool calls of {turn}",
+                expected="a template that knows tools",
+                fix=_ANOTHER,
+            )
+        raise BadConversation(
+            f"the chat template {self.template.where} asks for the content of {turn}, which calls a tool and has none",
+            expected="content beside tool_calls",
+            fix=f'write "content": "", or {_ANOTHER}',
+        )
 
     def _fix(self, num_turns: int | None = 0) -> str:
         if self.supervise == "all" and num_turns is not None:
@@ -207,7 +228,17 @@ class ConversationRenderer:
                 )
 
 
-_EXPECTED = "roles in the order that the template asks for"
+_A_CALL = "a tool call of turn"
+
+
+def _part(num_turns: int | None, for_answer: bool) -> str:
+    """The turns that the template was given, in words."""
+    if num_turns is None:
+        return "the conversation"
+    if num_turns == 0:
+        return "the beginning of the assistant's turn without a turn before it"
+    turns = "the first turn" if num_turns == 1 else f"the first {num_turns} turns"
+    return f"{turns}{' to be answered' if for_answer else ' alone'}"
 
 
 def _differs(num_turns: int, beginning: str, text: str, *, for_answer: bool) -> str:
@@ -262,7 +293,7 @@ def _marked(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
             is_last = number == len(conversation.messages)
             changed |= dict.fromkeys(REASONING, _THOUGHTS if is_last else "zq-qz")
         if "tool_calls" in turn:
-            what = f"a tool call of turn {number}"
+            what = f"{_A_CALL} {number}"
             changed["tool_calls"] = [_renamed(call, mark(what)) for call in turn["tool_calls"]]
         messages.append(changed)
     tools = conversation.tools

@@ -43,6 +43,10 @@ class TemplateFault(Exception):
     """The template cannot be rendered; the text says why."""
 
 
+class Refusal(TemplateFault):
+    """The template itself says that it does not take the conversation."""
+
+
 class Overreach(TemplateFault):
     """The template does what no template may, whatever the conversation."""
 
@@ -188,7 +192,7 @@ def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
 
 
 def _raise(message: str) -> None:
-    raise TemplateFault(str(message))
+    raise Refusal(str(message))
 
 
 def _refuse_chance(*_: Any) -> None:

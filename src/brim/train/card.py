@@ -30,7 +30,7 @@ def model_card(config: Config, facts: CardFacts) -> str:
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
     prompt = config.prompt.template
     if config.chat is not None:
-        prompt = "conversations, written out by the chat template of the tokenizer in `model`"
+        prompt = "conversations, written out by the tokenizer's chat template"
     elif prompt is None:
         prompt = f"{{{config.input_features[0].name}}}"
     fence = _fence(prompt)
@@ -51,7 +51,7 @@ def model_card(config: Config, facts: CardFacts) -> str:
             "",
             *_metrics_table(facts),
             "",
-            "Loss is the mean cross-entropy in nats over the tokens of the answer and its end.",
+            f"Loss is the mean cross-entropy in nats over {_learned(config)}.",
             "",
             "## Prompt",
             "",
@@ -128,6 +128,13 @@ def _front_matter(config: Config, facts: CardFacts) -> list[str]:
 
 def _base_name(base_model: str) -> str:
     return Path(base_model).name if Path(base_model).is_absolute() else base_model
+
+
+def _learned(config: Config) -> str:
+    if config.chat is None:
+        return "the tokens of the answer and its end"
+    turns = "each of the assistant's turns" if config.chat.supervise == "all" else "the assistant's last turn"
+    return f"the tokens of {turns} and its end"
 
 
 def _metrics_table(facts: CardFacts) -> list[str]:
