@@ -55,6 +55,10 @@ def cut(name, num_bytes):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
 
 
+def both(*spoils):
+    return lambda folder: [spoil(folder) for spoil in spoils]
+
+
 def remote_code(folder):
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"}}
@@ -496,7 +500,7 @@ CASES = {
     ),
     "a truncated adapter": Case(
         command=("evaluate", "run", "--dataset", "sums.jsonl"),
-        run=cut("model/adapter_model.safetensors", 500),
+        run=both(remove("model/manifest.json"), cut("model/adapter_model.safetensors", 500)),
         says=(
             "brim: {here}/run/model: the adapter cannot be loaded: ***\n"
             "  expected: a PEFT folder (adapter_config.json, adapter_model.safetensors) made for this base model\n"
@@ -505,7 +509,7 @@ CASES = {
     ),
     "an adapter for other layers": Case(
         command=("evaluate", "run", "--dataset", "sums.jsonl"),
-        run=change("model/adapter_config.json", "q_proj", "query"),
+        run=both(remove("model/manifest.json"), change("model/adapter_config.json", "q_proj", "query")),
         says=(
             "brim: {here}/run/model: the adapter cannot be loaded: no layer takes base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight, base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight, base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight\n"
             "  expected: a PEFT folder (adapter_config.json, adapter_model.safetensors) made for this base model\n"

@@ -165,6 +165,11 @@ def test_links_within_the_folder_and_the_hubs_cache_are_no_matter(folder, tmp_pa
     assert locate(str(snapshot)).context_length == 128
 
 
+def test_a_link_to_itself_is_no_matter(folder):
+    (folder / "x").symlink_to("x")
+    assert locate(str(folder)).has_weights
+
+
 def test_a_pipe_is_not_waited_for(folder):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")

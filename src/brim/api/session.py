@@ -68,7 +68,7 @@ def with_dataset(session: Session, dataset: Data) -> Session:
 
     Data that is no file has no path, and then none is named.
     """
-    path = str(Path(dataset).expanduser().resolve()) if isinstance(dataset, str | Path) else None
+    path = _absolute(dataset) if isinstance(dataset, str | Path) else None
     return replace(session, config=session.config.model_copy(update={"dataset": path}))
 
 
@@ -109,11 +109,16 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
     """What makes a saved configuration work from any folder."""
     update: dict[str, object] = {"base_model": folder.name}
     if config.dataset is not None:
-        update["dataset"] = str(Path(config.dataset).expanduser().resolve())
+        update["dataset"] = _absolute(config.dataset)
     adapter = config.adapter
     if adapter is not None and adapter.pretrained_adapter_weights is not None:
         update["adapter"] = continued(adapter)
     if config.chat is not None and config.chat.template is not None:
-        template = str(Path(config.chat.template).expanduser().resolve())
-        update["chat"] = config.chat.model_copy(update={"template": template})
+        update["chat"] = config.chat.model_copy(update={"template": _absolute(config.chat.template)})
     return update
+
+
+def _absolute(path: str | Path) -> str:
+    """From any folder the same. A path that leads nowhere stays one that leads nowhere, to be told when it is read."""
+    # pathlib's own raise for a loop of links and for the home of nobody.
+    return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111

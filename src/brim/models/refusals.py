@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -234,7 +235,7 @@ def _parts(index: Path) -> Iterator[Problem]:
 
 def _stays(entry: Path, folder: Path) -> bool:
     """Whether a link ends in its folder, or where the Hub's cache keeps the files of this very model."""
-    target, folder = entry.resolve(), folder.resolve()
+    target, folder = Path(os.path.realpath(entry)), folder.resolve()  # resolve() raises for a loop of links
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     return target.is_relative_to(folder) or target.is_relative_to(blobs)
 
