@@ -27,7 +27,7 @@ _LIMITED = 0o555
 class Stages:
     """A run at three moments; each trial works on a copy."""
 
-    begun: Path | None  # two checkpoints of four; None where the process cannot be killed there
+    begun: Path | None  # three checkpoints of four; None where the process cannot be killed there
     finished: Path
     marks: dict[str, str]
     predictions: dict[str, bytes]  # by format
@@ -190,7 +190,7 @@ def _stages(subject: Subject, folder: Path) -> Stages:
         raise RuntimeError(f"a run that nobody disturbed: {wrong}")
     if log.exists():
         shown = [o for o in read_log(log, finished) if (o.new_path or "").startswith("checkpoints/step-")]
-        subject.train(begun, environment=watch(begun, kill_after=shown[1].number))
+        subject.train(begun, environment=watch(begun, kill_after=shown[2].number))
     predictions = {}
     for kind in _FORMATS:
         subject.predict(finished, folder / f"predictions.{kind}")

@@ -18,7 +18,7 @@ def report(**counts):
         "command": "python -m faults", "date": "2026-11-21", "seconds": 90.0, "machine": {"cores": 2, "system": "Linux"},
         "versions": {"python": "3.11", "torch": "2.13", "transformers": "5.23"},
     }  # fmt: skip
-    rows = ("kill-random", "kill-after", "kill-amid", "kill-again", "kill-anew", "order")
+    rows = ("kill-random", "kill-after", "kill-amid", "kill-again", "kill-anew", "kill-predict", "order")
     none = {"passed": 0, "failed": 0, "skipped": 0}
     return {"faults": {"kill": {**how, "rows": {row: {**none, **counts.get(row[5:], {})} for row in rows}}}}
 
@@ -32,10 +32,12 @@ def test_trials_are_counted_by_row_and_failures_are_kept():
 
 def test_the_table_has_a_line_a_row_and_says_how_it_was_made():
     lines = table(report(random={"passed": 199, "failed": 1}, after={"skipped": 3})).splitlines()
-    assert lines[2].startswith("| SIGKILL | random moments of `brim train` | continued with `--resume`, the run is")
+    assert lines[2].startswith(
+        "| SIGKILL | random moments of `brim train` | `--resume` goes on from the last checkpoint"
+    )
     assert lines[2].endswith("| 200 | 199 | 0 |")
     assert lines[3].endswith("| 0 | 0 | 3 |")
-    assert len(lines) == 2 + 6 + 2
+    assert len(lines) == 2 + 7 + 2
     assert lines[-1] == (
         "`python -m faults` on 2026-11-21 in 1.5 min (2 cores, Linux, Python 3.11, torch 2.13, transformers 5.23)."
     )
