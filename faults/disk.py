@@ -27,7 +27,7 @@ _LIMITED = 0o555
 class Stages:
     """A run at three moments; each trial works on a copy."""
 
-    begun: Path | None  # three checkpoints of four; None where the process cannot be killed there
+    begun: Path | None  # after the third checkpoint of four; None where the process cannot be killed there
     finished: Path
     marks: dict[str, str]
     predictions: dict[str, bytes]  # by format
@@ -189,8 +189,10 @@ def _stages(subject: Subject, folder: Path) -> Stages:
     if wrong := told_wrong(done, code=0):
         raise RuntimeError(f"a run that nobody disturbed: {wrong}")
     if log.exists():
-        shown = [o for o in read_log(log, finished) if (o.new_path or "").startswith("checkpoints/step-")]
-        subject.train(begun, environment=watch(begun, kill_after=shown[2].number))
+        operations = read_log(log, finished)
+        shown = [o.number for o in operations if (o.new_path or "").startswith("checkpoints/step-")][2]
+        done_with = next(o.number for o in operations if o.number > shown and o.path == "metrics.jsonl")  # older went
+        subject.train(begun, environment=watch(begun, kill_after=done_with))
     predictions = {}
     for kind in _FORMATS:
         subject.predict(finished, folder / f"predictions.{kind}")
