@@ -318,6 +318,22 @@ def test_an_adapter_that_is_left_out_cannot_be_merged(trained, tmp_path):
         model.export(tmp_path / "out", merge=True)
 
 
+def test_a_base_with_other_tokens_is_refused_where_its_shapes_would_fit(trained, tiny_base, tmp_path):
+    run = trained()
+    other = tmp_path / "other"
+    shutil.copytree(tiny_base, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    loaded = brim.Model.load(run, overrides=[f"base_model={other}"])
+    with pytest.raises(brim.InputError, match=r"this base model has other tokens than the run: '[ab]' is "):
+        loaded.export(tmp_path / "merged", merge=True)
+    with pytest.raises(brim.InputError, match="this base model has other tokens than the run"):
+        loaded.generate("add 1 and 2 =")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_a_base_that_was_moved_is_named_by_an_override(trained, tiny_base, tmp_path):
     base = shutil.copytree(tiny_base, tmp_path / "base")
     run = trained(base_model=str(base))

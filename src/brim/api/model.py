@@ -19,6 +19,7 @@ from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
 from brim.data import Data, Source, TokenRows, prepare, prompts_of, read, texts_as_source
+from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
 from brim.models.adapters import is_adapted
@@ -271,7 +272,10 @@ class Model:
 
     def _open(self) -> Session:
         if self._session is None:
-            self._session = open_session(self.config)
+            session = open_session(self.config)
+            if self._run is not None:
+                require_same_tokens(self._run.model, session.folder)
+            self._session = session
         return self._session
 
     def _weights(self) -> LLM:
