@@ -20,7 +20,7 @@ def require_same_tokens(trained: Path, base: ModelFolder) -> None:
     if theirs is None or not ours.is_file() or ours.read_bytes() == theirs.read_bytes():
         return
     numbers = _numbers(theirs)
-    for token, number in _numbers(ours).items():
+    for token, number in sorted(_numbers(ours).items(), key=lambda each: each[1]):
         if numbers.get(token) != number:
             there = f"is {numbers[token]:,}" if token in numbers else "is missing"
             raise InputError(
