@@ -13,6 +13,7 @@ from brim.models.folder import ModelFolder
 
 if TYPE_CHECKING:
     import torch
+    from bitsandbytes.nn.modules import Linear8bitLt
     from torch import nn
     from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
@@ -87,6 +88,7 @@ def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: 
             cast(Any, layer.state).threshold = settings.llm_int8_threshold
             if device.type == "cpu":
                 _always_in_training_mode(layer)
+                _initialise_once(layer)
 
 
 def _always_in_training_mode(layer: nn.Module) -> None:
@@ -102,6 +104,16 @@ def _always_in_training_mode(layer: nn.Module) -> None:
 
     layer.train()
     layer.train = train  # type: ignore[method-assign]
+
+
+def _initialise_once(layer: Linear8bitLt) -> None:
+    """Hand an 8-bit layer's weight and scales to its state now, and never again.
+
+    PEFT's DoRA puts the weight anew into layers on a CPU at each forward pass, without its scales: the layer would take
+    it for a new one, and lose its scales.
+    """
+    cast(Any, layer).init_8bit_state()
+    layer.init_8bit_state = lambda: None  # type: ignore[method-assign]
 
 
 def _stored(folder: ModelFolder) -> QuantizationConfig:
