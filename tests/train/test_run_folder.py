@@ -95,6 +95,18 @@ def test_a_changed_file_of_the_model_is_named_with_what_to_do(tmp_path):
     require_whole_model(run)
 
 
+def test_a_file_that_was_put_into_the_model_is_told(tmp_path):
+    run = model_of(RunFolder(tmp_path / "run"))
+    (run.model / ".DS_Store").write_text("of a file manager")
+    require_whole_model(run)
+    (run.model / "chat_template.jinja").write_text("other prompts")
+    with pytest.raises(CheckpointError, match=r"damaged \(chat_template.jinja came from elsewhere\)"):
+        require_whole_model(run)
+    (run.model / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"adapter\.safetensors, chat_template\.jinja came"):
+        require_whole_model(run)
+
+
 def test_a_run_without_its_plan_is_known_by_its_checkpoints(tmp_path):
     run = RunFolder(tmp_path / "run")
     (run.checkpoints / "step-00000004").mkdir(parents=True)

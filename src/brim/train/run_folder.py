@@ -164,7 +164,12 @@ def require_whole_model(run: RunFolder) -> None:
     if not (run.model / MANIFEST).is_file():
         return
     try:
-        verified(run.model)
+        listed = set(verified(run.model))
+        # What lies beside is read all the same: a chat template that was put there would change every prompt.
+        there = {path.relative_to(run.model).as_posix() for path in run.model.rglob("*") if path.is_file()}
+        strange = sorted(name for name in there - listed - {MANIFEST} if not Path(name).name.startswith("."))
+        if strange:
+            raise ValueError(f"{', '.join(strange)} came from elsewhere")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             Problem(
