@@ -377,11 +377,11 @@ def test_what_was_learned_is_not_claimed_after_another_training_failed(config, s
     assert said == ["this is the model before training; for what a run has learned, name the run's folder"]
 
 
-def test_a_start_that_failed_leaves_an_empty_folder(config, sums_file, tmp_path):
+def test_a_start_that_failed_leaves_no_folder(config, sums_file, tmp_path):
     broken = {**config, "adapter": {"type": "lora", "target_modules": ["nonsense"]}}
     with pytest.raises(brim.ModelError, match="nonsense"):
         brim.Model(broken).train(sums_file, output_directory=tmp_path / "run")
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_does_not_take_a_folder_with_any_config_for_a_run(config, sums_file, tmp_path):
@@ -434,8 +434,6 @@ def test_a_split_that_does_not_exist_is_named(config, sums_file):
         brim.Model(config).evaluate(sums_file, split="tset")
 
 
-def test_a_pattern_of_target_modules_that_is_none_is_named(config, sums_file, tmp_path):
-    with pytest.raises(brim.ModelError, match=r"adapter\.target_modules"):
-        brim.Model({**config, "adapter": {"type": "lora", "target_modules": "("}}).train(
-            sums_file, output_directory=tmp_path / "run"
-        )
+def test_a_pattern_of_target_modules_that_is_none_is_named(config):
+    with pytest.raises(brim.ConfigError, match=r"adapter\.target_modules"):
+        brim.Model({**config, "adapter": {"type": "lora", "target_modules": "("}})
