@@ -2,10 +2,11 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from brim.config import LoraConfig
 from brim.errors import ModelError
@@ -176,6 +177,37 @@ def test_target_modules_that_mean_other_layers_are_refused(tiny_base, saved, tar
 def test_all_linear_is_what_it_was(tiny_base, tmp_path):
     adapted(tiny_base, target_modules="all-linear").save_pretrained(str(tmp_path))
     assert adapted(tiny_base, pretrained_adapter_weights=str(tmp_path), target_modules="all-linear")
+
+
+def experts():
+    config = MixtralConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return MixtralForCausalLM(config).eval()
+
+
+def test_an_adapter_on_experts_comes_back_as_it_was(tmp_path):
+    settings = {"type": "lora", "target_modules": "all-linear", "dropout": 0.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        model = add_adapter(experts(), LoraConfig(**settings), seed=0, trainable=True).eval()
+        assert any(".experts." in name for name in trained(model))
+        for weight in model.parameters():
+            if weight.requires_grad:
+                torch.nn.init.normal_(weight, std=0.5)
+        model.save_pretrained(tmp_path)
+        again = LoraConfig(**settings, pretrained_adapter_weights=str(tmp_path))
+        back = add_adapter(experts(), again, seed=1, trainable=False)
+    ids = torch.arange(2, 12)[None]
+    assert torch.equal(back(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert not torch.allclose(back(input_ids=ids).logits, experts()(input_ids=ids).logits)
+
+
+def test_experts_are_adapted_without_dropout_only():
+    with pytest.raises(ModelError, match=r"adapter.dropout is 0.05, and experts .*\n  fix: set adapter.dropout: 0"):
+        add_adapter(experts(), LoraConfig(type="lora", target_modules="all-linear"), seed=0, trainable=True)
 
 
 def test_settings_that_contradict_the_adapter_are_refused(tiny_base, saved):

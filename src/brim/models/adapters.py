@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+# PEFT says so of experts, whose ranks it then does set: it looks for modules of that name, and they are parameters.
+_EXPERTS_RANK = r"The following (rank|alpha)_pattern keys did not match"
+
 
 def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trainable: bool) -> PeftModel:
     """The base model with an adapter, new or pretrained; adapter weights are fp32, the base keeps its dtype.
@@ -62,8 +65,17 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
         with warnings.catch_warnings():
             # GPT-2's layers are transposed; PEFT notices that and does what is right.
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out", category=UserWarning)
+            warnings.filterwarnings("ignore", message=_EXPERTS_RANK, category=RuntimeWarning)
             adapted = peft.get_peft_model(model, lora)
     except (ValueError, re.error) as error:
+        if "lora_dropout" in str(error):
+            raise ModelError(
+                Problem(
+                    what=f"adapter.dropout is {settings.dropout}, and experts are among the target modules, which PEFT "
+                    "adapts without dropout only",
+                    fix="set adapter.dropout: 0, or name layers outside the experts in adapter.target_modules",
+                )
+            ) from error
         raise ModelError(
             Problem(
                 what=f"adapter.target_modules: {str(error).splitlines()[0]}",
@@ -86,6 +98,7 @@ def _pretrained(model: PreTrainedModel, settings: LoraConfig, weights: str, *, t
         with warnings.catch_warnings():
             # PEFT would leave the missing ones as they were drawn, and go on.
             warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
+            warnings.filterwarnings("ignore", message=_EXPERTS_RANK, category=RuntimeWarning)
             adapted = peft.PeftModel.from_pretrained(model, str(folder.path), is_trainable=trainable)
     except (ValueError, OSError, RuntimeError, KeyError, TypeError, SafetensorError, UserWarning) as error:
         raise ModelError(unusable(weights, " ".join(str(error).split()))) from error
@@ -119,10 +132,12 @@ def _wanted_targets(model: PreTrainedModel, settings: LoraConfig, folder: Adapte
 
 
 def _require_targets(adapted: PeftModel, wanted: set[str], settings: LoraConfig, folder: AdapterFolder) -> None:
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import LoraLayer, ParamWrapper
 
     base = adapted.get_base_model()
-    if {name for name, each in base.named_modules() if isinstance(each, LoraLayer)} != wanted:
+    # Where a target is all linear layers, PEFT adapts the experts' weights with them, which no linear layer holds.
+    layers = (each for each in base.named_modules() if not isinstance(each[1], ParamWrapper))
+    if {name for name, each in layers if isinstance(each, LoraLayer)} != wanted:
         key = "target_modules"
         raise ModelError(differs(key, settings.target_modules, folder.settings.target_modules, folder.name))
 
