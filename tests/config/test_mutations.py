@@ -76,6 +76,8 @@ def mutated(draw):
             value = at[last]
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change took it away
+        if isinstance(at, str):
+            continue  # an earlier change put a text there
         change = draw(st.sampled_from(["replace", "misspell", "remove", "add"]))
         if change == "replace" or not isinstance(at, dict):
             at[last] = draw(VALUES)

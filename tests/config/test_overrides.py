@@ -54,7 +54,10 @@ def test_a_list_can_be_begun():
             "random_seed=x",
             "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0 and below 4294967296",
         ),
-        ("base_model.x=1", "override base_model.x=1: base_model holds a single value and no keys"),
+        (
+            "base_model.x=1",
+            "override base_model.x=1: base_model holds a single value and no keys\n  expected: base_model=VALUE",
+        ),
         (
             "input_features.2.name=x",
             "override input_features.2.name=x: input_features is a list and has no entry 2\n"

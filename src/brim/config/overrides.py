@@ -88,4 +88,10 @@ def _as_mapping(data: Any, done: Path, place: Place) -> dict[str, Any]:
     pattern = tuple("*" if isinstance(part, int) else part for part in done)
     if isinstance(data, str) and pattern in paths_with_types():
         return {"type": data}
-    raise ConfigError(Problem(what=f"{dotted(done)} holds a single value and no keys", where=place.where))
+    raise ConfigError(
+        Problem(
+            what=f"{dotted(done)} holds a single value and no keys",
+            where=place.where,
+            expected=f"{dotted(done)}=VALUE",
+        )
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from brim.config.places import Path, Place, dotted
@@ -50,8 +51,11 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, Place]]:
 
 def _require_few_events(yaml: YAML, text: str, name: str) -> None:
     """Stop at a text of too many values before it is composed as a whole, which takes minutes."""
+    depth = 0
     for number, event in enumerate(yaml.parse(text)):
-        if number > 2 * MAX_NODES:  # a list or a mapping has an event for its end, too
+        depth += isinstance(event, CollectionStartEvent)
+        depth -= isinstance(event, CollectionEndEvent)
+        if number > 2 * MAX_NODES or depth > MAX_DEPTH + 1:  # a list or a mapping has an event for its end, too
             raise ConfigError(_too_many(f"{name}:{event.start_mark.line + 1}"))
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from brim.config import Config
 from brim.data.assign import assign_splits, sampled_rows, with_usable_splits
+from brim.data.bounded import bounded
 from brim.data.columns import missing, notes_on_mixed, require_filled
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Entry, Ledger
@@ -167,7 +168,8 @@ def _tokenized(
         special_in_template=encoder.count_special(config.prompt.template or ""),
         drop_unlearnable=preprocessing.drop_unlearnable,
     )
-    batches = tokenize(_watched(asked.texts(keys), watch), encoder, limits, findings, policy)
+    texts = bounded(_watched(asked.texts(keys), watch), asked.faults)
+    batches = tokenize(texts, encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
     ledger.entries += asked.faults.settle(
         preprocessing.on_bad_row, num_rows=len(keys), name=source.name, split_of=split_of
