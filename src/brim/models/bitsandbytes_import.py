@@ -56,7 +56,7 @@ def _import() -> None:
 
 @cache
 def _mend_dequantization() -> torch.library.Library:
-    """Have 4-bit weights dequantised as one row, where a row of theirs is no whole number of blocks.
+    """Have 4-bit weights dequantised block by block, where a row of theirs is no whole number of blocks.
 
     bitsandbytes (0.50 at least) counts blocks by row on CPUs with AVX-512, and takes the scales of other blocks then:
     a layer of 688 inputs comes out quite wrong, without a word. Its GPU kernels are right. Returns what must be kept
@@ -75,8 +75,11 @@ def _mend_dequantization() -> torch.library.Library:
         shape: Sequence[int],
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        one_row = [1, prod(shape)] if shape[-1] % blocksize else list(shape)
-        weight: torch.Tensor = theirs.call_boxed(keys, packed, scales, blocksize, kind, one_row, dtype)
+        rows = list(shape)
+        if shape[-1] % blocksize:
+            size = prod(shape)  # each core works on rows of its own
+            rows = [1, size] if size % blocksize else [size // blocksize, blocksize]
+        weight: torch.Tensor = theirs.call_boxed(keys, packed, scales, blocksize, kind, rows, dtype)
         return weight.reshape(list(shape))
 
     library = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]
