@@ -11,7 +11,15 @@ from bitsandbytes.autograd._functions import MatMul8bitLt
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from safetensors.torch import load_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from brim.config import DeviceFacts, load_config, resolve
 from brim.data import TokenRow
@@ -21,7 +29,7 @@ from brim.models.adapters import add_adapter
 from brim.models.folder import locate
 from brim.models.llm import load_llm
 from brim.models.objective import next_token_loss, next_token_scores
-from brim.models.quantization import with_stored_quantization
+from brim.models.quantization import unquantised_experts, with_stored_quantization
 
 CPU = torch.device("cpu")
 LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
@@ -236,6 +244,19 @@ def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
         assert all(w.grad.isfinite().all() for w in model.parameters() if w.requires_grad)
         # PEFT puts each 8-bit weight anew into its layer in the first pass; the second must find the scales.
         assert next_token_loss(model, batch()) == loss
+
+
+def test_experts_that_are_not_quantised_are_told(tiny_base, tmp_path):
+    config = MixtralConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    line = unquantised_experts(load(tmp_path, FOUR, adapter=LORA, trainer={"type": "finetune"}, trainable=True))
+    assert line is not None
+    assert f"{2 * 3 * 16 * 24:,} in all" in line
+    assert unquantised_experts(load(tiny_base, FOUR)) is None
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
 from brim.models.device import device_name
 from brim.models.llm import LLM, load_llm
+from brim.models.quantization import unquantised_experts
 from brim.train.card import CardFacts, model_card
 from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.export import export_model
@@ -109,8 +110,9 @@ def _train_in(
         sync_logs=sync_logs,
     )
     small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
-    if small is not None:
-        say(small)
+    experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
+    for line in filter(None, (experts, small)):
+        say(line)
     loop = Loop(job, state)
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:

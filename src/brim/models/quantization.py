@@ -91,6 +91,16 @@ def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: 
                 _initialise_once(layer)
 
 
+def unquantised_experts(model: nn.Module) -> str | None:
+    """A line on the experts' weights, which no linear layer holds, so that they are not quantised; None without any."""
+    experts = [weight for name, weight in model.named_parameters() if weight.ndim == 3 and "lora_" not in name]
+    if not experts:
+        return None
+    elements = sum(weight.numel() for weight in experts)
+    kind = str(experts[0].dtype).removeprefix("torch.")
+    return f"quantization: the experts' weights, {elements:,} in all, are in no linear layer and stay in {kind}"
+
+
 def _always_in_training_mode(layer: nn.Module) -> None:
     """Keep an 8-bit layer's kernel on a CPU the same, whatever the mode of the model around it.
 
