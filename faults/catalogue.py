@@ -154,6 +154,18 @@ CATALOGUE = (
         ),
     ),
     Fault(
+        name="rows",
+        rows=(
+            Row(
+                name="bad-rows",
+                fault="rows too long, of a wrong type, undecodable, empty",
+                where="train, evaluate, predict; csv, tsv, json, jsonl, parquet",
+                promise="exit code 2 with the place and the way out; under the policy the job goes on with all "
+                "other rows, and the ledger names those",
+            ),
+        ),
+    ),
+    Fault(
         name="inputs",
         rows=(
             Row(
