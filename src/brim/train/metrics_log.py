@@ -78,7 +78,7 @@ class MetricsLog:
 
 
 def _step_of(line: bytes) -> float:
-    """The step that a line is of; infinity for the test rows, which come after all steps, and where none can be read."""
+    """The step that a line is of; infinity for the test rows, which come after all steps, and for what is none."""
     try:
         record = json.loads(line)
         return math.inf if record.get("split") == "test" else int(record["step"])
