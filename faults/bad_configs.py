@@ -278,7 +278,10 @@ def _texts(draw: st.DrawFn) -> BadInput:
     text = TEXTS[name]
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return BadInput(
-        row=ROW, name=f"text: {name}", edits=(Edit(path="config.yaml", content=content),), says=("config.yaml",)
+        row=ROW,
+        name=f"text: {name}",
+        edits=(Edit(path="config.yaml", content=content),),
+        says=("config.yaml", "rows.jsonl"),
     )
 
 
