@@ -65,7 +65,8 @@ def test_evaluate_goes_on_and_says_so(brim, bad_file):
 
 def test_check_goes_on_and_says_so(brim, bad_file):
     done = brim("check", "config.yaml", DROP, "--dataset", bad_file.name)
-    assert (done.code, SUMMARY in done.out) == (0, True)
+    assert done.code == 0
+    assert SUMMARY in " ".join(done.out.split())  # wrapped at the terminal's width
 
 
 def test_predict_goes_on_and_leaves_a_ledger_beside_its_output(brim, project, bad_file, sums):
