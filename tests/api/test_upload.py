@@ -60,7 +60,7 @@ def test_an_exported_folder_arrives_byte_by_byte_with_what_its_owner_wrote_into_
 
 
 def test_nothing_of_the_run_but_the_package_is_sent(hub, run):
-    (run / "model" / "optimizer.safetensors").write_bytes(b"not in the manifest")
+    (run / "model" / ".notes").write_bytes(b"not in the manifest")
     upload(run, "some-org/some-model")
     sent = b"".join(hub.received)
     for planted in (b"not in the manifest", str(run).encode(), str(run.parent).encode()):
