@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from faults.bad_input import ALL, WORKING, BadInput, Edit, Verb
-from faults.workshop import CONFIG, as_yaml
+from faults.workshop import ARCHITECTURE, CONFIG, as_yaml
 
 MODELS, RUNS = "bad-models", "bad-runs"
 _DEEP = b"[" * 100_000
@@ -316,17 +316,7 @@ def _spoiled(draw: st.DrawFn, path: str) -> tuple[Edit, str]:
 _BASE_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-    "eos_token_id": 0,
-    "bos_token_id": None,
-    "pad_token_id": 1,
+    **ARCHITECTURE,
     "dtype": "float32",
 }
 _ADAPTER_CONFIG: dict[str, Any] = {

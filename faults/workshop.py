@@ -33,6 +33,19 @@ CONFIG: dict[str, Any] = {
         "learning_rate_scheduler": {"decay": "cosine", "warmup_fraction": 0.1},
     },
 }
+ARCHITECTURE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+    "pad_token_id": 1,
+}
 DATA = "rows.jsonl"
 
 
@@ -75,18 +88,5 @@ def make_base(folder: Path, **changes: object) -> None:
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "vocab_size": 300,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-        "eos_token_id": 0,
-        "bos_token_id": None,
-        "pad_token_id": 1,
-    }
-    architecture = LlamaConfig(**{**settings, **changes})
+    architecture = LlamaConfig(**{**ARCHITECTURE, **changes})
     LlamaForCausalLM(architecture).save_pretrained(folder)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from faults.workshop import ARCHITECTURE
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores
@@ -67,18 +68,5 @@ def make_llama(folder: Path, **changes: object) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    settings: dict[str, object] = {
-        "vocab_size": 300,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-        "eos_token_id": 0,
-        "bos_token_id": None,
-        "pad_token_id": 1,
-    }
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**{**ARCHITECTURE, **changes})).save_pretrained(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -93,11 +93,6 @@ def _train_in(
     tensorboard_log = TensorBoardLog(run.tensorboard)
     observers = Observers([metrics_log, tensorboard_log, observer])
     evaluated = _evaluated_splits(trainer, prepared)
-
-    def sync_logs() -> dict[str, Any]:
-        tensorboard_log.sync()
-        return {"metrics": metrics_log.sync()}
-
     job = build_job(
         session.config,
         trainer,
@@ -107,11 +102,9 @@ def _train_in(
         evaluate=(lambda: _evaluate(llm, session, trainer, prepared, evaluated)) if evaluated else None,
         store=store,
         observer=observers,
-        sync_logs=sync_logs,
+        sync_logs=lambda: _synced(metrics_log, tensorboard_log),
     )
-    small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
-    experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
-    for line in filter(None, (experts, small)):
+    for line in _left_wide(session.config, trainer, llm):
         say(line)
     loop = Loop(job, state)
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
@@ -134,11 +127,7 @@ def _train_in(
             observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     finally:
         observers.close()
-    if loop.state.num_skipped:
-        say(
-            f"{loop.state.num_skipped:,} of {loop.state.step:,} steps were left out, since their loss or gradient was "
-            f"not finite: look for `skipped` in {run.metrics.name}"
-        )
+    _tell_skipped(loop.state, run, say)
     export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     _write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
@@ -150,6 +139,27 @@ def _train_in(
         num_rows=rows,
         seconds=seconds,
     )
+
+
+def _synced(metrics_log: MetricsLog, tensorboard_log: TensorBoardLog) -> dict[str, Any]:
+    """Bring the logs to the disk; what a checkpoint keeps of them, to know them again."""
+    tensorboard_log.sync()
+    return {"metrics": metrics_log.sync()}
+
+
+def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[str]:
+    """A line for each kind of weights or states that stay in more bits than were asked for."""
+    experts = unquantised_experts(llm.model) if config.quantization is not None else None
+    small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
+    yield from filter(None, (experts, small))
+
+
+def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
+    if state.num_skipped:
+        say(
+            f"{state.num_skipped:,} of {state.step:,} steps were left out, since their loss or gradient was "
+            f"not finite: look for `skipped` in {run.metrics.name}"
+        )
 
 
 def _where_it_stands(
