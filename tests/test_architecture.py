@@ -23,6 +23,8 @@ ROOMS = [
     "data",
     "train",
     "infer",
+    "memory",
+    "report",
     "api",
     "cli",
 ]
@@ -37,6 +39,8 @@ TORCH_FREE = [
     "models.folder",
     "models.quantization",
     "data",
+    "memory.events",
+    "memory.prediction",
     "cli.app",
 ]
 SLOW = ["torch", "transformers", "peft", "datasets", "bitsandbytes"]

@@ -1,0 +1,1 @@
+"""How much memory a step takes, known before it runs."""

@@ -1,0 +1,79 @@
+"""What is said of a run's memory before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.memory.events import CATEGORIES, Category, Place
+
+Phase: TypeAlias = Literal["load", "train", "evaluate", "generate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Live bytes over the predicted steps: E points, one after each allocation or release."""
+
+    live_bytes: Mapping[Category, NDArray[np.int64]]  # each [E]
+    reserved_bytes: NDArray[np.int64]  # [E]: what the caching allocator holds
+    marks: tuple[tuple[int, str], ...]  # (point, what begins there), such as (0, "load"), (812, "step 1: forward")
+    places: tuple[Place, ...]  # [E]
+
+    def allocated_bytes(self) -> NDArray[np.int64]:
+        """All categories together: [E]."""
+        return np.sum([self.live_bytes[category] for category in CATEGORIES], axis=0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrediction:
+    """The memory that one phase takes on one device; bytes as PyTorch's CUDA allocator counts them."""
+
+    phase: Phase
+    device: str  # as the catalogue or the user names it
+    batch_size: int  # rows of one micro-batch
+    sequence_length: int  # tokens of each row; with `generate`, of each prompt
+    world_size: int
+    allocated_bytes: int  # peak
+    reserved_bytes: int  # peak
+    outside_bytes: int  # what lies outside PyTorch's allocator: context, libraries
+    total_bytes: int  # reserved + outside: what the device must have
+    end_allocated_bytes: int  # after the last step, gradients dropped
+    by_category: Mapping[Category, int]  # at the peak; they sum to allocated_bytes
+    peak: Place
+    step_peaks_bytes: tuple[int, ...]  # allocated peak of each simulated step: the first one bears the optimizer's state
+    timeline: Timeline
+    budget_bytes: int | None  # the device's memory; None: not known
+    fits: bool | None
+    reason: str  # one sentence with numbers
+    choices: tuple[str, ...]  # each automatic choice: what, and why
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the timeline, for JSON; the names are those of the attributes."""
+        return {
+            "phase": self.phase,
+            "device": self.device,
+            "batch_size": self.batch_size,
+            "sequence_length": self.sequence_length,
+            "world_size": self.world_size,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "outside_bytes": self.outside_bytes,
+            "total_bytes": self.total_bytes,
+            "end_allocated_bytes": self.end_allocated_bytes,
+            "by_category": dict(self.by_category),
+            "peak": {
+                "phase": self.peak.phase,
+                "layer": self.peak.layer,
+                "module": self.peak.module,
+                "operator": self.peak.operator,
+            },
+            "step_peaks_bytes": list(self.step_peaks_bytes),
+            "budget_bytes": self.budget_bytes,
+            "fits": self.fits,
+            "reason": self.reason,
+            "choices": list(self.choices),
+        }
