@@ -1,0 +1,332 @@
+"""Give a stream recorded from a few decoder layers the model's real depth, exactly.
+
+The middle layers of a model do the same to memory, one after the other. So it is enough to record the first ones, two
+blocks of middle ones (which must agree, or nothing is expanded) and the last ones, and to repeat a middle block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from brim.memory.events import EventStream, Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """Which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones."""
+
+    num_layers: int  # of the model
+    head: int
+    period: int
+    tail: int
+
+    @property
+    def num_recorded(self) -> int:
+        """Layers to record: head, two blocks and tail; all where that is no saving."""
+        return min(self.num_layers, self.head + 2 * self.period + self.tail)
+
+    @property
+    def recorded(self) -> list[int]:
+        """The model's layers that are recorded, in order."""
+        if self.num_recorded == self.num_layers:
+            return list(range(self.num_layers))
+        front = self.head + 2 * self.period
+        return [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
+
+    def template(self, layer: int) -> int:
+        """The recorded layer that a layer of the model is like."""
+        if self.num_recorded == self.num_layers or layer < self.head:
+            return layer
+        if layer >= self.num_layers - self.tail:
+            return self.num_recorded - (self.num_layers - layer)
+        return self.head + self.period + (layer - self.head) % self.period
+
+
+def depth_of(kinds: Sequence[Any]) -> Depth:
+    """How the layers repeat. kinds: one value a layer; layers of equal value are alike.
+
+    The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one.
+    """
+    num_layers = len(kinds)
+    for period in range(1, num_layers + 1):
+        breaks = [i for i in range(num_layers - period) if kinds[i] != kinds[i + period]]
+        head = max(1, breaks[-1] + 1 if breaks else 0)
+        tail = (num_layers - head - 1) % period + 1
+        if head + 2 * period + tail < num_layers:
+            return Depth(num_layers=num_layers, head=head, period=period, tail=tail)
+    return Depth(num_layers=num_layers, head=num_layers, period=1, tail=0)
+
+
+class NotUniformError(Exception):
+    """The recorded layers do not repeat: all of them have to be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A stream of full depth, and where the recorded storages are in it."""
+
+    stream: EventStream
+    numbers: Mapping[tuple[int, int | None], int]  # (recorded storage, layer of the model) -> storage
+
+    def number(self, recorded: int, layer: int | None) -> int:
+        """The storage of `layer` that is like the recorded one, which was born in the layer that it is like."""
+        return self.numbers[recorded, layer]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Events next to each other that belong to one layer, or to none."""
+
+    layer: int | None
+    events: list[int]  # positions in the recorded stream
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Segments over all layers in order, up or down; or one segment of no layer."""
+
+    segments: list[_Segment]
+
+    @property
+    def is_over_layers(self) -> bool:
+        return self.segments[0].layer is not None
+
+
+def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
+    """The stream of all layers. layers_path: the dotted path of the list of layers, whose numbers are set anew.
+
+    Raises NotUniformError where the recorded middle blocks differ.
+    """
+    if depth.num_recorded == depth.num_layers:
+        return Expansion(stream, {(k, layer): k for k, layer in enumerate(_born_in(stream))})
+    segments = _segments(stream)
+    owners = _owners(stream, segments)
+    passes = _passes(segments, depth.num_recorded)
+    for each in passes:
+        if each.is_over_layers:
+            _require_uniform(stream, each, owners, depth)
+    return _Writer(stream, owners, depth, layers_path).write(passes)
+
+
+def _born_in(stream: EventStream) -> list[int | None]:
+    """The layer whose module ran when each storage was born."""
+    layers: list[int | None] = [None] * len(stream.sizes)
+    for storage, place in zip(stream.storages, stream.places, strict=True):
+        if storage >= 0:
+            layers[storage] = place.layer
+    return layers
+
+
+def _owners(stream: EventStream, segments: list[_Segment]) -> list[int | None]:
+    """The layer to whose segment each storage's birth belongs."""
+    owners: list[int | None] = [None] * len(stream.sizes)
+    for segment in segments:
+        for position in segment.events:
+            if stream.storages[position] >= 0:
+                owners[stream.storages[position]] = segment.layer
+    return owners
+
+
+@dataclass(slots=True)
+class _Run:
+    """Events next to each other of the same kind."""
+
+    section: tuple[int, str]  # marks before it, and the phase
+    layer: int | None
+    inside: bool  # a module of that layer runs
+    events: list[int]
+
+
+def _segments(stream: EventStream) -> list[_Segment]:
+    """Outside the layers, a storage that dies is taken to the layer in which it was born: gradients that are dropped.
+
+    What happens between a layer and the next one is the first one's. A mark begins a segment.
+    """
+    runs = _runs(stream)
+    merged: list[_Run] = []
+    following = _following(runs)
+    for run, after in zip(runs, following, strict=True):
+        last = merged[-1] if merged else None
+        if last is not None and last.section == run.section and (
+            (last.layer == run.layer and last.inside == run.inside) or _is_between(last, run, after)
+        ):
+            last.events.extend(run.events)
+        else:
+            merged.append(run)
+    return [
+        segment
+        for inside, streak in groupby(merged, key=lambda run: (run.inside, run.section))
+        for segment in ([_Segment(run.layer, run.events) for run in streak] if inside[0] else _outside(list(streak)))
+    ]
+
+
+def _outside(streak: list[_Run]) -> list[_Segment]:
+    """Runs outside the layers: over the layers where one of each layer dies in order, else in one segment of none."""
+    named = [run.layer for run in streak if run.layer is not None]
+    first, last = (named[0], named[-1]) if named else (0, 0)
+    step = 1 if first <= last else -1
+    whole = len(named) > 2 and named == list(range(first, last + step, step)) and min(first, last) == 0
+    if whole:
+        return [_Segment(run.layer, run.events) for run in streak]
+    return [_Segment(None, [position for run in streak for position in run.events])]
+
+
+def _runs(stream: EventStream) -> list[_Run]:
+    born_in = _born_in(stream)
+    marked = [position for position, _ in stream.marks]
+    runs: list[_Run] = []
+    for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
+        inside = place.layer is not None
+        layer = place.layer if inside or storage >= 0 else born_in[~storage]
+        section = (bisect_right(marked, position), place.phase)
+        last = runs[-1] if runs else None
+        if last is not None and (last.section, last.layer, last.inside) == (section, layer, inside):
+            last.events.append(position)
+        else:
+            runs.append(_Run(section, layer, inside, [position]))
+    return runs
+
+
+def _following(runs: list[_Run]) -> list[_Run | None]:
+    """For each run the next one inside a layer."""
+    following: list[_Run | None] = []
+    after: _Run | None = None
+    for run in reversed(runs):
+        following.append(after)
+        after = run if run.inside else after
+    return following[::-1]
+
+
+def _is_between(last: _Run, run: _Run, after: _Run | None) -> bool:
+    """Whether a run lies between a layer's end and the beginning of its neighbour in the same pass."""
+    if run.inside or not last.inside or after is None or after.section != run.section:
+        return False
+    assert last.layer is not None and after.layer is not None
+    return abs(after.layer - last.layer) == 1
+
+
+def _passes(segments: list[_Segment], num_layers: int) -> list[_Pass]:
+    passes: list[_Pass] = []
+    position = 0
+    while position < len(segments):
+        if segments[position].layer is None:
+            passes.append(_Pass([segments[position]]))
+            position += 1
+            continue
+        run = segments[position : position + num_layers]
+        numbers = [segment.layer for segment in run]
+        if numbers not in (list(range(num_layers)), list(reversed(range(num_layers)))):
+            raise NotUniformError(f"layers come in the order {numbers}")
+        passes.append(_Pass(run))
+        position += num_layers
+    return passes
+
+
+def _require_uniform(stream: EventStream, over: _Pass, owners: list[int | None], depth: Depth) -> None:
+    by_layer = {segment.layer: segment for segment in over.segments}
+    for offset in range(depth.period):
+        first, second = (by_layer[depth.head + offset + block * depth.period] for block in (0, 1))
+        if _shape(stream, first, owners) != _shape(stream, second, owners):
+            raise NotUniformError(f"layers {first.layer} and {second.layer} differ")
+
+
+def _shape(stream: EventStream, segment: _Segment, owners: list[int | None]) -> list[tuple[Any, ...]]:
+    """What a segment does, with layers counted from its own."""
+    assert segment.layer is not None
+    shape: list[tuple[Any, ...]] = []
+    for position in segment.events:
+        storage, place = stream.storages[position], stream.places[position]
+        if storage >= 0:
+            shape.append((stream.sizes[storage], stream.categories[storage], place.operator))
+            continue
+        owner = owners[~storage]
+        shape.append((None if owner is None else owner - segment.layer, stream.sizes[~storage]))
+    return shape
+
+
+class _Writer:
+    """Writes the expanded stream."""
+
+    def __init__(self, stream: EventStream, owners: list[int | None], depth: Depth, layers_path: str) -> None:
+        self._stream, self._owners, self._depth = stream, owners, depth
+        self._path = f"{layers_path}."
+        self._out = EventStream()
+        self._numbers: dict[tuple[int, int | None], int] = {}
+        self._local: dict[int, tuple[int, int]] = {}  # storage -> its pass and place among the births of its segment
+        self._births: dict[tuple[int, int | None], list[int]] = {}  # (pass, recorded layer) -> storages
+        self._places: dict[tuple[Place, int | None], Place] = {}
+
+    def write(self, passes: list[_Pass]) -> Expansion:
+        marks = dict(self._stream.marks)
+        for number, each in enumerate(passes):
+            for segment in each.segments:
+                self._index(number, segment)
+            first = each.segments[0].events[0]
+            if first in marks:
+                self._out.mark(marks.pop(first))
+            if not each.is_over_layers:
+                self._repeat(each.segments[0], None)
+                continue
+            by_layer = {segment.layer: segment for segment in each.segments}
+            up = each.segments[0].layer == 0
+            layers = range(self._depth.num_layers)
+            for layer in layers if up else reversed(layers):
+                self._repeat(by_layer[self._depth.template(layer)], layer)
+        for position, label in marks.items():
+            if position == len(self._stream.storages):
+                self._out.mark(label)
+        return Expansion(self._out, self._numbers)
+
+    def _index(self, number: int, segment: _Segment) -> None:
+        births = [self._stream.storages[p] for p in segment.events if self._stream.storages[p] >= 0]
+        self._births[number, segment.layer] = births
+        for index, storage in enumerate(births):
+            self._local[storage] = (number, index)
+
+    def _repeat(self, segment: _Segment, layer: int | None) -> None:
+        """One segment as that of `layer`."""
+        stream, out = self._stream, self._out
+        for position in segment.events:
+            storage, place = stream.storages[position], self._place(stream.places[position], layer)
+            if storage >= 0:
+                owner = layer if self._owners[storage] is not None else None
+                number = out.birth(stream.sizes[storage], stream.categories[storage], place)
+                self._numbers[storage, owner] = number
+                continue
+            out.death(self._dying(~storage, segment, layer), place)
+
+    def _dying(self, storage: int, segment: _Segment, layer: int | None) -> int:
+        """The storage of full depth that dies where the recorded one did."""
+        owner = self._owners[storage]
+        if owner is None:
+            return self._numbers[storage, None]
+        if segment.layer is None or layer is None:
+            wanted = self._at_the_edge(owner)
+        else:
+            wanted = layer + owner - segment.layer
+        number, index = self._local[storage]
+        births = self._births[number, self._depth.template(wanted)]
+        return self._numbers[births[index], wanted]
+
+    def _at_the_edge(self, owner: int) -> int:
+        """Outside the layers, only what the first and last ones left can be told apart."""
+        depth = self._depth
+        from_end = depth.num_recorded - owner
+        if owner < depth.head:
+            return owner
+        if from_end <= depth.tail:
+            return depth.num_layers - from_end
+        raise NotUniformError(f"something of layer {owner} dies outside the layers")
+
+    def _place(self, place: Place, layer: int | None) -> Place:
+        if place.layer is None or layer is None or place.layer == layer:
+            return place
+        known = self._places.get((place, layer))
+        if known is None:
+            module = place.module.replace(f"{self._path}{place.layer}", f"{self._path}{layer}", 1)
+            known = self._places[place, layer] = Place(place.phase, layer, module, place.operator)
+        return known

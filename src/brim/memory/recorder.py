@@ -1,0 +1,188 @@
+"""Record what real model code does to memory while it runs on fake tensors."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from brim.memory.events import Category, EventStream, Place
+
+Temporaries = Callable[[str, tuple[Any, ...], Mapping[str, Any]], int]
+
+
+def no_temporaries(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """An operator that allocates nothing beyond its outputs."""
+    return 0
+
+
+class Recorder(TorchDispatchMode):
+    """Watches each storage from its birth to its death, inside a FakeTensorMode.
+
+    model: its modules name the places; those in the list of decoder layers carry a layer's number. A place in the
+    backward pass is that of the forward operator whose gradient is computed, found by autograd's sequence numbers, so
+    that no hook changes the graph.
+    temporaries: bytes that an operator allocates and frees within itself, on the device that is meant.
+    """
+
+    def __init__(self, *, temporaries: Temporaries = no_temporaries) -> None:
+        super().__init__()
+        self.stream = EventStream()
+        self.phase = ""
+        self.category: Category = "temporary"  # of what is born; those who know better say so afterwards
+        self._temporaries = temporaries
+        self._live: dict[int, int] = {}  # a storage's address -> its number in the stream
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._stack: list[tuple[str, int | None]] = []
+        self._modules: dict[nn.Module, tuple[str, int | None]] = {}
+        self._sequence_numbers: list[int] = []
+        self._at_sequence_number: list[tuple[str, int | None]] = []
+        self._places: dict[tuple[str, int | None, str, str], Place] = {}
+        self._operator = ""
+        self._silent = False
+
+    def know(self, model: nn.Module, layers: nn.ModuleList) -> None:
+        """Name places by this model's modules, from here on."""
+        numbers = {id(layer): number for number, layer in enumerate(layers)}
+        layer_of: dict[str, int] = {}
+        for name, module in model.named_modules():
+            if id(module) in numbers:
+                layer_of[name] = numbers[id(module)]
+            owner = next((prefix for prefix in _prefixes(name) if prefix in layer_of), None)
+            self._modules[module] = (name, None if owner is None else layer_of[owner])
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The storage's number in the stream; None where it was not seen."""
+        return self._live.get(tensor.untyped_storage()._cdata)
+
+    def born(self, tensor: Tensor, category: Category) -> int:
+        """Enter a storage that exists already, such as a weight; its number."""
+        storage = tensor.untyped_storage()
+        number = self._live.get(storage._cdata)
+        if number is None:
+            number = self._enter(storage, category)
+        return number
+
+    def enter_weights(self, model: nn.Module) -> None:
+        """Enter a model's weights and buffers, module by module, each at the place of its module."""
+        for module in model.modules():
+            self._stack.append(self._modules.get(module, ("", None)))
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self.born(tensor, "weights")
+            self._stack.pop()
+
+    def categorize(self, tensor: Tensor, category: Category) -> None:
+        """Say what a storage that was seen is for."""
+        number = self.number_of(tensor)
+        if number is not None:
+            self.stream.categories[number] = category
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Births in here are on another device."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    @contextmanager
+    def watching_modules(self) -> Iterator[None]:
+        """Know which module runs."""
+        handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name
+        self._operator = name
+        kwargs = kwargs or {}
+        scratch_bytes = self._temporaries(name, args, kwargs)
+        scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            self._see(out)
+        elif isinstance(out, (tuple, list)):
+            for each in out:
+                if isinstance(each, Tensor):
+                    self._see(each)
+                elif isinstance(each, (tuple, list)):
+                    for inner in each:
+                        if isinstance(inner, Tensor):
+                            self._see(inner)
+        if scratch is not None:
+            self.stream.death(scratch, self._place())
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._live and not self._silent:
+            self._enter(storage, self.category)
+
+    def _enter(self, storage: Any, category: Category) -> int:
+        address = storage._cdata
+        number = self.stream.birth(storage.nbytes(), category, self._place())
+        self._live[address] = number
+        self._references[address] = weakref.ref(storage, lambda _: self._die(address))
+        return number
+
+    def _die(self, address: int) -> None:
+        number = self._live.pop(address)
+        del self._references[address]
+        self.stream.death(number, self._place())
+
+    def _place(self) -> Place:
+        module, layer = self._where()
+        key = (self.phase, layer, module, self._operator)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = Place(*key)
+        return place
+
+    def _where(self) -> tuple[str, int | None]:
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return "", None
+        position = bisect_right(self._sequence_numbers, node._sequence_nr()) - 1
+        if position < 0 or node._sequence_nr() > 2**62:  # AccumulateGrad stands outside the sequence
+            return self._last
+        self._last = self._at_sequence_number[position]
+        return self._last
+
+    _last: tuple[str, int | None] = ("", None)
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._stack.append(self._modules.get(module, ("", None)))
+        self._note_sequence_number()
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()
+        self._note_sequence_number()
+
+    def _note_sequence_number(self) -> None:
+        self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())
+        self._at_sequence_number.append(self._stack[-1] if self._stack else ("", None))
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
