@@ -1,0 +1,245 @@
+"""What is run to be measured: brim's own loading, training loop, scoring and generation."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.config import Config, FinetuneTrainer, resolve
+from brim.data import TokenRows
+from brim.infer.evaluate import score_rows
+from brim.infer.generate import generate
+from brim.infer.generation_settings import generation_settings
+from brim.memory.measure.meter import Meter, meter_of
+from brim.memory.measure.recording import Recording, recorded
+from brim.memory.measure.rehearsal import NoMeter, tiny
+from brim.memory.measure.report import Report
+from brim.memory.measure.request import Request
+from brim.memory.measure.result import PhasePeak
+from brim.memory.measure.rows import in_order_of_steps, random_rows
+from brim.memory.measure.stayed import Living, living
+from brim.models.device import device_facts, device_name, pick_device
+from brim.models.llm import LLM, load_llm
+from brim.train.checkpoint import CheckpointStore
+from brim.train.loop import Loop
+from brim.train.observer import Record
+from brim.train.setup import build_job
+from brim.train.state import TrainState
+
+_PAD_ID = 0  # full rows have none; prompts are of one length
+_OVERFLOWS = 16  # steps that fp16's loss scale of 2^16 may leave out until it is low enough
+
+
+def run(request: Request) -> Report:
+    """Load the model once and run the phases."""
+    device = pick_device() if request.device is None else torch.device(request.device)
+    if device.type == "cpu":
+        with tiny(request) as rehearsal:
+            _run(rehearsal, device, NoMeter())
+    meter = meter_of(device)
+    bench = _run(request, device, meter)
+    return Report(
+        device=device_name(device),
+        kind=meter.kind,
+        baseline_bytes=meter.baseline_bytes,
+        peaks=tuple(bench.peaks),
+        end_bytes=tuple(bench.end_bytes),
+        stayed=bench.recording.stayed() if bench.recording is not None else bench.stayed(),
+        timeline=None if bench.recording is None else bench.recording.timeline(),
+        notes=tuple(bench.notes),
+    )
+
+
+def _run(request: Request, device: torch.device, meter: Meter) -> _Bench:
+    facts = device_facts(device)
+    config = resolve(request.config, facts, context_length=request.folder.context_length).config
+    meter.begin()
+    llm = load_llm(config, request.folder, device, trainable=request.trainable)
+    bench = _Bench(request, config, llm, meter)
+    bench.peaks.append(meter.peak("load"))
+    bench.run()
+    return bench
+
+
+class _Bench:
+    """One loaded model, and what was found of it so far."""
+
+    def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter) -> None:
+        self._request, self._config, self._llm, self._meter = request, config, llm, meter
+        self._vocabulary = int(llm.model.get_input_embeddings().weight.shape[0])
+        self._living: list[Living] = []
+        self.recording: Recording | None = None
+        self.peaks: list[PhasePeak] = []
+        self.end_bytes: list[int] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        request = self._request
+        with self._recorded() as self.recording:
+            for phase in request.phases:
+                if phase == "train":
+                    self._train()
+                elif phase == "evaluate":
+                    self._begin("evaluate")
+                    self._evaluate()
+                    self.peaks.append(self._meter.peak("evaluate"))
+                elif phase == "generate":
+                    self._begin("generate")
+                    self._generate()
+                    self.peaks.append(self._meter.peak("generate"))
+
+    def stayed(self) -> tuple[Any, ...]:
+        return self._living[-1].since(self._living[0]) if self._living else ()
+
+    def step_begins(self, step: int) -> None:
+        self._meter.begin()
+        if self.recording is not None:
+            self.recording.log.begin("forward", f"step {step}")
+
+    def step_ended(self, step: int) -> None:
+        """The peak is read before anything is looked at, which takes memory itself."""
+        peak = self._meter.peak("train", step)
+        self.peaks.append(peak)
+        if self.recording is not None:
+            self.recording.step_ended()
+        if self._request.looks_for_leaks:
+            self._living.append(living())
+        looked = self._request.looks_for_leaks and peak.allocated_bytes is None
+        self.end_bytes.append(self._living[-1].num_bytes if looked else peak.end_bytes)
+
+    def _recorded(self) -> AbstractContextManager[Recording | None]:
+        if not self._request.records:
+            return nullcontext()
+        return recorded(self._llm.model, self._llm.device, self._request.snapshot)
+
+    def _begin(self, phase: str) -> None:
+        self._meter.begin()
+        if self.recording is not None:
+            self.recording.log.begin(phase, "")
+
+    def _train(self) -> None:
+        """The run's own loop, ended before its first checkpoint."""
+        request, config, llm = self._request, self._config, self._llm
+        size = len(request.step_lengths[0])
+        num_rows = (request.num_steps + _OVERFLOWS + 1) * size  # more than are run, so that no epoch ends
+        lengths = in_order_of_steps(request.step_lengths, num_rows=num_rows, seed=config.random_seed)
+        rows = random_rows(lengths, vocabulary=self._vocabulary, supervised=True, seed=config.random_seed)
+        with tempfile.TemporaryDirectory() as folder:
+            stepper = _Stepper(self, request.num_steps)
+            job = build_job(
+                config,
+                self._trainer(size),
+                llm,
+                rows,
+                pad_id=_PAD_ID,
+                evaluate=None,
+                store=CheckpointStore(Path(folder)),
+                observer=stepper,
+            )
+            log = None if self.recording is None else self.recording.log
+            if log is not None:
+                job.optimizer.register_step_pre_hook(lambda *given: log.begin("optimizer"))
+                llm.model.register_forward_pre_hook(lambda *given: log.begin_once("forward"))
+            self.step_begins(1)
+            try:
+                Loop(job, TrainState()).run(threading.Event())
+            except _EnoughSteps:
+                pass
+            if stepper.num_overflows:
+                self.notes.append(
+                    f"{stepper.num_overflows} steps whose fp16 gradients overflowed are left out: they update nothing"
+                )
+
+    def _trainer(self, size: int) -> FinetuneTrainer:
+        trainer = self._config.trainer
+        assert isinstance(trainer, FinetuneTrainer), "see require_train"
+        return trainer.model_copy(
+            update={
+                "batch_size": self._request.batch_size,
+                "gradient_accumulation_steps": -(-size // self._request.batch_size),
+                "effective_batch_size": size,
+                "max_batch_size": None,
+                "train_steps": self._request.num_steps + _OVERFLOWS + 1,
+                "steps_per_checkpoint": 0,
+                "checkpoints_per_epoch": 0,
+            }
+        )
+
+    def _evaluate(self) -> None:
+        llm = self._llm
+        rows = self._rows(supervised=True)
+        score_rows(
+            llm.model,
+            rows,
+            pad_id=_PAD_ID,
+            batch_rows=len(rows),
+            device=llm.device,
+            precision=llm.precision,
+        )
+
+    def _generate(self) -> None:
+        """As many new tokens as may be: the end is a token that no vocabulary has."""
+        llm, config = self._llm, self._config
+        rows = self._rows(supervised=False)
+        self._mark_passes()
+        generation = config.generation.model_copy(update={"eos_token_id": None})
+        settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
+        generate(
+            llm.model,
+            rows,
+            settings=settings,
+            batch_rows=len(rows),
+            seed=config.random_seed,
+            device=llm.device,
+            precision=llm.precision,
+        )
+
+    def _mark_passes(self) -> None:
+        """The first forward pass reads the prompts, the others write a token each."""
+        if self.recording is None:
+            return
+        log, phases = self.recording.log, chain(["prefill"], repeat("decode"))
+        self._llm.model.register_forward_pre_hook(lambda *given: log.begin_once(next(phases)))
+
+    def _rows(self, *, supervised: bool) -> TokenRows:
+        lengths = [self._request.sequence_length] * self._request.batch_size
+        return random_rows(lengths, vocabulary=self._vocabulary, supervised=supervised, seed=self._config.random_seed)
+
+
+class _EnoughSteps(Exception):
+    """The loop has run as many steps as were asked for; its checkpoint is not wanted."""
+
+
+class _Stepper:
+    """Takes the peaks between the loop's steps."""
+
+    def __init__(self, bench: _Bench, num_steps: int) -> None:
+        self._bench = bench
+        self._num_steps = num_steps
+        self._overflowed = False
+        self._step = 1
+        self.num_overflows = 0
+
+    def start(self, *, first_step: int, total_steps: int) -> None: ...
+
+    def write(self, record: Record) -> None:
+        if record.get("event") == "overflow":
+            self._overflowed = True
+        elif record.get("split") == "train" and self._overflowed:
+            self._overflowed = False
+            self.num_overflows += 1
+            self._bench.step_begins(self._step)
+        elif record.get("split") == "train":
+            self._bench.step_ended(self._step)
+            if self._step == self._num_steps:
+                raise _EnoughSteps
+            self._step += 1
+            self._bench.step_begins(self._step)
+
+    def close(self) -> None: ...
