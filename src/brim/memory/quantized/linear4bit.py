@@ -1,0 +1,200 @@
+"""A stand-in for bitsandbytes' 4-bit linear layer that allocates what the real one does on CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import bitsandbytes.nn.modules as theirs
+import torch
+from bitsandbytes.functional import QuantState
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from brim.memory.quantized.layout import BLOCK_SIZE, FUSED_SINCE, SCALES_BLOCK_SIZE, four_bit_tensors
+
+# Rows up to which `gemm_4bit` takes its own kernel on any GPU (_GEMM_4BIT_CUSTOM_FLOOR_M, backends/cuda/ops.py). Above
+# it, the choice depends on the GPU and the shape: up to 1,536 rows a buffer that is counted here may not be there.
+_FUSED_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FourBits:
+    """How a 4-bit layer stores its weight and computes."""
+
+    compute_dtype: torch.dtype
+    double_quant: bool = True
+    quant_type: str = "nf4"
+    # That of quant_state, to which the backward pass dequantises; brim makes it the compute dtype.
+    dequantized_dtype: torch.dtype | None = None
+    quant_storage: torch.dtype = torch.uint8
+    release: tuple[int, int] = FUSED_SINCE  # of bitsandbytes
+
+
+class Params4bit(FakeTensor):
+    """A fake packed weight: PEFT asks for the class by this name."""
+
+
+class StandInLinear4bit(theirs.Linear4bit):
+    """Linear4bit (nn/modules.py) whose tensors may be replaced by fake ones; PEFT wraps it as it wraps the real one.
+
+    The quantization state is in buffers, so that whoever counts or replaces a model's tensors finds it.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: nn.Parameter | None, settings: FourBits) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = in_features, out_features
+        self.settings = settings
+        self.compute_dtype, self.compute_type_is_set = settings.compute_dtype, True
+        self.quant_storage = settings.quant_storage
+        self.support_avx512bf16_for_cpu = False
+        self.register_parameter("bias", bias)
+        self._allocate()
+        self._settle()
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self._settle()
+        given = x.dtype
+        x = x.to(self.compute_dtype)
+        bias: Tensor | None = self._parameters["bias"]
+        if bias is not None:
+            if bias.dtype != x.dtype:
+                bias.data = bias.data.to(x.dtype)
+            bias = bias.to(self.compute_dtype)
+        return _multiply(x, self.weight, bias, state, self.settings.release).to(given)
+
+    def _allocate(self) -> None:
+        dtypes = {1: torch.uint8, 4: torch.float32}
+        for kept in four_bit_tensors(
+            self.in_features * self.out_features,
+            double_quant=self.settings.double_quant,
+            release=self.settings.release,
+            storage_bytes=self.quant_storage.itemsize,
+        ):
+            if kept.name == "weight":
+                packed = torch.empty((kept.num_elements, 1), dtype=self.quant_storage)
+                self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
+            else:
+                shape = () if kept.name == "offset" else (kept.num_elements,)
+                self.register_buffer(kept.name, torch.empty(shape, dtype=dtypes[kept.element_bytes]), persistent=False)
+
+    def _settle(self) -> QuantState:
+        """Tie the tensors that the module has now to each other, as bitsandbytes has them; allocates nothing."""
+        state = self._state()
+        weight = cast(Any, self.weight)
+        if type(weight) is nn.Parameter:
+            weight = theirs.Params4bit(weight.data, quant_storage=self.quant_storage, bnb_quantized=True)
+            self.register_parameter("weight", weight)
+        elif type(weight) is FakeTensor:
+            weight.__class__ = Params4bit
+        weight.quant_state = state
+        weight.compress_statistics, weight.quant_type = state.nested, state.quant_type
+        return state
+
+    def _state(self) -> QuantState:
+        buffers = cast(dict[str, Any], self._buffers)
+        settings = self.settings
+        nested = None
+        make = cast(Any, QuantState)
+        if settings.double_quant:
+            # Older releases' layers share one table, which the model keeps (replace.py); no value matters here.
+            code = buffers.get("nested_code", buffers["code"])
+            nested = make(absmax=buffers["nested_absmax"], code=code, blocksize=SCALES_BLOCK_SIZE, dtype=torch.float32)
+        state: QuantState = make(
+            absmax=buffers["absmax"],
+            shape=torch.Size((self.out_features, self.in_features)),
+            code=buffers["code"],
+            blocksize=BLOCK_SIZE,
+            quant_type=settings.quant_type,
+            dtype=settings.dequantized_dtype or settings.compute_dtype,
+            offset=buffers.get("offset"),
+            state2=nested,
+        )
+        return state
+
+
+def _multiply(
+    inputs: Tensor, packed: Tensor, bias: Tensor | None, state: QuantState, release: tuple[int, int]
+) -> Tensor:
+    """matmul_4bit, autograd/_functions.py."""
+    product = _product if release >= FUSED_SINCE else _product_before_fusion
+    needs_grad = torch.is_grad_enabled() and (inputs.requires_grad or (bias is not None and bias.requires_grad))
+    if needs_grad:
+        result: Tensor = cast(Any, _MatMul4Bit).apply(inputs, packed, bias, state, product)
+        return result
+    if release < FUSED_SINCE and inputs.numel() == inputs.shape[-1] and inputs.shape[-1] % BLOCK_SIZE == 0:
+        return _row_before_fusion(inputs, bias, state)
+    return product(inputs, state, bias)
+
+
+class _MatMul4Bit(torch.autograd.Function):
+    """MatMul4Bit, autograd/_functions.py: neither the input nor the dequantised weight is kept for the backward pass.
+
+    As there, what the backward pass needs is on the context itself, where no hook of saved tensors sees it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, packed: Tensor, bias: Tensor | None, state: QuantState, product: Any) -> Any:
+        output = product(inputs, state, bias)
+        ctx.state = state
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.tensors = (None, packed.view(-1, 1)) if any(ctx.needs_input_grad[:2]) else (None, None)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        of_inputs = of_bias = None
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.sum(0, dtype=ctx.bias_dtype)
+        if ctx.needs_input_grad[0]:
+            of_inputs = torch.matmul(gradient, _dequantized(ctx.state).to(gradient.dtype))
+        return of_inputs, None, of_bias, None, None
+
+
+def _product(inputs: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
+    """`gemm_4bit` (backends/cuda/ops.py): its own kernel, or `_dequant_linear_fallback`."""
+    rows, width = inputs.numel() // inputs.shape[-1], inputs.shape[-1]
+    if rows <= _FUSED_ROWS and width % BLOCK_SIZE == 0:
+        inputs = inputs.contiguous()
+        return torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
+    if state.nested:
+        scales = torch.empty_like(state.absmax, dtype=torch.float32)
+        shifted = scales + state.offset  # the backward pass adds in place; this one does not
+    weight = torch.empty(state.shape, dtype=inputs.dtype, device=inputs.device)
+    output = nn.functional.linear(inputs, weight, bias)
+    if state.nested:
+        del scales, shifted
+    return output
+
+
+def _product_before_fusion(inputs: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
+    """MatMul4Bit.forward up to 0.49."""
+    return nn.functional.linear(inputs, _dequantized(state).to(inputs.dtype), bias)
+
+
+def _row_before_fusion(inputs: Tensor, bias: Tensor | None, state: QuantState) -> Tensor:
+    """`gemv_4bit` (functional.py) up to 0.49: the weight stays packed, its scales do not."""
+    scales = _scales(state)
+    output = torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
+    del scales
+    if bias is not None:
+        output += bias
+    return output
+
+
+def _dequantized(state: QuantState) -> Tensor:
+    """`dequantize_4bit`, functional.py and backends/cuda/ops.py."""
+    scales = _scales(state)
+    weight = torch.empty(state.shape, dtype=state.dtype, device=scales.device)
+    del scales
+    return weight
+
+
+def _scales(state: QuantState) -> Tensor:
+    """The fp32 scales; of double quantization a buffer, to which the offset is added in place."""
+    if not state.nested:
+        return cast(Tensor, state.absmax)
+    scales = torch.empty_like(state.absmax, dtype=torch.float32)
+    scales += state.offset
+    return scales
