@@ -58,6 +58,7 @@ def test_brims_own_keys_are_few():
         "preprocessing.drop_unlearnable",
         "preprocessing.on_bad_row",
         "preprocessing.on_overlong",
+        "trainer.chunked_loss",
         "trainer.on_nonfinite",
         "trainer.learning_rate_scheduler.decay_fraction",
         "trainer.optimizer.beta2_decay",

@@ -53,6 +53,7 @@ def evaluate(
         batch_rows=batch_rows,
         device=llm.device,
         precision=llm.precision,
+        head=llm.head,
     )
     metrics: dict[str, float] = summarize(scores)
     if asked is not None:

@@ -14,7 +14,7 @@ from brim.api.merging import merge_run, merging_of
 from brim.api.prediction import beside_input, check_output, ledger_path, require_free_names, write_with_ledger
 from brim.api.prompts import continuable, require_continuable, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
-from brim.api.session import Say, Session, open_session, say_nothing, with_dataset, with_settings
+from brim.api.session import Say, Session, open_session, say_nothing, with_choices, with_dataset, with_settings
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
@@ -108,6 +108,8 @@ class Model:
         if not trains:
             if output_directory is not None or resume:
                 say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
+            for choice in self._weights().choices:
+                say(str(choice))
             return self._evaluate_splits(prepared.splits)
         self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
@@ -223,7 +225,8 @@ class Model:
         session, llm = self._open(), self._weights()
         export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
         # An adapter that was never trained is not part of the model, which is then saved as it is.
-        config = session.config if is_adapted(llm.model) else session.config.model_copy(update={"adapter": None})
+        config = with_choices(session, llm.choices).config
+        config = config if is_adapted(llm.model) else config.model_copy(update={"adapter": None})
         write_text(run.config, dump(config))
 
     def export(

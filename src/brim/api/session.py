@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,6 +86,16 @@ def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Ses
     return replace(
         session, config=session.config.model_copy(update={name: getattr(resolved, name) for name in changed})
     )
+
+
+def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
+    """The session with choices that could only be made later, among its other choices and in its configuration."""
+    config = session.config
+    for choice in choices:
+        section, _, key = choice.key.partition(".")
+        changed = getattr(config, section).model_copy(update={key: choice.value})
+        config = config.model_copy(update={section: changed})
+    return replace(session, config=config, choices=(*session.choices, *choices))
 
 
 def say_nothing(line: str) -> None:

@@ -16,8 +16,8 @@ import torch
 from brim.api.chat import template_texts
 from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
-from brim.api.session import Say, Session
-from brim.config import Config, FinetuneTrainer, dump
+from brim.api.session import Say, Session, with_choices
+from brim.config import Choice, Config, FinetuneTrainer, dump
 from brim.data import Prepared, Source
 from brim.errors import CheckpointError, ConfigError, InputError, OutputError, Problem
 from brim.files import write_text, writing
@@ -86,7 +86,11 @@ def _train_in(
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = _where_it_stands(run, session, prepared, resume=resume, say=say)
     # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
+    session = _with_loss_of(session, checkpoint)
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    session = with_choices(session, llm.choices)
+    for choice in llm.choices:
+        say(str(choice))
     _write_head(run, session, trainer, prepared, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
     metrics_log = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
@@ -176,7 +180,7 @@ def _where_it_stands(
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
-    for line in _allowed_changes(session.config, checkpoint, run):
+    for line in _allowed_changes(_with_loss_of(session, checkpoint).config, checkpoint, run):
         say(line)
     if state.rows_digest != digest:
         raise OutputError(
@@ -189,6 +193,15 @@ def _where_it_stands(
         )
     say(f"continuing after step {state.step:,} ({state.consumed_samples:,} samples)")
     return checkpoint, state
+
+
+def _with_loss_of(session: Session, checkpoint: Checkpoint | None) -> Session:
+    """The session with the checkpoint's way to compute the loss where none is asked for: no other is bit-equal."""
+    settings = checkpoint.state["settings"]["trainer"] if checkpoint is not None else {}
+    if session.config.trainer.chunked_loss != "auto" or "chunked_loss" not in settings:
+        return session
+    value, key = settings["chunked_loss"], "trainer.chunked_loss"
+    return with_choices(session, [Choice(key=key, value=value, reason="as the run was started")])
 
 
 def _state_of(checkpoint: Checkpoint) -> TrainState:
@@ -216,6 +229,7 @@ _MAY_CHANGE = (
     "trainer.gradient_accumulation_steps",
     "trainer.eval_batch_size",
     "trainer.enable_gradient_checkpointing",
+    "trainer.chunked_loss",
     "trainer.early_stop",
     "trainer.on_nonfinite",
 )
@@ -328,6 +342,7 @@ def _evaluate(
                 batch_rows=trainer.eval_batch_size,
                 device=llm.device,
                 precision=llm.precision,
+                head=llm.head,
             )
         )
         for split in splits

@@ -49,6 +49,8 @@ class Resolution:
 def resolve(config: Config, device: DeviceFacts, *, context_length: int | None = None) -> Resolution:
     """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
 
+    `trainer.chunked_loss: auto` stays, too: what it becomes depends on the model, once that is loaded (models/llm.py).
+
     context_length: tokens that the model reaches; None where it sets no limit.
 
     Raises ConfigError when the batch sizes do not multiply up for this number of processes, or when the precision

@@ -12,6 +12,7 @@ from torch import nn
 from brim.batching.microbatch import cut_by_rows
 from brim.data import TokenRows
 from brim.data.collate import collate
+from brim.models.logit_head import LogitHead
 from brim.models.objective import next_token_scores
 from brim.models.precision import Precision
 
@@ -27,11 +28,18 @@ class Scores:
 
 
 def score_rows(
-    model: nn.Module, rows: TokenRows, *, pad_id: int, batch_rows: int, device: torch.device, precision: Precision
+    model: nn.Module,
+    rows: TokenRows,
+    *,
+    pad_id: int,
+    batch_rows: int,
+    device: torch.device,
+    precision: Precision,
+    head: LogitHead | None = None,
 ) -> Scores:
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 
-    Rows of like length share a batch. Logits are reduced where they arise.
+    Rows of like length share a batch. Logits are reduced where they arise; in chunks, where the model's head is given.
     """
     num_rows = len(rows)
     loss = np.zeros(num_rows)
@@ -42,7 +50,7 @@ def score_rows(
         for positions in cut_by_rows(rows.lengths, max_rows=batch_rows):
             batch = collate([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
             with torch.no_grad(), precision.autocast(device):
-                scores = next_token_scores(model, batch)
+                scores = next_token_scores(model, batch, head=head)
             loss[positions] = scores.loss.cpu().numpy()
             num_correct[positions] = scores.num_correct.cpu().numpy()
             num_supervised[positions] = scores.num_supervised.cpu().numpy()

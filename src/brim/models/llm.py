@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from brim.config import Config, FinetuneTrainer
+from brim.config import Choice, Config, FinetuneTrainer
 from brim.models.adapters import add_adapter
 from brim.models.folder import ModelFolder
 from brim.models.load import load_base
+from brim.models.logit_head import LogitHead
+from brim.models.loss_choice import chunked_head
 from brim.models.precision import Precision, precision
 
 if TYPE_CHECKING:
@@ -25,12 +27,15 @@ class LLM:
     folder: ModelFolder
     device: torch.device
     precision: Precision
+    head: LogitHead | None = None  # the loss is computed in chunks; None: all logits stand at once
+    choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
 
 
 def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
     """Load what the configuration names, to be trained or only to be run.
 
-    config: resolved. Raises ModelError when the folder or the adapter does not hold what it should.
+    config: resolved. Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when
+    the loss is to be computed in chunks and cannot be.
     """
     kind = precision(cast(Any, config.precision))
     assert not trainable or config.quantization is None or config.adapter is not None, "see require_trainable"
@@ -45,11 +50,21 @@ def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, train
         device=device,
         quantization=config.quantization,
     )
+    return equip(model, config, folder, device, trainable=trainable)
+
+
+def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
+    """Give a base model, whose weights are there, all else that the configuration names.
+
+    Raises as `load_llm` does.
+    """
     if trainable and isinstance(config.trainer, FinetuneTrainer) and config.trainer.enable_gradient_checkpointing:
         _checkpoint_activations(model)
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
-    return LLM(model=model, folder=folder, device=device, precision=kind)
+    head, choices = chunked_head(config.trainer.chunked_loss, model)
+    kind = precision(cast(Any, config.precision))
+    return LLM(model=model, folder=folder, device=device, precision=kind, head=head, choices=choices)
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

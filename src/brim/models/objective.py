@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from brim.models.chunked_loss import chunked_loss_sum, chunked_scores
+from brim.models.logit_head import LogitHead
+
 
 class TokenBatch(Protocol):
     """Right-padded rows, and where their supervised tokens are predicted (see data/collate.py)."""
@@ -44,16 +47,30 @@ class RowScores:
     num_supervised: Tensor  # [B] int64
 
 
-def next_token_loss(model: nn.Module, batch: TokenBatch) -> Tensor:
-    """Cross-entropy summed over the supervised tokens of a micro-batch, in fp32: a scalar, in nats."""
+def next_token_loss(
+    model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None, gradient_scale: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy summed over the supervised tokens of a micro-batch, in fp32: a scalar, in nats.
+
+    head: the model's (`logit_head`), to do it in chunks; None: all logits stand at once.
+    gradient_scale: where arithmetic is fp16 and the loss is scaled, all that this sum is multiplied by before the
+    backward pass; chunks compute their gradients before it.
+    """
+    if head is not None:
+        return chunked_loss_sum(
+            _target_hidden(head, batch),
+            head.projection.weight,
+            head.projection.bias,
+            batch.targets,
+            transform=head.transform,
+            gradient_scale=gradient_scale,
+        )
     return cross_entropy(target_logits(model, batch).float(), batch.targets, reduction="sum")
 
 
-def next_token_scores(model: nn.Module, batch: TokenBatch) -> RowScores:
-    """Loss and hits by row, for evaluation."""
-    logits = target_logits(model, batch)
-    losses = cross_entropy(logits.float(), batch.targets, reduction="none")
-    hits = (logits.argmax(dim=-1) == batch.targets).long()
+def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None) -> RowScores:
+    """Loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
+    losses, hits = _whole_scores(model, batch) if head is None else _chunked_scores(head, batch)
     zeros = torch.zeros(batch.input_ids.shape[0], device=losses.device)
     return RowScores(
         loss=zeros.index_add(0, batch.target_rows, losses),
@@ -71,6 +88,30 @@ def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     options = {"logits_to_keep": batch.num_logits} if _keeps_logits(model) else {}
     logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **options).logits
     return logits[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
+
+
+def _whole_scores(model: nn.Module, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Loss [S] and hits [S] of each supervised token."""
+    logits = target_logits(model, batch)
+    losses = cross_entropy(logits.float(), batch.targets, reduction="none")
+    return losses, (logits.argmax(dim=-1) == batch.targets).long()
+
+
+def _chunked_scores(head: LogitHead, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    scores = chunked_scores(
+        _target_hidden(head, batch),
+        head.projection.weight,
+        head.projection.bias,
+        batch.targets,
+        transform=head.transform,
+    )
+    return scores.loss, scores.is_correct.long()
+
+
+def _target_hidden(head: LogitHead, batch: TokenBatch) -> Tensor:
+    """What the head is given [S, D] at the positions that predict the supervised tokens."""
+    hidden = head.hidden(batch.input_ids)
+    return hidden[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
 
 
 def _keeps_logits(model: nn.Module) -> bool:

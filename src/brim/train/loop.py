@@ -22,6 +22,7 @@ from brim.data.collate import collate
 from brim.data.order import rows_of_step
 from brim.errors import Interrupted, Problem
 from brim.models.device import peak_bytes
+from brim.models.logit_head import LogitHead
 from brim.models.objective import next_token_loss
 from brim.models.precision import Precision
 from brim.train.checkpoint import Checkpoint, CheckpointStore
@@ -63,6 +64,7 @@ class TrainJob:
     """All that a run is made of."""
 
     model: nn.Module
+    head: LogitHead | None  # the loss is computed in chunks; None: all logits stand at once
     rows: TokenRows
     pad_id: int
     device: torch.device
@@ -173,9 +175,16 @@ class Loop:
         job = self._job
         batch = collate([job.rows[int(i)] for i in rows], pad_id=job.pad_id).to(job.device)
         with job.precision.autocast(job.device):
-            loss = next_token_loss(job.model, batch) / num_supervised
+            loss = next_token_loss(job.model, batch, head=job.head, gradient_scale=self._gradient_scale(num_supervised))
+            loss = loss / num_supervised
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _gradient_scale(self, num_supervised: int) -> Tensor | None:
+        """What the backward pass multiplies the loss sum's gradient by, where fp16 needs to know it beforehand."""
+        if not self._scaler.is_enabled():
+            return None
+        return self._scaler.scale(torch.ones((), device=self._job.device)) / num_supervised
 
     def _update(
         self, learning_rate: float, loss: float, parts: Sequence[_MicroBatch], random_before: Mapping[str, Tensor]

@@ -32,6 +32,7 @@ def build_job(
     length = length_of(trainer, num_rows=len(rows))
     return TrainJob(
         model=llm.model,
+        head=llm.head,
         rows=rows,
         pad_id=pad_id,
         device=llm.device,

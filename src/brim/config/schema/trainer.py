@@ -14,6 +14,10 @@ EarlyStop: TypeAlias = Annotated[int, Field(ge=-1)]
 
 _NO_EFFECT = "No effect with `type: none`; checked, as in Ludwig."
 _TYPE = "`finetune` trains. `none` (the default, as in Ludwig) uses the base model as it is."
+_CHUNKED_LOSS = (
+    "Compute logits and loss for some supervised tokens at a time, so that the logits of a whole batch never stand in "
+    "memory. `auto`: wherever the architecture allows it, since it costs no time. `false`: all logits at once."
+)
 _EARLY_STOP = "-1 (off), or a whole number of at least 1"
 
 
@@ -33,6 +37,7 @@ class NoTrainer(Section):
     validation_metric: Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"] | None = key(
         None, _NO_EFFECT
     )
+    chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
     skip_all_evaluation: bool = key(False, "Do not evaluate on the splits.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
 
@@ -94,6 +99,7 @@ class FinetuneTrainer(Section):
     enable_gradient_checkpointing: bool = key(
         False, "Recompute activations in the backward pass instead of keeping them: less memory, about a third slower."
     )
+    chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
     skip_all_evaluation: bool = key(False, "Do not evaluate while training; early stopping is off then.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
 
