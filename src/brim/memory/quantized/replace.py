@@ -24,6 +24,7 @@ def quantize_stand_in(
     model: PreTrainedModel,
     settings: QuantizationConfig,
     *,
+    is_stored: bool = False,
     outlier_columns: int | None = None,
     skip_modules: Sequence[str] | None = None,
     release: tuple[int, int] | None = None,
@@ -36,10 +37,10 @@ def quantize_stand_in(
     integrations/bitsandbytes.py), and so do experts, which no linear layer holds. What stays keeps its dtype. The model
     is on the meta device (then PEFT can adapt it, and its tensors may be replaced by fake ones afterwards) or fake.
 
-    settings: resolved. outlier_columns: of the activations, for 8 bits; None takes what trained models have.
-    skip_modules: `llm_int8_skip_modules` of a stored model. release: of bitsandbytes; None takes the installed one.
-    dequantized_dtype: where the backward pass dequantises to another dtype than that of arithmetic, as it does outside
-    brim. Raises ModelError where bitsandbytes cannot be imported.
+    settings: resolved. is_stored: the folder's weights are quantised already. outlier_columns: of the activations, for
+    8 bits; None takes what trained models have. skip_modules: `llm_int8_skip_modules` of a stored model. release: of
+    bitsandbytes; None takes the installed one. dequantized_dtype: where the backward pass dequantises to another dtype
+    than that of arithmetic, as it does outside brim. Raises ModelError where bitsandbytes cannot be imported.
     """
     require_bitsandbytes()
     from transformers.quantizers.base import HfQuantizer
@@ -54,10 +55,9 @@ def quantize_stand_in(
         if should_convert_module(name, kept) and _is_linear(module):
             with _where(cast(torch.Tensor, module.weight)):
                 model.set_submodule(name, _stand_in(module, settings, four_bits, outlier_columns))
-    if four_bits is not None and four_bits.double_quant:
+    if four_bits is not None and four_bits.double_quant and not is_stored:
         with _where(next(model.parameters())):
-            # One table for the process (name2qmap, functional.py), on the first layer's device. Older releases' layers
-            # point to it.
+            # Quantising makes one table for the process (name2qmap, functional.py). Older releases' layers point to it.
             table = torch.empty(DYNAMIC_MAP_BYTES // 4, dtype=torch.float32)
             model.register_buffer("bitsandbytes_dynamic_map", table, persistent=False)
     # PEFT chooses its layers by these; transformers' quantizer sets them after loading.
