@@ -19,9 +19,11 @@ from brim.errors import (
 )
 
 if TYPE_CHECKING:
+    from brim.api.memory import predict_memory
     from brim.api.model import Model
     from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
     from brim.api.upload import UploadResult
+    from brim.memory.prediction import MemoryPrediction
 
 __all__ = [
     "BrimError",
@@ -33,6 +35,7 @@ __all__ = [
     "ExportResult",
     "InputError",
     "Interrupted",
+    "MemoryPrediction",
     "Model",
     "ModelError",
     "OutputError",
@@ -41,15 +44,18 @@ __all__ = [
     "TrainResult",
     "UploadResult",
     "WriteError",
+    "predict_memory",
 ]
 
 _LAZY = {
+    "MemoryPrediction": "brim.memory.prediction",
     "Model": "brim.api.model",
     "EvaluateResult": "brim.api.results",
     "ExportResult": "brim.api.results",
     "PredictResult": "brim.api.results",
     "TrainResult": "brim.api.results",
     "UploadResult": "brim.api.upload",
+    "predict_memory": "brim.api.memory",
 }
 
 

@@ -70,11 +70,16 @@ class Expansion:
     """A stream of full depth, and where the recorded storages are in it."""
 
     stream: EventStream
-    numbers: Mapping[tuple[int, int | None], int]  # (recorded storage, layer of the model) -> storage
+    numbers: Mapping[tuple[int, int | None], int] | None  # (recorded storage, layer) -> storage; None: as recorded
 
     def number(self, recorded: int, layer: int | None) -> int:
-        """The storage of `layer` that is like the recorded one, which was born in the layer that it is like."""
-        return self.numbers[recorded, layer]
+        """The storage in `layer` of the model that is like the recorded one. Raises NotUniformError if there is none."""
+        if self.numbers is None:
+            return recorded
+        for owner in (layer, None):
+            if (recorded, owner) in self.numbers:
+                return self.numbers[recorded, owner]
+        raise NotUniformError(f"storage {recorded} is not of layer {layer}")
 
 
 @dataclass(slots=True)
@@ -102,7 +107,7 @@ def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
     Raises NotUniformError where the recorded middle blocks differ.
     """
     if depth.num_recorded == depth.num_layers:
-        return Expansion(stream, {(k, layer): k for k, layer in enumerate(_born_in(stream))})
+        return Expansion(stream, None)
     segments = _segments(stream)
     owners = _owners(stream, segments)
     passes = _passes(segments, depth.num_recorded)
@@ -261,13 +266,12 @@ class _Writer:
         self._places: dict[tuple[Place, int | None], Place] = {}
 
     def write(self, passes: list[_Pass]) -> Expansion:
-        marks = dict(self._stream.marks)
+        marks = list(reversed(self._stream.marks))
         for number, each in enumerate(passes):
             for segment in each.segments:
                 self._index(number, segment)
-            first = each.segments[0].events[0]
-            if first in marks:
-                self._out.mark(marks.pop(first))
+            while marks and marks[-1][0] <= each.segments[0].events[0]:
+                self._out.mark(marks.pop()[1])
             if not each.is_over_layers:
                 self._repeat(each.segments[0], None)
                 continue
@@ -276,9 +280,8 @@ class _Writer:
             layers = range(self._depth.num_layers)
             for layer in layers if up else reversed(layers):
                 self._repeat(by_layer[self._depth.template(layer)], layer)
-        for position, label in marks.items():
-            if position == len(self._stream.storages):
-                self._out.mark(label)
+        while marks:
+            self._out.mark(marks.pop()[1])
         return Expansion(self._out, self._numbers)
 
     def _index(self, number: int, segment: _Segment) -> None:
@@ -313,14 +316,11 @@ class _Writer:
         return self._numbers[births[index], wanted]
 
     def _at_the_edge(self, owner: int) -> int:
-        """Outside the layers, only what the first and last ones left can be told apart."""
+        """Outside the layers, what recorded layers left is that of the layers at the same distance from an end."""
         depth = self._depth
-        from_end = depth.num_recorded - owner
-        if owner < depth.head:
+        if owner < depth.head + depth.period:
             return owner
-        if from_end <= depth.tail:
-            return depth.num_layers - from_end
-        raise NotUniformError(f"something of layer {owner} dies outside the layers")
+        return depth.num_layers - (depth.num_recorded - owner)
 
     def _place(self, place: Place, layer: int | None) -> Place:
         if place.layer is None or layer is None or place.layer == layer:

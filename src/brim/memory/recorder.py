@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.memory.events import Category, EventStream, Place
 
+_OUTSIDE_THE_SEQUENCE = 2**62  # nodes that add up gradients are numbered from the top
+
 Temporaries = Callable[[str, tuple[Any, ...], Mapping[str, Any]], int]
 
 
@@ -35,7 +37,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, *, temporaries: Temporaries = no_temporaries) -> None:
         super().__init__()
         self.stream = EventStream()
-        self.phase = ""
+        self.phase = ""  # of what no autograd node does; those are the backward pass
         self.category: Category = "temporary"  # of what is born; those who know better say so afterwards
         self._temporaries = temporaries
         self._live: dict[int, int] = {}  # a storage's address -> its number in the stream
@@ -47,6 +49,9 @@ class Recorder(TorchDispatchMode):
         self._places: dict[tuple[str, int | None, str, str], Place] = {}
         self._operator = ""
         self._silent = False
+        self._closed = False
+        self._last: tuple[str, int | None] = ("", None)
+        self.recomputed: set[int] = set()  # born while activations were computed anew, and alive after it
 
     def know(self, model: nn.Module, layers: nn.ModuleList) -> None:
         """Name places by this model's modules, from here on."""
@@ -84,6 +89,11 @@ class Recorder(TorchDispatchMode):
         number = self.number_of(tensor)
         if number is not None:
             self.stream.categories[number] = category
+
+    def close(self) -> EventStream:
+        """The stream, to which nothing is added any more."""
+        self._closed = True
+        return self.stream
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -138,6 +148,8 @@ class Recorder(TorchDispatchMode):
     def _enter(self, storage: Any, category: Category) -> int:
         address = storage._cdata
         number = self.stream.birth(storage.nbytes(), category, self._place())
+        if self._stack and torch._C._current_autograd_node() is not None:
+            self.recomputed.add(number)
         self._live[address] = number
         self._references[address] = weakref.ref(storage, lambda _: self._die(address))
         return number
@@ -145,29 +157,30 @@ class Recorder(TorchDispatchMode):
     def _die(self, address: int) -> None:
         number = self._live.pop(address)
         del self._references[address]
-        self.stream.death(number, self._place())
+        if self._stack:
+            self.recomputed.discard(number)
+        if not self._closed:
+            self.stream.death(number, self._place())
 
     def _place(self) -> Place:
-        module, layer = self._where()
-        key = (self.phase, layer, module, self._operator)
+        node = torch._C._current_autograd_node()
+        module, layer = self._where(node)
+        key = ("backward" if node is not None else self.phase, layer, module, self._operator)
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = Place(*key)
         return place
 
-    def _where(self) -> tuple[str, int | None]:
+    def _where(self, node: torch.autograd.graph.Node | None) -> tuple[str, int | None]:
         if self._stack:
             return self._stack[-1]
-        node = torch._C._current_autograd_node()
         if node is None:
             return "", None
-        position = bisect_right(self._sequence_numbers, node._sequence_nr()) - 1
-        if position < 0 or node._sequence_nr() > 2**62:  # AccumulateGrad stands outside the sequence
-            return self._last
-        self._last = self._at_sequence_number[position]
+        number = node._sequence_nr()
+        position = bisect_right(self._sequence_numbers, number) - 1
+        if position >= 0 and number < _OUTSIDE_THE_SEQUENCE:
+            self._last = self._at_sequence_number[position]
         return self._last
-
-    _last: tuple[str, int | None] = ("", None)
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         self._stack.append(self._modules.get(module, ("", None)))

@@ -33,20 +33,40 @@ class ModelFolder:
     has_weights: bool
 
 
-def locate(base_model: str, *, initialize: Initialize = "pretrained", trust_remote_code: bool = False) -> ModelFolder:
+def locate(
+    base_model: str,
+    *,
+    initialize: Initialize = "pretrained",
+    trust_remote_code: bool = False,
+    config_only: bool = False,
+) -> ModelFolder:
     """Find a base model: a local folder, else a Hub id.
 
-    With `initialize="random"` the folder needs a config.json and a tokenizer but no weights.
+    With `initialize="random"` the folder needs a config.json and a tokenizer but no weights; with `config_only`, for
+    who asks only what the model is like, no tokenizer either.
     Raises ModelError, naming all that is missing, what the folder may not ask for, and what to do.
     """
     local = _local(base_model)
     if local is not None and local.is_dir():
         path = local.resolve()
-        return _read(path, name=str(path), initialize=initialize, trust_remote_code=trust_remote_code)
+        return _read(
+            path,
+            name=str(path),
+            initialize=initialize,
+            trust_remote_code=trust_remote_code,
+            config_only=config_only,
+        )
     if local is None or _looks_like_a_path(base_model):
         raise ModelError(_no_such_folder(base_model, local))
     path = _from_hub(base_model)
-    return _read(path, name=base_model, initialize="random", trust_remote_code=trust_remote_code, has_weights=True)
+    return _read(
+        path,
+        name=base_model,
+        initialize="random",
+        trust_remote_code=trust_remote_code,
+        has_weights=True,
+        config_only=config_only,
+    )
 
 
 def context_length(config: dict[str, Any]) -> int | None:
@@ -70,7 +90,13 @@ def _local(base_model: str) -> Path | None:
 
 
 def _read(
-    path: Path, *, name: str, initialize: Initialize, trust_remote_code: bool, has_weights: bool | None = None
+    path: Path,
+    *,
+    name: str,
+    initialize: Initialize,
+    trust_remote_code: bool,
+    config_only: bool,
+    has_weights: bool | None = None,
 ) -> ModelFolder:
     require_plain_files(path)
     problems: list[Problem] = []
@@ -82,9 +108,9 @@ def _read(
     problems += refusals(path, config, name=name, trust_remote_code=trust_remote_code)
     if has_weights is None:
         has_weights = any((path / file).is_file() for file in _WEIGHT_FILES)
-    if not has_weights and initialize == "pretrained":
+    if not has_weights and initialize == "pretrained" and not config_only:
         problems.append(_no_weights(path))
-    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
+    if not config_only and not any((path / file).is_file() for file in _TOKENIZER_FILES):
         problems.append(
             Problem(
                 what="the base model's folder holds no tokenizer",

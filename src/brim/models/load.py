@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SHOWN = 3  # a message names this many weights
 
 # What transformers and safetensors raise over a damaged or foreign folder.
-_LOADING_ERRORS = (
+LOADING_ERRORS = (
     ValueError,
     KeyError,
     TypeError,
@@ -71,10 +71,10 @@ def load_base(
             else:
                 model = _pretrained(folder, dtype=dtype, settings=settings)
         model = model.eval() if quantization is not None else model.to(device).eval()
-    except (MemoryError, *_LOADING_ERRORS) as error:
+    except (MemoryError, *LOADING_ERRORS) as error:
         if _is_out_of_memory(error):
             raise BrimError(_too_large(folder, device, quantization)) from error
-        raise ModelError(_explain(error, folder)) from error
+        raise ModelError(explain(error, folder)) from error
     _forget_generation_settings(model)
     if quantization is not None:
         settle_layers(model, quantization, device)
@@ -163,7 +163,8 @@ def _too_large(folder: ModelFolder, device: torch.device, quantization: Quantiza
     )
 
 
-def _explain(error: Exception, folder: ModelFolder) -> Problem:
+def explain(error: Exception, folder: ModelFolder) -> Problem:
+    """What one of LOADING_ERRORS means for the user."""
     text = " ".join(str(error).split())
     kind = folder.config.get("model_type")
     if "trust_remote_code" in text:

@@ -1,0 +1,238 @@
+"""`brim.predict_memory`: what a configuration takes on a GPU, without the GPU and without the weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
+from brim.errors import InputError, ModelError, Problem
+from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.compose import compose_runs, compose_training, with_workspaces
+from brim.memory.config_workload import ConfigWorkload
+from brim.memory.cuda.target import CudaTarget
+from brim.memory.device import Device, device_named, device_of, find_device
+from brim.memory.events import EventStream
+from brim.memory.model import Setting, predict
+from brim.memory.optimizer_recording import record_optimizer
+from brim.memory.prediction import MemoryPrediction, Phase
+from brim.memory.recording import record
+from brim.models.floors import require_floors
+from brim.models.folder import ModelFolder, locate
+from brim.models.load import LOADING_ERRORS, explain
+from brim.models.quantization import with_stored_quantization, without_quantization
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
+
+
+def predict_memory(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    phase: Phase | None = None,
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    world_size: int = 1,
+    allocator: str | None = None,
+) -> MemoryPrediction:
+    """What a phase of a run takes: bytes allocated and reserved by PyTorch, and in all.
+
+    config: a YAML file or a mapping; of its base model only config.json is needed. batch_size: rows of a micro-batch;
+    None: as the configuration says. sequence_length: tokens of each row; of each prompt when generating.
+    phase: None: train where the configuration trains, else generate. device: a name of the catalogue; memory_bytes:
+    of any other; neither: the GPU at hand. world_size: GPUs over which FSDP shards weights, gradients and state.
+    allocator: settings as in PYTORCH_ALLOC_CONF, which is read if this is None.
+
+    Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
+    """
+    asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes, world_size=world_size)
+    shape = _shape(asked, batch_size, sequence_length)
+    return _predict(asked, shape, allocator=_allocator_settings(allocator))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A configuration resolved for the device that is meant."""
+
+    config: Config
+    choices: tuple[str, ...]
+    folder: ModelFolder
+    architecture: PretrainedConfig
+    phase: Phase
+    device: Device
+    has_limit: bool
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    batch_size: int
+    sequence_length: int
+    choices: tuple[str, ...] = ()
+
+
+def _ask(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    phase: Phase | None,
+    device: str | None,
+    memory_bytes: int | None,
+    world_size: int,
+) -> _Asked:
+    require_floors()
+    target, has_limit = _device(device, memory_bytes)
+    _require_positive("world_size", world_size)
+    given = config if isinstance(config, Config) else load_config(config).config
+    folder = locate(
+        given.base_model, initialize=given.initialize, trust_remote_code=given.trust_remote_code, config_only=True
+    )
+    settled = with_stored_quantization(given, folder)
+    require_trainable(settled)
+    facts = DeviceFacts(kind="cuda", bf16=target.capability is None or target.capability >= (8, 0))
+    resolution = resolve(settled, facts, context_length=folder.context_length)
+    trains = isinstance(resolution.config.trainer, FinetuneTrainer)
+    if phase == "train" and not trains:
+        raise InputError(
+            Problem(
+                what="the phase is train, and the configuration does not train",
+                where="trainer.type",
+                fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
+            )
+        )
+    return _Asked(
+        config=resolution.config,
+        choices=tuple(map(str, resolution.choices)),
+        folder=folder,
+        architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
+        phase=phase or ("train" if trains else "generate"),
+        device=target,
+        has_limit=has_limit,
+        world_size=world_size,
+    )
+
+
+def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
+    """The device, and whether its memory is a limit."""
+    if name is not None and memory_bytes is not None:
+        raise InputError(
+            Problem(what="both a device and its memory are given", fix="give one: the catalogue knows the device's memory")
+        )
+    if name is not None:
+        return find_device(name), True
+    if memory_bytes is not None:
+        _require_positive("memory_bytes", memory_bytes)
+        return device_of(memory_bytes), True
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = (found.major, found.minor)
+        return device_named(found.name, memory_bytes=found.total_memory, capability=capability), True
+    return find_device("a100-80gb"), False
+
+
+def _shape(asked: _Asked, batch_size: int | None, sequence_length: int | None) -> _Shape:
+    choices: list[str] = []
+    if batch_size is None:
+        trainer = asked.config.trainer
+        trains = isinstance(trainer, FinetuneTrainer) and asked.phase in ("train", "load")
+        key = "eval_batch_size" if asked.phase == "evaluate" else "batch_size"
+        batch_size = trainer.batch_size if trains or key == "batch_size" else trainer.eval_batch_size
+        choices.append(f"batch size: {batch_size} (trainer.{key})")
+    if sequence_length is None:
+        sequence_length, reason = _sequence_length(asked)
+        choices.append(f"sequence length: {sequence_length:,} ({reason})")
+    _require_positive("batch_size", batch_size)
+    _require_positive("sequence_length", sequence_length, least=2)
+    _require_in_context(asked, sequence_length)
+    return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
+
+
+_UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
+
+
+def _sequence_length(asked: _Asked) -> tuple[int, str]:
+    context = asked.folder.context_length
+    limit = asked.config.preprocessing.global_max_sequence_length
+    if limit is not None and (context is None or limit <= context):
+        return limit, "preprocessing.global_max_sequence_length"
+    if context is not None and context <= _UNSET_LENGTH_TOKENS:
+        return context, "the model's context"
+    return _UNSET_LENGTH_TOKENS, "the rows' length is not known; set sequence_length to that of the longest"
+
+
+def _require_in_context(asked: _Asked, sequence_length: int) -> None:
+    context = asked.folder.context_length
+    new = asked.config.generation.max_new_tokens if asked.phase == "generate" else 0
+    if context is None or new is None or sequence_length + new <= context:
+        return
+    what = f"sequence_length is {sequence_length:,}" + (f", {new:,} new tokens follow" if new else "")
+    raise InputError(
+        Problem(
+            what=f"{what}, and the model's context is {context:,} tokens",
+            where=asked.folder.name,
+            expected=f"at most {context - new:,}",
+            fix="ask for shorter rows" + (", or set generation.max_new_tokens lower" if new else ""),
+        )
+    )
+
+
+def _require_positive(name: str, value: int, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(Problem(what=f"{name} is {value!r}", expected=f"a whole number of at least {least}"))
+
+
+def _predict(asked: _Asked, shape: _Shape, *, allocator: AllocatorSettings) -> MemoryPrediction:
+    target = CudaTarget(compute_capability=asked.device.capability or (8, 0))
+    workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
+    rows, tokens = shape.batch_size, shape.sequence_length
+    if asked.phase in ("train", "load"):
+        stream = training_stream(workload, [(rows, tokens)] * _NUM_STEPS)
+    else:
+        recording = record(workload.evaluation(), rows=rows, tokens=tokens)
+        stream = compose_runs([recording])
+    stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
+    setting = Setting(
+        phase=asked.phase,
+        batch_size=rows,
+        sequence_length=tokens,
+        world_size=asked.world_size,
+        device=asked.device,
+        has_limit=asked.has_limit,
+        allocator=allocator,
+        choices=(*asked.choices, *map(str, workload.choices), *shape.choices),
+    )
+    return predict(stream, setting)
+
+
+def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:
+    """The load, then a step of each shape of micro-batches, (rows, tokens)."""
+    traced = workload.training()
+    recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
+    optimizer = record_optimizer(traced, recordings[shapes[0]].trained)
+    return compose_training([recordings[shape] for shape in shapes], optimizer, micro_batches=workload.micro_batches)
+
+
+def _allocator_settings(text: str | None) -> AllocatorSettings:
+    if text is None:
+        text = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    return AllocatorSettings.parse(text)
+
+
+def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> PretrainedConfig:
+    """transformers' configuration of a folder's config.json. Raises ModelError when it is none that it knows."""
+    from transformers import AutoConfig
+
+    try:
+        architecture = AutoConfig.from_pretrained(folder.path, trust_remote_code=trust_remote_code)
+    except LOADING_ERRORS as error:
+        raise ModelError(explain(error, folder)) from error
+    without_quantization(architecture)
+    return architecture

@@ -1,0 +1,173 @@
+"""What brim itself runs for a configuration, as a workload to trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
+from brim.data.collate import Batch
+from brim.memory.cuda.autocast import autocast_as_on_cuda
+from brim.memory.cuda.foreach import foreach_as_on_cuda
+from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda.transformers_view import transformers_on_cuda
+from brim.memory.cuda.view import cuda_kernels
+from brim.memory.quantized.replace import quantize_stand_in
+from brim.memory.workload import Training, Workload
+from brim.models.adapter_folder import open_adapter
+from brim.models.folder import ModelFolder
+from brim.models.llm import LLM, equip
+from brim.models.objective import next_token_loss, next_token_scores
+from brim.models.precision import precision
+from brim.train.clipping import clip_gradients
+from brim.train.optimizer import build_optimizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_CPU = torch.device("cpu")
+
+
+class ConfigWorkload:
+    """A resolved configuration's model and its steps, on fake tensors.
+
+    target: the GPU that is meant; None: this machine's CPU. architecture: what the folder's config.json describes.
+    """
+
+    def __init__(
+        self, config: Config, folder: ModelFolder, architecture: PretrainedConfig, *, target: CudaTarget | None
+    ) -> None:
+        self._config = _without_weights(config)
+        self._folder = folder
+        self._architecture = architecture
+        self._target = target
+        self._precision = precision(cast(Any, config.precision))
+        self._llm: LLM | None = None
+        self.choices: tuple[Choice, ...] = ()  # made once the model has been built
+
+    @property
+    def micro_batches(self) -> int:
+        """Those that are simulated of a step: the third would be as the second."""
+        trainer = self._config.trainer
+        several = isinstance(trainer, FinetuneTrainer) and trainer.gradient_accumulation_steps != 1
+        return 2 if several else 1
+
+    def training(self) -> Workload:
+        """An optimizer step."""
+        trainer = self._config.trainer
+        assert isinstance(trainer, FinetuneTrainer)
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=True),
+            batch=full_batch,
+            training=Training(
+                micro_batch=self._micro_batch,
+                accumulates=self.micro_batches > 1,
+                optimizer=lambda weights: build_optimizer(trainer.optimizer, weights),
+                update=self._update,
+            ),
+            view=self._view,
+        )
+
+    def evaluation(self) -> Workload:
+        """Scores of a batch of rows with answers."""
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=False),
+            batch=full_batch,
+            run=self._evaluate,
+            run_phase="evaluate",
+            view=self._view,
+        )
+
+    def _build(self, architecture: PretrainedConfig, *, trainable: bool) -> nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        config = self._config
+        frozen = config.adapter is not None or not trainable
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            architecture,
+            dtype=self._precision.weights_dtype(frozen=frozen) or stored_dtype(self._folder),
+            attn_implementation=config.model_parameters.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        ).eval()
+        if config.quantization is not None:
+            quantize_stand_in(model, config.quantization)
+        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable)
+        self.choices = self._llm.choices
+        return self._llm.model.train(trainable)
+
+    def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
+        assert self._llm is not None
+        with self._precision.autocast(_CPU):
+            loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _update(self, weights: Sequence[Parameter], optimizer: Optimizer) -> None:
+        trainer = self._config.trainer
+        assert isinstance(trainer, FinetuneTrainer)
+        clip_gradients(weights, trainer.gradient_clipping)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _evaluate(self, model: nn.Module, batch: Batch) -> None:
+        assert self._llm is not None
+        with torch.no_grad(), self._precision.autocast(_CPU):
+            next_token_scores(model, batch, head=self._llm.head)
+
+    def _view(self, model: nn.Module | None) -> AbstractContextManager[Any]:
+        return nullcontext() if self._target is None else _on_cuda(self._target, model)
+
+
+@contextmanager
+def _on_cuda(target: CudaTarget, model: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(cuda_kernels(target))
+        stack.enter_context(autocast_as_on_cuda())
+        stack.enter_context(foreach_as_on_cuda())
+        if model is not None:
+            stack.enter_context(transformers_on_cuda(model))
+        yield
+
+
+def full_batch(rows: int, tokens: int) -> Batch:
+    """Rows without padding, all of whose tokens but the first are supervised: the most that this shape can take."""
+    positions = rows * (tokens - 1)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
+
+    return Batch(
+        input_ids=numbers(rows, tokens),
+        targets=numbers(positions),
+        target_rows=numbers(positions),
+        logit_positions=numbers(positions),
+        num_logits=tokens,
+    )
+
+
+def stored_dtype(folder: ModelFolder) -> torch.dtype:
+    """The dtype that the weights are stored in, by config.json; fp32 where it does not say."""
+    text = folder.config.get("text_config")
+    for section in (folder.config, text if isinstance(text, dict) else {}):
+        name = section.get("dtype", section.get("torch_dtype"))
+        found = getattr(torch, str(name).removeprefix("torch."), None)
+        if isinstance(found, torch.dtype):
+            return found
+    return torch.float32
+
+
+def _without_weights(config: Config) -> Config:
+    """A pretrained adapter becomes a new one with its settings: the values do not matter."""
+    adapter = config.adapter
+    if adapter is None or adapter.pretrained_adapter_weights is None:
+        return config
+    folder = open_adapter(adapter.pretrained_adapter_weights)
+    settings = folder.settings.model_dump(exclude={"pretrained_adapter_weights"})
+    return config.model_copy(update={"adapter": LoraConfig(**settings)})

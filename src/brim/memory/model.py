@@ -1,0 +1,94 @@
+"""From a composed stream to what it takes on a device: peaks, categories, whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
+from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.device import Device, budget_bytes
+from brim.memory.events import CATEGORIES, EventStream
+from brim.memory.prediction import MemoryPrediction, Phase, Timeline
+from brim.memory.replay import Replay, replay
+from brim.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a prediction is for."""
+
+    phase: Phase
+    batch_size: int
+    sequence_length: int
+    world_size: int
+    device: Device
+    has_limit: bool  # False: the device stands for its kind, and nothing is said of fitting
+    allocator: AllocatorSettings
+    choices: tuple[str, ...]
+
+
+def predict(stream: EventStream, setting: Setting) -> MemoryPrediction:
+    """What the stream takes."""
+    replayed = replay(stream, CachingAllocator(settings=setting.allocator))
+    at = replayed.allocated_peak
+    reserved_bytes = int(replayed.reserved_bytes.max())
+    fits, reason = _verdict(stream, replayed, setting)
+    return MemoryPrediction(
+        phase=setting.phase,
+        device=setting.device.name,
+        batch_size=setting.batch_size,
+        sequence_length=setting.sequence_length,
+        world_size=setting.world_size,
+        allocated_bytes=int(replayed.allocated_bytes[at]),
+        reserved_bytes=reserved_bytes,
+        outside_bytes=setting.device.outside_bytes,
+        total_bytes=reserved_bytes + setting.device.outside_bytes,
+        end_allocated_bytes=int(replayed.allocated_bytes[-1]),
+        by_category={category: int(replayed.live_bytes[category][at]) for category in CATEGORIES},
+        peak=stream.places[at],
+        step_peaks_bytes=_step_peaks(stream, replayed),
+        timeline=Timeline(
+            live_bytes=replayed.live_bytes,
+            reserved_bytes=replayed.reserved_bytes,
+            marks=tuple(stream.marks),
+            places=tuple(stream.places),
+        ),
+        budget_bytes=setting.device.memory_bytes if setting.has_limit else None,
+        fits=fits,
+        reason=reason,
+        choices=setting.choices,
+    )
+
+
+def _verdict(stream: EventStream, replayed: Replay, setting: Setting) -> tuple[bool | None, str]:
+    device = setting.device
+    reserved_bytes = int(replayed.reserved_bytes.max())
+    total_bytes = reserved_bytes + device.outside_bytes
+    needs = f"{format_bytes(total_bytes)}: {format_bytes(reserved_bytes)} reserved by PyTorch"
+    needs += f" and {format_bytes(device.outside_bytes)} outside it"
+    if not setting.has_limit:
+        return None, f"it needs {needs}"
+    has = f"{device.title} has {format_bytes(device.memory_bytes)}"
+    if total_bytes <= device.memory_bytes:
+        left = format_bytes(device.memory_bytes - total_bytes)
+        return True, f"it needs {needs}; {has}, so {left} are left"
+    try:
+        replay(stream, CachingAllocator(settings=setting.allocator, capacity_bytes=budget_bytes(device)))
+    except SimulatedOutOfMemory:
+        return False, f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
+    return True, f"it would take {needs}; {has}, and it fits only because PyTorch gives cached blocks back, which is slow"
+
+
+def _step_peaks(stream: EventStream, replayed: Replay) -> tuple[int, ...]:
+    """The allocated peak of each step, over its micro-batches and its update."""
+    peaks: dict[str, int] = {}
+    ends = [position for position, _ in stream.marks[1:]] + [len(stream.storages)]
+    for (start, label), end in zip(stream.marks, ends, strict=True):
+        step = label.split(",")[0].split(":")[0]
+        if step in ("load", "end") or end == start:
+            continue
+        peak = int(np.max(replayed.allocated_bytes[start:end]))
+        peaks[step] = max(peak, peaks.get(step, 0))
+    return tuple(peaks.values())
