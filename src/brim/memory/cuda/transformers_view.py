@@ -1,0 +1,100 @@
+"""transformers as it runs on CUDA, where its code asks the device or looks at values that a trace does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from brim.memory.cuda.flash_attn_package import FlashAttnPackage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Our FlashAttention among transformers' attention functions; "flash" in the name tells its code what it is.
+_NAME = "brim/flash-attention-2"
+
+
+@contextmanager
+def transformers_on_cuda(
+    model: PreTrainedModel, *, flash_attention: FlashAttnPackage | None = None, packed: bool = False
+) -> Iterator[None]:
+    """Trace the model within this.
+
+    flash_attention: run attention with this package, whatever the model was built with.
+    packed: rows of texts one after the other, told apart by their positions; only FlashAttention is ready for it.
+    """
+    from transformers import masking_utils
+    from transformers import modeling_flash_attention_utils as flash
+
+    with ExitStack() as stack:
+        # Both read the positions' values to see whether rows are packed.
+        stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None))
+        stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
+        if flash_attention is not None:
+            stack.enter_context(_flash_attention(model, flash_attention))
+        yield
+
+
+@contextmanager
+def _flash_attention(model: PreTrainedModel, package: FlashAttnPackage) -> Iterator[None]:
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations import hub_kernels
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = model.config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS.register(_NAME, flash_attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, flash_attention_mask)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(flash, "_loaded_implementation", None))
+        stack.enter_context(patch.object(hub_kernels, "load_and_register_attn_kernel", _loads(package)))
+        stack.enter_context(patch.object(flash, "_upad_input", unpad_input))
+        model.config._attn_implementation = _NAME
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = before
+            del ALL_ATTENTION_FUNCTIONS._global_mapping[_NAME]
+            del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[_NAME]
+
+
+def _loads(package: FlashAttnPackage) -> Callable[..., FlashAttnPackage]:
+    def load(name: str, *args: Any, **kwargs: Any) -> FlashAttnPackage:
+        assert name == _NAME
+        return package
+
+    return load
+
+
+def flash_attention_mask(*, attention_mask: Tensor | None = None, kv_length: int, **arguments: Any) -> Tensor | None:
+    """The mask of tokens [B, S]; a mask is taken to hide something, since a trace has no values."""
+    return None if attention_mask is None else attention_mask[:, -kv_length:]
+
+
+def unpad_input(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int, unpad: object
+) -> tuple[Any, ...]:
+    """The tokens that the mask keeps, one row after the other: all of them, the worst case.
+
+    After `_upad_input` of transformers' modeling_flash_attention_utils. query: [B, T, H, D]; key, value: [B, S, K, D].
+    """
+    rows, keys = key.shape[0], key.shape[1]
+    counts = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = attention_mask.new_empty((rows * keys,), dtype=torch.int64)
+    cu_keys = pad(torch.cumsum(counts, dim=0, dtype=torch.int32), (1, 0))
+    key, value = (each.reshape(rows * keys, *each.shape[2:])[indices] for each in (key, value))
+    if query_length == 1:
+        cu_queries = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
+        return query.squeeze(1), key, value, cu_queries[:-1], (cu_queries, cu_keys), (1, keys)
+    flat = query.reshape(rows * query_length, *query.shape[2:])
+    if query_length == keys:
+        return flat[indices], key, value, indices, (cu_keys, cu_keys), (keys, keys)
+    taken = attention_mask.new_empty((rows * query_length,), dtype=torch.int64)
+    return flat[taken], key, value, taken, (cu_keys, cu_keys), (query_length, keys)
