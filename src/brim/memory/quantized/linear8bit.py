@@ -67,7 +67,7 @@ class StandInLinear8bit(theirs.Linear8bitLt):
         elif type(weight) is FakeTensor:
             weight.__class__ = Int8Params
         weight.CB = weight.SCB = None  # the state has them since the first forward pass: init_8bit_state
-        state.CB, state.SCB = weight, self._buffers["SCB"]
+        state.CB, state.SCB = weight.data, self._buffers["SCB"]
 
 
 class _MatMul8bitLt(torch.autograd.Function):
@@ -121,7 +121,7 @@ def _quantized_rows(inputs: Tensor, threshold: float, outlier_columns: int) -> t
     outliers = inputs.abs() >= threshold
     outliers.any()
     outliers.any(dim=0)
-    columns = torch.empty((outlier_columns, 1), dtype=torch.int64, device=inputs.device).view(-1)
+    columns = torch.zeros((outlier_columns, 1), dtype=torch.int64, device=inputs.device).view(-1)
     return rows, scales, columns
 
 
