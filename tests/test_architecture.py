@@ -41,6 +41,9 @@ TORCH_FREE = [
     "data",
     "memory.events",
     "memory.prediction",
+    "memory.allocator",
+    "memory.device",
+    "memory.replay",
     "cli.app",
 ]
 SLOW = ["torch", "transformers", "peft", "datasets", "bitsandbytes"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,26 @@ def test_bytes(num_bytes, text):
 )
 def test_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("14GiB", 14 * 2**30),
+        ("14.5 GiB", 29 * 2**29),
+        ("16384MiB", 2**34),
+        ("14 GB", 14 * 10**9),
+        (" 80gb ", 80 * 10**9),
+        ("1TiB", 2**40),
+        ("512 KiB", 2**19),
+        ("1024B", 1024),
+    ],
+)
+def test_bytes_are_read(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "14", "GiB", "14 G", "-3GiB", "1e3GiB", "14GiB 2", "14,5GiB", "nanGiB"])
+def test_what_is_not_a_number_of_bytes_is_refused(text):
+    with pytest.raises(ValueError, match="is not a number of bytes with a unit"):
+        parse_bytes(text)

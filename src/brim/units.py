@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_FACTORS: dict[str, int] = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY_UNITS)} | {
+    unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))
+}
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -11,6 +16,14 @@ def format_bytes(num_bytes: int) -> str:
     while abs(value) >= 1024 and unit < len(_BINARY_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_BINARY_UNITS[unit]}"
+
+
+def parse_bytes(text: str) -> int:
+    """'14GiB', '14.5 GiB', '16384MiB' (powers of 1024), '14 GB' (powers of 1000), '1024 B'. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text.strip())
+    if match is None or match[2].lower() not in _FACTORS:
+        raise ValueError(f"'{text}' is not a number of bytes with a unit")
+    return round(float(match[1]) * _FACTORS[match[2].lower()])
 
 
 def format_seconds(seconds: float) -> str:
