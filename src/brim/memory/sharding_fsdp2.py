@@ -27,7 +27,7 @@ class FullyShard:
         self._precision, self._offload = precision, offload
         self._whole: dict[int | None, list[int]] = {}
         self._buffers: dict[int | None, int] = {}  # gathered, not yet copied out
-        self._last_buffer: list[int] = []  # of the forward pass: freed when the next one is copied out
+        self._last_buffer: list[int] = []  # of the forward pass: freed after the next one was copied out
         self._reduced: list[int] = []  # the input of the last reduction, kept until the next one
 
     def shard(self, weight: Weight) -> int:
@@ -39,8 +39,6 @@ class FullyShard:
         if layer in self._whole:
             return
         self.prefetch(layer)
-        if not backward:
-            self._free_last_buffer()
         self._whole[layer] = [
             self._tape.allocate(self._gathered(weight), "weights", "all_gather_copy_out")
             for weight in self._units.get(layer, ())
@@ -49,6 +47,7 @@ class FullyShard:
         if backward:
             self._tape.free(buffer, "all_gather_copy_out")
         else:
+            self._free_last_buffer()
             self._last_buffer = buffer
 
     def prefetch(self, layer: int | None) -> None:
