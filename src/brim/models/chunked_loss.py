@@ -95,9 +95,7 @@ def chunked_scores(
         losses = hidden.new_empty(hidden.shape[0], dtype=head.wide)
         hits = torch.empty_like(targets, dtype=torch.bool)
         for chunk in _chunks(hidden.shape[0], rows):
-            logits = head.logits(chunk)
-            hits[chunk] = logits.argmax(dim=-1) == targets[chunk]
-            losses[chunk] = _to_probabilities(logits, targets[chunk])
+            losses[chunk], hits[chunk] = _chunk_scores(head, chunk, targets[chunk])
     return TokenScores(loss=losses, is_correct=hits)
 
 
@@ -119,13 +117,7 @@ class _ChunkedLossSum(torch.autograd.Function):
             gradients = _Gradients(head, *ctx.needs_input_grad[:3], num_chunks=len(chunks))
             losses = hidden.new_empty(hidden.shape[0], dtype=head.wide)
             for chunk in chunks:
-                logits = head.logits(chunk)
-                slope = head.slope(logits)
-                losses[chunk] = _to_probabilities(logits, targets[chunk])
-                of_logits = _minus_one_at(logits, targets[chunk]).mul_(slope)
-                if gradient_scale is not None:
-                    of_logits.mul_(gradient_scale)
-                gradients.add(chunk, of_logits)
+                losses[chunk] = _chunk_losses(head, gradients, chunk, targets[chunk], gradient_scale)
         ctx.gradients, ctx.gradient_scale = gradients.of_inputs(), gradient_scale
         ctx.dtypes = [hidden.dtype, weight.dtype, None if bias is None else bias.dtype]
         return losses.sum()
@@ -136,7 +128,7 @@ class _ChunkedLossSum(torch.autograd.Function):
         assert ctx.gradients is not None, "the gradients are handed on, not kept: a second backward pass has none"
         factor = of_output[0] if ctx.gradient_scale is None else of_output[0] / ctx.gradient_scale
         scaled = [
-            None if each is None else each.to(dtype).mul_(factor)
+            None if each is None else each.to(torch.promote_types(each.dtype, dtype)).mul_(factor).to(dtype)
             for each, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
         ]
         ctx.gradients = None
@@ -205,6 +197,28 @@ class _Gradients:
         # By parts of the vocabulary, since each product is rounded to 16 bits in a tensor of its own.
         for part in _chunks(self._weight.shape[0], max(FEWEST_ROWS, CHUNK_BYTES // (4 * hidden.shape[1]))):
             self._weight[part] += of_logits[:, part].T @ hidden
+
+
+# A function for a chunk, so that its logits are gone before the next one's are there.
+def _chunk_losses(
+    head: _Head, gradients: _Gradients, chunk: slice, targets: Tensor, gradient_scale: Tensor | None
+) -> Tensor:
+    """The losses [R] of a chunk, whose gradients are added."""
+    logits = head.logits(chunk)
+    slope = head.slope(logits)
+    losses = _to_probabilities(logits, targets)
+    of_logits = _minus_one_at(logits, targets).mul_(slope)
+    if gradient_scale is not None:
+        of_logits.mul_(gradient_scale)
+    gradients.add(chunk, of_logits)
+    return losses
+
+
+def _chunk_scores(head: _Head, chunk: slice, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses [R] and hits [R] of a chunk."""
+    logits = head.logits(chunk)
+    hits = logits.argmax(dim=-1) == targets
+    return _to_probabilities(logits, targets), hits
 
 
 def _chunks(num_rows: int, most_rows: int) -> Iterator[slice]:
