@@ -92,8 +92,7 @@ def cublas_workspace_bytes(capability: tuple[int, int] | None, environment: Mapp
     """The workspace of one cuBLAS handle (parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp).
 
     PyTorch keeps one for each handle and stream, and a handle for each thread: a training step has two, that of the
-    forward pass and that of the thread that runs the backward pass. cuBLASLt shares them
-    (TORCH_CUBLASLT_UNIFIED_WORKSPACE, on unless it is 0). CUBLAS_WORKSPACE_CONFIG is `:KiB:count`, repeated.
+    forward pass and that of the thread that runs the backward pass. CUBLAS_WORKSPACE_CONFIG is `:KiB:count`, repeated.
     """
     config = (environment or {}).get("CUBLAS_WORKSPACE_CONFIG", "")
     pairs = re.findall(r":([0-9]+):([0-9]+)", config)
@@ -101,6 +100,15 @@ def cublas_workspace_bytes(capability: tuple[int, int] | None, environment: Mapp
         return sum(int(kibibytes) * 1024 * int(count) for kibibytes, count in pairs)
     is_hopper_or_blackwell = capability is not None and capability[0] in (9, 10, 12)
     return 32 * _MIB if is_hopper_or_blackwell else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def cublaslt_workspace_bytes(torch_release: tuple[int, int]) -> int:
+    """What cuBLASLt, which multiplies where a bias is added, takes of its own for each handle.
+
+    1 MiB, kept since PyTorch 2.9 (pull request 156495) and freed after each product before; nothing since 2.11, where
+    it shares cuBLAS's workspace (168175; TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 undoes that).
+    """
+    return 0 if torch_release >= (2, 11) else _MIB
 
 
 def _outside_bytes(capability: tuple[int, int]) -> int:
