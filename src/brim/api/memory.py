@@ -124,7 +124,9 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
     """The device, and whether its memory is a limit."""
     if name is not None and memory_bytes is not None:
         raise InputError(
-            Problem(what="both a device and its memory are given", fix="give one: the catalogue knows the device's memory")
+            Problem(
+                what="both a device and its memory are given", fix="give one: the catalogue knows the device's memory"
+            )
         )
     if name is not None:
         return find_device(name), True
@@ -216,7 +218,7 @@ def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]])
     """The load, then a step of each shape of micro-batches, (rows, tokens)."""
     traced = workload.training()
     recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
-    optimizer = record_optimizer(traced, recordings[shapes[0]].trained)
+    optimizer = record_optimizer(traced, recordings[shapes[0]])
     return compose_training([recordings[shape] for shape in shapes], optimizer, micro_batches=workload.micro_batches)
 
 

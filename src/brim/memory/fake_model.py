@@ -21,10 +21,11 @@ _NUM_LAYERS = "num_hidden_layers"
 def build_fake(
     architecture: PretrainedConfig, build: Callable[[PretrainedConfig], nn.Module], mode: FakeTensorMode
 ) -> nn.Module:
-    """What `build` makes, on fake tensors of the CPU; it is built on the meta device, where nothing is computed."""
-    from transformers.initialization import no_init_weights
+    """What `build` makes, on fake tensors of the CPU; it is built on the meta device, where nothing is computed.
 
-    with torch.device("meta"), no_init_weights():
+    transformers' no_init_weights would leave out the tying of the head to the embeddings, too.
+    """
+    with torch.device("meta"):
         model = build(architecture)
     with mode:
         _replace_tensors(model)

@@ -37,6 +37,10 @@ class Depth:
         front = self.head + 2 * self.period
         return [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
 
+    def whole(self) -> Depth:
+        """The same model, all of whose layers are recorded."""
+        return Depth(num_layers=self.num_layers, head=self.num_layers, period=1, tail=0)
+
     def template(self, layer: int) -> int:
         """The recorded layer that a layer of the model is like."""
         if self.num_recorded == self.num_layers or layer < self.head:
@@ -106,15 +110,35 @@ def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
 
     Raises NotUniformError where the recorded middle blocks differ.
     """
+    _sort_deaths(stream)
     if depth.num_recorded == depth.num_layers:
         return Expansion(stream, None)
-    segments = _segments(stream)
+    segments = _segments(stream, depth.num_recorded)
     owners = _owners(stream, segments)
     passes = _passes(segments, depth.num_recorded)
     for each in passes:
         if each.is_over_layers:
             _require_uniform(stream, each, owners, depth)
     return _Writer(stream, owners, depth, layers_path).write(passes)
+
+
+def _sort_deaths(stream: EventStream) -> None:
+    """Put deaths that follow each other into the order of births.
+
+    The allocator is left the same in whatever order they come, and some come in none: autocast keeps its copies of
+    weights in a hash table.
+    """
+    storages, places = stream.storages, stream.places
+    marked = {position for position, _ in stream.marks}
+    start = 0
+    for position in range(len(storages) + 1):
+        ends = position == len(storages) or storages[position] >= 0 or position in marked
+        ends = ends or (position > start and places[position] != places[start])
+        if not ends:
+            continue
+        if position - start > 1:
+            storages[start:position] = sorted(storages[start:position], reverse=True)
+        start = position if position < len(storages) and storages[position] < 0 else position + 1
 
 
 def _born_in(stream: EventStream) -> list[int | None]:
@@ -146,7 +170,7 @@ class _Run:
     events: list[int]
 
 
-def _segments(stream: EventStream) -> list[_Segment]:
+def _segments(stream: EventStream, num_layers: int) -> list[_Segment]:
     """Outside the layers, a storage that dies is taken to the layer in which it was born: gradients that are dropped.
 
     What happens between a layer and the next one is the first one's. A mark begins a segment.
@@ -156,8 +180,10 @@ def _segments(stream: EventStream) -> list[_Segment]:
     following = _following(runs)
     for run, after in zip(runs, following, strict=True):
         last = merged[-1] if merged else None
-        if last is not None and last.section == run.section and (
-            (last.layer == run.layer and last.inside == run.inside) or _is_between(last, run, after)
+        if (
+            last is not None
+            and last.section == run.section
+            and ((last.layer == run.layer and last.inside == run.inside) or _is_between(last, run, after))
         ):
             last.events.extend(run.events)
         else:
@@ -165,19 +191,29 @@ def _segments(stream: EventStream) -> list[_Segment]:
     return [
         segment
         for inside, streak in groupby(merged, key=lambda run: (run.inside, run.section))
-        for segment in ([_Segment(run.layer, run.events) for run in streak] if inside[0] else _outside(list(streak)))
+        for segment in (
+            [_Segment(run.layer, run.events) for run in streak] if inside[0] else _outside(list(streak), num_layers)
+        )
     ]
 
 
-def _outside(streak: list[_Run]) -> list[_Segment]:
-    """Runs outside the layers: over the layers where one of each layer dies in order, else in one segment of none."""
-    named = [run.layer for run in streak if run.layer is not None]
-    first, last = (named[0], named[-1]) if named else (0, 0)
-    step = 1 if first <= last else -1
-    whole = len(named) > 2 and named == list(range(first, last + step, step)) and min(first, last) == 0
-    if whole:
-        return [_Segment(run.layer, run.events) for run in streak]
-    return [_Segment(None, [position for run in streak for position in run.events])]
+def _outside(streak: list[_Run], num_layers: int) -> list[_Segment]:
+    """Runs outside the layers: passes over the layers where one of each dies in order, else segments of none."""
+    segments: list[_Segment] = []
+    position = 0
+    while position < len(streak):
+        run = streak[position : position + num_layers]
+        up = list(range(num_layers))
+        if [each.layer for each in run] in (up, up[::-1]):
+            segments.extend(_Segment(each.layer, each.events) for each in run)
+            position += num_layers
+            continue
+        if segments and segments[-1].layer is None:
+            segments[-1].events.extend(streak[position].events)
+        else:
+            segments.append(_Segment(None, list(streak[position].events)))
+        position += 1
+    return segments
 
 
 def _runs(stream: EventStream) -> list[_Run]:
@@ -273,6 +309,7 @@ class _Writer:
             while marks and marks[-1][0] <= each.segments[0].events[0]:
                 self._out.mark(marks.pop()[1])
             if not each.is_over_layers:
+                self._require_one_block(each.segments[0])
                 self._repeat(each.segments[0], None)
                 continue
             by_layer = {segment.layer: segment for segment in each.segments}
@@ -283,6 +320,15 @@ class _Writer:
         while marks:
             self._out.mark(marks.pop()[1])
         return Expansion(self._out, self._numbers)
+
+    def _require_one_block(self, segment: _Segment) -> None:
+        """What dies outside the layers must be of their ends: of both blocks of middle ones, it is of all of them."""
+        depth = self._depth
+        dying = (~self._stream.storages[p] for p in segment.events if self._stream.storages[p] < 0)
+        owners = {owner for storage in dying if (owner := self._owners[storage]) is not None}
+        blocks = {(owner - depth.head) // depth.period for owner in owners}
+        if {0, 1} <= blocks:
+            raise NotUniformError(f"outside the layers, something dies of layers {sorted(owners)}")
 
     def _index(self, number: int, segment: _Segment) -> None:
         births = [self._stream.storages[p] for p in segment.events if self._stream.storages[p] >= 0]

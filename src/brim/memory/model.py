@@ -78,7 +78,10 @@ def _verdict(stream: EventStream, replayed: Replay, setting: Setting) -> tuple[b
         replay(stream, CachingAllocator(settings=setting.allocator, capacity_bytes=budget_bytes(device)))
     except SimulatedOutOfMemory:
         return False, f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
-    return True, f"it would take {needs}; {has}, and it fits only because PyTorch gives cached blocks back, which is slow"
+    return (
+        True,
+        f"it would take {needs}; {has}, and it fits only because PyTorch gives cached blocks back, which is slow",
+    )
 
 
 def _step_peaks(stream: EventStream, replayed: Replay) -> tuple[int, ...]:

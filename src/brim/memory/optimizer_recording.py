@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from brim.memory.events import EventStream
-from brim.memory.recorder import Recorder
-from brim.memory.recording import TrainedWeight
+from brim.memory.layers import Depth, Expansion, NotUniformError, expand
+from brim.memory.recorder import Recorder, Temporaries
+from brim.memory.recording import Recording, TrainedWeight, without_collector
 from brim.memory.workload import Workload
 
 
@@ -25,43 +27,113 @@ class OptimizerRecording:
     gradients: dict[str, tuple[int | None, ...]]  # by part: the storage of each weight's gradient
 
 
-def record_optimizer(workload: Workload, trained: Sequence[TrainedWeight]) -> OptimizerRecording:
+def record_optimizer(workload: Workload, recording: Recording) -> OptimizerRecording:
     """Clip, update and drop the gradients, twice."""
+    with without_collector():
+        try:
+            return _record(workload, recording, recording.depth)
+        except NotUniformError:
+            return _record(workload, recording, recording.depth.whole())
+
+
+def _record(workload: Workload, recording: Recording, depth: Depth) -> OptimizerRecording:
     assert workload.training is not None
-    recorder = Recorder(temporaries=workload.temporaries)
-    gradients: dict[str, tuple[int | None, ...]] = {}
+    is_whole = depth.num_recorded == depth.num_layers
+    chosen = recording.trained if is_whole else _of_recorded_layers(recording.trained)
+    recorder = _LineageRecorder(temporaries=workload.temporaries)
+    gradients: dict[str, list[int | None]] = {}
     with FakeTensorMode(), recorder, workload.view(None):
         recorder.phase = "load"
-        weights = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in trained]
+        weights = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in chosen]
+        for weight, each in zip(weights, chosen, strict=True):
+            recorder.belongs(
+                weight, None if each.layer is None else each.layer if is_whole else depth.template(each.layer)
+            )
         optimizer = workload.training.optimizer(weights)
         recorder.phase = "optimizer"
         for part in ("first", "steady"):
-            gradients[part] = _give_gradients(recorder, weights, trained)
+            gradients[part] = _give_gradients(recorder, weights, chosen)
             recorder.stream.mark(part)
             workload.training.update(weights, optimizer)
             recorder.stream.mark("over")  # the next gradients are not this update's
         for state in _states(optimizer):
             recorder.categorize(state, "optimizer_state")
     stream = _without(recorder.close(), _on_the_cpu(optimizer, recorder))
-    marks = stream.marks
-    parts = {label: (start, end) for (start, label), (end, _) in zip(marks[::2], marks[1::2], strict=True)}
-    return OptimizerRecording(stream=stream, parts=parts, gradients=gradients)
+    expansion = expand(stream, depth, layers_path=recording.layers_path)
+    marks = expansion.stream.marks
+    position = {each.recorded: index for index, each in enumerate(chosen)}
+    return OptimizerRecording(
+        stream=expansion.stream,
+        parts={label: (start, end) for (start, label), (end, _) in zip(marks[::2], marks[1::2], strict=True)},
+        gradients={
+            part: tuple(
+                _of_layer(numbers[index if is_whole else position[each.recorded]], each.layer, expansion)
+                for index, each in enumerate(recording.trained)
+            )
+            for part, numbers in gradients.items()
+        },
+    )
+
+
+def _of_recorded_layers(trained: Sequence[TrainedWeight]) -> list[TrainedWeight]:
+    """One weight of each that was recorded, in their order."""
+    return [each for _, each in sorted({each.recorded: each for each in reversed(trained)}.items())]
+
+
+def _of_layer(number: int | None, layer: int | None, expansion: Expansion) -> int | None:
+    return None if number is None else expansion.number(number, layer)
+
+
+class _LineageRecorder(Recorder):
+    """Gives what is made of a weight, its gradient or its state the layer of that weight."""
+
+    def __init__(self, *, temporaries: Temporaries) -> None:
+        super().__init__(temporaries=temporaries)
+        self._layers: dict[int, int | None] = {}  # storage -> layer
+        self._layer: int | None = None
+
+    def belongs(self, tensor: torch.Tensor, layer: int | None) -> None:
+        """Say of which layer a storage is."""
+        number = self.number_of(tensor)
+        assert number is not None
+        self._layers[number] = layer
+
+    def layer_of(self, value: Any) -> int | None:
+        """The layer of a tensor; None where it is of none, or no tensor."""
+        number = self.number_of(value) if isinstance(value, torch.Tensor) else None
+        return None if number is None else self._layers.get(number)
+
+    def _outputs(self, out: Any, args: tuple[Any, ...]) -> None:
+        first = args[0] if args else None
+        outputs = list(out) if isinstance(out, (list, tuple)) else [out]
+        sources = (
+            list(first) if isinstance(first, (list, tuple)) and len(first) == len(outputs) else [first] * len(outputs)
+        )
+        for each, source in zip(outputs, sources, strict=True):
+            if isinstance(each, torch.Tensor):
+                self._layer = self.layer_of(source)
+                self._see(each)
+                number = self.number_of(each)
+                if number is not None:
+                    self._layers.setdefault(number, self._layer)
+        self._layer = None
+
+    def _where(self, node: Any) -> tuple[str, int | None]:
+        return "", self._layer
 
 
 def _give_gradients(
-    recorder: Recorder, weights: Sequence[nn.Parameter], trained: Sequence[TrainedWeight]
-) -> tuple[int | None, ...]:
+    recorder: _LineageRecorder, weights: Sequence[nn.Parameter], trained: Sequence[TrainedWeight]
+) -> list[int | None]:
     numbers: list[int | None] = []
     for weight, each in zip(weights, trained, strict=True):
         weight.grad = None if each.gradient is None else torch.empty_like(weight)
         numbers.append(None if weight.grad is None else recorder.born(weight.grad, "gradients"))
-    return tuple(numbers)
+    return numbers
 
 
 def _states(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [
-        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
-    ]
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def _on_the_cpu(optimizer: Optimizer, recorder: Recorder) -> set[int]:

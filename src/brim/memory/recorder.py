@@ -117,28 +117,32 @@ class Recorder(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here, and to guard against it takes longer than the rest
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # a question about a tensor
+            return func(*args, **kwargs)
         name = func._schema.name
         self._operator = name
-        kwargs = kwargs or {}
         scratch_bytes = self._temporaries(name, args, kwargs)
         scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
         out = func(*args, **kwargs)
+        self._outputs(out, args)
+        if scratch is not None:
+            self.stream.death(scratch, self._place())
+        return out
+
+    def _outputs(self, out: Any, args: tuple[Any, ...]) -> None:
         if isinstance(out, Tensor):
             self._see(out)
         elif isinstance(out, (tuple, list)):
             for each in out:
-                if isinstance(each, Tensor):
-                    self._see(each)
-                elif isinstance(each, (tuple, list)):
-                    for inner in each:
-                        if isinstance(inner, Tensor):
-                            self._see(inner)
-        if scratch is not None:
-            self.stream.death(scratch, self._place())
-        return out
+                self._outputs(each, args)
 
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

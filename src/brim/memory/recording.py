@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 import torch
 from torch import nn
@@ -17,13 +20,15 @@ from brim.memory.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedWeight:
-    """A weight that learns, and where it is in the recorded stream."""
+    """A weight that learns, and where it is in the stream of all layers."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     weight: int  # storages
     gradient: int | None  # None: no gradient reaches it
+    layer: int | None
+    recorded: int  # the position among the recorded layers' weights of the one that it is like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +40,31 @@ class Recording:
 
     stream: EventStream
     parts: dict[str, tuple[int, int]]  # events from, to
-    trained: tuple[TrainedWeight, ...]
+    trained: tuple[TrainedWeight, ...]  # of all layers, in the order of the model's modules
+    depth: Depth
+    layers_path: str
 
 
 def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
     """What `rows` × `tokens` do to memory."""
     depth = depth_of_architecture(workload.architecture)
+    with without_collector():
+        try:
+            return _record(workload, depth, rows=rows, tokens=tokens)
+        except NotUniformError:
+            return _record(workload, depth.whole(), rows=rows, tokens=tokens)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Storages die when they are let go of, not whenever Python looks for circles; and it is faster."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        return _record(workload, depth, rows=rows, tokens=tokens)
-    except NotUniformError:
-        whole = Depth(num_layers=depth.num_layers, head=depth.num_layers, period=1, tail=0)
-        return _record(workload, whole, rows=rows, tokens=tokens)
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Recording:
@@ -70,7 +89,7 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
     trained = _trained_weights(recorder, model, depth, path, expansion)
     marks = expansion.stream.marks
     parts = {label: (start, end) for (start, label), (end, _) in zip(marks, marks[1:], strict=False)}
-    return Recording(stream=expansion.stream, parts=parts, trained=trained)
+    return Recording(stream=expansion.stream, parts=parts, trained=trained, depth=depth, layers_path=path)
 
 
 def _train(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, tokens: int) -> None:
@@ -94,38 +113,46 @@ def _run(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, to
 def _trained_weights(
     recorder: Recorder, model: nn.Module, depth: Depth, path: str, expansion: Expansion
 ) -> tuple[TrainedWeight, ...]:
-    """In the order of the model's modules, all layers."""
-    recorded: dict[str, list[tuple[str, nn.Parameter]]] = {}
-    outside: list[tuple[str, nn.Parameter]] = []
-    before: list[tuple[str, nn.Parameter]] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if name.startswith(f"{path}."):
-            number = name[len(path) + 1 :].split(".", 1)[0]
-            recorded.setdefault(number, []).append((name, parameter))
-        else:
-            (outside if recorded else before).append((name, parameter))
-    weights = [_trained(recorder, name, parameter, None, expansion) for name, parameter in before]
+    """Those outside the layers where they stand among the modules, those of the layers in the place of the first."""
+    learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    by_layer: dict[int | None, list[int]] = {}
+    for position, (name, _) in enumerate(learning):
+        by_layer.setdefault(_layer_in(name, path), []).append(position)
+    first = min((positions[0] for layer, positions in by_layer.items() if layer is not None), default=len(learning))
+    outside = by_layer.pop(None, [])
+    order: list[tuple[int, int | None]] = [(position, None) for position in outside if position < first]
     for layer in range(depth.num_layers):
-        template = str(depth.template(layer))
-        for name, parameter in recorded.get(template, []):
-            own = name.replace(f"{path}.{template}.", f"{path}.{layer}.", 1)
-            weights.append(_trained(recorder, own, parameter, layer, expansion))
-    weights.extend(_trained(recorder, name, parameter, None, expansion) for name, parameter in outside)
-    return tuple(weights)
+        order.extend((position, layer) for position in by_layer.get(depth.template(layer), []))
+    order.extend((position, None) for position in outside if position > first)
+    return tuple(
+        _trained(recorder, *learning[position], position=position, layer=layer, path=path, expansion=expansion)
+        for position, layer in order
+    )
+
+
+def _layer_in(name: str, path: str) -> int | None:
+    return int(name[len(path) + 1 :].split(".", 1)[0]) if name.startswith(f"{path}.") else None
 
 
 def _trained(
-    recorder: Recorder, name: str, parameter: nn.Parameter, layer: int | None, expansion: Expansion
+    recorder: Recorder,
+    name: str,
+    parameter: nn.Parameter,
+    *,
+    position: int,
+    layer: int | None,
+    path: str,
+    expansion: Expansion,
 ) -> TrainedWeight:
     weight = recorder.number_of(parameter)
     gradient = None if parameter.grad is None else recorder.number_of(parameter.grad)
     assert weight is not None
     return TrainedWeight(
-        name=name,
+        name=name if layer is None else name.replace(f"{path}.{_layer_in(name, path)}.", f"{path}.{layer}.", 1),
         shape=tuple(parameter.shape),
         dtype=parameter.dtype,
         weight=expansion.number(weight, layer),
         gradient=None if gradient is None else expansion.number(gradient, layer),
+        layer=layer,
+        recorded=position,
     )
