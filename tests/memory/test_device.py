@@ -5,8 +5,8 @@ import pytest
 from brim.errors import InputError
 from brim.memory.device import (
     budget_bytes,
-    cublaslt_workspace_bytes,
     cublas_workspace_bytes,
+    cublaslt_workspace_bytes,
     device_named,
     device_of,
     devices,
