@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from tests.memory.births import Births
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
@@ -25,6 +26,7 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
 from brim.config import QuantizationConfig
+from brim.memory.cuda.autocast import autocast_as_on_cuda
 from brim.memory.events import EventStream
 from brim.memory.fake_model import build_fake
 from brim.memory.quantized.layout import KeptTensor, four_bit_tensors
@@ -99,6 +101,26 @@ def test_peft_wraps_stand_ins_as_the_real_layers(settings: QuantizationConfig, w
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(trained) == 2 * 7 * (3 if use_dora else 2)
     assert all(parameter.grad is not None for parameter in trained)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_inputs_of_an_adapter_are_cast_but_under_autocast(autocast: bool) -> None:
+    """In PEFT's layers over bitsandbytes' ones, which ask for CUDA's autocast."""
+
+    def build(architecture: PretrainedConfig) -> nn.Module:
+        model = on_meta(architecture, FOUR)
+        lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["down_proj"])
+        adapted: nn.Module = peft.get_peft_model(model, lora).train()
+        return adapted
+
+    mode = FakeTensorMode()
+    model: Any = build_fake(LLAMA, build, mode)
+    layer = model.base_model.model.model.layers[0].mlp.down_proj
+    with mode, autocast_as_on_cuda(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        inputs = torch.empty(40, 172, dtype=torch.bfloat16)
+        with Births() as births:
+            layer(inputs)
+    assert (40 * 172 * 4 in births.log) == (not autocast)
 
 
 @pytest.mark.parametrize("settings", [FOUR, EIGHT])

@@ -78,7 +78,26 @@ def autocast_as_on_cuda() -> Iterator[None]:
             for operators, policy in policies:
                 for name in operators:
                     library.impl(name, _without_autocast(policy(name)), _KEY, allow_override=True)
+        with _seen_as_cudas():
+            yield
+
+
+@contextmanager
+def _seen_as_cudas() -> Iterator[None]:
+    """Have `torch.is_autocast_enabled()`, which is of CUDA, answer for the CPU.
+
+    PEFT's layers over quantised weights ask it, and cast their input to fp32 where it is off.
+    """
+    asked = torch.is_autocast_enabled
+
+    def is_enabled(*device_type: str) -> bool:
+        return asked(*device_type or ("cpu",))
+
+    torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
+    try:
         yield
+    finally:
+        torch.is_autocast_enabled = asked
 
 
 def _operator(name: str) -> Any:
