@@ -8,7 +8,7 @@ ones have no experts), so what is run is the front and one, then two, periods.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from brim.memory.measure.result import PhasePeak
@@ -45,7 +45,7 @@ def depths(config: Mapping[str, Any], layers: int) -> Depths | None:
 def num_layers(config: Mapping[str, Any]) -> int | None:
     """Decoder layers, from config.json."""
     section = _section(config)
-    return next((section[key] for key in _DEPTH_KEYS if isinstance(section.get(key), int)), None)
+    return next((int(section[key]) for key in _DEPTH_KEYS if isinstance(section.get(key), int)), None)
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -64,15 +64,25 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 def extrapolated(fewer: PhasePeak, more: PhasePeak, of: Depths) -> PhasePeak:
     """The peak at the whole depth, on the line through two measured ones."""
 
-    def on_line(name: str) -> int | None:
-        first, second = getattr(fewer, name), getattr(more, name)
-        if first is None or second is None:
-            return None
-        return round(first + (second - first) * (of.whole - of.fewer) / (of.more - of.fewer))
-
-    names = ("allocated_bytes", "reserved_bytes", "outside_bytes", "total_bytes", "end_bytes")
     assert (fewer.phase, fewer.step) == (more.phase, more.step), "the same phase at two depths"
-    return replace(more, **{name: on_line(name) for name in names})
+    return PhasePeak(
+        phase=more.phase,
+        step=more.step,
+        allocated_bytes=_or_none(fewer.allocated_bytes, more.allocated_bytes, of),
+        reserved_bytes=_or_none(fewer.reserved_bytes, more.reserved_bytes, of),
+        outside_bytes=_or_none(fewer.outside_bytes, more.outside_bytes, of),
+        total_bytes=_on_line(fewer.total_bytes, more.total_bytes, of),
+        end_bytes=_on_line(fewer.end_bytes, more.end_bytes, of),
+        baseline_bytes=more.baseline_bytes,
+    )
+
+
+def _or_none(first: int | None, second: int | None, of: Depths) -> int | None:
+    return None if first is None or second is None else _on_line(first, second, of)
+
+
+def _on_line(first: int, second: int, of: Depths) -> int:
+    return round(first + (second - first) * (of.whole - of.fewer) / (of.more - of.fewer))
 
 
 def _section(config: Mapping[str, Any]) -> Mapping[str, Any]:

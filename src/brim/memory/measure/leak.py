@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 WARM_UP_STEPS = 1  # the optimizer's state and the caches of kernels are born in the first
@@ -16,7 +17,7 @@ def rise_per_step(end_bytes: Sequence[int], *, tolerance_bytes: int) -> int | No
     rounding.
     """
     counted = end_bytes[WARM_UP_STEPS:]
-    rises = [after - before for before, after in zip(counted, counted[1:], strict=False)]
+    rises = [after - before for before, after in pairwise(counted)]
     if len(rises) < LEAST_RISES or min(rises) <= tolerance_bytes:
         return None
     return round(median(rises))

@@ -75,6 +75,7 @@ class CudaMeter:
             outside_bytes=outside,
             total_bytes=reserved + outside,
             end_bytes=torch.cuda.memory_allocated(self._device),
+            baseline_bytes=self.baseline_bytes,
         )
 
     def _outside_bytes(self) -> int:
@@ -106,4 +107,5 @@ class ResidentMeter:
             outside_bytes=None,
             total_bytes=most,
             end_bytes=resident_bytes(),
+            baseline_bytes=self.baseline_bytes,
         )

@@ -100,7 +100,7 @@ class OperatorLog:
             self._forward.pop()
             for each in tree_leaves(output):
                 if isinstance(each, Tensor) and each.requires_grad and torch.is_grad_enabled():
-                    each.register_hook(gradient_came)
+                    each.register_hook(gradient_came)  # type: ignore[no-untyped-call]
                     break
 
         return leave
@@ -117,9 +117,9 @@ def said(place: Place) -> str:
     return ", ".join(part for part in (place.phase, place.module, place.operator) if part)
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, log: OperatorLog) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
 
     def __torch_dispatch__(

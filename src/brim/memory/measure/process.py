@@ -26,7 +26,11 @@ PHASES: tuple[Phase, ...] = ("load", "train", "evaluate", "generate")
 LEAST_STEPS = WARM_UP_STEPS + 1 + LEAST_RISES  # from this many on, a leak can be told
 # Every tensor of a page or more is mapped by itself and goes back to the system at once, so that a peak is that of the
 # work and not of what the C library keeps of earlier sizes (docs/decisions/0008-resident-memory-on-a-cpu.md).
-_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
+RETURNED_AT_ONCE: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_TOP_PAD_": "0",
+}
 _MOST_MICRO_BATCHES = 2  # the second one finds the gradients of the first; more change no peak
 _SHOWN_CHARACTERS = 2_000  # of what a process that failed printed last
 
@@ -83,12 +87,15 @@ def measure(
     )
 
 
-def measured_alone(request: Request) -> Report:
-    """Measure in a process of its own. Raises BrimError with the problems that it met."""
+def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_AT_ONCE) -> Report:
+    """Measure in a process of its own. Raises BrimError with the problems that it met.
+
+    environment: of that process, beside this one's, which wins.
+    """
     with tempfile.TemporaryDirectory() as name, _with_weights(request, Path(name)) as ready:
         folder = Path(name)
         (folder / "request.json").write_text(ready.dumps(), encoding="utf-8")
-        return _report_in(folder, _run("brim.memory.measure", folder))
+        return _report_in(folder, _run("brim.memory.measure", folder, environment))
 
 
 def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phase], sequence_length: int) -> None:
@@ -211,14 +218,14 @@ def _with_weights(request: Request, scratch: Path) -> Iterator[Request]:
     if request.config.quantization is None:
         yield replace(request, folder=folder, config=request.config.model_copy(update={"initialize": "random"}))
         return
-    _run("brim.memory.measure.weights", base)  # what is quantised is loaded from the disk
+    _run("brim.memory.measure.weights", base, {})  # what is quantised is loaded from the disk
     yield replace(request, folder=folder, config=request.config.model_copy(update={"initialize": "pretrained"}))
 
 
-def _run(module: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+def _run(module: str, folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", module, str(folder)],
-        env={**_SETTINGS, **os.environ},
+        env={**environment, **os.environ},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         check=False,

@@ -114,7 +114,7 @@ class CudaRecording:
             torch.cuda.synchronize(self._device)
             traces = memory._snapshot()["device_traces"]
             if self._file is not None:
-                memory._dump_snapshot(str(self._file))
+                memory._dump_snapshot(str(self._file))  # type: ignore[no-untyped-call]
             memory._record_memory_history(enabled=None)
             index = self._device.index if self._device.index is not None else torch.cuda.current_device()
             self._entries = traces[index] if index < len(traces) else []

@@ -53,6 +53,7 @@ class NoMeter:
             outside_bytes=None,
             total_bytes=0,
             end_bytes=0,
+            baseline_bytes=0,
         )
 
 

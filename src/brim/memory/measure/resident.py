@@ -11,7 +11,7 @@ from pathlib import Path
 from brim.errors import BrimError, Problem
 
 _STATUS = Path("/proc/self/status")
-_STATM = "/proc/self/statm"
+_STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # see proc(5): VmHWM is set to what is resident now
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -31,8 +31,7 @@ def require_resident() -> None:
 
 def resident_bytes() -> int:
     """What is resident now."""
-    with open(_STATM, encoding="ascii") as file:  # noqa: PTH123: called every millisecond
-        return int(file.read().split()[1]) * _PAGE_BYTES
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
 def peak_resident_bytes() -> int:

@@ -24,6 +24,7 @@ class PhasePeak:
     outside_bytes: int | None  # on the device, but not PyTorch's: context, libraries, other processes; None on a CPU
     total_bytes: int  # reserved + outside; on a CPU the peak resident set
     end_bytes: int  # at the phase's end: allocated; on a CPU resident
+    baseline_bytes: int  # before the weights, in the process that ran the phase: resident, or outside PyTorch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Measured:
     sequence_length: int  # tokens of each row; with generate, of each prompt
     num_layers: int  # of the model that the peaks are for
     layers_run: tuple[int, ...]  # what was run: (num_layers,), or the two depths that the peaks are extrapolated from
-    baseline_bytes: int  # before the weights: resident, or outside PyTorch on the device
+    baseline_bytes: int  # that of the first phase
     peaks: tuple[PhasePeak, ...]  # in the order of the phases; several of train, one a step
     timeline: MeasuredTimeline | None
     leak: Leak | None
@@ -113,6 +114,7 @@ class Measured:
                     "outside_bytes": peak.outside_bytes,
                     "total_bytes": peak.total_bytes,
                     "end_bytes": peak.end_bytes,
+                    "baseline_bytes": peak.baseline_bytes,
                 }
                 for peak in self.peaks
             ],

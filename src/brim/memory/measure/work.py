@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,9 @@ def run(request: Request) -> Report:
     device = pick_device() if request.device is None else torch.device(request.device)
     if device.type == "cpu":
         with tiny(request) as rehearsal:
-            _run(rehearsal, device, NoMeter())
+            run_on(rehearsal, device, NoMeter())
     meter = meter_of(device)
-    bench = _run(request, device, meter)
+    bench = run_on(request, device, meter)
     return Report(
         device=device_name(device),
         kind=meter.kind,
@@ -56,18 +56,25 @@ def run(request: Request) -> Report:
     )
 
 
-def _run(request: Request, device: torch.device, meter: Meter) -> _Bench:
+def run_on(request: Request, device: torch.device, meter: Meter) -> Bench:
+    """Load the model and run the phases in this process, as it is."""
     facts = device_facts(device)
     config = resolve(request.config, facts, context_length=request.folder.context_length).config
     meter.begin()
-    llm = load_llm(config, request.folder, device, trainable=request.trainable)
-    bench = _Bench(request, config, llm, meter)
+    with _drawn_on(device) if config.initialize == "random" else nullcontext():
+        llm = load_llm(config, request.folder, device, trainable=request.trainable)
+    bench = Bench(request, config, llm, meter)
     bench.peaks.append(meter.peak("load"))
     bench.run()
     return bench
 
 
-class _Bench:
+def _drawn_on(device: torch.device) -> AbstractContextManager[object]:
+    """Random weights are drawn where they will stay: on one core of a CPU, those of 8 billion take minutes."""
+    return device if device.type == "cuda" else nullcontext()
+
+
+class Bench:
     """One loaded model, and what was found of it so far."""
 
     def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter) -> None:
@@ -147,10 +154,8 @@ class _Bench:
                 job.optimizer.register_step_pre_hook(lambda *given: log.begin("optimizer"))
                 llm.model.register_forward_pre_hook(lambda *given: log.begin_once("forward"))
             self.step_begins(1)
-            try:
+            with suppress(_EnoughSteps):
                 Loop(job, TrainState()).run(threading.Event())
-            except _EnoughSteps:
-                pass
             if stepper.num_overflows:
                 self.notes.append(
                     f"{stepper.num_overflows} steps whose fp16 gradients overflowed are left out: they update nothing"
@@ -181,6 +186,7 @@ class _Bench:
             batch_rows=len(rows),
             device=llm.device,
             precision=llm.precision,
+            head=llm.head,
         )
 
     def _generate(self) -> None:
@@ -219,7 +225,7 @@ class _EnoughSteps(Exception):
 class _Stepper:
     """Takes the peaks between the loop's steps."""
 
-    def __init__(self, bench: _Bench, num_steps: int) -> None:
+    def __init__(self, bench: Bench, num_steps: int) -> None:
         self._bench = bench
         self._num_steps = num_steps
         self._overflowed = False
