@@ -96,6 +96,7 @@ def test_shards_of_weights_and_optimizer_sum_to_the_whole(kind: str, world_size:
 
     assert world_size * end["weights"] == EMBEDDING + LAYERS * MATRIX
     assert end["optimizer_state"] == 2 * end["weights"]
+    assert "temporary" not in end and "activations" not in end
     assert len(ranks.cuda_streams) == len(ranks.stream.sizes)
 
 

@@ -84,7 +84,9 @@ class FlatShards:
         """From a copy of the shard where it is on the CPU or wider than what is gathered."""
         first = flat.weights[0]
         is_copied = self._offload or self._precision.in_shards(first) != self._precision.gathered(first)
-        copy = [self._tape.allocate(self._bytes(flat, 1), "temporary", "pre_unshard", cuda_stream=COPY)] * is_copied
+        copy = []
+        if is_copied:
+            copy = [self._tape.allocate(self._bytes(flat, 1), "temporary", "pre_unshard", cuda_stream=COPY)]
         num_bytes = self._bytes(flat, self._world_size)
         whole = self._tape.allocate(num_bytes, "weights", "all_gather", cuda_stream=GATHER)
         self._tape.free(copy, "post_unshard")
