@@ -38,40 +38,40 @@ def replay(stream: EventStream, allocator: CachingAllocator, *, cuda_streams: Se
     cuda_streams: the CUDA stream that each storage is allocated on; all on one if not given.
     Raises SimulatedOutOfMemory, with the event's index, when the allocator has a capacity that does not suffice.
     """
-    sizes, storages = stream.sizes, stream.storages
-    malloc, free, block_bytes_of = allocator.malloc, allocator.free, allocator.block_bytes
+    sizes = stream.sizes
+    malloc, free = allocator.malloc, allocator.free
     handles = [0] * len(sizes)
-    block_bytes = [0] * len(sizes)
+    allocated_bytes: list[int] = [allocator.allocated_bytes]
     reserved_bytes: list[int] = []
-    note = reserved_bytes.append
-    event = 0
+    note_allocated, note_reserved = allocated_bytes.append, reserved_bytes.append
     try:
-        for storage in storages:
+        for storage in stream.storages:
             if storage < 0:
                 free(handles[~storage])
             else:
-                handle = malloc(sizes[storage], cuda_streams[storage]) if cuda_streams else malloc(sizes[storage])
-                handles[storage] = handle
-                block_bytes[storage] = block_bytes_of(handle)
-            note(allocator.reserved_bytes)
-            event += 1
+                handles[storage] = malloc(sizes[storage], cuda_streams[storage] if cuda_streams else 0)
+            note_allocated(allocator.allocated_bytes)
+            note_reserved(allocator.reserved_bytes)
     except SimulatedOutOfMemory as error:
-        error.event = event
+        error.event = len(reserved_bytes)
         raise
-    return _summary(stream, np.array(block_bytes, dtype=np.int64), np.array(reserved_bytes, dtype=np.int64))
+    allocated = np.array(allocated_bytes, dtype=np.int64)
+    return _summary(stream, allocated[1:] - allocated[:-1], np.array(reserved_bytes, dtype=np.int64))
 
 
-def _summary(stream: EventStream, block_bytes: NDArray[np.int64], reserved_bytes: NDArray[np.int64]) -> Replay:
-    """Running sums of the blocks' sizes by category."""
+def _summary(stream: EventStream, change: NDArray[np.int64], reserved_bytes: NDArray[np.int64]) -> Replay:
+    """Running sums by category of what each event changed."""
     storages = np.array(stream.storages, dtype=np.int64)
-    dies = storages < 0
-    which = np.where(dies, ~storages, storages)
-    change = np.where(dies, -block_bytes[which], block_bytes[which])
+    is_birth = storages >= 0
+    which = np.where(is_birth, storages, ~storages)
+    block_bytes = np.zeros(len(stream.sizes), dtype=np.int64)
+    block_bytes[storages[is_birth]] = change[is_birth]
     number = {category: index for index, category in enumerate(CATEGORIES)}
     category_of = np.array([number[category] for category in stream.categories], dtype=np.int8)[which]
-    live_bytes = {category: np.cumsum(np.where(category_of == index, change, 0)) for category, index in number.items()}
     return Replay(
-        live_bytes=live_bytes,
+        live_bytes={
+            category: np.cumsum(np.where(category_of == index, change, 0)) for category, index in number.items()
+        },
         allocated_bytes=np.cumsum(change),
         reserved_bytes=reserved_bytes,
         block_bytes=block_bytes,
