@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
 from typing import Any, get_args
 
 import pytest
@@ -15,7 +14,7 @@ from torch.nn import Parameter
 
 from brim.config import OptimizerConfig
 from brim.config.schema.bitsandbytes_optimizer import BitsandbytesOptimizerConfig
-from brim.memory.quantized.optimizer import StandInOptimizer
+from brim.memory.quantized.optimizer import StandInOptimizer, traceable_optimizer
 from brim.memory.quantized.optimizer_states import state_bytes, state_rule, state_tensors
 from brim.train.optimizer import build_optimizer
 
@@ -64,12 +63,15 @@ def test_states_are_those_of_the_real_optimizer(kind: str) -> None:
     assert allocated + paged == sum(
         tensor.nbytes for parameter in parameters for tensor in stand_in.state[parameter].values()
     ) + sum(tables.values())
-    assert stand_in.paged_bytes == paged
+    assert sum(state.nbytes for state in stand_in.paged) == paged
     assert (paged > 0) == kind.startswith("paged_")
 
 
 def test_torch_has_its_own_states() -> None:
     assert state_rule(settings_of("adamw")) is None
+    parameters = [Parameter(torch.zeros(2))]
+    assert type(traceable_optimizer(settings_of("adamw"), parameters)) is torch.optim.AdamW
+    assert type(traceable_optimizer(settings_of("lion"), parameters)) is StandInOptimizer
 
 
 def test_states_from_a_hundred_thousand_elements_are_paged_but_not_their_scales() -> None:
@@ -98,7 +100,7 @@ def test_the_first_step_allocates_in_the_real_order_and_the_second_nothing() -> 
         parameters = [Parameter(torch.empty(10)), Parameter(torch.empty(128, 64)), Parameter(torch.empty(4096))]
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
-        optimizer = StandInOptimizer(parameters, rule, paged=nullcontext)
+        optimizer = StandInOptimizer(parameters, rule)
         with Births() as births:
             optimizer.step()
             assert births.log == [40, 40, 1024, 1024, 8192, 8192, 128, 128, 4096, 4096, 64, 64]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,28 +10,26 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from brim.config import OptimizerConfig
 from brim.memory.quantized.layout import DYNAMIC_MAP_BYTES
-from brim.memory.quantized.optimizer_states import StateRule, StateTensor, state_tensors
+from brim.memory.quantized.optimizer_states import StateRule, StateTensor, state_rule, state_tensors
+from brim.train.optimizer import build_optimizer
+
+
+def traceable_optimizer(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> Optimizer:
+    """The optimizer that the configuration names; a stand-in for one of bitsandbytes'."""
+    rule = state_rule(settings)
+    return build_optimizer(settings, parameters) if rule is None else StandInOptimizer(parameters, rule)
 
 
 class StandInOptimizer(Optimizer):
-    """Optimizer1State or Optimizer2State (optim/optimizer.py) without its kernels, which allocate nothing.
+    """Optimizer1State or Optimizer2State (optim/optimizer.py) without its kernels, which allocate nothing."""
 
-    paged: a context in which what is born is not on the device; `paged_bytes` counts what is born in it.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[Parameter],
-        rule: StateRule,
-        *,
-        paged: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    def __init__(self, parameters: Iterable[Parameter], rule: StateRule) -> None:
         super().__init__(list(parameters), {"lr": 0.0})
         self.rule = rule
         self.tables: list[Tensor] = []  # of 8-bit values, on the device since the first 8-bit state
-        self.paged_bytes = 0
-        self._paged = paged
+        self.paged: list[Tensor] = []  # states outside the caching allocator
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -44,18 +41,16 @@ class StandInOptimizer(Optimizer):
 
     def _make_states(self, parameter: Parameter) -> None:
         if self.rule.is_8bit(parameter.numel()) and not self.tables:
-            self.tables = [
-                torch.zeros(DYNAMIC_MAP_BYTES // 4, dtype=torch.float32, device=parameter.device)
-                for _ in range(self.rule.num_tables)
-            ]
+            size = DYNAMIC_MAP_BYTES // 4
+            self.tables = [torch.zeros(size, device=parameter.device) for _ in range(self.rule.num_tables)]
         for tensor in state_tensors(self.rule, parameter.numel()):
-            self.state[parameter][tensor.name] = self._make(tensor, parameter)
+            state = self.state[parameter][tensor.name] = _made(tensor, parameter)
+            if tensor.paged:
+                self.paged.append(state)
 
-    def _make(self, tensor: StateTensor, parameter: Parameter) -> Tensor:
-        shape = (tensor.num_elements,) if tensor.name.startswith("absmax") else parameter.shape
-        dtype = torch.uint8 if tensor.element_bytes == 1 else torch.float32
-        with self._paged() if tensor.paged else nullcontext():
-            state = torch.zeros(shape, dtype=dtype, device=parameter.device)
-        if tensor.paged:
-            self.paged_bytes += tensor.num_bytes
-        return state
+
+def _made(tensor: StateTensor, parameter: Parameter) -> Tensor:
+    """From the parameter, so that a recorder can tell whose state it is."""
+    if tensor.name.startswith("absmax"):
+        return parameter.new_zeros((tensor.num_elements,), dtype=torch.float32)
+    return torch.zeros_like(parameter, dtype=torch.uint8 if tensor.element_bytes == 1 else torch.float32)
