@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 
 from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
 from brim.data.collate import Batch
-from brim.memory.cuda.autocast import autocast_as_on_cuda
+from brim.memory.cuda.as_on_cuda import as_on_cuda
+from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda
 from brim.memory.cuda.target import CudaTarget
-from brim.memory.cuda.transformers_view import transformers_on_cuda
-from brim.memory.cuda.view import cuda_kernels
+from brim.memory.cuda.temporaries import cuda_temporaries
 from brim.memory.quantized.replace import quantize_stand_in
+from brim.memory.recorder import no_temporaries
 from brim.memory.workload import Training, Workload
 from brim.models.adapter_folder import open_adapter
 from brim.models.folder import ModelFolder
@@ -73,6 +74,7 @@ class ConfigWorkload:
                 update=self._update,
             ),
             view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
         )
 
     def evaluation(self) -> Workload:
@@ -84,6 +86,7 @@ class ConfigWorkload:
             run=self._evaluate,
             run_phase="evaluate",
             view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
         )
 
     def _build(self, architecture: PretrainedConfig, *, trainable: bool) -> nn.Module:
@@ -94,7 +97,7 @@ class ConfigWorkload:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             architecture,
             dtype=self._precision.weights_dtype(frozen=frozen) or stored_dtype(self._folder),
-            attn_implementation=config.model_parameters.attn_implementation,
+            attn_implementation="eager" if self._flash_attention else config.model_parameters.attn_implementation,
             trust_remote_code=config.trust_remote_code,
         ).eval()
         if config.quantization is not None:
@@ -121,19 +124,23 @@ class ConfigWorkload:
         with torch.no_grad(), self._precision.autocast(_CPU):
             next_token_scores(model, batch, head=self._llm.head)
 
-    def _view(self, model: nn.Module | None) -> AbstractContextManager[Any]:
-        return nullcontext() if self._target is None else _on_cuda(self._target, model)
+    @property
+    def _flash_attention(self) -> FlashAttnPackage | None:
+        """The flash-attn package, which need not be installed to know what it would allocate."""
+        if self._target is None or self._config.model_parameters.attn_implementation != "flash_attention_2":
+            return None
+        return FlashAttnPackage(target=self._target)
 
-
-@contextmanager
-def _on_cuda(target: CudaTarget, model: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(cuda_kernels(target))
-        stack.enter_context(autocast_as_on_cuda())
-        stack.enter_context(foreach_as_on_cuda())
-        if model is not None:
-            stack.enter_context(transformers_on_cuda(model))
-        yield
+    @contextmanager
+    def _view(self, model: nn.Module | None) -> Iterator[None]:
+        """What the GPU that is meant does otherwise; without a model, of the optimizer alone."""
+        with ExitStack() as stack:
+            if self._target is not None:
+                stack.enter_context(foreach_as_on_cuda())
+                if model is not None:
+                    view = as_on_cuda(cast(Any, model), self._target, flash_attention=self._flash_attention)
+                    stack.enter_context(view)
+            yield
 
 
 def full_batch(rows: int, tokens: int) -> Batch:
