@@ -96,7 +96,7 @@ def test_shards_of_weights_and_optimizer_sum_to_the_whole(kind: str, world_size:
 
     assert world_size * end["weights"] == EMBEDDING + LAYERS * MATRIX
     assert end["optimizer_state"] == 2 * end["weights"]
-    assert "temporary" not in end and "activations" not in end
+    assert not {"temporary", "activations"} & end.keys()
     assert len(ranks.cuda_streams) == len(ranks.stream.sizes)
 
 
@@ -189,7 +189,7 @@ def test_mixed_precision_keeps_fp32_shards_of_bf16_parameters(kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
 def test_offloaded_parameters_leave_only_what_is_gathered_on_the_device(kind: str) -> None:
-    cut = shard(step(), weights(), Sharding(world_size=2, kind=kind, offload="parameters")).stream
+    cut = shard(step(), weights(), Sharding(world_size=2, kind=kind, offload="weights")).stream
 
     assert at_end(cut) == {}
     assert peak(cut, "weights", "forward") == EMBEDDING + MATRIX
@@ -265,3 +265,12 @@ def test_adapters_are_units_of_their_own_in_fsdp1() -> None:
 
     assert at_end(cut)["weights"] == 40 + 8  # half of 40 × 2, half of 3 × 4 rounded up to 2 elements
     assert peak(cut, "weights", "forward") == 40 + 8 + 80 + 16
+
+
+def test_without_cuts_only_the_optimizer_leaves_the_device() -> None:
+    plain = shard(step(), weights(), Sharding(world_size=1, kind="whole")).stream
+    assert [now for _, now in live(plain)] == [now for _, now in live(step())]
+
+    cut = shard(step(), weights(), Sharding(world_size=1, kind="whole", offload="optimizer")).stream
+    assert at_end(cut) == {"weights": EMBEDDING + LAYERS * MATRIX}
+    assert peak(cut, "gradients", "backward") == EMBEDDING + LAYERS * MATRIX

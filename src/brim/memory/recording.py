@@ -15,6 +15,8 @@ from brim.memory.events import EventStream
 from brim.memory.fake_model import build_fake, decoder_layers, depth_of_architecture, with_layers
 from brim.memory.layers import Depth, Expansion, NotUniformError, expand
 from brim.memory.recorder import Recorder
+from brim.memory.sharding_units import Weight
+from brim.memory.sharding_weights import weights_of
 from brim.memory.workload import Workload
 
 
@@ -43,6 +45,7 @@ class Recording:
     trained: tuple[TrainedWeight, ...]  # of all layers, in the order of the model's modules
     depth: Depth
     layers_path: str
+    weights: tuple[Weight, ...]  # all parameters of all layers, as sharding cuts them
 
 
 def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
@@ -89,7 +92,14 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
     trained = _trained_weights(recorder, model, depth, path, expansion)
     marks = expansion.stream.marks
     parts = {label: (start, end) for (start, label), (end, _) in zip(marks, marks[1:], strict=False)}
-    return Recording(stream=expansion.stream, parts=parts, trained=trained, depth=depth, layers_path=path)
+    return Recording(
+        stream=expansion.stream,
+        parts=parts,
+        trained=trained,
+        depth=depth,
+        layers_path=path,
+        weights=weights_of(recorder, model, depth, path, expansion),
+    )
 
 
 def _train(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, tokens: int) -> None:

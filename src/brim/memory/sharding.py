@@ -19,8 +19,10 @@ from brim.memory.sharding_optimizer import sharded_sizes
 from brim.memory.sharding_passes import gradients_added, layer_of_events
 from brim.memory.sharding_tape import Tape
 from brim.memory.sharding_units import Precision, Weight, units
+from brim.memory.sharding_whole import WholeParameters
 
-Offload: TypeAlias = Literal["none", "optimizer", "parameters"]
+Kind: TypeAlias = Literal["fsdp2", "fsdp1", "whole"]
+Offload: TypeAlias = Literal["none", "optimizer", "weights"]
 
 _BACKWARD, _OPTIMIZER = "backward", "optimizer"
 _COMPUTES = frozenset({"forward", _BACKWARD, "evaluate", "prefill", "decode"})
@@ -31,10 +33,10 @@ class Sharding:
     """How a run is cut over its ranks. Units are the decoder layers, and the root with all that lies outside them."""
 
     world_size: int
-    kind: Literal["fsdp2", "fsdp1"] = "fsdp2"
+    kind: Kind = "fsdp2"  # whole: nothing is cut, which leaves only what goes to the CPU
     reshard_after_forward: bool = True  # of the layers; the root stays whole until its backward pass is over
     prefetch: bool = True  # the next unit is gathered while this one's gradients are computed
-    offload: Offload = "none"  # to the CPU: the optimizer's state and its step; parameters: the shards, too
+    offload: Offload = "none"  # to the CPU: the optimizer's state and its step; weights: these and the gradients, too
     precision: Precision = field(default_factory=Precision)
     reentrant_checkpoints: bool = False  # around FSDP1's units: no unit is prefetched, and hooks keep what they watch
 
@@ -66,16 +68,7 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     weights) are whole on each rank.
     """
     tape = Tape()
-    make = FullyShard if sharding.kind == "fsdp2" else FlatShards
-    by_unit = units(weights)
-    whole: _Units = make(
-        tape,
-        by_unit,
-        world_size=sharding.world_size,
-        precision=sharding.precision,
-        offload=sharding.offload == "parameters",
-    )
-    walk = _Walk(stream, weights, sharding, tape, whole)
+    walk = _Walk(stream, weights, sharding, tape, _units(weights, sharding, tape))
     marks = list(stream.marks)
     for position in range(len(stream.storages)):
         while marks and marks[0][0] == position:
@@ -85,6 +78,19 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     for _, label in marks:
         tape.stream.mark(label)
     return ShardedStream(tape.stream, tuple(tape.cuda_streams))
+
+
+def _units(weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> _Units:
+    if sharding.kind == "whole":
+        return WholeParameters()
+    make = FullyShard if sharding.kind == "fsdp2" else FlatShards
+    return make(
+        tape,
+        units(weights),
+        world_size=sharding.world_size,
+        precision=sharding.precision,
+        offload=sharding.offload == "weights",
+    )
 
 
 class _Walk:
@@ -100,7 +106,7 @@ class _Walk:
             weights,
             world_size=sharding.world_size,
             precision=sharding.precision,
-            by_rows=sharding.kind == "fsdp2",
+            by_rows=sharding.kind != "fsdp1",
         )
         self._prefetches = sharding.prefetch and not (sharding.kind == "fsdp1" and sharding.reentrant_checkpoints)
         frozen = {weight.layer for weight in weights if not weight.trainable}
@@ -207,7 +213,7 @@ class _Walk:
     def _bear(self, storage: int, place: Place) -> None:
         num_bytes, category = self._stream.sizes[storage], self._stream.categories[storage]
         if storage in self._weights:
-            on_cpu = self._sharding.offload == "parameters"
+            on_cpu = self._sharding.offload == "weights"
             num_bytes = 0 if on_cpu else self._whole.shard(self._weights[storage])
         elif place.phase == _OPTIMIZER:
             num_bytes = 0 if self._sharding.offload != "none" else self._optimizer_sizes.get(num_bytes, num_bytes)
