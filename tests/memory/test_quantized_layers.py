@@ -179,6 +179,8 @@ def test_older_releases_dequantise_in_place_and_take_a_single_row_apart() -> Non
     assert WEIGHT in births.log
     births, _ = allocations(lambda: stand_in_4bit((128, 64), **old), 1, torch.bfloat16, grad=False)
     assert births.log[:3] == [SCALES, 64 * 2, -SCALES]
+    births, _ = allocations(lambda: stand_in_4bit((128, 64), release=(0, 49)), 1, torch.bfloat16, grad=False)
+    assert births.log[:5] == [SCALES, SCALES, -SCALES, 64 * 2, -SCALES]
     assert "nested_code" not in kept_by(stand_in_4bit((128, 64), **old))
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from brim.memory.events import EventStream
 from brim.memory.layers import Depth, Expansion, NotUniformError, expand
+from brim.memory.quantized.optimizer import StandInOptimizer
 from brim.memory.recorder import Recorder, Temporaries
 from brim.memory.recording import Recording, TrainedWeight, without_collector
 from brim.memory.workload import Workload
@@ -58,7 +59,7 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
             recorder.stream.mark("over")  # the next gradients are not this update's
         for state in _states(optimizer):
             recorder.categorize(state, "optimizer_state")
-    stream = _without(recorder.close(), _on_the_cpu(optimizer, recorder))
+    stream = _without(recorder.close(), _on_the_cpu(optimizer, recorder) | _paged(optimizer, recorder))
     expansion = expand(stream, depth, layers_path=recording.layers_path)
     marks = expansion.stream.marks
     position = {each.recorded: index for index, each in enumerate(chosen)}
@@ -142,6 +143,12 @@ def _on_the_cpu(optimizer: Optimizer, recorder: Recorder) -> set[int]:
         return set()
     steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor)]
     return {number for step in steps if (number := recorder.number_of(step)) is not None}
+
+
+def _paged(optimizer: Optimizer, recorder: Recorder) -> set[int]:
+    """States in memory that CUDA shares with the machine: PyTorch's allocator knows nothing of them."""
+    states = optimizer.paged if isinstance(optimizer, StandInOptimizer) else []
+    return {number for state in states if (number := recorder.number_of(state)) is not None}
 
 
 def _without(stream: EventStream, storages: set[int]) -> EventStream:

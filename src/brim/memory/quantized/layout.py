@@ -11,9 +11,10 @@ DYNAMIC_MAP_BYTES = 256 * 4  # fp32: create_dynamic_map, functional.py
 # The first release whose 4-bit layers multiply in one operator, `gemm_4bit`: with few rows it has no buffer. Before it,
 # `dequantize_4bit` and a plain linear stood in MatMul4Bit.forward, and only a single row went without a buffer.
 FUSED_SINCE = (0, 50)
-# The first release in which each layer copies the table of 8-bit values (`code.to(device, copy=True)` in
-# quantize_blockwise) instead of pointing to one for all. It came with the operators of torch.library.
-CODES_COPIED_SINCE = (0, 46)
+# The first release with operators of torch.library. Since then each layer copies the table of 8-bit values
+# (`code.to(device, copy=True)` in quantize_blockwise) instead of pointing to one for all, and the offset of the scales of
+# a single row's weight is not added in place.
+OPERATORS_SINCE = (0, 46)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def four_bit_tensors(
         KeptTensor(name="nested_absmax", num_elements=-(-blocks // SCALES_BLOCK_SIZE), element_bytes=4),
         KeptTensor(name="absmax", num_elements=blocks, element_bytes=1),
     )
-    if release < CODES_COPIED_SINCE:
+    if release < OPERATORS_SINCE:
         return kept
     return (*kept, KeptTensor(name="nested_code", num_elements=256, element_bytes=4))
 

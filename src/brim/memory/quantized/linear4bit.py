@@ -11,7 +11,7 @@ from bitsandbytes.functional import QuantState
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from brim.memory.quantized.layout import BLOCK_SIZE, FUSED_SINCE, SCALES_BLOCK_SIZE, four_bit_tensors
+from brim.memory.quantized.layout import BLOCK_SIZE, FUSED_SINCE, OPERATORS_SINCE, SCALES_BLOCK_SIZE, four_bit_tensors
 
 # Rows up to which `gemm_4bit` takes its own kernel on any GPU (_GEMM_4BIT_CUSTOM_FLOOR_M, backends/cuda/ops.py). Above
 # it, the choice depends on the GPU and the shape: up to 1,536 rows a buffer that is counted here may not be there.
@@ -123,7 +123,7 @@ def _multiply(
         result: Tensor = cast(Any, _MatMul4Bit).apply(inputs, packed, bias, state, product)
         return result
     if release < FUSED_SINCE and inputs.numel() == inputs.shape[-1] and inputs.shape[-1] % BLOCK_SIZE == 0:
-        return _row_before_fusion(inputs, bias, state)
+        return _row_before_fusion(inputs, bias, state, release)
     return product(inputs, state, bias)
 
 
@@ -173,9 +173,9 @@ def _product_before_fusion(inputs: Tensor, state: QuantState, bias: Tensor | Non
     return nn.functional.linear(inputs, _dequantized(state).to(inputs.dtype), bias)
 
 
-def _row_before_fusion(inputs: Tensor, bias: Tensor | None, state: QuantState) -> Tensor:
+def _row_before_fusion(inputs: Tensor, bias: Tensor | None, state: QuantState, release: tuple[int, int]) -> Tensor:
     """`gemv_4bit` (functional.py) up to 0.49: the weight stays packed, its scales do not."""
-    scales = _scales(state)
+    scales = _scales(state, in_place=release < OPERATORS_SINCE)
     output = torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
     del scales
     if bias is not None:
@@ -191,10 +191,12 @@ def _dequantized(state: QuantState) -> Tensor:
     return weight
 
 
-def _scales(state: QuantState) -> Tensor:
-    """The fp32 scales; of double quantization a buffer, to which the offset is added in place."""
+def _scales(state: QuantState, *, in_place: bool = True) -> Tensor:
+    """The fp32 scales; of double quantization a buffer, to which the offset is added."""
     if not state.nested:
         return cast(Tensor, state.absmax)
     scales = torch.empty_like(state.absmax, dtype=torch.float32)
+    if not in_place:
+        return scales + cast(Tensor, state.offset)
     scales += state.offset
     return scales

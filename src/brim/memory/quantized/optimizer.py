@@ -43,10 +43,13 @@ class StandInOptimizer(Optimizer):
         if self.rule.is_8bit(parameter.numel()) and not self.tables:
             size = DYNAMIC_MAP_BYTES // 4
             self.tables = [torch.zeros(size, device=parameter.device) for _ in range(self.rule.num_tables)]
+        states = self.state[parameter]
         for tensor in state_tensors(self.rule, parameter.numel()):
-            state = self.state[parameter][tensor.name] = _made(tensor, parameter)
+            states[tensor.name] = _made(tensor, parameter)
             if tensor.paged:
-                self.paged.append(state)
+                self.paged.append(states[tensor.name])
+        if self.rule.is_8bit(parameter.numel()):
+            states.update({f"qmap{number}": table for number, table in enumerate(self.tables, 1)})
 
 
 def _made(tensor: StateTensor, parameter: Parameter) -> Tensor:
