@@ -12,8 +12,8 @@ DYNAMIC_MAP_BYTES = 256 * 4  # fp32: create_dynamic_map, functional.py
 # `dequantize_4bit` and a plain linear stood in MatMul4Bit.forward, and only a single row went without a buffer.
 FUSED_SINCE = (0, 50)
 # The first release with operators of torch.library. Since then each layer copies the table of 8-bit values
-# (`code.to(device, copy=True)` in quantize_blockwise) instead of pointing to one for all, and the offset of the scales of
-# a single row's weight is not added in place.
+# (`code.to(device, copy=True)` in quantize_blockwise) instead of pointing to one for all, and the offset of the scales
+# of a single row's weight is not added in place.
 OPERATORS_SINCE = (0, 46)
 
 
