@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -22,6 +22,8 @@ from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.prediction import MemoryPrediction, Phase
 from brim.memory.recording import record
+from brim.memory.sharding import Offload, Sharding, shard
+from brim.memory.sharding_units import Weight
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
@@ -42,6 +44,7 @@ def predict_memory(
     device: str | None = None,
     memory_bytes: int | None = None,
     world_size: int = 1,
+    offload: Offload = "none",
     allocator: str | None = None,
 ) -> MemoryPrediction:
     """What a phase of a run takes: bytes allocated and reserved by PyTorch, and in all.
@@ -50,13 +53,14 @@ def predict_memory(
     None: as the configuration says. sequence_length: tokens of each row; of each prompt when generating.
     phase: None: train where the configuration trains, else generate. device: a name of the catalogue; memory_bytes:
     of any other; neither: the GPU at hand. world_size: GPUs over which FSDP shards weights, gradients and state.
+    offload: what lives on the CPU: the optimizer with its state, or the weights and their gradients, too.
     allocator: settings as in PYTORCH_ALLOC_CONF, which is read if this is None.
 
     Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
     """
-    asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes, world_size=world_size)
+    asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes)
     shape = _shape(asked, batch_size, sequence_length)
-    return _predict(asked, shape, allocator=_allocator_settings(allocator))
+    return _predict(asked, shape, _sharding(world_size, offload), allocator=_allocator_settings(allocator))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,6 @@ class _Asked:
     phase: Phase
     device: Device
     has_limit: bool
-    world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +89,9 @@ def _ask(
     phase: Phase | None,
     device: str | None,
     memory_bytes: int | None,
-    world_size: int,
 ) -> _Asked:
     require_floors()
     target, has_limit = _device(device, memory_bytes)
-    _require_positive("world_size", world_size)
     given = config if isinstance(config, Config) else load_config(config).config
     folder = locate(
         given.base_model, initialize=given.initialize, trust_remote_code=given.trust_remote_code, config_only=True
@@ -116,8 +117,17 @@ def _ask(
         phase=phase or ("train" if trains else "generate"),
         device=target,
         has_limit=has_limit,
-        world_size=world_size,
     )
+
+
+def _sharding(world_size: int, offload: Offload) -> Sharding:
+    """FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
+    _require_positive("world_size", world_size)
+    if offload not in get_args(Offload):
+        known = ", ".join(get_args(Offload))
+        raise InputError(Problem(what=f"offload is {offload!r}", expected=f"one of {known}", fix="choose one of them"))
+    is_cut = world_size > 1 or offload == "weights"
+    return Sharding(world_size=world_size, kind="fsdp2" if is_cut else "whole", offload=offload)
 
 
 def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
@@ -191,35 +201,55 @@ def _require_positive(name: str, value: int, *, least: int = 1) -> None:
         raise InputError(Problem(what=f"{name} is {value!r}", expected=f"a whole number of at least {least}"))
 
 
-def _predict(asked: _Asked, shape: _Shape, *, allocator: AllocatorSettings) -> MemoryPrediction:
+def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: AllocatorSettings) -> MemoryPrediction:
     target = CudaTarget(compute_capability=asked.device.capability or (8, 0))
     workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
     rows, tokens = shape.batch_size, shape.sequence_length
     if asked.phase in ("train", "load"):
-        stream = training_stream(workload, [(rows, tokens)] * _NUM_STEPS)
+        stream, weights = _trained(workload, [(rows, tokens)] * _NUM_STEPS)
     else:
         recording = record(workload.evaluation(), rows=rows, tokens=tokens)
-        stream = compose_runs([recording])
+        stream, weights = compose_runs([recording]), recording.weights
     stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
+    rank = shard(stream, weights, sharding)
     setting = Setting(
         phase=asked.phase,
         batch_size=rows,
         sequence_length=tokens,
-        world_size=asked.world_size,
+        world_size=sharding.world_size,
         device=asked.device,
         has_limit=asked.has_limit,
         allocator=allocator,
-        choices=(*asked.choices, *map(str, workload.choices), *shape.choices),
+        choices=(*asked.choices, *map(str, workload.choices), *shape.choices, *_said_of(sharding)),
     )
-    return predict(stream, setting)
+    return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
+
+
+def _said_of(sharding: Sharding) -> tuple[str, ...]:
+    choices = []
+    if sharding.world_size > 1:
+        how = "FSDP2 cuts weights, gradients and optimizer state; each decoder layer is gathered when it computes"
+        choices.append(f"sharding: over {sharding.world_size} GPUs ({how})")
+    if sharding.offload == "optimizer":
+        choices.append("offload: optimizer (its state and its step are on the CPU)")
+    if sharding.offload == "weights":
+        choices.append("offload: weights (with gradients and optimizer on the CPU; a layer is brought to compute)")
+    return tuple(choices)
 
 
 def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:
     """The load, then a step of each shape of micro-batches, (rows, tokens)."""
+    return _trained(workload, shapes)[0]
+
+
+def _trained(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> tuple[EventStream, tuple[Weight, ...]]:
+    """The stream of the steps, and the parameters in it."""
     traced = workload.training()
     recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
     optimizer = record_optimizer(traced, recordings[shapes[0]])
-    return compose_training([recordings[shape] for shape in shapes], optimizer, micro_batches=workload.micro_batches)
+    steps = [recordings[shape] for shape in shapes]
+    stream = compose_training(steps, optimizer, micro_batches=workload.micro_batches)
+    return stream, steps[0].weights
 
 
 def _allocator_settings(text: str | None) -> AllocatorSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,12 +30,12 @@ class Setting:
     choices: tuple[str, ...]
 
 
-def predict(stream: EventStream, setting: Setting) -> MemoryPrediction:
-    """What the stream takes."""
-    replayed = replay(stream, CachingAllocator(settings=setting.allocator))
+def predict(stream: EventStream, setting: Setting, *, cuda_streams: Sequence[int] | None = None) -> MemoryPrediction:
+    """What the stream takes. cuda_streams: of each storage; None: all on one."""
+    replayed = replay(stream, CachingAllocator(settings=setting.allocator), cuda_streams=cuda_streams)
     at = replayed.allocated_peak
     reserved_bytes = int(replayed.reserved_bytes.max())
-    fits, reason = _verdict(stream, replayed, setting)
+    fits, reason = _verdict(stream, replayed, setting, cuda_streams)
     return MemoryPrediction(
         phase=setting.phase,
         device=setting.device.name,
@@ -62,7 +63,9 @@ def predict(stream: EventStream, setting: Setting) -> MemoryPrediction:
     )
 
 
-def _verdict(stream: EventStream, replayed: Replay, setting: Setting) -> tuple[bool | None, str]:
+def _verdict(
+    stream: EventStream, replayed: Replay, setting: Setting, cuda_streams: Sequence[int] | None
+) -> tuple[bool | None, str]:
     device = setting.device
     reserved_bytes = int(replayed.reserved_bytes.max())
     total_bytes = reserved_bytes + device.outside_bytes
@@ -75,7 +78,8 @@ def _verdict(stream: EventStream, replayed: Replay, setting: Setting) -> tuple[b
         left = format_bytes(device.memory_bytes - total_bytes)
         return True, f"it needs {needs}; {has}, so {left} are left"
     try:
-        replay(stream, CachingAllocator(settings=setting.allocator, capacity_bytes=budget_bytes(device)))
+        tight = CachingAllocator(settings=setting.allocator, capacity_bytes=budget_bytes(device))
+        replay(stream, tight, cuda_streams=cuda_streams)
     except SimulatedOutOfMemory:
         return False, f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
     return (
