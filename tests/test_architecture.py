@@ -44,7 +44,14 @@ TORCH_FREE = [
     "memory.allocator",
     "memory.device",
     "memory.replay",
+    "memory.napkin",
+    "memory.measure.result",
+    "report.memory_table",
+    "report.memory_squares_plot",
+    "report.napkin_table",
+    "report.picture",
     "cli.app",
+    "cli.memory_request",
 ]
 SLOW = ["torch", "transformers", "peft", "datasets", "bitsandbytes"]
 

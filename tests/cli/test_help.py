@@ -9,6 +9,10 @@ import pytest
 # CONTRACT.md and the issue: what each verb takes.
 OPTIONS = {
     "check": {"--dataset", "--show", "--rows", "--json"},
+    "memory": {
+        *("--batch-size", "--sequence-length", "--device", "--memory", "--phase", "--world-size"),
+        *("--compare", "--explain", "--measure", "--layers", "--steps", "--plot", "--json"),
+    },
     "train": {"--dataset", "--output-directory", "--resume", "--json"},
     "evaluate": {"--dataset", "--split", "--texts", "--rows", "--json"},
     "predict": {"--dataset", "--output", "--split", "--json"},

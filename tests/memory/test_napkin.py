@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from brim.config import load_config
-from brim.memory.napkin import _CHUNK_BYTES, _FEWEST_ROWS, napkin
+from brim.memory.napkin import napkin
 from brim.memory.napkin_settings import settings_of, stored_bytes
 from brim.memory.trained import Lora, Optimizer, all_tensors, lora_tensors, optimizer_state
 
@@ -89,12 +89,15 @@ def test_mixed_precision_casts_the_weights_that_train():
     assert "casts" not in lines(worked(LLAMA, precision="bf16-mixed", adapter="lora"))  # stored in 16 bits, and frozen
 
 
-def test_a_chunk_of_logits_instead_of_all():
-    from brim.models.chunked_loss import CHUNK_BYTES, FEWEST_ROWS, chunk_rows
+@pytest.mark.parametrize("head_trains", [True, False])
+def test_a_chunk_of_logits_instead_of_all(head_trains):
+    from brim.models.chunked_loss import chunk_rows
 
-    assert (_CHUNK_BYTES, _FEWEST_ROWS) == (CHUNK_BYTES, FEWEST_ROWS)
-    found = lines(worked(LLAMA, rows=8, precision="bf16-true", chunked_loss=True))
-    assert found["logits and loss, a chunk"].num_bytes == chunk_rows(32_000) * 32_000 * 12
+    keys = {} if head_trains else {"adapter": "lora"}
+    found = lines(worked(LLAMA, rows=8, precision="bf16-true", chunked_loss=True, **keys))
+    rows = chunk_rows(32_000, head_trains=head_trains)
+    of_the_head = 32_000 * 4096 * 4 if head_trains else 0
+    assert found["logits and loss"].num_bytes == rows * 32_000 * 6 + 2 * 8 * 2048 * 4096 * 2 + of_the_head
 
 
 def test_the_cache_grows_to_prompt_and_answer():

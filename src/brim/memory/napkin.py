@@ -25,7 +25,8 @@ MOMENTS: Mapping[Phase, tuple[Moment, ...]] = {
     "evaluate": ("loss",),
     "generate": ("prefill", "decode"),
 }
-_CHUNK_BYTES, _FEWEST_ROWS = 128 << 20, 256  # of models/chunked_loss.py, which imports torch; a test compares them
+# Of models/chunked_loss.py, which imports torch; a test compares them.
+_CHUNK_BYTES, _FEWEST_ROWS, _TRAINED_HEAD_FACTOR = 128 << 20, 256, 4
 _FP32_BYTES = 4
 
 
@@ -217,13 +218,31 @@ def _layer(architecture: Architecture, settings: Settings) -> tuple[int, str]:
 def _trained_logits(architecture: Architecture, settings: Settings) -> Line:
     """Whole: log-probabilities, their gradient and the logits' gradient, all fp32, when the backward pass begins."""
     tokens, words = settings.batch_size * settings.sequence_length, architecture.vocabulary
-    name, times = "logits and loss", 3 * _FP32_BYTES
     if settings.chunked_loss:
-        tokens = min(tokens, max(_FEWEST_ROWS, _CHUNK_BYTES // (_FP32_BYTES * words)))
-        name = "logits and loss, a chunk"
-    formula = f"{tokens:,} positions × {words:,} words × 3 × 4 B"
-    at: tuple[Moment, ...] = ("loss",)
-    return Line(name=name, category="logits_and_loss", formula=formula, num_bytes=tokens * words * times, moments=at)
+        return _chunk_of_logits(architecture, settings, tokens)
+    return Line(
+        name="logits and loss",
+        category="logits_and_loss",
+        formula=f"{tokens:,} positions × {words:,} words × 3 × 4 B",
+        num_bytes=tokens * words * 3 * _FP32_BYTES,
+        moments=("loss",),
+    )
+
+
+def _chunk_of_logits(architecture: Architecture, settings: Settings, tokens: int) -> Line:
+    """A chunk in fp32 and in the head's data type; hidden states and their gradient; that of a head that trains."""
+    words, width, each = architecture.vocabulary, architecture.hidden, settings.arithmetic.compute_bytes
+    head_trains = settings.lora is None
+    factor = _TRAINED_HEAD_FACTOR if head_trains else 1
+    rows = min(tokens, factor * max(_FEWEST_ROWS, _CHUNK_BYTES // (_FP32_BYTES * words)))
+    formula = f"{rows:,} positions × {words:,} words × (4 + {each}) B + 2 × {tokens:,} tokens × {width:,} × {each} B"
+    num_bytes = rows * words * (_FP32_BYTES + each) + 2 * tokens * width * each
+    if head_trains:
+        formula += f" + {words:,} × {width:,} × 4 B"
+        num_bytes += words * width * _FP32_BYTES
+    return Line(
+        name="logits and loss", category="logits_and_loss", formula=formula, num_bytes=num_bytes, moments=("loss",)
+    )
 
 
 def _evaluated_logits(architecture: Architecture, settings: Settings) -> Line:

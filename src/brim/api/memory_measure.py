@@ -1,0 +1,94 @@
+"""`brim memory --measure`: what the device at hand takes, beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.api.memory import predict_memory
+from brim.config import Config, FinetuneTrainer
+from brim.memory.measure.process import measure
+from brim.memory.measure.result import Measured, PhasePeak
+from brim.memory.prediction import MemoryPrediction, Phase
+from brim.models.folder import locate
+from brim.models.quantization import with_stored_quantization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A measurement, and the prediction of each phase that was measured."""
+
+    measured: Measured
+    predictions: Mapping[Phase, MemoryPrediction]
+
+    @property
+    def main(self) -> MemoryPrediction:
+        """Of the phase that was asked for, or of the first after loading."""
+        return next(prediction for phase, prediction in self.predictions.items() if phase != "load")
+
+    def predicted_bytes(self, peak: PhasePeak) -> int:
+        """What was foretold of a measured peak: of a step of training, of that step."""
+        prediction = self.predictions[peak.phase]
+        steps = prediction.step_peaks_bytes
+        if peak.phase == "train" and peak.step is not None and steps:
+            return steps[min(peak.step, len(steps)) - 1]
+        return prediction.allocated_bytes
+
+    def measured_bytes(self, peak: PhasePeak) -> int:
+        """Allocated; on a CPU the resident set less what was there before."""
+        return peak.total_bytes - self.measured.baseline_bytes if peak.allocated_bytes is None else peak.allocated_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Both, for JSON."""
+        predictions = {phase: prediction.as_dict() for phase, prediction in self.predictions.items()}
+        return {"predicted": predictions, "measured": self.measured.as_dict()}
+
+
+def measure_memory(
+    config: Config,
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    phase: Phase | None = None,
+    steps: int | None = None,
+    layers: int | None = None,
+    snapshot: Path | None = None,
+) -> Beside:
+    """Predict, then run brim's own code on the device at hand with random rows of the shape.
+
+    phase: this one and the loading before it; None: all. steps: of training, over which memory is recorded in time;
+    None: a few, and no recording. layers: run so many and twice as many layers, and extrapolate. snapshot: for
+    PyTorch's memory snapshot, which CUDA alone has.
+    """
+    folder = locate(
+        config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
+    )
+    config = with_stored_quantization(config, folder)
+    has_cuda = torch.cuda.is_available()
+    if not has_cuda and config.precision == "auto":
+        config = config.model_copy(update={"precision": "fp32"})  # as brim resolves it for a CPU
+    trains = isinstance(config.trainer, FinetuneTrainer)
+    others: tuple[Phase, ...] = ("evaluate", "generate")
+    phases: tuple[Phase, ...] = (phase,) if phase is not None else ("train", *others) if trains else others
+    shape: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length}
+    predictions: dict[Phase, MemoryPrediction] = {}
+    for each in phases:
+        predictions[each] = predict_memory(config, phase=each, **shape)
+        shape = {"batch_size": predictions[each].batch_size, "sequence_length": predictions[each].sequence_length}
+    if "load" not in phases:
+        predictions = {"load": predict_memory(config, phase="load", **shape), **predictions}
+    measured = measure(
+        config,
+        folder,
+        phases=tuple(predictions),
+        steps=steps or 3,
+        layers=layers,
+        timeline=steps is not None,
+        snapshot=snapshot if has_cuda and steps is not None else None,
+        **shape,
+    )
+    return Beside(measured=measured, predictions=predictions)

@@ -1,0 +1,81 @@
+"""Squares of a GiB."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.report.memory_squares import GIB, Filled, squares
+from brim.report.memory_squares_plot import squares_plot
+
+WAYS = [
+    Filled(name="full", parts={"weights": 26 * GIB, "gradients": 26 * GIB, "optimizer_state": 52 * GIB}),
+    Filled(name="4-bit + LoRA", parts={"weights": 4 * GIB, "activations": 5 * GIB, "outside": GIB // 2 + 1}),
+]
+
+
+def test_each_square_is_what_stands_at_its_middle():
+    parts = {"weights": int(2.4 * GIB), "gradients": int(0.2 * GIB), "activations": int(1.6 * GIB)}
+    assert squares(parts) == ["weights", "weights", "gradients", "activations"]
+
+
+@given(st.lists(st.integers(0, 5 * GIB), min_size=3, max_size=3))
+def test_there_are_as_many_as_the_whole_rounds_to_and_each_part_is_near_its_own(sizes):
+    parts = dict(zip(("weights", "gradients", "activations"), sizes, strict=True))
+    found = squares(parts)
+    assert abs(len(found) - sum(sizes) / GIB) <= 0.5
+    for part, size in parts.items():
+        assert abs(found.count(part) - size / GIB) <= 1
+    assert found == sorted(found, key=list(parts).index)
+
+
+def test_nothing_is_no_square():
+    assert squares({"weights": 0}) == []
+
+
+def picture(cards):
+    return squares_plot(WAYS, title="Llama: ways", subtitle="what it takes", cards=cards)
+
+
+def test_the_piles_have_a_patch_for_each_square_in_the_colour_of_its_part():
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    (axes,) = picture({"t4": 15 * GIB}).axes
+    colours = [to_hex(patch.get_facecolor()).upper() for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(colours) == 104 + 10
+    assert colours.count("#0072B2") == 26 + 4
+    assert colours.count("#009E73") == 52
+
+
+def test_totals_names_devices_and_the_legend_are_written():
+    figure = picture({"t4": 15 * GIB, "a100-80gb": 80 * GIB})
+    (axes,) = figure.axes
+    said = [text.get_text() for text in axes.texts]
+    assert said == ["104.00 GiB", "full", "9.50 GiB", "4-bit\n+ LoRA", "t4, 15.00 GiB", "a100-80gb, 80.00 GiB"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "outside PyTorch",
+        "activations",
+        "optimizer state",
+        "gradients",
+        "weights",
+    ]
+
+
+def test_a_device_is_full_between_two_squares():
+    (axes,) = picture({"t4": 15 * GIB}).axes
+    wide = max(round(patch.get_x()) for patch in axes.patches[:104]) + 1
+    step = axes.lines[0].get_xydata()
+    row, part = divmod(15, wide)
+    assert step[:, 1] == pytest.approx([row + 0.93, row + 0.93, row - 0.07, row - 0.07])
+    assert step[1, 0] == pytest.approx(part - 0.07)
+
+
+def test_names_of_devices_do_not_touch():
+    figure = picture({"a": 22 * GIB, "b": 22 * GIB, "c": 23 * GIB, "d": 24 * GIB})
+    names = [text for text in figure.axes[0].texts if text.get_text().startswith(("a,", "b,", "c,", "d,"))]
+    boxes = sorted((name.get_window_extent().y0, name.get_window_extent().y1) for name in names)
+    assert len(boxes) == 4
+    assert all(below[1] <= above[0] for below, above in pairwise(boxes))
