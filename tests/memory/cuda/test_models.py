@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
@@ -17,12 +17,13 @@ CONFIGS = {
     "gemma2": Gemma2Config(
         hidden_size=64, intermediate_size=96, num_key_value_heads=2, head_dim=16, sliding_window=8, **SIZES
     ),
+    "mixtral": MixtralConfig(hidden_size=64, intermediate_size=96, num_key_value_heads=2, num_local_experts=4, **SIZES),
     "gpt2": GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=96, eos_token_id=1, bos_token_id=1),
 }
 
 
-def build(name, attention="eager"):
-    return AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.bfloat16, attn_implementation=attention)
+def build(name, attention="eager", dtype=torch.bfloat16):
+    return AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype, attn_implementation=attention)
 
 
 def gradient_functions(tensor):
@@ -65,6 +66,19 @@ def test_every_weight_gets_a_gradient(name, attention, expected, reentrant, rows
         logits = model(input_ids=tokens, use_cache=False).logits
         if reentrant is None:
             assert expected in gradient_functions(logits)
+        logits.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((8, 0), "_GroupedBackward"), ((7, 5), "grouped_mm_fallback")], ids=str
+)
+def test_experts_are_one_grouped_product(capability, expected, dtype):
+    model = build("mixtral", "sdpa", dtype).train()
+    with as_on_cuda(model, CudaTarget(compute_capability=capability)):
+        logits = model(input_ids=torch.zeros(2, 32, dtype=torch.long), use_cache=False).logits
+        assert any(expected in name for name in gradient_functions(logits)), gradient_functions(logits)
         logits.float().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

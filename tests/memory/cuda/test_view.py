@@ -34,6 +34,16 @@ def test_rms_norm_with_a_weight_of_another_dtype_is_plain_operators(births):
     assert len(forward.sizes) > 2
 
 
+def test_a_grouped_product_starts_rows_at_multiples_of_16_bytes(births):
+    tokens, experts = torch.empty(24, 64, requires_grad=True), torch.empty(4, 64, 30, requires_grad=True)
+    with cuda_kernels(TARGET):
+        with births() as forward:
+            out = functional.grouped_mm(tokens, experts, offs=torch.empty(4, dtype=torch.int32))
+        assert (out.shape, forward.sizes[-1]) == ((24, 30), 4 * 24 * 32)
+        out.sum().backward()
+    assert (tokens.grad.shape, experts.grad.shape) == (tokens.shape, experts.shape)
+
+
 def test_an_fp16_softmax_in_fp32_copies_nothing(births):
     with cuda_kernels(TARGET):
         for dtype, sizes in ((torch.float16, [4096]), (torch.bfloat16, [4096, 4096])):

@@ -32,6 +32,6 @@ def as_on_cuda(
     with (
         cuda_kernels(target),
         autocast_as_on_cuda(),
-        transformers_on_cuda(model, flash_attention=flash_attention, packed=packed),
+        transformers_on_cuda(model, target, flash_attention=flash_attention, packed=packed),
     ):
         yield

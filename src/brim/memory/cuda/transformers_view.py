@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
+from brim.memory.cuda.target import CudaTarget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +23,11 @@ _NAME = "brim/flash-attention-2"
 
 @contextmanager
 def transformers_on_cuda(
-    model: PreTrainedModel, *, flash_attention: FlashAttnPackage | None = None, packed: bool = False
+    model: PreTrainedModel,
+    target: CudaTarget,
+    *,
+    flash_attention: FlashAttnPackage | None = None,
+    packed: bool = False,
 ) -> Iterator[None]:
     """Trace the model within this.
 
@@ -31,8 +36,12 @@ def transformers_on_cuda(
     """
     from transformers import masking_utils
     from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations import moe
 
     with ExitStack() as stack:
+        # It asks the device's capability, or for addresses of CPU tensors.
+        if "_can_use_grouped_mm" in vars(moe):
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: target.sm >= 80))
         # Both read the positions' values to see whether rows are packed.
         stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None))
         stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from brim.memory.cuda.grouped_mm import grouped_mm
 from brim.memory.cuda.rms_norm import rms_norm
 from brim.memory.cuda.sdpa import sdpa
 from brim.memory.cuda.target import CudaTarget
@@ -34,6 +35,7 @@ def cuda_kernels(target: CudaTarget) -> Iterator[None]:
             (functional, "dropout", dropout),
             (functional, "softmax", softmax),
             (functional, "rms_norm", rms_norm),
+            (functional, "grouped_mm", grouped_mm),
             (torch, "dropout", lambda input, p, train: dropout(input, p, train)),
         ):
             stack.enter_context(patch.object(owner, name, stand_in))
