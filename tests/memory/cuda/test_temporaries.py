@@ -51,3 +51,8 @@ def test_norms_have_one_part_for_each_chunk_of_the_longest_tensor():
 
 def test_a_matrix_product_takes_nothing_beside_its_workspace():
     assert cuda_temporaries("aten::mm", (torch.empty(4, 4), torch.empty(4, 4)), {}) == 0
+
+
+def test_an_8bit_weight_is_multiplied_by_its_scales_before_the_constant():
+    weight = torch.empty(64, 128, dtype=torch.int8)
+    assert cuda_temporaries("bitsandbytes::int8_vectorwise_dequant", (weight, torch.empty(64)), {}) == 4 * 64 * 128

@@ -93,6 +93,12 @@ def _foreach_norm(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     return _accumulated(tensors[0]) * len(tensors) * -(-longest // 65536) if tensors else 0
 
 
+def _int8_dequantized(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """int8_vectorwise_dequant (_ops.py of bitsandbytes): the weight times its scales, in fp32, before the result."""
+    weight: Tensor = args[0]
+    return 4 * weight.numel()
+
+
 def _accumulated(tensor: Tensor) -> int:
     """Bytes of an element in the dtype that sums are kept in."""
     return max(4, tensor.element_size())
@@ -109,4 +115,5 @@ _RULES: Mapping[str, Callable[[tuple[Any, ...], Mapping[str, Any]], int]] = {
     "aten::index_put_": _index_put,
     "aten::_index_put_impl_": _index_put,
     "aten::_foreach_norm": _foreach_norm,
+    "bitsandbytes::int8_vectorwise_dequant": _int8_dequantized,  # DoRA over 8-bit weights
 }
