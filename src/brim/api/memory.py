@@ -13,11 +13,12 @@ import torch
 from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
 from brim.errors import InputError, ModelError, Problem
 from brim.memory.allocator_settings import AllocatorSettings
-from brim.memory.compose import compose_runs, compose_training, with_workspaces
+from brim.memory.compose import compose_evaluation, compose_training, with_workspaces
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import Device, device_named, device_of, find_device
 from brim.memory.events import EventStream
+from brim.memory.generation import TRACED_TOKENS, compose_generation
 from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.prediction import MemoryPrediction, Phase
@@ -207,9 +208,11 @@ def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: All
     rows, tokens = shape.batch_size, shape.sequence_length
     if asked.phase in ("train", "load"):
         stream, weights = _trained(workload, [(rows, tokens)] * _NUM_STEPS)
-    else:
+    elif asked.phase == "evaluate":
         recording = record(workload.evaluation(), rows=rows, tokens=tokens)
-        stream, weights = compose_runs([recording]), recording.weights
+        stream, weights = compose_evaluation(recording), recording.weights
+    else:
+        stream, weights = _generated(workload, rows, tokens, new_tokens=asked.config.generation.max_new_tokens or 1)
     stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
     rank = shard(stream, weights, sharding)
     setting = Setting(
@@ -235,6 +238,17 @@ def _said_of(sharding: Sharding) -> tuple[str, ...]:
     if sharding.offload == "weights":
         choices.append("offload: weights (with gradients and optimizer on the CPU; a layer is brought to compute)")
     return tuple(choices)
+
+
+def _generated(
+    workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
+) -> tuple[EventStream, tuple[Weight, ...]]:
+    """Recorded at the prompts' length, and once more where the last tokens are written."""
+    traced = workload.generation()
+    early = record(traced, rows=rows, tokens=tokens)
+    further = max(0, new_tokens - TRACED_TOKENS)
+    late = record(traced, rows=rows, tokens=tokens + further) if further else early
+    return compose_generation(early, late, new_tokens=new_tokens), early.weights
 
 
 def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 
+from brim.memory.cuda.workspaces import CUBLAS_OPERATORS
 from brim.memory.events import EventStream
 from brim.memory.optimizer_recording import OptimizerRecording
 from brim.memory.recording import Recording
@@ -35,14 +36,12 @@ def compose_training(
     return stream
 
 
-def compose_runs(recordings: Sequence[Recording]) -> EventStream:
-    """The load of the weights, then each recording's run."""
+def compose_evaluation(recording: Recording) -> EventStream:
+    """The load of the weights, then a batch that is scored."""
     stream = EventStream()
-    loaded: Binding = {}
-    play(stream, recordings[0].stream, recordings[0].parts["load"], loaded, label="load")
-    for number, recording in enumerate(recordings):
-        own: Binding = dict(loaded) if recording is recordings[0] else {}
-        play(stream, recording.stream, recording.parts["run"], own, label=f"batch {number + 1}")
+    bound: Binding = {}
+    for part in ("load", "evaluate"):
+        play(stream, recording.stream, recording.parts[part], bound, label=part)
     stream.mark("end")
     return stream
 
@@ -59,7 +58,7 @@ def with_workspaces(stream: EventStream, num_bytes: int) -> EventStream:
         while marks and marks[-1][0] <= position:
             out.mark(marks.pop()[1])
         is_backward = place.phase == "backward"
-        if is_backward in wanting and place.operator in _PRODUCTS and place.phase != "load":
+        if is_backward in wanting and place.operator in CUBLAS_OPERATORS and place.phase != "load":
             wanting.discard(is_backward)
             out.birth(num_bytes, "workspace", place)
         out.storages.append(storage)
@@ -67,9 +66,6 @@ def with_workspaces(stream: EventStream, num_bytes: int) -> EventStream:
     while marks:
         out.mark(marks.pop()[1])
     return out
-
-
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::matmul"})
 
 
 def play(

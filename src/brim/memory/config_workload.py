@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,22 +12,25 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
-from brim.data.collate import Batch
+from brim.data.collate import Batch, PromptBatch
+from brim.infer.generation_settings import generation_settings
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.cuda.temporaries import cuda_temporaries
+from brim.memory.generation import full_prompts, generate_some
+from brim.memory.quantized.optimizer import traceable_optimizer
 from brim.memory.quantized.replace import quantize_stand_in
 from brim.memory.recorder import no_temporaries
 from brim.memory.workload import Training, Workload
 from brim.models.adapter_folder import open_adapter
 from brim.models.folder import ModelFolder
 from brim.models.llm import LLM, equip
+from brim.models.load import forget_generation_settings
 from brim.models.objective import next_token_loss, next_token_scores
 from brim.models.precision import precision
 from brim.train.clipping import clip_gradients
-from brim.train.optimizer import build_optimizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -70,7 +73,7 @@ class ConfigWorkload:
             training=Training(
                 micro_batch=self._micro_batch,
                 accumulates=self.micro_batches > 1,
-                optimizer=lambda weights: build_optimizer(trainer.optimizer, weights),
+                optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
                 update=self._update,
             ),
             view=self._view,
@@ -84,7 +87,17 @@ class ConfigWorkload:
             build=lambda architecture: self._build(architecture, trainable=False),
             batch=full_batch,
             run=self._evaluate,
-            run_phase="evaluate",
+            view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
+        )
+
+    def generation(self) -> Workload:
+        """Prompts, and the first tokens that follow them."""
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=False),
+            batch=full_prompts,
+            run=self._generate,
             view=self._view,
             temporaries=no_temporaries if self._target is None else cuda_temporaries,
         )
@@ -100,6 +113,7 @@ class ConfigWorkload:
             attn_implementation="eager" if self._flash_attention else config.model_parameters.attn_implementation,
             trust_remote_code=config.trust_remote_code,
         ).eval()
+        forget_generation_settings(model)
         if config.quantization is not None:
             quantize_stand_in(model, config.quantization)
         self._llm = equip(model, config, self._folder, _CPU, trainable=trainable)
@@ -119,10 +133,16 @@ class ConfigWorkload:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def _evaluate(self, model: nn.Module, batch: Batch) -> None:
+    def _evaluate(self, model: nn.Module, batch: Batch, begin: Callable[[str], None]) -> None:
         assert self._llm is not None
+        begin("evaluate")
         with torch.no_grad(), self._precision.autocast(_CPU):
             next_token_scores(model, batch, head=self._llm.head)
+
+    def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:
+        settings = generation_settings(self._config.generation, pad_id=0, end_ids=[0])
+        with self._precision.autocast(_CPU):
+            generate_some(cast(Any, model), batch, settings, begin)
 
     @property
     def _flash_attention(self) -> FlashAttnPackage | None:

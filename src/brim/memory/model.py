@@ -94,7 +94,7 @@ def _step_peaks(stream: EventStream, replayed: Replay) -> tuple[int, ...]:
     ends = [position for position, _ in stream.marks[1:]] + [len(stream.storages)]
     for (start, label), end in zip(stream.marks, ends, strict=True):
         step = label.split(",")[0].split(":")[0]
-        if step in ("load", "end") or end == start:
+        if not step.startswith("step ") or end == start:
             continue
         peak = int(np.max(replayed.allocated_bytes[start:end]))
         peaks[step] = max(peak, peaks.get(step, 0))

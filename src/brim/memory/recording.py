@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,7 +38,7 @@ class TrainedWeight:
 class Recording:
     """A stream in parts: "load", then "first" and "next", micro-batches without and with gradients at hand.
 
-    Without training, the part after "load" is "run".
+    Without training, the parts after "load" are those that the run begins.
     """
 
     stream: EventStream
@@ -115,9 +116,12 @@ def _train(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, 
 
 def _run(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, tokens: int) -> None:
     assert workload.run is not None
-    recorder.phase = workload.run_phase
-    recorder.stream.mark("run")
-    workload.run(model, workload.batch(rows, tokens))
+
+    def begin(label: str) -> None:
+        recorder.phase = label.split(" ")[0]
+        recorder.stream.mark(label)
+
+    workload.run(model, workload.batch(rows, tokens), begin)
 
 
 def _trained_weights(

@@ -31,7 +31,8 @@ class Training:
 class Workload:
     """Everything that a trace runs, as callables that it runs on fake tensors.
 
-    batch: the input of `rows` × `tokens`, as tensors on the device. run: of a phase without gradients.
+    batch: the input of `rows` × `tokens`, as tensors on the device. run: of a phase without gradients; it is given
+    what to call when something begins, such as "prefill".
     view: a context in which operators do what the device that is meant would do; None: the optimizer alone.
     """
 
@@ -39,7 +40,6 @@ class Workload:
     build: Callable[[PretrainedConfig], nn.Module]  # on the meta device, with adapter and all, in training mode or not
     batch: Callable[[int, int], Any]
     training: Training | None = None
-    run: Callable[[nn.Module, Any], None] | None = None
-    run_phase: str = "evaluate"
+    run: Callable[[nn.Module, Any, Callable[[str], None]], None] | None = None
     view: Callable[[nn.Module | None], AbstractContextManager[Any]] = nullcontext
     temporaries: Temporaries = no_temporaries

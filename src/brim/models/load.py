@@ -75,13 +75,13 @@ def load_base(
         if _is_out_of_memory(error):
             raise BrimError(_too_large(folder, device, quantization)) from error
         raise ModelError(explain(error, folder)) from error
-    _forget_generation_settings(model)
+    forget_generation_settings(model)
     if quantization is not None:
         settle_layers(model, quantization, device)
     return model
 
 
-def _forget_generation_settings(model: PreTrainedModel) -> None:
+def forget_generation_settings(model: PreTrainedModel) -> None:
     """Keep only the special tokens: transformers fills every setting that ours leave open from the model's own."""
     from transformers import GenerationConfig
 
