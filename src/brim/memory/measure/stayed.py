@@ -46,7 +46,8 @@ class Living:
 
 
 def living(made_at: Mapping[int, str] | None = None) -> Living:
-    """The storages of all tensors that Python's collector tracks, and of those saved in their graphs.
+    """The storages of all tensors that Python's collector tracks, and of of their
+    gradients and of those saved in their graphs.
 
     made_at: by address, where a storage was made, if that is known; else the node that made the tensor is named.
     """
@@ -55,6 +56,8 @@ def living(made_at: Mapping[int, str] | None = None) -> Living:
     nodes: set[Any] = set()
     for tensor in _tensors():
         _add(kinds, tensor, made_at or {})
+        if tensor.is_leaf and tensor.grad is not None:  # no object of Python's until it is asked for
+            _add(kinds, tensor.grad, made_at or {})
         if tensor.grad_fn is not None:
             for saved in _saved(tensor.grad_fn, nodes):
                 _add(kinds, saved, made_at or {})

@@ -41,7 +41,7 @@ def _spikes(
 ) -> list[Spike]:
     """The first highest point of each part that has points."""
     found = []
-    for start, end in zip(starts, [*starts[1:], len(live_bytes)], strict=True):
+    for start, end in zip(starts, [*starts[1:], len(live_bytes)], strict=False):
         if start < end:
             point = start + int(np.argmax(live_bytes[start:end]))
             found.append(Spike(point=point, live_bytes=int(live_bytes[point]), place=place_at(int(times_ns[point]))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import threading
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -13,6 +14,7 @@ import torch
 
 from brim.config import Config, FinetuneTrainer, resolve
 from brim.data import TokenRows
+from brim.errors import InputError, Problem
 from brim.infer.evaluate import score_rows
 from brim.infer.generate import generate
 from brim.infer.generation_settings import generation_settings
@@ -38,10 +40,11 @@ _OVERFLOWS = 16  # steps that fp16's loss scale of 2^16 may leave out until it i
 
 def run(request: Request) -> Report:
     """Load the model once and run the phases."""
-    device = pick_device() if request.device is None else torch.device(request.device)
+    device = _device(request.device)
     if device.type == "cpu":
         with tiny(request) as rehearsal:
             run_on(rehearsal, device, NoMeter())
+    gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     meter = meter_of(device)
     bench = run_on(request, device, meter)
     return Report(
@@ -67,6 +70,20 @@ def run_on(request: Request, device: torch.device, meter: Meter) -> Bench:
     bench.peaks.append(meter.peak("load"))
     bench.run()
     return bench
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return pick_device()
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        raise InputError(
+            Problem(
+                what=f"there is no device {name!r} here to measure on",
+                expected="cuda" if torch.cuda.is_available() else "cpu",
+                fix="leave it out, and the one at hand is taken",
+            )
+        )
+    return torch.device(name)
 
 
 def _drawn_on(device: torch.device) -> AbstractContextManager[object]:
