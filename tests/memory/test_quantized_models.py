@@ -15,6 +15,7 @@ from transformers import (
     BitsAndBytesConfig,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -250,3 +251,20 @@ def test_weights_come_in_the_order_of_their_names_and_numbers() -> None:
         *("lm_head.weight", "model.embed.weight"),
         *("model.layers.9.a", "model.layers.9.b", "model.layers.10.a"),
     ]
+
+
+def test_a_7b_model_in_4_bits_leaves_what_was_measured_on_an_a100() -> None:
+    """FMS-A078 of benchmarks/data/memory: Mistral-7B, LoRA on q, k, v and o, bitsandbytes 0.43.3, end of step."""
+    model = on_meta(MistralConfig(), FOUR, release=(0, 43))
+    weights = sum(rounded(tensor.nbytes) for tensor in (*model.parameters(), *model.buffers()))
+    elements = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    adapter = 3 * 4 * elements  # fp32, with Adam's two moments
+    workspaces = 2 * (8 * 2**20 + 128 * 2**10)  # cuBLAS', of the forward and the backward thread
+    batch = 3 * 4 * 4096 * 8  # token ids, labels, mask
+    measured = 4_306_496_512
+    assert 0 <= measured - (weights + adapter + workspaces + batch) < 32 * 1024  # the rest: scalars of the loop
+
+
+def rounded(num_bytes: int) -> int:
+    """As the caching allocator rounds."""
+    return -(-num_bytes // 512) * 512
