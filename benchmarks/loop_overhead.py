@@ -114,10 +114,11 @@ class Overhead:
 class BareLoop:
     """A loop as one would write it by hand: forward, backward, clip, update."""
 
-    def __init__(self, model: nn.Module, steps: Sequence[tuple[list[Batch], int]]) -> None:
-        self._model = model.train()
+    def __init__(self, llm: LLM, steps: Sequence[tuple[list[Batch], int]]) -> None:
+        self._model: nn.Module = llm.model.train()
+        self._head = llm.head
         self._steps = steps
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters = [p for p in llm.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(self._parameters, lr=LEARNING_RATE)
 
     def step(self, number: int) -> float:
@@ -125,7 +126,7 @@ class BareLoop:
         batches, num_supervised = self._steps[number]
         total = torch.zeros(())
         for batch in batches:
-            loss = next_token_loss(self._model, batch) / num_supervised
+            loss = next_token_loss(self._model, batch, head=self._head) / num_supervised
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         clip_grad_norm_(self._parameters, CLIPPING)
@@ -197,7 +198,7 @@ def measure(case: Case, folder: Path) -> Overhead:
     prepared = prepare(read(rows_file), session.config, session.encoder, context_length=session.folder.context_length)
     rows = prepared.splits["train"]
     llm, twin = (load_llm(session.config, session.folder, session.device, trainable=True) for _ in range(2))
-    bare = BareLoop(twin.model, _batches(rows, case, pad_id=session.encoder.pad_id))
+    bare = BareLoop(twin, _batches(rows, case, pad_id=session.encoder.pad_id))
     return _overhead(case, llm, rows, _run(case, session, llm, rows, bare, folder))
 
 
