@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -50,15 +50,13 @@ def generate_some(
 
     begin("prefill")
     with torch.no_grad(), _values_of_fakes():
-        try:
+        with suppress(_Enough):
             model.generate(
                 input_ids=batch.input_ids,
                 attention_mask=batch.attention_mask,
                 generation_config=GenerationConfig(**settings),
                 stopping_criteria=[Begin()],
             )
-        except _Enough:
-            pass
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Setting:
 
 def predict(stream: EventStream, setting: Setting, *, cuda_streams: Sequence[int] | None = None) -> MemoryPrediction:
     """What the stream takes. cuda_streams: of each storage; None: all on one."""
-    replayed = replay(stream, CachingAllocator(settings=setting.allocator), cuda_streams=cuda_streams)
+    replayed = _replay_without_end(stream, setting, cuda_streams)
     at = replayed.allocated_peak
     reserved_bytes = int(replayed.reserved_bytes.max())
     fits, reason = _verdict(stream, replayed, setting, cuda_streams)
@@ -63,6 +63,17 @@ def predict(stream: EventStream, setting: Setting, *, cuda_streams: Sequence[int
     )
 
 
+def _replay_without_end(stream: EventStream, setting: Setting, cuda_streams: Sequence[int] | None) -> Replay:
+    """What the stream would take of a device as large as it needs; settings that are shares of the device hold."""
+    device_bytes = setting.device.memory_bytes if setting.has_limit else None
+    try:
+        allocator = CachingAllocator(settings=setting.allocator, device_bytes=device_bytes)
+        return replay(stream, allocator, cuda_streams=cuda_streams)
+    except SimulatedOutOfMemory:
+        unbounded = replace(setting.allocator, per_process_memory_fraction=1.0)
+        return replay(stream, CachingAllocator(settings=unbounded), cuda_streams=cuda_streams)
+
+
 def _verdict(
     stream: EventStream, replayed: Replay, setting: Setting, cuda_streams: Sequence[int] | None
 ) -> tuple[bool | None, str]:
@@ -74,11 +85,14 @@ def _verdict(
     if not setting.has_limit:
         return None, f"it needs {needs}"
     has = f"{device.title} has {format_bytes(device.memory_bytes)}"
-    if total_bytes <= device.memory_bytes:
+    fraction = setting.allocator.per_process_memory_fraction
+    if total_bytes <= device.memory_bytes and reserved_bytes <= fraction * device.memory_bytes:
         left = format_bytes(device.memory_bytes - total_bytes)
         return True, f"it needs {needs}; {has}, so {left} are left"
     try:
-        tight = CachingAllocator(settings=setting.allocator, capacity_bytes=budget_bytes(device))
+        tight = CachingAllocator(
+            settings=setting.allocator, capacity_bytes=budget_bytes(device), device_bytes=device.memory_bytes
+        )
         replay(stream, tight, cuda_streams=cuda_streams)
     except SimulatedOutOfMemory:
         return False, f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"

@@ -85,7 +85,7 @@ def _of_layer(number: int | None, layer: int | None, expansion: Expansion) -> in
     return None if number is None else expansion.number(number, layer)
 
 
-class _LineageRecorder(Recorder):
+class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Gives what is made of a weight, its gradient or its state the layer of that weight."""
 
     def __init__(self, *, temporaries: Temporaries) -> None:

@@ -25,7 +25,8 @@ class Timeline:
 
     def allocated_bytes(self) -> NDArray[np.int64]:
         """All categories together: [E]."""
-        return np.sum([self.live_bytes[category] for category in CATEGORIES], axis=0, dtype=np.int64)
+        total: NDArray[np.int64] = np.sum([self.live_bytes[name] for name in CATEGORIES], axis=0, dtype=np.int64)
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ def no_temporaries(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     return 0
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches each storage from its birth to its death, inside a FakeTensorMode.
 
     model: its modules name the places; those in the list of decoder layers carry a layer's number. A place in the
@@ -35,7 +35,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, *, temporaries: Temporaries = no_temporaries) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.stream = EventStream()
         self.phase = ""  # of what no autograd node does; those are the backward pass
         self.category: Category = "temporary"  # of what is born; those who know better say so afterwards

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -92,7 +93,7 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
     expansion = expand(stream, depth, layers_path=path)
     trained = _trained_weights(recorder, model, depth, path, expansion)
     marks = expansion.stream.marks
-    parts = {label: (start, end) for (start, label), (end, _) in zip(marks, marks[1:], strict=False)}
+    parts = {label: (start, end) for (start, label), (end, _) in pairwise(marks)}
     return Recording(
         stream=expansion.stream,
         parts=parts,
