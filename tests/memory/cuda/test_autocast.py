@@ -56,6 +56,14 @@ def test_products_are_lowered_and_the_rest_is_left_alone(x):
     assert torch.addcmul(wide, x, x).dtype == torch.float32
 
 
+def test_cross_entropy_is_cast_in_its_parts(x):
+    labels = torch.arange(4)
+    narrow = torch.log_softmax(x, -1, dtype=LOW)
+    with autocast_as_on_cuda(), torch.autocast("cpu", dtype=LOW):
+        loss = functional.cross_entropy(x, labels)
+    assert torch.equal(loss, functional.nll_loss(narrow.float(), labels))
+
+
 @pytest.mark.usefixtures("fake", "autocast")
 def test_only_weights_that_train_are_lowered_once(births):
     trained, frozen = torch.empty(8, 8, requires_grad=True), torch.empty(8, 8)

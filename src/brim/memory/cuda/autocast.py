@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import _scoped_library
+from torch.library import _scoped_library, fallthrough_kernel
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 _KEY = "AutocastCPU"
@@ -60,6 +60,9 @@ PROMOTE = ("addcdiv", "addcmul", "dot", "index_put", "scatter_add")
 LOWER = ("einsum", "mv", "addmv", "addr")
 # Promoted by CPU autocast; on CUDA the operators promote by themselves, without copies of the inputs.
 LEFT_ALONE = ("cat", "stack")
+# In fp32 as one operator on the CPU; on CUDA its parts are cast, each by itself: the logarithm of the softmax stays in
+# half precision, since the caller names a dtype, and the loss takes an fp32 copy of it.
+IN_PARTS = ("cross_entropy_loss",)
 
 
 @contextmanager
@@ -78,6 +81,8 @@ def autocast_as_on_cuda() -> Iterator[None]:
             for operators, policy in policies:
                 for name in operators:
                     library.impl(name, _without_autocast(policy(name)), _KEY, allow_override=True)
+            for name in IN_PARTS:
+                library.impl(name, fallthrough_kernel, _KEY, allow_override=True)
         with _seen_as_cudas():
             yield
 
