@@ -40,7 +40,7 @@ class Beside:
 
     def measured_bytes(self, peak: PhasePeak) -> int:
         """Allocated; on a CPU the resident set less what was there before."""
-        return peak.total_bytes - self.measured.baseline_bytes if peak.allocated_bytes is None else peak.allocated_bytes
+        return peak.total_bytes - peak.baseline_bytes if peak.allocated_bytes is None else peak.allocated_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """Both, for JSON."""

@@ -1,0 +1,332 @@
+"""`brim memory`: what it prints, draws and refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tests.report.hand_made import GIB, hand_made_prediction
+
+from brim.memory.events import CATEGORIES, Place
+from brim.memory.measure.result import Leak, Measured, MeasuredTimeline, PhasePeak, Spike, Stayed
+
+CONFIG = """\
+base_model: {base}
+adapter: lora
+trainer: {{type: finetune, optimizer: adamw, batch_size: 2}}
+"""
+
+
+@pytest.fixture
+def config(tiny_base, tmp_path, monkeypatch):
+    """config.yaml in the current folder; its base model has a context of 128 tokens or so."""
+    (tmp_path / "config.yaml").write_text(CONFIG.format(base=tiny_base))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What predict_memory was called with; it answers with a prediction made by hand."""
+    import brim.api.memory as memory
+
+    calls = []
+
+    def predict_memory(config, **given):
+        calls.append({"config": config, **given})
+        return hand_made_prediction(batch_size=given["batch_size"] or 4, phase=given["phase"] or "train")
+
+    monkeypatch.setattr(memory, "predict_memory", predict_memory)
+    return calls
+
+
+def context(base):
+    return json.loads((base / "config.json").read_text())["max_position_embeddings"]
+
+
+def test_a_table_of_a_real_prediction(brim, config):
+    done = brim("memory", "config.yaml", "--sequence-length", 32, "--device", "t4")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].endswith(": train, 2 rows × 32 tokens, on t4")
+    assert any(line.startswith("weights ") for line in lines)
+    assert any(line.startswith("fits: it needs ") for line in lines)
+    assert any(line.startswith("precision: ") for line in lines)  # T4s have no bfloat16
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_is_the_prediction_and_categories_sum_to_the_peak(brim, config):
+    done = brim("memory", "config.yaml", "--sequence-length", 32, "--memory", "14GiB", "--json", "--explain")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert set(told["by_category"]) == set(CATEGORIES)
+    assert sum(told["by_category"].values()) == told["allocated_bytes"]
+    assert told["budget_bytes"] == 14 * GIB
+    assert (told["batch_size"], told["sequence_length"], told["phase"]) == (2, 32, "train")
+    assert told["napkin"]["total_bytes"] == max(told["napkin"]["moments"].values())
+    weights = {line["name"]: line["num_bytes"] for line in told["napkin"]["lines"]}
+    assert weights["weights"] + weights["adapter"] == pytest.approx(
+        told["by_category"]["weights"], rel=0.1
+    )  # blocks of 512 B
+
+
+def test_flags_reach_the_prediction(brim, config, asked):
+    done = brim("memory", "config.yaml", "trainer.epochs=1", "--batch-size", 3, "--sequence-length", 16, "--phase",
+                "evaluate", "--device", "a100-80gb", "--world-size", 4)  # fmt: skip
+    assert done.code == 0, done.err
+    (call,) = asked
+    assert call.pop("config").trainer.epochs == 1
+    assert call == {
+        "batch_size": 3,
+        "sequence_length": 16,
+        "phase": "evaluate",
+        "device": "a100-80gb",
+        "memory_bytes": None,
+        "world_size": 4,
+    }
+
+
+def test_a_run_s_folder_will_do(brim, finished_run, asked):
+    done = brim("memory", finished_run, "--sequence-length", 16)
+    assert done.code == 0, done.err
+    assert asked[0]["config"].adapter is not None
+
+
+@pytest.mark.parametrize("name", ["memory.png", "deep/memory.html"])
+def test_a_picture(brim, config, asked, name):
+    done = brim("memory", "config.yaml", "--plot", name)
+    assert done.code == 0, done.err
+    assert f"picture: {name}" in done.err
+    written = (config / name).read_bytes()
+    assert written.startswith(b"\x89PNG" if name.endswith("png") else b"<!DOCTYPE html>")
+    if name.endswith("html"):
+        assert "step 2: backward" in written.decode()
+
+
+def test_explain_prints_the_sums_and_the_distance(brim, config):
+    done = brim("memory", "config.yaml", "--sequence-length", 32, "--explain")
+    assert done.code == 0, done.err
+    assert "on a napkin" in done.out
+    assert "parameters × " in done.out
+    assert "the napkin says " in done.out
+
+
+def test_compare_shows_five_ways_side_by_side(brim, config, monkeypatch):
+    import brim.api.memory_compare as compare
+
+    sizes = iter((60, 30, 14, 9, 5))
+
+    def predict_memory(config, **given):
+        assert given["phase"] == "train"
+        weights = next(sizes) * GIB
+        parts = {**dict.fromkeys(CATEGORIES, 0), "weights": weights}
+        return hand_made_prediction(
+            by_category=parts,
+            allocated_bytes=weights,
+            reserved_bytes=weights,
+            total_bytes=weights + GIB // 2,
+            budget_bytes=None,
+        )
+
+    monkeypatch.setattr(compare, "predict_memory", predict_memory)
+    done = brim("memory", "config.yaml", "--compare", "--plot", "ways.html")
+    assert done.code == 0, done.err
+    lines = [line.rstrip() for line in done.out.splitlines()]
+    table = [line.split() for line in lines if line.startswith(("weights", "needed", "fits on"))]
+    assert table[0] == ["weights", "60.00", "30.00", "14.00", "9.00", "5.00"]
+    assert table[1] == ["needed", "60.50", "30.50", "14.50", "9.50", "5.50"]
+    assert "  ".join(lines).count("W ") >= 60 + 30 + 14 + 9 + 5
+    page = (config / "ways.html").read_text()
+    assert "4-bit + LoRA" in page
+    assert "quantization: {bits: 8}" in page
+
+
+def test_compare_as_json_is_a_list(brim, config):
+    done = brim("memory", "config.yaml", "--compare", "--sequence-length", 16, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert [each["name"] for each in told] == ["full", "16-bit", "LoRA", "8-bit + LoRA", "4-bit + LoRA"]
+    totals = [each["by_category"]["weights"] for each in told]
+    assert totals[0] == pytest.approx(2 * totals[1], rel=0.1)  # blocks of 512 B
+    assert told[4]["changes"]["quantization"] == "{bits: 4}"
+    assert "t4" in told[4]["fits_on"]
+
+
+BAD = [
+    (["--device", "a100-80bg"], "unknown device 'a100-80bg'", "a100-80gb"),
+    (["--device", "t4", "--memory", "14GiB"], "both --device and --memory are given", "keep one"),
+    (["--memory", "14"], "'14' is not a number of bytes with a unit", "such as 14GiB"),
+    (["--memory", "0GiB"], "the device has no memory", "such as 14GiB"),
+    (["--phase", "trian"], "unknown phase 'trian'", "did you mean train?"),
+    (["--plot", "memory.jpeg"], "the picture's ending '.jpeg' is not known", ".png or .html"),
+    (["--plot", "config.yaml/a.png"], "the picture cannot be written", "in a folder of yours"),
+    (["--steps", "5"], "--steps is for measuring, and --measure is not given", "add --measure"),
+    (["--layers", "1"], "--layers is for measuring, and --measure is not given", "add --measure"),
+    (["--measure", "--layers", "1", "--steps", "5"], "--steps records the whole model", "keep one"),
+    (["--measure", "--device", "t4"], "--measure is of the device at hand", "remove one"),
+    (["--measure", "--world-size", "2"], "--measure runs on one device", "remove one"),
+    (["--measure", "--steps", "3", "--phase", "generate"], "--steps is of training", "remove one"),
+    (["--compare", "--measure"], "--compare is of several configurations, --measure of one", "remove"),
+    (["--compare", "--explain"], "--compare is of several configurations, --explain of one", "remove"),
+    (["--compare", "--phase", "generate"], "--compare is of training, and --phase is generate", "remove one"),
+    (["--batch-size", "0"], "Invalid value for '--batch-size'", ""),
+    (["--sequence-length", "-5"], "Invalid value for '--sequence-length'", ""),
+    (["--world-size", "0"], "Invalid value for '--world-size'", ""),
+    (["quantization.bits=4", "adapter=null"], "without an adapter there is nothing to train", "set adapter: lora"),
+    (["trainer=none", "--phase", "train"], "the configuration does not train", "trainer.type: finetune"),
+    (["base_model=no/such/folder"], "no such folder", "check the path"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "what", "fix"), BAD, ids=[" ".join(arguments) for arguments, _, _ in BAD])
+def test_a_mistake_is_told_once_and_what_to_do(brim, config, arguments, what, fix):
+    done = brim("memory", "config.yaml", *arguments)
+    told = " ".join(done.err.replace("│", " ").split())
+    assert done.code == 2
+    assert done.out == ""
+    assert told.count(what) == 1
+    assert fix in told
+
+
+def test_a_row_longer_than_the_context(brim, config, tiny_base):
+    longest = context(tiny_base)
+    done = brim("memory", "config.yaml", "--sequence-length", longest + 1)
+    assert done.code == 2
+    assert f"the model's context is {longest:,} tokens" in done.err
+
+
+def test_an_unknown_architecture(brim, config, tmp_path):
+    base = tmp_path / "newcomer"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"model_type": "newcomer", "hidden_size": 8}))
+    done = brim("memory", "config.yaml", f"base_model={base}")
+    assert done.code == 2
+    assert "the architecture 'newcomer' is not a causal language model" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--device", "a100-80bg"],
+        ["--memory", "14"],
+        ["--steps", "2"],
+        ["--plot", "a.gif"],
+        ["base_model=no/such/folder"],
+    ],
+)
+def test_mistakes_are_told_before_torch_is_imported(config, arguments):
+    code = (
+        "import sys\n"
+        f"sys.argv = ['brim', 'memory', 'config.yaml', *{arguments!r}]\n"
+        "from brim.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as leaving:\n"
+        "    assert leaving.code == 2, leaving.code\n"
+        "slow = ('torch', 'transformers', 'peft', 'matplotlib')\n"
+        "print([name for name in slow if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=config)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def measured(monkeypatch, asked):
+    """A measurement made by hand, of a CPU; the calls that asked for it."""
+    import brim.api.memory as memory
+    import brim.api.memory_measure as measuring
+
+    calls = []
+    timeline = hand_made_prediction().timeline
+
+    def measure(config, folder, **given):
+        calls.append({"config": config, **given})
+        steps = given["steps"]
+        peaks = [
+            PhasePeak(phase="load", step=None, total_bytes=14 * GIB, end_bytes=14 * GIB, **NO_CUDA),
+            *(
+                PhasePeak(phase="train", step=step + 1, total_bytes=19 * GIB, end_bytes=15 * GIB, **NO_CUDA)
+                for step in range(steps)
+            ),
+        ]
+        recorded = MeasuredTimeline(
+            seconds=np.arange(len(timeline.places), dtype=np.float64),
+            live_bytes=timeline.allocated_bytes() + GIB,
+            reserved_bytes=None,
+            marks=tuple(timeline.marks[:2]),
+            spikes=(
+                Spike(point=7, live_bytes=14 * GIB, place=Place("load", operator="aten::empty")),
+                Spike(point=9, live_bytes=15 * GIB, place=Place("forward", 0, "model.layers.0.mlp", "aten::mm")),
+            ),
+        )
+        stayed = Stayed(count=3, num_bytes=3072, shape=(16, 16), dtype="float32", made_at="train.py:7")
+        return Measured(
+            device="cpu",
+            kind="cpu",
+            batch_size=given["batch_size"],
+            sequence_length=given["sequence_length"],
+            num_layers=8,
+            layers_run=(8,),
+            baseline_bytes=GIB,
+            peaks=tuple(peaks),
+            timeline=recorded if given["timeline"] else None,
+            leak=Leak(bytes_per_step=1024, end_bytes=(1, 2, 3, 4), stayed=(stayed,)) if given["timeline"] else None,
+            snapshot=None,
+            notes=("the whole model was run",),
+        )
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(measuring, "predict_memory", memory.predict_memory)
+    return calls
+
+
+NO_CUDA = {"allocated_bytes": None, "reserved_bytes": None, "outside_bytes": None, "baseline_bytes": GIB}
+
+
+def test_measured_beside_predicted_by_phase(brim, config, measured):
+    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--sequence-length", 16)
+    assert done.code == 0, done.err
+    lines = [line.split() for line in done.out.splitlines()]
+    assert ["predicted", "GiB", "measured", "GiB", "difference"] in lines
+    assert ["train,", "step", "1", "17.00", "18.00", "-5.6%"] in lines
+    assert ["train,", "step", "2", "18.00", "18.00", "+0.0%"] in lines
+    assert ["train,", "step", "3", "18.00", "18.00", "+0.0%"] in lines  # later steps are alike
+    assert "measured: the resident set, less the 1.00 GiB that were there before" in " ".join(done.out.split())
+    (call,) = measured
+    assert (call["phases"], call["steps"], call["layers"], call["timeline"]) == (("load", "train"), 3, None, False)
+    assert call["config"].precision == "fp32"  # as on the CPU that measures
+
+
+def test_layers_are_handed_on(brim, config, measured):
+    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--layers", 1)
+    assert done.code == 0, done.err
+    assert measured[0]["layers"] == 1
+
+
+def test_steps_over_time_spikes_and_a_leak(brim, config, measured):
+    done = brim("memory", "config.yaml", "--measure", "--steps", 5, "--phase", "train", "--plot", "memory.html")
+    assert done.code == 0, done.err
+    told = " ".join(done.out.split())
+    assert "step 1: forward: 15.00 GiB at most, mm in model.layers.0.mlp" in told
+    assert "warning: a leak? live bytes rose by 1,024 a step, 3 times in a row" in told
+    assert "3 float32 tensors of 16×16 stayed, 3,072 bytes, made at train.py:7" in told
+    assert measured[0]["timeline"]
+    page = (config / "memory.html").read_text()
+    assert "measured on cpu" in page
+    assert "Predicted and measured, GiB" in page
+    assert "warning: a leak?" in page
+
+
+def test_measured_as_json(brim, config, measured):
+    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert set(told["predicted"]) == {"load", "train"}
+    assert [peak["phase"] for peak in told["measured"]["peaks"]] == ["load", "train", "train", "train"]
+
+
+def test_all_phases_unless_one_is_named(brim, config, measured, asked):
+    assert brim("memory", "config.yaml", "--measure").code == 0
+    assert measured[0]["phases"] == ("load", "train", "evaluate", "generate")
+    assert [call["phase"] for call in asked] == ["train", "evaluate", "generate", "load"]
