@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from brim.memory.cuda.accumulation import AccumulationInPlace
 from brim.memory.cuda.autocast import autocast_as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.target import CudaTarget
@@ -26,6 +27,8 @@ def as_on_cuda(
 ) -> Iterator[None]:
     """Run the model's forward and backward pass within this; the optimizer within `foreach_as_on_cuda`.
 
+    Enter it after the mode that records (see AccumulationInPlace).
+
     flash_attention: run attention with the flash-attn package, as `attn_implementation: flash_attention_2` does; build
     the model with another implementation. packed: see `transformers_on_cuda`.
     """
@@ -33,5 +36,6 @@ def as_on_cuda(
         cuda_kernels(target),
         autocast_as_on_cuda(),
         transformers_on_cuda(model, target, flash_attention=flash_attention, packed=packed),
+        AccumulationInPlace(),
     ):
         yield
