@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 _ADD = torch.ops.aten.add.Tensor
 
 
-class AccumulationInPlace(TorchDispatchMode):
+class AccumulationInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it last, so that it sees an operator's arguments first: it counts who refers to them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._references = _references_to_a_lone_gradient()
 
     def __torch_dispatch__(
@@ -67,9 +67,9 @@ def _references(args: tuple[Any, ...]) -> tuple[int, int, int]:
     return sys.getrefcount(held), uses, torch._C._storage_Use_Count(storage._cdata)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted: list[tuple[int, int, int]] = []
 
     def __torch_dispatch__(
