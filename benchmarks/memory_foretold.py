@@ -18,7 +18,7 @@ from brim.api.memory import read_architecture, training_stream
 from brim.config import Config, DeviceFacts, load_config, resolve
 from brim.memory.allocator import CachingAllocator
 from brim.memory.allocator_settings import AllocatorSettings
-from brim.memory.compose import compose_evaluation, with_workspaces
+from brim.memory.compose import compose_parts, with_workspaces
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import cublas_workspace_bytes
@@ -96,7 +96,7 @@ def _run(case: Case, settings: Mapping[str, Any], phase: Phase, device: Mapping[
 
 def _evaluation_on_a_cpu(settings: Mapping[str, Any], shape: tuple[int, int]) -> Foretold:
     recording = record(_workload(settings, {"name": "cpu"}).evaluation(), rows=shape[0], tokens=shape[1])
-    peak = int(live_bytes(compose_evaluation(recording)).max())
+    peak = int(live_bytes(compose_parts(recording, ["load", "evaluate"])).max())
     return Foretold(phase="evaluate", step=None, allocated_bytes=peak, reserved_bytes=peak)
 
 

@@ -13,7 +13,7 @@ import torch
 from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
 from brim.errors import InputError, ModelError, Problem
 from brim.memory.allocator_settings import AllocatorSettings
-from brim.memory.compose import compose_evaluation, compose_training, with_workspaces
+from brim.memory.compose import compose_parts, compose_training, with_workspaces
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import Device, device_named, device_of, find_device
@@ -22,9 +22,8 @@ from brim.memory.generation import TRACED_TOKENS, compose_generation
 from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.prediction import MemoryPrediction, Phase
-from brim.memory.recording import record
+from brim.memory.recording import Recording, record
 from brim.memory.sharding import Offload, Sharding, shard
-from brim.memory.sharding_units import Weight
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
@@ -33,6 +32,7 @@ from brim.models.quantization import with_stored_quantization, without_quantizat
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+_LEAST_TOKENS = 2  # one to predict the other from
 _NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
 
 
@@ -163,7 +163,7 @@ def _shape(asked: _Asked, batch_size: int | None, sequence_length: int | None) -
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
     _require_positive("batch_size", batch_size)
-    _require_positive("sequence_length", sequence_length, least=2)
+    _require_positive("sequence_length", sequence_length, least=_LEAST_TOKENS)
     _require_in_context(asked, sequence_length)
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
 
@@ -206,15 +206,10 @@ def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: All
     target = CudaTarget(compute_capability=asked.device.capability or (8, 0))
     workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
     rows, tokens = shape.batch_size, shape.sequence_length
-    if asked.phase in ("train", "load"):
-        stream, weights = _trained(workload, [(rows, tokens)] * _NUM_STEPS)
-    elif asked.phase == "evaluate":
-        recording = record(workload.evaluation(), rows=rows, tokens=tokens)
-        stream, weights = compose_evaluation(recording), recording.weights
-    else:
-        stream, weights = _generated(workload, rows, tokens, new_tokens=asked.config.generation.max_new_tokens or 1)
+    stream, recording = _composed(workload, asked, rows, tokens)
+    stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
     stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
-    rank = shard(stream, weights, sharding)
+    rank = shard(stream, recording.weights, sharding)
     setting = Setting(
         phase=asked.phase,
         batch_size=rows,
@@ -240,15 +235,26 @@ def _said_of(sharding: Sharding) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def _generated(
-    workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
-) -> tuple[EventStream, tuple[Weight, ...]]:
+def _composed(workload: ConfigWorkload, asked: _Asked, rows: int, tokens: int) -> tuple[EventStream, Recording]:
+    """The stream of the phase that is asked for, and a recording that it is made of."""
+    if asked.phase == "train":
+        return _trained(workload, [(rows, tokens)] * _NUM_STEPS)
+    if asked.phase == "generate":
+        return _generated(workload, rows, tokens, new_tokens=asked.config.generation.max_new_tokens or 1)
+    if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
+        recording = record(workload.training(), rows=1, tokens=_LEAST_TOKENS)
+    else:
+        recording = record(workload.evaluation(), rows=rows, tokens=tokens)
+    return compose_parts(recording, ["load"] if asked.phase == "load" else ["load", "evaluate"]), recording
+
+
+def _generated(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int) -> tuple[EventStream, Recording]:
     """Recorded at the prompts' length, and once more where the last tokens are written."""
     traced = workload.generation()
     early = record(traced, rows=rows, tokens=tokens)
     further = max(0, new_tokens - TRACED_TOKENS)
     late = record(traced, rows=rows, tokens=tokens + further) if further else early
-    return compose_generation(early, late, new_tokens=new_tokens), early.weights
+    return compose_generation(early, late, new_tokens=new_tokens), early
 
 
 def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:
@@ -256,14 +262,13 @@ def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]])
     return _trained(workload, shapes)[0]
 
 
-def _trained(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> tuple[EventStream, tuple[Weight, ...]]:
-    """The stream of the steps, and the parameters in it."""
+def _trained(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> tuple[EventStream, Recording]:
+    """The stream of the steps, and the recording of the first one."""
     traced = workload.training()
     recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
     optimizer = record_optimizer(traced, recordings[shapes[0]])
     steps = [recordings[shape] for shape in shapes]
-    stream = compose_training(steps, optimizer, micro_batches=workload.micro_batches)
-    return stream, steps[0].weights
+    return compose_training(steps, optimizer, micro_batches=workload.micro_batches), steps[0]
 
 
 def _allocator_settings(text: str | None) -> AllocatorSettings:

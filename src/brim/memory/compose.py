@@ -36,11 +36,11 @@ def compose_training(
     return stream
 
 
-def compose_evaluation(recording: Recording) -> EventStream:
-    """The load of the weights, then a batch that is scored."""
+def compose_parts(recording: Recording, parts: Sequence[str]) -> EventStream:
+    """Parts as they were recorded, such as "load" and "evaluate", one after the other."""
     stream = EventStream()
     bound: Binding = {}
-    for part in ("load", "evaluate"):
+    for part in parts:
         play(stream, recording.stream, recording.parts[part], bound, label=part)
     stream.mark("end")
     return stream

@@ -19,10 +19,15 @@ from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.cuda.temporaries import cuda_temporaries
+from brim.memory.events import EventStream
 from brim.memory.generation import full_prompts, generate_some
+from brim.memory.quantized.loaded import loaded_tensors
+from brim.memory.quantized.loaded_stream import of_all_layers, with_loading
+from brim.memory.quantized.loading import LoadedTensor, LoadKind
 from brim.memory.quantized.optimizer import traceable_optimizer
 from brim.memory.quantized.replace import quantize_stand_in
 from brim.memory.recorder import no_temporaries
+from brim.memory.recording import Recording
 from brim.memory.workload import Training, Workload
 from brim.models.adapter_folder import open_adapter
 from brim.models.folder import ModelFolder
@@ -30,6 +35,7 @@ from brim.models.llm import LLM, equip
 from brim.models.load import forget_generation_settings
 from brim.models.objective import next_token_loss, next_token_scores
 from brim.models.precision import precision
+from brim.models.quantization import is_stored_quantised, skipped_modules
 from brim.train.clipping import clip_gradients
 
 if TYPE_CHECKING:
@@ -53,6 +59,7 @@ class ConfigWorkload:
         self._target = target
         self._precision = precision(cast(Any, config.precision))
         self._llm: LLM | None = None
+        self._loaded: list[LoadedTensor] = []  # of the layers that the last model was built with
         self.choices: tuple[Choice, ...] = ()  # made once the model has been built
 
     @property
@@ -106,19 +113,55 @@ class ConfigWorkload:
         from transformers import AutoModelForCausalLM
 
         config = self._config
-        frozen = config.adapter is not None or not trainable
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             architecture,
-            dtype=self._precision.weights_dtype(frozen=frozen) or stored_dtype(self._folder),
+            dtype=self._weights_dtype,
             attn_implementation="eager" if self._flash_attention else config.model_parameters.attn_implementation,
             trust_remote_code=config.trust_remote_code,
         ).eval()
         forget_generation_settings(model)
         if config.quantization is not None:
-            quantize_stand_in(model, config.quantization)
-        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable)
+            quantize_stand_in(
+                model,
+                config.quantization,
+                is_stored=is_stored_quantised(self._folder),
+                skip_modules=skipped_modules(self._folder),
+            )
+        self._loaded = loaded_tensors(model, arriving_bytes=self._arriving_bytes)
+        adapts = config.adapter is not None and isinstance(config.trainer, FinetuneTrainer)  # trained before it is run
+        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable or adapts)
         self.choices = self._llm.choices
-        return self._llm.model.train(trainable)
+        built: nn.Module = self._llm.model.train(trainable)
+        return built
+
+    @property
+    def _weights_dtype(self) -> torch.dtype:
+        trains_all = self._config.adapter is None and isinstance(self._config.trainer, FinetuneTrainer)
+        return self._precision.weights_dtype(frozen=not trains_all) or stored_dtype(self._folder)
+
+    @property
+    def _arriving_bytes(self) -> int | None:
+        """Of an element of a weight that is quantised on the device; None where none is."""
+        if self._config.quantization is None or is_stored_quantised(self._folder):
+            return None
+        return self._weights_dtype.itemsize
+
+    def with_loading(self, stream: EventStream, recording: Recording, *, device_bytes: int | None) -> EventStream:
+        """The stream with the load of the weights in the order of transformers, and what is there on the way.
+
+        recording: the one of which the stream was composed.
+        """
+        if self._config.quantization is None:
+            kind: LoadKind = "moved"
+        else:
+            kind = "placed" if is_stored_quantised(self._folder) else "quantized"
+        depth = recording.depth
+        tensors = self._loaded
+        if depth.num_recorded < depth.num_layers:
+            tensors = of_all_layers(
+                tensors, layers_path=recording.layers_path, num_layers=depth.num_layers, template=depth.template
+            )
+        return with_loading(stream, tensors, kind, device_bytes=device_bytes)
 
     def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
         assert self._llm is not None

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 from brim.memory.events import EventStream, Place
 
@@ -77,7 +77,7 @@ class Expansion:
     numbers: Mapping[tuple[int, int | None], int] | None  # (recorded storage, layer) -> storage; None: as recorded
 
     def number(self, recorded: int, layer: int | None) -> int:
-        """The storage in `layer` of the model that is like the recorded one. Raises NotUniformError if there is none."""
+        """The storage in `layer` of the model that is like the recorded one. Raises NotUniformError if it has none."""
         if self.numbers is None:
             return recorded
         for owner in (layer, None):
@@ -246,7 +246,8 @@ def _is_between(last: _Run, run: _Run, after: _Run | None) -> bool:
     """Whether a run lies between a layer's end and the beginning of its neighbour in the same pass."""
     if run.inside or not last.inside or after is None or after.section != run.section:
         return False
-    assert last.layer is not None and after.layer is not None
+    assert last.layer is not None
+    assert after.layer is not None
     return abs(after.layer - last.layer) == 1
 
 
@@ -353,10 +354,8 @@ class _Writer:
         owner = self._owners[storage]
         if owner is None:
             return self._numbers[storage, None]
-        if segment.layer is None or layer is None:
-            wanted = self._at_the_edge(owner)
-        else:
-            wanted = layer + owner - segment.layer
+        inside = None not in (segment.layer, layer)
+        wanted = cast(int, layer) + owner - cast(int, segment.layer) if inside else self._at_the_edge(owner)
         number, index = self._local[storage]
         births = self._births[number, self._depth.template(wanted)]
         return self._numbers[births[index], wanted]

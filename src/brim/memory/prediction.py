@@ -45,7 +45,7 @@ class MemoryPrediction:
     end_allocated_bytes: int  # after the last step, gradients dropped
     by_category: Mapping[Category, int]  # at the peak; they sum to allocated_bytes
     peak: Place
-    step_peaks_bytes: tuple[int, ...]  # allocated peak of each simulated step: the first one bears the optimizer's state
+    step_peaks_bytes: tuple[int, ...]  # allocated peak of each simulated step; the first bears the optimizer's state
     timeline: Timeline
     budget_bytes: int | None  # the device's memory; None: not known
     fits: bool | None

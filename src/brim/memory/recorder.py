@@ -133,9 +133,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
         out = func(*args, **kwargs)
         self._outputs(out, args)
+        if name == "aten::_to_copy":
+            self._lower_weight(args[0], out)
         if scratch is not None:
             self.stream.death(scratch, self._place())
         return out
+
+    def _lower_weight(self, source: Tensor, copy: Tensor) -> None:
+        """A weight's copy in another dtype, which autocast keeps, is one of the weights."""
+        number, copied = self.number_of(source), self.number_of(copy)
+        if number is not None and copied is not None and self.stream.categories[number] == "weights":
+            self.stream.categories[copied] = "weights"
 
     def _outputs(self, out: Any, args: tuple[Any, ...]) -> None:
         if isinstance(out, Tensor):

@@ -48,6 +48,13 @@ def is_stored_quantised(folder: ModelFolder) -> bool:
     return _KEY in folder.config
 
 
+def skipped_modules(folder: ModelFolder) -> list[str] | None:
+    """The linear layers that a quantised folder's weights leave as they were; None where it names none."""
+    stored = folder.config.get(_KEY)
+    names = stored.get("llm_int8_skip_modules") if isinstance(stored, dict) else None
+    return None if names is None else list(names)
+
+
 def without_quantization(architecture: PretrainedConfig) -> None:
     """Take out of transformers' configuration what says that its weights are quantised."""
     if hasattr(architecture, _KEY):
