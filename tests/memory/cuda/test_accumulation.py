@@ -10,6 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.memory.cuda.accumulation import AccumulationInPlace
 
+WATCHED = {
+    f"aten::{name}{place}"
+    for name in ("add", "index_add", "index_put", "scatter_add", "scatter")
+    for place in ("", "_")
+}
+
 
 class Additions(TorchDispatchMode):
     def __init__(self):
@@ -17,7 +23,7 @@ class Additions(TorchDispatchMode):
         self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch._C._current_autograd_node() is not None and func._schema.name in ("aten::add", "aten::add_"):
+        if torch._C._current_autograd_node() is not None and func._schema.name in WATCHED:
             self.names.append(func._schema.name)
         return func(*args, **(kwargs or {}))
 
@@ -51,6 +57,25 @@ def viewed(x, w):
     return torch.cat([h.view(-1), h.t().reshape(-1), h[:2].reshape(-1)]) * 2
 
 
+ROWS = (0, 3, 3)
+
+
+def selected(x, w):
+    return (x * 2).index_select(0, torch.tensor(ROWS))
+
+
+def indexed(x, w):
+    return (x * 2)[torch.tensor(ROWS)]
+
+
+def gathered(x, w):
+    return (x * 2).gather(0, torch.tensor(ROWS)[:, None].expand(3, 8))
+
+
+def largest(x, w):
+    return (x * 2).topk(2).values + (x * 3).max(-1, keepdim=True).values
+
+
 def backward(graph, mode):
     with mode:
         x, w = torch.ones(8, 8, requires_grad=True), torch.ones(8, 8, requires_grad=True)
@@ -58,7 +83,7 @@ def backward(graph, mode):
         return out, torch.ones_like(out)
 
 
-@pytest.mark.parametrize("graph", [residual, parallel, doubled, kept, viewed])
+@pytest.mark.parametrize("graph", [residual, parallel, doubled, kept, viewed, selected, indexed, gathered, largest])
 def test_as_autograd_adds_tensors_that_are_not_fake(graph):
     with FakeTensorMode() as fake, Additions() as seen, AccumulationInPlace():
         out, grad = backward(graph, fake)
@@ -69,8 +94,15 @@ def test_as_autograd_adds_tensors_that_are_not_fake(graph):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         out.backward(grad)
     events = sorted(profiler.events(), key=lambda event: event.time_range.start)
-    expected = [event.name for event in events if event.name in ("aten::add", "aten::add_")]
-    assert seen.names == expected
+    assert seen.names == [named(event) for event in events if is_watched(event) and not is_watched(event.cpu_parent)]
+
+
+def named(event):
+    return event.name.replace("_index_put_impl_", "index_put_")
+
+
+def is_watched(event):
+    return event is not None and named(event) in WATCHED
 
 
 def test_without_it_a_fake_gradient_is_never_added_in_place():

@@ -1,8 +1,10 @@
-"""Gradients of a tensor that several operators read, added up in place as autograd does for tensors of a device.
+"""Gradients added up in place, as autograd does for a device's tensors and not for fake ones.
 
 Autograd adds into the gradient that it holds already, where nothing else refers to it (can_accumulate_inplace and
-accumulate in torch/csrc/autograd/input_buffer.cpp of PyTorch); for subclasses of Tensor, as fake tensors are, it makes
-a new one, so that a trace would see one tensor more at each residual connection.
+accumulate in torch/csrc/autograd/input_buffer.cpp of PyTorch), and the gradients of operators that pick elements write
+into new zeros (index_select_backward, index_backward, gather_backward and value_selecting_reduction_backward in
+FunctionsManual.cpp and TensorAdvancedIndexing.cpp). For subclasses of Tensor, as fake tensors are, both make a new
+tensor: a trace would see one more at each residual connection, and the logits' gradient twice.
 """
 
 from __future__ import annotations
@@ -18,6 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _ADD = torch.ops.aten.add.Tensor
+_INTO_ZEROS: Mapping[Any, Any] = {
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+}
+_PICKS = ("IndexSelectBackward", "IndexBackward", "GatherBackward", "TopkBackward", "SortBackward", "MaxBackward")
 
 
 class AccumulationInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -32,6 +41,8 @@ class AccumulationInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is _ADD and not kwargs and _is_accumulation(args) and _references(args) == self._references:
             return args[0].add_(args[1])
+        if func in _INTO_ZEROS and _is_gradient_of_a_pick():
+            func = _INTO_ZEROS[func]
         return func(*args, **(kwargs or {}))
 
 
@@ -47,6 +58,11 @@ def _is_accumulation(args: tuple[Any, ...]) -> bool:
         and held.dtype == new.dtype
         and _is_dense(held)
     )
+
+
+def _is_gradient_of_a_pick() -> bool:
+    node = None if torch.is_grad_enabled() else torch._C._current_autograd_node()
+    return node is not None and node.name().startswith(_PICKS)
 
 
 def _is_dense(tensor: Tensor) -> bool:
