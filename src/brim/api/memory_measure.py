@@ -13,7 +13,7 @@ from brim.api.memory import predict_memory
 from brim.config import Config, FinetuneTrainer
 from brim.memory.measure.process import measure
 from brim.memory.measure.result import Measured, PhasePeak
-from brim.memory.prediction import MemoryPrediction, Phase
+from brim.memory.prediction import MemoryPrediction, Phase, Timeline
 from brim.models.folder import locate
 from brim.models.quantization import with_stored_quantization
 
@@ -27,11 +27,13 @@ class Beside:
 
     @property
     def main(self) -> MemoryPrediction:
-        """Of the phase that was asked for, or of the first after loading."""
-        return next(prediction for phase, prediction in self.predictions.items() if phase != "load")
+        """Of the phase that was asked for, or of the first one."""
+        return next(iter(self.predictions.values()))
 
     def predicted_bytes(self, peak: PhasePeak) -> int:
         """What was foretold of a measured peak: of a step of training, of that step."""
+        if peak.phase == "load":
+            return _loaded_bytes(self.main.timeline)
         prediction = self.predictions[peak.phase]
         steps = prediction.step_peaks_bytes
         if peak.phase == "train" and peak.step is not None and steps:
@@ -79,12 +81,10 @@ def measure_memory(
     for each in phases:
         predictions[each] = predict_memory(config, phase=each, **shape)
         shape = {"batch_size": predictions[each].batch_size, "sequence_length": predictions[each].sequence_length}
-    if "load" not in phases:
-        predictions = {"load": predict_memory(config, phase="load", **shape), **predictions}
     measured = measure(
         config,
         folder,
-        phases=tuple(predictions),
+        phases=tuple(dict.fromkeys(("load", *phases))),
         steps=steps or 3,
         layers=layers,
         timeline=steps is not None,
@@ -92,3 +92,9 @@ def measure_memory(
         **shape,
     )
     return Beside(measured=measured, predictions=predictions)
+
+
+def _loaded_bytes(timeline: Timeline) -> int:
+    """The most while the weights are loaded: what stands before the second mark."""
+    end = timeline.marks[1][0] if len(timeline.marks) > 1 else len(timeline.places)
+    return int(timeline.allocated_bytes()[:end].max())

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 5  # kinds of tensors that stayed
+_SHOWN_SPIKES = 6
 
 
 def print_measured(console: Console, beside: Beside, *, title: str) -> None:
     """Each phase predicted and measured, the highest points in time, a leak."""
     measured = beside.measured
-    console.print(Text(f"{headline(beside.main, title=title)}; measured on {measured.device}", style="bold"))
+    shape = headline(beside.main, title=title).rpartition(", on ")[0]
+    console.print(Text(f"{shape}: predicted, and measured on {measured.device}", style="bold"))
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
@@ -45,10 +47,11 @@ def measured_picture(beside: Beside, *, title: str) -> Figure:
     if timeline is not None:
         on_cpu = measured.kind == "cpu"
         overlay = Overlay(
-            label=f"measured on {measured.device}" + (",\nresident set" if on_cpu else ""),
+            label=f"measured on {measured.device}" + (", resident set" if on_cpu else ""),
             live_bytes=timeline.live_bytes,
             marks=timeline.marks,
-            baseline_bytes=measured.baseline_bytes if on_cpu else 0,
+            num_steps=sum(peak.phase == "train" for peak in measured.peaks),
+            baseline_bytes=_before(beside),
         )
     return memory_plot(beside.main, title=title, overlay=overlay)
 
@@ -64,9 +67,17 @@ def measured_tables(beside: Beside) -> list[PageTable]:
         )
     ]
     if timeline is not None:
-        rows = [(operator_and_module(spike.place), gib(spike.live_bytes)) for spike in timeline.spikes]
+        rows = [
+            (label, operator_and_module(spike.place), gib(spike.live_bytes - _before(beside)))
+            for (_, label), spike in zip(timeline.marks, timeline.spikes, strict=True)
+        ]
         tables.append(
-            PageTable(caption="Measured: the highest points", heads=("operator and module", "GiB"), rows=rows)
+            PageTable(
+                caption="Measured: the highest points",
+                heads=("phase", "operator and module", "GiB"),
+                rows=rows,
+                num_texts=2,
+            )
         )
     about = [(line,) for line in _about(beside)]
     return [
@@ -90,10 +101,22 @@ def _name(peak: PhasePeak) -> str:
 
 
 def _points_in_time(beside: Beside) -> Iterator[str]:
+    """The highest of the phases over time, in their order."""
     timeline = beside.measured.timeline
-    if timeline is not None:
-        for (_, label), spike in zip(timeline.marks, timeline.spikes, strict=True):
-            yield f"{label}: {gib(spike.live_bytes)} GiB at most, {operator_and_module(spike.place)}"
+    if timeline is None:
+        return
+    before = _before(beside)
+    found = list(zip(timeline.marks, timeline.spikes, strict=True))
+    highest = {id(each) for each in sorted(found, key=lambda each: -each[1].live_bytes)[:_SHOWN_SPIKES]}
+    for each in found:
+        if id(each) in highest:
+            (_, label), spike = each
+            yield f"{label}: {gib(spike.live_bytes - before)} GiB at most, {operator_and_module(spike.place)}"
+
+
+def _before(beside: Beside) -> int:
+    """What was there before, in the figures of a measurement over time."""
+    return beside.measured.baseline_bytes if beside.measured.kind == "cpu" else 0
 
 
 def _about(beside: Beside) -> Iterator[str]:

@@ -15,6 +15,7 @@ from brim.report.categories import LOOKS
 from brim.report.matplotlib_import import new_figure
 from brim.report.memory_table import GIB, gib, headline, operator_and_module
 from brim.report.phases import aligned, phases
+from brim.report.steps import with_steps
 from brim.report.thin import thinned
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ INK, PAPER, FAINT = "#1A1A1B", "#FEFEFD", "#8A8A8B"  # each once only, so that a
 LIMIT = "#C00000"
 _POINTS = 800  # of a line; more are not seen
 _MOST_SPIKES = 8
-_CIRCLE_PIXELS = 19
+_CIRCLE = 14.0  # points across
+_MOST_NAMES = 12
 _ROW_HEIGHT = 0.045  # of a row of phase names, in parts of the axes
 
 
@@ -33,9 +35,10 @@ _ROW_HEIGHT = 0.045  # of a row of phase names, in parts of the axes
 class Overlay:
     """A measured line, to be laid over the predicted areas."""
 
-    label: str  # such as "measured on cpu (resident set)"
+    label: str  # such as "measured on cpu, resident set"
     live_bytes: NDArray[np.int64]  # [E]
     marks: tuple[tuple[int, str], ...]  # (point, what begins there), named as in report/phases.py
+    num_steps: int = 0  # of training
     baseline_bytes: int = 0  # taken off: what was there before
 
 
@@ -50,25 +53,29 @@ class Spike:
 
 
 def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | None = None) -> Figure:
-    """The predicted timeline, with reserved memory, the device's, the phases and the spikes. title: of the model."""
+    """The predicted timeline, with reserved memory, the device's, the phases and the spikes. title: of the model.
+
+    overlay: a measurement, whose steps the timeline is drawn for.
+    """
     figure = new_figure(12, 7.5, paper=PAPER)
     axes = figure.add_axes((0.065, 0.33, 0.735, 0.50), facecolor=PAPER)
-    timeline = prediction.timeline
-    _areas(axes, timeline)
+    timeline, heading = prediction.timeline, headline(prediction, title=title)
     if overlay is not None:
-        x = aligned(len(overlay.live_bytes), overlay.marks, timeline)
-        keep = thinned(overlay.live_bytes, most=_POINTS)
-        axes.plot(
-            x[keep], (overlay.live_bytes[keep] - overlay.baseline_bytes) / GIB, color=INK, lw=1.4, label=overlay.label
+        timeline, heading = (
+            with_steps(timeline, overlay.num_steps),
+            f"{heading.rpartition(', on ')[0]}, {overlay.label}",
         )
-    _device_line(axes, prediction)
+    _areas(axes, timeline)
+    top = int(timeline.reserved_bytes.max())
+    if overlay is not None:
+        top = max(top, _lay_over(axes, overlay, timeline))
+    _device_line(axes, prediction, top)
     _frame(axes, len(timeline.reserved_bytes))
     _phases(axes, timeline)
-    _number_spikes(axes, spikes(timeline))
-    _say_spikes(figure, spikes(timeline))
-    figure.text(
-        0.065, 0.965, headline(prediction, title=title), size=14, weight="bold", color=INK, va="top", parse_math=False
-    )
+    found = spikes(timeline)
+    _number_spikes(axes, found)
+    _say_spikes(figure, found)
+    figure.text(0.065, 0.965, heading, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.065, 0.925, _verdict(prediction), size=10, color=INK, va="top", parse_math=False)
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9.5, labelcolor=INK, reverse=True
@@ -115,8 +122,17 @@ def _areas(axes: Axes, timeline: Timeline) -> None:
     )
 
 
-def _device_line(axes: Axes, prediction: MemoryPrediction) -> None:
-    top = max(prediction.total_bytes, int(prediction.timeline.reserved_bytes.max()))
+def _lay_over(axes: Axes, overlay: Overlay, timeline: Timeline) -> int:
+    """Draw the measured line; its highest point, in bytes."""
+    live = overlay.live_bytes - overlay.baseline_bytes
+    x = aligned(len(live), overlay.marks, timeline)
+    keep = thinned(live, most=_POINTS)
+    axes.plot(x[keep], live[keep] / GIB, color=INK, lw=1.4, label=overlay.label.replace(", ", ",\n"))
+    return int(live.max())
+
+
+def _device_line(axes: Axes, prediction: MemoryPrediction, top: int) -> None:
+    """What the device leaves to PyTorch, unless it lies far above all that is drawn. top: bytes."""
     if prediction.budget_bytes is not None:
         room = prediction.budget_bytes - prediction.outside_bytes
         if room <= 2 * top:
@@ -142,7 +158,7 @@ def _frame(axes: Axes, num_points: int) -> None:
 def _phases(axes: Axes, timeline: Timeline) -> None:
     """Names of the phases above the areas, each where it begins, in as many rows as keep them apart."""
     ends: list[float] = []  # of the last name in each row, in pixels
-    for point, label in phases(timeline):
+    for point, label in _named(phases(timeline)):
         text = axes.annotate(
             label,
             (point, 1),
@@ -169,16 +185,23 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
         )
 
 
+def _named(marks: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
+    """The marks whose names have room: all, else where steps begin, else some of these."""
+    if len(marks) <= _MOST_NAMES:
+        return marks
+    steps = [(point, label.removesuffix(": forward")) for point, label in marks if label.endswith(": forward")]
+    return steps[:: -(-len(steps) // _MOST_NAMES)]
+
+
 def _number_spikes(axes: Axes, found: Sequence[Spike]) -> None:
     """A number above each spike; higher where it would stand on another."""
-    placed: list[tuple[float, float]] = []  # in pixels
+    placed: list[tuple[float, float]] = []  # in points
+    points_per_pixel = 72 / axes.figure.dpi
     for number, spike in enumerate(found, start=1):
-        x, y = axes.transData.transform((spike.point, spike.live_bytes / GIB))
+        x, y = axes.transData.transform((spike.point, spike.live_bytes / GIB)) * points_per_pixel
         up = 9.0
-        while any(
-            abs(x - other_x) < _CIRCLE_PIXELS and abs(y + up - other_y) < _CIRCLE_PIXELS for other_x, other_y in placed
-        ):
-            up += _CIRCLE_PIXELS
+        while any(abs(x - other_x) < _CIRCLE and abs(y + up - other_y) < _CIRCLE for other_x, other_y in placed):
+            up += 2
         placed.append((x, y + up))
         axes.annotate(
             str(number),
