@@ -21,12 +21,14 @@ def with_steps(timeline: Timeline, num_steps: int) -> Timeline:
     start, end = of_last[0][0], len(timeline.places)
     more = max(num_steps - last, 0)
     order = np.concatenate([np.arange(end), np.tile(np.arange(start, end), more)])
+    reserved = timeline.reserved_bytes[order]
+    reserved[end:] = np.maximum(reserved[end:], timeline.reserved_bytes[-1])  # what is held at the end stays held
     marks = [mark for mark in timeline.marks if mark[0] < end]
     for number in range(more):
         marks += [(point + (number + 1) * (end - start), f"step {last + number + 1}{rest}") for point, rest in of_last]
     return Timeline(
         live_bytes={category: live[order] for category, live in timeline.live_bytes.items()},
-        reserved_bytes=timeline.reserved_bytes[order],
+        reserved_bytes=reserved,
         marks=tuple(marks),
         places=timeline.places + timeline.places[start:] * more,
     )
