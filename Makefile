@@ -48,6 +48,18 @@ bench-loss: $(STAMP)  ## losses across micro-batches, and against transformers' 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/python -m benchmarks.loss_equality
 
+.PHONY: bench-memory-gpu
+bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predicted; under ten minutes
+	$(BIN)/python -m benchmarks.memory_gpu
+
+.PHONY: bench-memory-cpu
+bench-memory-cpu: $(STAMP)  ## peak resident memory on this CPU, measured against predicted
+	$(BIN)/python -m benchmarks.memory_cpu
+
+.PHONY: bench-memory
+bench-memory: $(STAMP)  ## predicted memory against public measurements on A100s; no GPU needed
+	$(BIN)/python -m benchmarks.memory_public
+
 .PHONY: bench-loop
 bench-loop: $(STAMP)  ## the loop's cost over a bare PyTorch loop, and the start-up times
 	$(BIN)/python -m benchmarks.loop_overhead

@@ -122,14 +122,19 @@ def _worker(
         )
     requests, results = folder / "requests.json", folder / "results.jsonl"
     requests.write_text(json.dumps({"cases": items, "until": until}), encoding="utf-8")
-    command = [sys.executable, "-m", "benchmarks.memory_worker", str(requests), str(results), options.device]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[1], env=_environment(), check=False)
+    code = run_worker(requests, results, options.device)
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     numbers = list(cases)
     found = {numbers[each.pop("number")]: each for each in map(json.loads, lines)}
-    if ended.returncode:
-        print(f"the worker ended with {ended.returncode}; {len(found)} of {len(cases)} cases ran", file=sys.stderr)
+    if code:
+        print(f"the worker ended with {code}; {len(found)} of {len(cases)} cases ran", file=sys.stderr)
     return found
+
+
+def run_worker(requests: Path, results: Path, device: str) -> int:
+    """Its exit code."""
+    command = [sys.executable, "-m", "benchmarks.memory_worker", str(requests), str(results), device]
+    return subprocess.run(command, cwd=Path(__file__).parents[1], env=_environment(), check=False).returncode
 
 
 def _request(case: Case, base: Path, config: Mapping[str, Any], device: str) -> Request:
@@ -159,9 +164,13 @@ def _request(case: Case, base: Path, config: Mapping[str, Any], device: str) -> 
 
 def _cannot_run(case: Case) -> str | None:
     eight_bit = case.optimizer.endswith("_8bit")
-    if (case.method in _NEEDS_BITSANDBYTES or eight_bit) and importlib.util.find_spec("bitsandbytes") is None:
+    if (case.method in _NEEDS_BITSANDBYTES or eight_bit) and not has_bitsandbytes():
         return "bitsandbytes is not installed"
     return None
+
+
+def has_bitsandbytes() -> bool:
+    return importlib.util.find_spec("bitsandbytes") is not None
 
 
 def _lost() -> dict[str, Any]:

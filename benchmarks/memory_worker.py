@@ -1,4 +1,4 @@
-"""Measure cases one after the other in this process: `python -m benchmarks.memory_worker REQUESTS.json RESULTS.jsonl`.
+"""Measure cases one after the other in this process: `python -m benchmarks.memory_worker REQUESTS RESULTS DEVICE`.
 
 A case that fails is told, and the next one runs. Each result is written at once, so that nothing is lost when time is
 up.
@@ -31,12 +31,13 @@ from brim.memory.measure.work import Bench, run_on
 _COUNTERS = ("allocated_bytes.all", "reserved_bytes.all", "active_bytes.all", "inactive_split_bytes.all", "segment.all")
 
 
-def main(requests: Path, results: Path, device: torch.device) -> None:
-    warnings.simplefilter("ignore")
+def run_cases(requests: Path, results: Path, device: torch.device, *, rehearses: bool) -> None:
+    """Append one line of JSON a case to `results`. rehearses: set up what a first step sets up, before any case."""
     given = json.loads(requests.read_text(encoding="utf-8"))
-    if device.type == "cpu" and given["cases"]:
+    if rehearses and given["cases"]:
         with tiny(Request.loads(json.dumps(given["cases"][0]["request"]))) as rehearsal:
             run_on(rehearsal, device, NoMeter())
+    gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     with results.open("a", encoding="utf-8") as file:
         for number, item in enumerate(given["cases"]):
             if time.time() > given["until"]:
@@ -46,6 +47,7 @@ def main(requests: Path, results: Path, device: torch.device) -> None:
                     result = _measured(Request.loads(json.dumps(item["request"])), device, item["trace"])
             file.write(json.dumps({"number": number, **result}) + "\n")
             file.flush()
+    gc.unfreeze()
 
 
 def _measured(request: Request, device: torch.device, trace: str | None) -> dict[str, Any]:
@@ -71,9 +73,14 @@ def _write_trace(bench: Bench, file: Path) -> str | None:
     """The name of a file with the births and deaths of the recorded steps; None where the device tells none."""
     if not isinstance(bench.recording, CudaRecording):
         return None
-    told = json.dumps(compact(bench.recording.stream()), separators=(",", ":"))
-    file.write_bytes(gzip.compress(told.encode(), mtime=0))
+    write_compact(bench.recording.stream(), file)
     return file.name
+
+
+def write_compact(stream: EventStream, file: Path) -> None:
+    """The stream as gzipped JSON."""
+    told = json.dumps(compact(stream), separators=(",", ":"))
+    file.write_bytes(gzip.compress(told.encode(), mtime=0))
 
 
 def compact(stream: EventStream) -> dict[str, Any]:
@@ -116,4 +123,6 @@ def _counters(device: torch.device) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), torch.device(sys.argv[3]))
+    warnings.simplefilter("ignore")
+    place = torch.device(sys.argv[3])
+    run_cases(Path(sys.argv[1]), Path(sys.argv[2]), place, rehearses=place.type == "cpu")

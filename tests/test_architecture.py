@@ -45,6 +45,7 @@ TORCH_FREE = [
     "memory.device",
     "memory.replay",
     "memory.napkin",
+    "memory.measure.process",
     "memory.measure.result",
     "report.memory_table",
     "report.memory_squares_plot",

@@ -25,7 +25,7 @@ from brim.models.folder import ModelFolder
 PHASES: tuple[Phase, ...] = ("load", "train", "evaluate", "generate")
 LEAST_STEPS = WARM_UP_STEPS + 1 + LEAST_RISES  # from this many on, a leak can be told
 # Every tensor of a page or more is mapped by itself and goes back to the system at once, so that a peak is that of the
-# work and not of what the C library keeps of earlier sizes (docs/decisions/0008-resident-memory-on-a-cpu.md).
+# work and not of what the C library keeps of earlier sizes (docs/decisions/0010-resident-memory-on-a-cpu.md).
 RETURNED_AT_ONCE: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
