@@ -58,6 +58,7 @@ class CudaMeter:
         self._device = device
         torch.zeros((), device=device)  # makes the context
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
         self.baseline_bytes = self._outside_bytes()
 
     def begin(self) -> None:

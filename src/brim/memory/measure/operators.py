@@ -71,6 +71,8 @@ class OperatorLog:
             yield
 
     def operator(self, name: str) -> None:
+        if name.startswith("profiler."):
+            return  # the optimizer's name for the profiler: it does nothing to memory
         # Set in the thread that runs the backward pass, wherever that is.
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward:
@@ -82,6 +84,8 @@ class OperatorLog:
 
     def made(self, outputs: object) -> None:
         number = len(self.places) - 1
+        if number < 0:
+            return
         for each in tree_leaves(outputs):
             if isinstance(each, Tensor) and each.layout is torch.strided:
                 self.made_at[each.untyped_storage().data_ptr()] = number
