@@ -97,7 +97,7 @@ def test_the_folders_generation_settings_are_not_taken_but_its_tokens_are(folder
 def test_a_kernel_that_is_not_installed_is_named(tiny_base):
     if importlib.util.find_spec("flash_attn") is not None:
         pytest.skip("it is installed here")
-    with pytest.raises(ModelError, match=r"attn_implementation: the attention kernel .*\n  fix: .*sdpa"):
+    with pytest.raises(ModelError, match=r"attn_implementation: the attention kernel .*\n  fix: .*auto"):
         load(tiny_base, attn_implementation="flash_attention_2")
 
 

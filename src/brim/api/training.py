@@ -86,7 +86,7 @@ def _train_in(
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = _where_it_stands(run, session, prepared, resume=resume, say=say)
     # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
-    session = _with_loss_of(session, checkpoint)
+    session = _with_kernels_of(session, checkpoint)
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
     session = with_choices(session, llm.choices)
     for choice in llm.choices:
@@ -180,7 +180,7 @@ def _where_it_stands(
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
-    for line in _allowed_changes(_with_loss_of(session, checkpoint).config, checkpoint, run):
+    for line in _allowed_changes(_with_kernels_of(session, checkpoint).config, checkpoint, run):
         say(line)
     if state.rows_digest != digest:
         raise OutputError(
@@ -195,13 +195,18 @@ def _where_it_stands(
     return checkpoint, state
 
 
-def _with_loss_of(session: Session, checkpoint: Checkpoint | None) -> Session:
-    """The session with the checkpoint's way to compute the loss where none is asked for: no other is bit-equal."""
-    settings = checkpoint.state["settings"]["trainer"] if checkpoint is not None else {}
-    if session.config.trainer.chunked_loss != "auto" or "chunked_loss" not in settings:
-        return session
-    value, key = settings["chunked_loss"], "trainer.chunked_loss"
-    return with_choices(session, [Choice(key=key, value=value, reason="as the run was started")])
+_CHOSEN_BY_MODEL = ("trainer.chunked_loss", "model_parameters.attn_implementation")
+
+
+def _with_kernels_of(session: Session, checkpoint: Checkpoint | None) -> Session:
+    """The session with the checkpoint's way to compute loss and attention where none is asked for.
+
+    No other is bit-equal.
+    """
+    before = _flat(checkpoint.state["settings"]) if checkpoint is not None else {}
+    now = _flat(session.config.model_dump(mode="json"))
+    keys = [key for key in _CHOSEN_BY_MODEL if now[key] == "auto" and key in before]
+    return with_choices(session, [Choice(key=key, value=before[key], reason="as the run was started") for key in keys])
 
 
 def _state_of(checkpoint: Checkpoint) -> TrainState:

@@ -49,7 +49,8 @@ class Resolution:
 def resolve(config: Config, device: DeviceFacts, *, context_length: int | None = None) -> Resolution:
     """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
 
-    `trainer.chunked_loss: auto` stays, too: what it becomes depends on the model, once that is loaded (models/llm.py).
+    `trainer.chunked_loss: auto` and `model_parameters.attn_implementation: auto` stay, too: what they become depends on
+    the model, once that is loaded (models/llm.py).
 
     context_length: tokens that the model reaches; None where it sets no limit.
 

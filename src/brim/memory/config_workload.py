@@ -30,6 +30,7 @@ from brim.memory.recorder import no_temporaries
 from brim.memory.recording import Recording
 from brim.memory.workload import Training, Workload
 from brim.models.adapter_folder import open_adapter
+from brim.models.attention_choice import as_transformers_takes_it
 from brim.models.folder import ModelFolder
 from brim.models.llm import LLM, equip
 from brim.models.load import forget_generation_settings
@@ -116,7 +117,7 @@ class ConfigWorkload:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             architecture,
             dtype=self._weights_dtype,
-            attn_implementation="eager" if self._flash_attention else config.model_parameters.attn_implementation,
+            attn_implementation=self._attention,
             trust_remote_code=config.trust_remote_code,
         ).eval()
         forget_generation_settings(model)
@@ -186,6 +187,12 @@ class ConfigWorkload:
         settings = generation_settings(self._config.generation, pad_id=0, end_ids=[0])
         with self._precision.autocast(_CPU):
             generate_some(cast(Any, model), batch, settings, begin)
+
+    @property
+    def _attention(self) -> str | None:
+        """What the model is built with; FlashAttention is put in later."""
+        setting = self._config.model_parameters.attn_implementation
+        return "eager" if self._flash_attention else as_transformers_takes_it(setting)
 
     @property
     def _flash_attention(self) -> FlashAttnPackage | None:

@@ -9,6 +9,7 @@ import torch
 
 from brim.config import Choice, Config, FinetuneTrainer
 from brim.models.adapters import add_adapter
+from brim.models.attention_choice import attention_choice
 from brim.models.folder import ModelFolder
 from brim.models.load import load_base
 from brim.models.logit_head import LogitHead
@@ -58,13 +59,14 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
 
     Raises as `load_llm` does.
     """
+    attention = attention_choice(config.model_parameters.attn_implementation, model)
     if trainable and isinstance(config.trainer, FinetuneTrainer) and config.trainer.enable_gradient_checkpointing:
         _checkpoint_activations(model)
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
     head, choices = chunked_head(config.trainer.chunked_loss, model)
     kind = precision(cast(Any, config.precision))
-    return LLM(model=model, folder=folder, device=device, precision=kind, head=head, choices=choices)
+    return LLM(model=model, folder=folder, device=device, precision=kind, head=head, choices=(*attention, *choices))
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from brim.config import QuantizationConfig
 from brim.errors import BrimError, ModelError, Problem
+from brim.models.attention_choice import as_transformers_takes_it
 from brim.models.bitsandbytes_import import require_bitsandbytes
 from brim.models.folder import Initialize, ModelFolder
 from brim.models.quantization import (
@@ -58,7 +59,10 @@ def load_base(
     Raises ModelError when the architecture is unknown, a weight is missing or damaged, or the folder asks for its own
     code to be run and `trust_remote_code` is off; BrimError when there is too little memory.
     """
-    settings: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
+    settings: dict[str, Any] = {
+        "attn_implementation": as_transformers_takes_it(attn_implementation),
+        "trust_remote_code": trust_remote_code,
+    }
     if quantization is not None:
         require_bitsandbytes()
         settings["device_map"] = {"": str(device)}  # layers are quantised where they will stay
@@ -177,13 +181,13 @@ def explain(error: Exception, folder: ModelFolder) -> Problem:
         return Problem(
             what=f"the attention kernel that was asked for cannot be used: {text}",
             where="model_parameters.attn_implementation",
-            fix="install it, or set `model_parameters.attn_implementation: sdpa`",
+            fix="install it, or set `model_parameters.attn_implementation: auto`",
         )
     if "attention implementation" in text:
         return Problem(
             what=f"the architecture {kind!r} does not support the attention kernel that was asked for",
             where=folder.name,
-            fix="set `model_parameters.attn_implementation: eager`",
+            fix="set `model_parameters.attn_implementation: auto`",
         )
     if "model type" in text or "Unrecognized" in text:
         return Problem(
