@@ -274,3 +274,48 @@ def test_without_cuts_only_the_optimizer_leaves_the_device() -> None:
     cut = shard(step(), weights(), Sharding(world_size=1, kind="whole", offload="optimizer")).stream
     assert at_end(cut) == {"weights": EMBEDDING + LAYERS * MATRIX}
     assert peak(cut, "gradients", "backward") == EMBEDDING + LAYERS * MATRIX
+
+
+def adapted() -> tuple[EventStream, list[Weight]]:
+    """A step of two layers, each with two adapters, up to the backward pass of layer 0."""
+    stream = EventStream()
+    found = []
+    for layer in range(2):
+        for name, trainable in (("base", False), ("first", True), ("second", True)):
+            storage = stream.birth(80, "weights", Place("load", layer, name))
+            found.append(Weight(storage=storage, shape=(40,), element_bytes=2, layer=layer, trainable=trainable))
+    for layer in range(2):
+        stream.birth(HIDDEN, "activations", Place("forward", layer))
+    for layer in (1, 0):
+        for name in ("first", "second", "second", "first", "base"):  # recomputed, then the gradients
+            stream.birth(HIDDEN, "temporary", Place("backward", layer, name))
+    return stream, found
+
+
+def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_over() -> None:
+    stream, found = adapted()
+    rank = shard(stream, found, Sharding(world_size=2, kind="fsdp1")).stream
+
+    backward = [
+        (place.layer, rank.sizes[storage])
+        for storage, place in zip(rank.storages, rank.places, strict=True)
+        if storage >= 0 and place.phase == "backward"
+    ]
+
+    next_whole = [(1, 80)] * 3  # layer 0's, gathered while layer 1 is at its first adapter
+    activations = [(1, HIDDEN)]
+    start = backward.index((1, HIDDEN))
+    assert backward[start : start + 8] == activations * 3 + next_whole + activations * 2
+    assert backward[:start] == [(None, 80)] * 3  # the last layer, gathered with the root
+
+
+def test_reentrant_checkpoints_around_units_leave_nothing_to_prefetch() -> None:
+    stream, found = adapted()
+    rank = shard(stream, found, Sharding(world_size=2, kind="fsdp1", reentrant_checkpoints=True)).stream
+
+    gathered = [
+        place.layer
+        for storage, place in zip(rank.storages, rank.places, strict=True)
+        if storage >= 0 and place.phase == "backward" and place.operator == "fsdp::all_gather"
+    ]
+    assert gathered == [1, 1, 1, 0, 0, 0]

@@ -7,7 +7,7 @@ to activations stays as it was recorded, since each rank computes its own rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ from brim.memory.sharding_fsdp1 import FlatShards
 from brim.memory.sharding_fsdp2 import FullyShard
 from brim.memory.sharding_optimizer import sharded_sizes
 from brim.memory.sharding_passes import gradients_added, layer_of_events
+from brim.memory.sharding_prefetch import late_prefetches
 from brim.memory.sharding_tape import Tape
 from brim.memory.sharding_units import Precision, Weight, units
 from brim.memory.sharding_whole import WholeParameters
@@ -47,6 +48,7 @@ class ShardedStream:
 
     stream: EventStream
     cuda_streams: tuple[int, ...]  # of each storage: each CUDA stream has blocks of its own in the caching allocator
+    numbers: Mapping[int, int]  # recorded storage -> the rank's, where it has one
 
 
 class _Units(Protocol):
@@ -77,7 +79,7 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     walk.finish()
     for _, label in marks:
         tape.stream.mark(label)
-    return ShardedStream(tape.stream, tuple(tape.cuda_streams))
+    return ShardedStream(tape.stream, tuple(tape.cuda_streams), walk.numbers)
 
 
 def _units(weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> _Units:
@@ -113,7 +115,9 @@ class _Walk:
         watches = sharding.kind == "fsdp1" and sharding.reentrant_checkpoints
         self._watched = storages_kept_by_hooks(stream, self._layers, frozen) if watches else frozenset()
         self._added = gradients_added(stream, self._layers, weights)
-        self._numbers: dict[int, int | None] = {}  # recorded storage -> the rank's; None: it has none
+        late = late_prefetches(stream, self._layers, weights) if sharding.kind == "fsdp1" else {}
+        self._prefetch_at, self._prefetched_late = frozenset(late), frozenset(late.values())
+        self.numbers: dict[int, int] = {}  # recorded storage -> the rank's, where it has one
         self._kept: list[int] = []  # by hooks, until the backward pass is over
         self._phase = ""
         self._layer: int | None = None
@@ -136,6 +140,8 @@ class _Walk:
             self._bury(~storage, place)
             return
         self._move(place, self._layers[position])
+        if position in self._prefetch_at and self._layer in self._order:
+            self._prefetch_before(self._order.index(self._layer))
         self._bear(storage, place)
 
     def finish(self) -> None:
@@ -185,7 +191,7 @@ class _Walk:
         self._whole.gather(layer, backward=self._phase == _BACKWARD)
         if self._phase != _BACKWARD:
             self._order.append(layer)
-        elif layer in self._order:
+        elif layer in self._order and layer not in self._prefetched_late:
             self._prefetch_before(self._order.index(layer))
 
     def _leave_layer(self) -> None:
@@ -218,9 +224,8 @@ class _Walk:
         elif place.phase == _OPTIMIZER:
             num_bytes = 0 if self._sharding.offload != "none" else self._optimizer_sizes.get(num_bytes, num_bytes)
         if num_bytes == 0 and self._stream.sizes[storage]:
-            self._numbers[storage] = None
             return
-        self._numbers[storage] = number = self._tape.repeat(num_bytes, category, place)
+        self.numbers[storage] = number = self._tape.repeat(num_bytes, category, place)
         if place.phase != _BACKWARD or (category != "gradients" and storage not in self._added):
             return
         self._gradients.setdefault(self._layer, []).append(number)
@@ -229,7 +234,7 @@ class _Walk:
             self._alive[self._layer] += 1
 
     def _bury(self, storage: int, place: Place) -> None:
-        number = self._numbers.pop(storage)
+        number = self.numbers.get(storage)
         if storage in self._unit_of:
             self._drop_gradient(storage, place)
         elif storage in self._added:

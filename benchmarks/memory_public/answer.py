@@ -1,0 +1,173 @@
+"""The Answer.AI runs: QLoRA and LoRA with FSDP1 on two GPUs, as train.py of AnswerDotAI/fsdp_qlora (05ed9f2) does them.
+
+Pure bf16, adapters too; SDPA; reentrant activation checkpointing within FSDP's units; AdamW (foreach), no clipping;
+rows of one length. Its libraries: torch 2.2, transformers 4.38, bitsandbytes 0.43. The loop keeps the model's output,
+and with it the fp32 logits, until the optimizer has stepped.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import AdamW, Optimizer
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig
+
+from benchmarks.memory_public import losses
+from benchmarks.memory_public.rows import DATA
+from brim.config import QuantizationConfig
+from brim.memory.cuda.as_on_cuda import as_on_cuda
+from brim.memory.cuda.foreach import foreach_as_on_cuda
+from brim.memory.cuda.target import CudaTarget
+from brim.memory.quantized.replace import quantize_stand_in
+from brim.memory.sharding import Sharding
+from brim.memory.workload import Training, Workload
+
+GPU = CudaTarget(compute_capability=(8, 6), torch_version=(2, 2), multiprocessors=82)  # RTX 3090; a 4090 has 8.9
+BITSANDBYTES = (0, 43)
+_GIB = 2**30
+TARGETS = ("k_proj", "q_proj", "v_proj", "up_proj", "down_proj", "gate_proj")
+
+ARCHITECTURES: dict[str, PretrainedConfig] = {
+    "Llama-2-7B": LlamaConfig(vocab_size=32_000, max_position_embeddings=4096),
+    "Mistral-7B-v0.2": MistralConfig(vocab_size=32_000, sliding_window=None),
+    "Yi-34B": LlamaConfig(
+        vocab_size=64_000,
+        hidden_size=7168,
+        intermediate_size=20_480,
+        num_hidden_layers=60,
+        num_attention_heads=56,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRow:
+    """One run of `gpu_memory_other.csv`."""
+
+    id: str
+    model: str
+    quantized: bool
+    batch_size: int
+    sequence_length: int
+    lora_r: int
+    device: str
+    strategy: Literal["cut", "cut, on the CPU", "whole"]
+    metric: Literal["reserved", "allocated"]
+    measured_bytes: int
+
+
+def read_answer_rows(path: Path = DATA / "gpu_memory_other.csv") -> list[AnswerRow]:
+    """The runs of two GPUs and dummy data of fixed length."""
+    with path.open(encoding="utf-8", newline="") as file:
+        cells = [row for row in csv.DictReader(file) if row["id"].startswith("ANSWER")]
+    return [
+        AnswerRow(
+            id=row["id"],
+            model=row["model"],
+            quantized=row["method"] == "qlora",
+            batch_size=int(row["batch_per_gpu"]),
+            sequence_length=int(row["seq_len"]),
+            lora_r=int(row["lora_r"]),
+            device=row["gpus"].removeprefix("2x"),
+            strategy="whole" if "ddp" in row["sharding"] else "cut, on the CPU" if "CPU" in row["sharding"] else "cut",
+            metric=row["metric"],  # type: ignore[arg-type]
+            measured_bytes=round(float(row["value_gib_or_gb"]) * _GIB),
+        )
+        for row in cells
+    ]
+
+
+def vocabulary(row: AnswerRow) -> int:
+    """Tokens that a logit is computed for."""
+    size: int = ARCHITECTURES[row.model].vocab_size
+    return size
+
+
+def sharding_of_answer(row: AnswerRow) -> Sharding:
+    """No mixed precision: all is in bf16."""
+    return Sharding(
+        world_size=1 if row.strategy == "whole" else 2,
+        kind="fsdp1",
+        offload="weights" if row.strategy == "cut, on the CPU" else "none",
+    )
+
+
+def answer_workload(row: AnswerRow) -> Workload:
+    """One optimizer step of the run."""
+    kept: list[Any] = []
+    return Workload(
+        architecture=ARCHITECTURES[row.model],
+        build=partial(_build, row),
+        batch=_batch,
+        training=Training(
+            micro_batch=partial(_micro_batch, kept), optimizer=_optimizer, update=_update, accumulates=False
+        ),
+        view=_view,
+    )
+
+
+def _build(row: AnswerRow, architecture: PretrainedConfig) -> nn.Module:
+    model: Any = AutoModelForCausalLM.from_config(architecture, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.config.use_cache = False
+    if row.quantized:
+        four_bits = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
+        quantize_stand_in(model, four_bits, release=BITSANDBYTES, quant_storage=torch.bfloat16)
+    model.requires_grad_(False)
+    model.enable_input_require_grads()
+    model.loss_function = losses.causal_lm_loss
+    model.lm_head.register_forward_hook(lambda module, inputs, logits: logits.float())
+    for layer in model.model.layers:
+        layer.forward = partial(_checkpointed, layer.forward)
+    adapter = LoraConfig(
+        r=row.lora_r, lora_alpha=16, lora_dropout=0.1, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+    )
+    built: nn.Module = get_peft_model(model, adapter, autocast_adapter_dtype=False)
+    return built.to(torch.bfloat16).train()
+
+
+def _checkpointed(forward: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
+    return checkpoint(partial(forward, **kwargs), hidden_states, use_reentrant=True)
+
+
+def _batch(rows: int, tokens: int) -> dict[str, Tensor]:
+    return {name: torch.zeros(rows, tokens, dtype=torch.int64) for name in ("input_ids", "labels")}
+
+
+def _micro_batch(kept: list[Any], model: nn.Module, batch: dict[str, Tensor]) -> None:
+    """The output outlives the backward pass."""
+    output = model(**batch)
+    kept[:] = [output.logits]
+    output.loss.backward()
+    kept.clear()
+
+
+@contextmanager
+def _view(model: Any) -> Iterator[None]:
+    if model is None:
+        with foreach_as_on_cuda():
+            yield
+        return
+    with as_on_cuda(model.get_base_model(), GPU):
+        yield
+
+
+def _optimizer(weights: Sequence[Parameter]) -> Optimizer:
+    return AdamW(weights, lr=1e-5, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.1, foreach=True)
+
+
+def _update(weights: Sequence[Parameter], optimizer: Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
