@@ -10,7 +10,7 @@ import pytest
 OPTIONS = {
     "check": {"--dataset", "--show", "--rows", "--json"},
     "memory": {
-        *("--batch-size", "--sequence-length", "--device", "--memory", "--phase", "--world-size"),
+        *("--batch-size", "--sequence-length", "--device", "--memory", "--phase", "--world-size", "--offload"),
         *("--compare", "--explain", "--measure", "--layers", "--steps", "--plot", "--json"),
     },
     "train": {"--dataset", "--output-directory", "--resume", "--json"},

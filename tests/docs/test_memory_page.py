@@ -31,7 +31,7 @@ def test_each_command_is_understood(command, tmp_path, monkeypatch):
 
 
 def test_there_are_commands():
-    assert len(commands()) == 9
+    assert len(commands()) == 10
 
 
 def test_the_lines_of_the_table_are_those_that_are_printed():

@@ -11,6 +11,7 @@ from brim.api.memory_variants import Variant, variants
 from brim.config import Config
 from brim.memory.device import Device, devices
 from brim.memory.prediction import MemoryPrediction
+from brim.memory.sharding import Offload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ def compare_memory(
     device: str | None = None,
     memory_bytes: int | None = None,
     world_size: int = 1,
+    offload: Offload = "none",
 ) -> Iterator[Compared]:
     """A training step in each way, one after the other. Raises as `predict_memory` does."""
     for variant in variants(config):
@@ -49,6 +51,7 @@ def compare_memory(
             device=device,
             memory_bytes=memory_bytes,
             world_size=world_size,
+            offload=offload,
         )
         yield Compared(variant=variant, prediction=prediction, fits_on=fitting(prediction.reserved_bytes))
 

@@ -7,7 +7,6 @@ from typing import Annotated, Optional
 
 import typer
 
-from brim.cli.memory_request import MemoryRequest, check_request, device_memory, named_phase
 from brim.cli.options import ConfigOrRun, JsonOption, Overrides, config_file
 
 
@@ -41,6 +40,9 @@ def memory(
     world_size: Annotated[
         int, typer.Option("--world-size", min=1, metavar="N", help="GPUs that share the model (FSDP).")
     ] = 1,
+    offload: Annotated[
+        str, typer.Option("--offload", metavar="NAME", help="Kept on the CPU: none, optimizer or weights.")
+    ] = "none",
     compare: Annotated[
         bool, typer.Option("--compare", help="Full, 16-bit, LoRA, 8-bit and 4-bit training side by side.")
     ] = False,
@@ -63,6 +65,8 @@ def memory(
     as_json: JsonOption = False,
 ) -> None:
     """Predict the GPU memory of a run from its base model's config.json. Needs no GPU, no weights and no data."""
+    from brim.cli.memory_request import MemoryRequest, check_request, device_memory, named_offload, named_phase
+
     request = MemoryRequest(
         batch_size=batch_size,
         sequence_length=sequence_length,
@@ -70,6 +74,7 @@ def memory(
         memory_bytes=device_memory(memory),
         phase=named_phase(phase),
         world_size=world_size,
+        offload=named_offload(offload),
         compare=compare,
         explain=explain,
         measure=measure,

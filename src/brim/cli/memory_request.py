@@ -9,6 +9,7 @@ from typing import cast, get_args
 
 from brim.errors import InputError, Problem
 from brim.memory.prediction import Phase
+from brim.memory.sharding import Offload
 from brim.units import parse_bytes
 
 
@@ -22,6 +23,7 @@ class MemoryRequest:
     memory_bytes: int | None
     phase: Phase | None
     world_size: int
+    offload: Offload
     compare: bool
     explain: bool
     measure: bool
@@ -45,6 +47,15 @@ def named_phase(text: str | None) -> Phase | None:
             expected="load, train, evaluate or generate",
             fix=f"did you mean {meant}?" if meant else "",
         )
+    )
+
+
+def named_offload(text: str) -> Offload:
+    """What is kept on the CPU. Raises InputError for another name."""
+    if text in get_args(Offload):
+        return cast("Offload", text)
+    raise InputError(
+        Problem(what=f"unknown --offload {text[:60]!r}", where="--offload", expected="none, optimizer or weights")
     )
 
 
@@ -111,6 +122,8 @@ def _beside_measure(request: MemoryRequest) -> Iterator[Problem]:
             yield _problem(f"--measure is of the device at hand, and {name} names another", "remove one of them")
     if request.world_size > 1:
         yield _problem("--measure runs on one device, and --world-size is of several", "remove one of them")
+    if request.offload != "none":
+        yield _problem("--measure runs what brim trains today, which keeps all on the device", "remove --offload")
 
 
 def _problem(what: str, fix: str) -> Problem:

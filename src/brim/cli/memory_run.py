@@ -50,6 +50,7 @@ def _predict(request: MemoryRequest, config: Config) -> None:
         device=request.device,
         memory_bytes=request.memory_bytes,
         world_size=request.world_size,
+        offload=request.offload,
     )
     napkin = _napkin(request, config, prediction)
     if request.as_json:
@@ -76,6 +77,7 @@ def _compare(request: MemoryRequest, config: Config) -> None:
         device=request.device,
         memory_bytes=request.memory_bytes,
         world_size=request.world_size,
+        offload=request.offload,
     ):
         say(f"{each.variant.name}: {each.prediction.reason}")
         found.append(each)
