@@ -15,13 +15,18 @@ _Key: TypeAlias = tuple[str, int]
 
 
 def with_loading(
-    stream: EventStream, tensors: Sequence[LoadedTensor], kind: LoadKind, *, device_bytes: int | None = None
+    stream: EventStream,
+    tensors: Sequence[LoadedTensor],
+    kind: LoadKind,
+    *,
+    device_bytes: int | None = None,
+    has_warmup: bool = True,
 ) -> EventStream:
     """The stream with the load of the base model's tensors in transformers' order, and what is there on the way.
 
     stream: its part "load" gives birth to all weights, each at the place of its module. tensors: of the base model, of
     all layers. What the stream's load has beside them, such as an adapter, comes after them. Raises LookupError where
-    a tensor is not in the stream's load.
+    a tensor is not in the stream's load. has_warmup: transformers' since 4.50 (see load_events).
     """
     (start, _), (end, _) = _load_part(stream)
     born: dict[_Key, list[int]] = defaultdict(list)
@@ -31,7 +36,7 @@ def with_loading(
         born[base_path(place.module), stream.sizes[storage]].append(storage)
         place_of[storage] = place
     loading = EventStream()
-    resident = load_events(loading, tensors, kind, device_bytes=device_bytes)
+    resident = load_events(loading, tensors, kind, device_bytes=device_bytes, has_warmup=has_warmup)
     names = {storage: name for name, storage in resident.items()}
     out = EventStream(
         sizes=list(stream.sizes),

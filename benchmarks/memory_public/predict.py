@@ -1,0 +1,68 @@
+"""A row's prediction: its workload recorded, put together to steps, cut over the GPUs, run through the allocator."""
+
+from __future__ import annotations
+
+from benchmarks.memory_public.ranks import sharding_of
+from benchmarks.memory_public.rows import Row
+from benchmarks.memory_public.workloads import MeasuredRun
+from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.compose import compose_training, with_workspaces
+from brim.memory.device import find_device
+from brim.memory.events import EventStream, Place
+from brim.memory.model import Setting, predict
+from brim.memory.optimizer_recording import record_optimizer
+from brim.memory.prediction import MemoryPrediction
+from brim.memory.recording import Recording, record
+from brim.memory.sharding import shard
+
+STEPS = 2  # the first bears the optimizer's state, those after it are alike
+DEVICE = find_device("a100-80gb")
+
+# Scalars that transformers' Trainer keeps: the loss since the last log, that of the step, the gradients' norm.
+TRAINER_SCALARS = (4, 4, 4)
+
+
+def predict_row(row: Row) -> MemoryPrediction:
+    """Of one GPU. Raises NotTracedError for kernels that cannot be traced."""
+    stream, recording = composed(row)
+    setting = Setting(
+        phase="train",
+        batch_size=row.batch_size,
+        sequence_length=row.sequence_length,
+        world_size=row.gpus,
+        device=DEVICE,
+        has_limit=True,
+        allocator=AllocatorSettings(),
+        choices=(),
+    )
+    if row.gpus == 1:
+        return predict(stream, setting)
+    rank = shard(stream, recording.weights, sharding_of(row))
+    return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
+
+
+def composed(row: Row) -> tuple[EventStream, Recording]:
+    """The load and some steps, not yet cut over the GPUs."""
+    run = MeasuredRun(row)
+    workload = run.workload()
+    recording = record(workload, rows=row.batch_size, tokens=row.sequence_length)
+    optimizer = record_optimizer(workload, recording)
+    stream = compose_training([recording] * STEPS, optimizer, micro_batches=1)
+    if row.gpus == 1:
+        stream = run.with_loading(stream, recording)
+    stream = with_workspaces(stream, DEVICE.cublas_workspace_bytes)
+    # input_ids, attention_mask and labels of the step's batch, until the next one takes their place.
+    batch = (row.batch_size * row.sequence_length * 8,) * 3
+    _keep(stream, (*batch, *TRAINER_SCALARS))
+    return stream, recording
+
+
+def _keep(stream: EventStream, sizes: tuple[int, ...]) -> None:
+    """Storages that live from the first step to the end."""
+    position = next(position for position, label in stream.marks if label.startswith("step"))
+    new = range(len(stream.sizes), len(stream.sizes) + len(sizes))
+    stream.sizes.extend(sizes)
+    stream.categories.extend(["temporary"] * len(sizes))
+    stream.storages[position:position] = new
+    stream.places[position:position] = [Place("forward")] * len(sizes)
+    stream.marks[:] = [(at + len(sizes) * (at > position), label) for at, label in stream.marks]
