@@ -55,7 +55,7 @@ def adapter(run):
 @EACH
 @pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
 def test_it_learns_in_each_precision_and_the_run_opens_again(tiny_base, sums_file, tmp_path, quantization, precision):
-    settings = config(tiny_base, quantization, precision=precision, trainer={"epochs": 5})
+    settings = config(tiny_base, quantization, precision=precision, trainer={"epochs": 8})
     result = brim.Model(settings).train(sums_file, output_directory=tmp_path / "run")
     sequence = losses(tmp_path / "run")
     assert np.mean(sequence[-4:]) < 0.985 * np.mean(sequence[:4])  # of random weights; the demo's base learns more
@@ -64,7 +64,7 @@ def test_it_learns_in_each_precision_and_the_run_opens_again(tiny_base, sums_fil
     tuned = opened.evaluate(sums_file, split="test").metrics["loss"]
     assert tuned == result.metrics["test"]["loss"]
     base = brim.Model.load(tmp_path / "run", overrides=["adapter=null"])
-    assert tuned < 0.99 * base.evaluate(sums_file, split="test", batch_size=4).metrics["loss"]
+    assert tuned < 0.985 * base.evaluate(sums_file, split="test", batch_size=4).metrics["loss"]
     assert len(opened.predict(sums_file).predictions) == 40
 
 
@@ -227,16 +227,17 @@ def test_training_prints_nothing_of_libraries(tiny_base, sums_file, tmp_path):
     )
     assert done.returncode == 0
     told = [line.split(" ")[0] for line in done.stderr.splitlines()]
-    assert told[:7] == [
+    assert told[:8] == [
         f"{tmp_path / 'config.yaml'}:1:",  # trainer.epochs has no effect beside train_steps
         "precision:",
         "quantization.bnb_4bit_compute_dtype:",
         "adapter.alpha:",
         "trainer.gradient_accumulation_steps:",
+        "model_parameters.attn_implementation:",
         "trainer.chunked_loss:",
         "adamw_8bit:",
     ]
-    assert set(told[6:]) == {"step"}
+    assert set(told[8:]) == {"step"}
 
 
 def test_the_demos_base_learns_in_4_bits(tmp_path):
