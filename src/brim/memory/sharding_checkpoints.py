@@ -4,7 +4,7 @@ A frozen unit has no gradient whose accumulation could say that its backward pas
 inputs (`_register_post_backward_reshard_only_hook`) through `torch.autograd.graph.register_multi_grad_hook`, which
 holds their autograd nodes until the whole backward pass is over. A reentrant checkpoint recomputes from inputs that are
 leaves: the node of a leaf holds the leaf, and with it its gradient. So the inputs of all layers and their gradients
-stay. Public runs on 2 and 4 GPUs show it to the byte: docs/decisions/0010-sharding-in-the-prediction.md.
+stay. Public runs on 2 and 4 GPUs show it to the byte: docs/decisions/0012-sharding-in-the-prediction.md.
 """
 
 from __future__ import annotations
