@@ -1,5 +1,7 @@
 """The catalogue of GPUs, by name and by memory."""
 
+import os
+
 import pytest
 
 from brim.errors import InputError
@@ -83,7 +85,7 @@ def test_a_typo_names_the_nearest_card(name, meant):
     (problem,) = caught.value.problems
     assert problem.what == f"unknown device '{name}'"
     assert problem.fix == f"write {meant}"
-    assert problem.expected.startswith("one of t4, v100-16gb, v100-32gb, a10,")
+    assert problem.expected.startswith("cpu, or one of t4, v100-16gb, v100-32gb, a10,")
 
 
 @pytest.mark.parametrize("name", ["tpu", "rtx", "", "mi300x"])
@@ -133,3 +135,10 @@ def test_the_workspace_of_cublas_can_be_set(config, num_bytes):
 @pytest.mark.parametrize(("release", "num_bytes"), [((2, 4), MIB), ((2, 10), MIB), ((2, 11), 0), ((2, 13), 0)])
 def test_cublaslt_shares_the_workspace_since_2_11(release, num_bytes):
     assert cublaslt_workspace_bytes(release) == num_bytes
+
+
+def test_the_cpu_at_hand_is_a_device_with_all_of_the_machines_memory():
+    device = find_device("CPU")
+    assert device.is_cpu
+    assert device.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 6_000_000 < device.outside_bytes < device.memory_bytes

@@ -16,7 +16,7 @@ from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.compose import compose_parts, compose_training, with_workspaces
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import Device, device_named, device_of, find_device
+from brim.memory.device import Device, cpu_device, device_named, device_of, find_device
 from brim.memory.events import EventStream
 from brim.memory.generation import TRACED_TOKENS, compose_generation
 from brim.memory.model import Setting, predict
@@ -99,7 +99,8 @@ def _ask(
     )
     settled = with_stored_quantization(given, folder)
     require_trainable(settled)
-    facts = DeviceFacts(kind="cuda", bf16=target.capability is None or target.capability >= (8, 0))
+    has_bf16 = not target.is_cpu and (target.capability is None or target.capability >= (8, 0))
+    facts = DeviceFacts(kind="cpu" if target.is_cpu else "cuda", bf16=has_bf16)
     resolution = resolve(settled, facts, context_length=folder.context_length)
     trains = isinstance(resolution.config.trainer, FinetuneTrainer)
     if phase == "train" and not trains:
@@ -203,19 +204,21 @@ def _require_positive(name: str, value: int, *, least: int = 1) -> None:
 
 
 def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: AllocatorSettings) -> MemoryPrediction:
-    target = CudaTarget(compute_capability=asked.device.capability or (8, 0))
+    cuda = CudaTarget(compute_capability=asked.device.capability or (8, 0))
+    target = None if asked.device.is_cpu else cuda
     workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
     rows, tokens = shape.batch_size, shape.sequence_length
     stream, recording = _composed(workload, asked, rows, tokens)
-    stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
-    stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
+    if not asked.device.is_cpu:
+        stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
+        stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
     rank = shard(stream, recording.weights, sharding)
     setting = Setting(
         phase=asked.phase,
         batch_size=rows,
         sequence_length=tokens,
         world_size=sharding.world_size,
-        device=asked.device,
+        device=cpu_device() if asked.device.is_cpu else asked.device,  # with what is imported by now
         has_limit=asked.has_limit,
         allocator=allocator,
         choices=(*asked.choices, *map(str, workload.choices), *shape.choices, *_said_of(sharding)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from brim.config.wording import nearest, show
 from brim.errors import InputError, Problem
@@ -13,6 +15,7 @@ from brim.units import format_bytes
 
 _MIB = 2**20
 _GIB = 2**30
+_PACKING_BYTES = 6_000_000  # into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,7 @@ class Device:
     memory_bytes: int  # as torch.cuda.get_device_properties(0).total_memory shows it
     capability: tuple[int, int] | None  # compute capability; None: not known
     outside_bytes: int  # the CUDA context and the modules loaded: PyTorch's allocator does not see them
+    is_cpu: bool = False
 
     @property
     def cublas_workspace_bytes(self) -> int:
@@ -37,8 +41,10 @@ def budget_bytes(device: Device) -> int:
 
 
 def find_device(name: str) -> Device:
-    """The GPU of a name such as "a100-80gb", "NVIDIA A100-SXM4-80GB", "t4" or "rtx4090". Raises InputError."""
+    """The device of a name such as "a100-80gb", "NVIDIA A100-SXM4-80GB", "rtx4090" or "cpu". Raises InputError."""
     key = _folded(name)
+    if key == "cpu":
+        return cpu_device()
     if key in _BY_KEY:
         return _BY_KEY[key]
     transposed = (other for other in _BY_KEY if sorted(other) == sorted(key) != [])
@@ -46,9 +52,24 @@ def find_device(name: str) -> Device:
     raise InputError(
         Problem(
             what=f"unknown device {show(name)}",
-            expected=f"one of {', '.join(device.name for device in devices())}",
+            expected=f"cpu, or one of {', '.join(device.name for device in devices())}",
             fix=f"write {_BY_KEY[meant].name}" if meant else "give its memory instead, such as --memory 14GiB",
         )
+    )
+
+
+def cpu_device() -> Device:
+    """The CPU at hand; what is outside the tensors is what this process has resident now, and what MKL will keep."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    statm = Path("/proc/self/statm")
+    resident_bytes = int(statm.read_text(encoding="ascii").split()[1]) * page_bytes if statm.exists() else 0
+    return Device(
+        name="cpu",
+        title="this machine",
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * page_bytes,
+        capability=None,
+        outside_bytes=resident_bytes + _PACKING_BYTES,
+        is_cpu=True,
     )
 
 

@@ -11,6 +11,7 @@ from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.device import Device, budget_bytes
 from brim.memory.events import CATEGORIES, EventStream
+from brim.memory.heap import Heap
 from brim.memory.prediction import MemoryPrediction, Phase, Timeline
 from brim.memory.replay import Replay, replay
 from brim.units import format_bytes
@@ -65,6 +66,8 @@ def predict(stream: EventStream, setting: Setting, *, cuda_streams: Sequence[int
 
 def _replay_without_end(stream: EventStream, setting: Setting, cuda_streams: Sequence[int] | None) -> Replay:
     """What the stream would take of a device as large as it needs; settings that are shares of the device hold."""
+    if setting.device.is_cpu:
+        return replay(stream, Heap())
     device_bytes = setting.device.memory_bytes if setting.has_limit else None
     try:
         allocator = CachingAllocator(settings=setting.allocator, device_bytes=device_bytes)
@@ -80,8 +83,9 @@ def _verdict(
     device = setting.device
     reserved_bytes = int(replayed.reserved_bytes.max())
     total_bytes = reserved_bytes + device.outside_bytes
-    needs = f"{format_bytes(total_bytes)}: {format_bytes(reserved_bytes)} reserved by PyTorch"
-    needs += f" and {format_bytes(device.outside_bytes)} outside it"
+    inside, outside = ("of tensors", "beside them") if device.is_cpu else ("reserved by PyTorch", "outside it")
+    needs = f"{format_bytes(total_bytes)}: {format_bytes(reserved_bytes)} {inside}"
+    needs += f" and {format_bytes(device.outside_bytes)} {outside}"
     if not setting.has_limit:
         return None, f"it needs {needs}"
     has = f"{device.title} has {format_bytes(device.memory_bytes)}"
@@ -89,13 +93,16 @@ def _verdict(
     if total_bytes <= device.memory_bytes and reserved_bytes <= fraction * device.memory_bytes:
         left = format_bytes(device.memory_bytes - total_bytes)
         return True, f"it needs {needs}; {has}, so {left} are left"
+    too_little = f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
+    if device.is_cpu:
+        return False, too_little
     try:
         tight = CachingAllocator(
             settings=setting.allocator, capacity_bytes=budget_bytes(device), device_bytes=device.memory_bytes
         )
         replay(stream, tight, cuda_streams=cuda_streams)
     except SimulatedOutOfMemory:
-        return False, f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
+        return False, too_little
     return (
         True,
         f"it would take {needs}; {has}, and it fits only because PyTorch gives cached blocks back, which is slow",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
 from brim.memory.events import CATEGORIES, Category, EventStream
+from brim.memory.heap import Heap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,9 @@ class Replay:
         return int(np.argmax(self.reserved_bytes))
 
 
-def replay(stream: EventStream, allocator: CachingAllocator, *, cuda_streams: Sequence[int] | None = None) -> Replay:
+def replay(
+    stream: EventStream, allocator: CachingAllocator | Heap, *, cuda_streams: Sequence[int] | None = None
+) -> Replay:
     """Allocate and free as the stream says; what is alive at its end stays so in the allocator.
 
     cuda_streams: the CUDA stream that each storage is allocated on; all on one if not given.
