@@ -18,7 +18,7 @@ from brim.memory.sharding_fsdp2 import FullyShard
 from brim.memory.sharding_optimizer import sharded_sizes
 from brim.memory.sharding_passes import gradients_added, layer_of_events
 from brim.memory.sharding_prefetch import late_prefetches
-from brim.memory.sharding_tape import Tape
+from brim.memory.sharding_tape import COMPUTE, Tape
 from brim.memory.sharding_units import Precision, Weight, units
 from brim.memory.sharding_whole import WholeParameters
 
@@ -70,6 +70,9 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     weights) are whole on each rank.
     """
     tape = Tape()
+    if sharding.kind == "whole" and sharding.offload == "none":
+        numbers = range(len(stream.sizes))
+        return ShardedStream(stream, (COMPUTE,) * len(numbers), dict(zip(numbers, numbers, strict=True)))
     walk = _Walk(stream, weights, sharding, tape, _units(weights, sharding, tape))
     marks = list(stream.marks)
     for position in range(len(stream.storages)):
