@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 from brim.memory.events import EventStream, Place
 
@@ -41,6 +41,10 @@ class Depth:
         """The same model, all of whose layers are recorded."""
         return Depth(num_layers=self.num_layers, head=self.num_layers, period=1, tail=0)
 
+    def is_middle(self, layer: int) -> bool:
+        """Whether a layer of the model is like one of either recorded block."""
+        return self.num_recorded < self.num_layers and self.head <= layer < self.num_layers - self.tail
+
     def template(self, layer: int) -> int:
         """The recorded layer that a layer of the model is like."""
         if self.num_recorded == self.num_layers or layer < self.head:
@@ -53,12 +57,14 @@ class Depth:
 def depth_of(kinds: Sequence[Any]) -> Depth:
     """How the layers repeat. kinds: one value a layer; layers of equal value are alike.
 
-    The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one.
+    The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one. Nor is the
+    first one of its kind: what all layers of a kind share is let go of there by the backward pass.
     """
     num_layers = len(kinds)
+    first_ones = max((kinds.index(kind) for kind in kinds), default=0) + 1
     for period in range(1, num_layers + 1):
         breaks = [i for i in range(num_layers - period) if kinds[i] != kinds[i + period]]
-        head = max(1, breaks[-1] + 1 if breaks else 0)
+        head = max(first_ones, breaks[-1] + 1 if breaks else 0)
         tail = (num_layers - head - 1) % period + 1
         if head + 2 * period + tail < num_layers:
             return Depth(num_layers=num_layers, head=head, period=period, tail=tail)
@@ -317,7 +323,9 @@ class _Writer:
             up = each.segments[0].layer == 0
             layers = range(self._depth.num_layers)
             for layer in layers if up else reversed(layers):
-                self._repeat(by_layer[self._depth.template(layer)], layer)
+                template = self._depth.template(layer)
+                twin = by_layer[template - self._depth.period] if self._depth.is_middle(layer) else None
+                self._repeat(by_layer[template], layer, twin)
         while marks:
             self._out.mark(marks.pop()[1])
         return Expansion(self._out, self._numbers)
@@ -337,28 +345,59 @@ class _Writer:
         for index, storage in enumerate(births):
             self._local[storage] = (number, index)
 
-    def _repeat(self, segment: _Segment, layer: int | None) -> None:
-        """One segment as that of `layer`."""
+    def _repeat(self, segment: _Segment, layer: int | None, twin: _Segment | None = None) -> None:
+        """One segment as that of `layer`. twin: of a middle layer, the same one in the block before."""
         stream, out = self._stream, self._out
-        for position in segment.events:
+        for index, position in enumerate(segment.events):
             storage, place = stream.storages[position], self._place(stream.places[position], layer)
             if storage >= 0:
                 owner = layer if self._owners[storage] is not None else None
                 number = out.birth(stream.sizes[storage], stream.categories[storage], place)
                 self._numbers[storage, owner] = number
-                continue
-            out.death(self._dying(~storage, segment, layer), place)
+            elif layer is None or self._owners[~storage] is None:
+                out.death(self._dying_outside(~storage), place)
+            elif twin is None:
+                out.death(self._dying_at_an_end(~storage, segment, layer), place)
+            else:
+                out.death(
+                    self._dying_in_the_middle(~storage, ~stream.storages[twin.events[index]], segment, layer), place
+                )
 
-    def _dying(self, storage: int, segment: _Segment, layer: int | None) -> int:
-        """The storage of full depth that dies where the recorded one did."""
+    def _dying_outside(self, storage: int) -> int:
         owner = self._owners[storage]
-        if owner is None:
-            return self._numbers[storage, None]
-        inside = None not in (segment.layer, layer)
-        wanted = cast(int, layer) + owner - cast(int, segment.layer) if inside else self._at_the_edge(owner)
+        return self._numbers[storage, None] if owner is None else self._like(storage, self._at_the_edge(owner))
+
+    def _dying_at_an_end(self, storage: int, segment: _Segment, layer: int) -> int:
+        """What dies in one of the first or last layers is of one next to it; of the other block, it might be of any."""
+        assert segment.layer is not None
+        owner = self._owner(storage)
+        block = (owner - self._depth.head) // self._depth.period
+        if block > 0 if layer < self._depth.head else block < 1:
+            raise NotUniformError(f"in layer {segment.layer}, something dies of layer {owner}")
+        return self._like(storage, layer + owner - segment.layer)
+
+    def _dying_in_the_middle(self, storage: int, twins: int, segment: _Segment, layer: int) -> int:
+        """What dies may be of another layer: which one of its births it is shows in the block that lies between blocks.
+
+        twins: the storage that dies in the twin where this one does in the segment.
+        """
+        assert segment.layer is not None
+        distance = self._owner(storage) - segment.layer
+        wanted = layer + distance
+        if abs(distance) > self._depth.period:
+            raise NotUniformError(f"in layer {segment.layer}, something dies of layer {self._owner(storage)}")
+        is_twins = wanted < self._depth.head or (distance > 0 and self._depth.is_middle(wanted))
+        return self._like(twins if is_twins else storage, wanted)
+
+    def _owner(self, storage: int) -> int:
+        owner = self._owners[storage]
+        assert owner is not None
+        return owner
+
+    def _like(self, storage: int, layer: int) -> int:
+        """The storage of full depth that is in `layer` what the recorded one is in its own."""
         number, index = self._local[storage]
-        births = self._births[number, self._depth.template(wanted)]
-        return self._numbers[births[index], wanted]
+        return self._numbers[self._births[number, self._depth.template(layer)][index], layer]
 
     def _at_the_edge(self, owner: int) -> int:
         """Outside the layers, what recorded layers left is that of the layers at the same distance from an end."""

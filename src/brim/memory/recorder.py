@@ -195,7 +195,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._last
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
-        self._stack.append(self._modules.get(module, ("", None)))
+        around = self._stack[-1] if self._stack else ("", None)
+        self._stack.append(self._modules.get(module, around))  # a module that is not the model's stands for a function
         self._note_sequence_number()
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
