@@ -73,11 +73,12 @@ def _kinds(architecture: PretrainedConfig) -> list[tuple[Any, ...]]:
 
 
 def _values_by_layer(architecture: PretrainedConfig, num_layers: int) -> list[tuple[str, list[Any]]]:
-    """Settings that hold one value a layer, such as `layer_types`."""
+    """Settings that hold one value a layer, such as `layer_types`; not those that name all layers by their numbers."""
     return [
         (name, list(value))
         for name, value in vars(architecture).items()
         if isinstance(value, (list, tuple)) and len(value) == num_layers and not name.startswith("_")
+        if list(value) != list(range(num_layers))
     ]
 
 
@@ -96,12 +97,10 @@ def _modules(layer: nn.Module) -> dict[tuple[str, str], Any]:
 
 def _without_numbers(layers: list[dict[tuple[str, str], Any]]) -> list[dict[tuple[str, str], Any]]:
     """Without the attributes that count the layers."""
-    first = layers[0]
-    counting = {
-        key
-        for key, value in first.items()
-        if isinstance(value, int)
-        and len(layers) > 1
-        and all(layer.get(key) == value + number for number, layer in enumerate(layers))
-    }
+    offsets: dict[tuple[str, str], set[int | None]] = {}
+    for number, layer in enumerate(layers):
+        for key, value in layer.items():
+            counts = isinstance(value, int) and not isinstance(value, bool)
+            offsets.setdefault(key, set()).add(value - number if counts else None)
+    counting = {key for key, found in offsets.items() if len(found) == 1 and None not in found}
     return [{key: value for key, value in layer.items() if key not in counting} for layer in layers]
