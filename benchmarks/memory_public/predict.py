@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.memory_public.ranks import sharding_of
+from benchmarks.memory_public.ranks import cut_weights, sharding_of
 from benchmarks.memory_public.rows import Row
 from benchmarks.memory_public.workloads import MeasuredRun
 from brim.memory.allocator_settings import AllocatorSettings
@@ -20,6 +20,7 @@ DEVICE = find_device("a100-80gb")
 
 # Scalars that transformers' Trainer keeps: the loss since the last log, that of the step, the gradients' norm.
 TRAINER_SCALARS = (4, 4, 4)
+GRAD_SCALER_SCALARS = (4, 4)  # of fp16: the scale, and for how many steps it has held
 
 
 def predict_row(row: Row) -> MemoryPrediction:
@@ -37,7 +38,7 @@ def predict_row(row: Row) -> MemoryPrediction:
     )
     if row.gpus == 1:
         return predict(stream, setting)
-    rank = shard(stream, recording.weights, sharding_of(row))
+    rank = shard(stream, cut_weights(row, recording.weights, stream), sharding_of(row))
     return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
 
 
@@ -53,7 +54,8 @@ def composed(row: Row) -> tuple[EventStream, Recording]:
     stream = with_workspaces(stream, DEVICE.cublas_workspace_bytes)
     # input_ids, attention_mask and labels of the step's batch, until the next one takes their place.
     batch = (row.batch_size * row.sequence_length * 8,) * 3
-    _keep(stream, (*batch, *TRAINER_SCALARS))
+    scaler = GRAD_SCALER_SCALARS if row.precision == "fp16" else ()
+    _keep(stream, (*batch, *TRAINER_SCALARS, *scaler))
     return stream, recording
 
 

@@ -1,10 +1,19 @@
-"""How the runs on several GPUs were cut: FSDP1 through accelerate 1.0.1, each decoder layer a unit."""
+"""How the runs on several GPUs were cut: FSDP1 through accelerate 1.0.1, each decoder layer a unit.
+
+With the fused kernels of QLoRA, fms-acceleration leaves the adapters to themselves: FSDP ignores them, hooks average
+their gradients (lora_adapters_switch_ddp_from_fsdp), and each rank has all of them. They come to the GPU after the
+trainer has been made and before its training begins: transformers' memory tracker adds up what changed in between
+these two, so that the measured figures lack the adapters' weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.memory_public.rows import Row
+from brim.memory.events import EventStream
 from brim.memory.sharding import Sharding
-from brim.memory.sharding_units import Precision
+from brim.memory.sharding_units import Precision, Weight
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 
@@ -20,3 +29,13 @@ def sharding_of(row: Row) -> Sharding:
         precision=Precision() if row.precision == "no AMP" else mixed,
         reentrant_checkpoints=True,
     )
+
+
+def cut_weights(row: Row, weights: Sequence[Weight], stream: EventStream) -> list[Weight]:
+    """The parameters that FSDP cuts. Adapters that it ignores take nothing in the stream, as the tracker saw it."""
+    if row.gpus == 1 or row.quantization != "nf4" or row.loss == "stock":
+        return list(weights)
+    for weight in weights:
+        if weight.trainable:
+            stream.sizes[weight.storage] = 0
+    return [weight for weight in weights if not weight.trainable]

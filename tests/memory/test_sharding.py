@@ -218,6 +218,15 @@ def test_storages_that_are_no_parameters_are_whole_on_every_rank() -> None:
     assert at_end(shard(stream, [], Sharding(world_size=4)).stream) == {"weights": 100}
 
 
+def test_gradients_of_what_is_not_cut_stay_whole() -> None:
+    root, *layers = weights()
+
+    cut = shard(step(), [root], Sharding(world_size=2, kind="fsdp1")).stream
+
+    assert peak(cut, "gradients", "backward") == LAYERS * MATRIX + EMBEDDING + EMBEDDING // 2
+    assert at_end(cut)["weights"] == EMBEDDING // 2 + sum(4 * layer.elements for layer in layers)
+
+
 def test_later_micro_batches_add_to_the_shards_that_are_there() -> None:
     stream = EventStream()
     stream.birth(MATRIX, "weights", Place("load", 0))
@@ -302,11 +311,11 @@ def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_ove
         if storage >= 0 and place.phase == "backward"
     ]
 
-    next_whole = [(1, 80)] * 3  # layer 0's, gathered while layer 1 is at its first adapter
+    next_whole = [(1, 80)] * 2  # layer 0 and its last adapter, gathered while layer 1 is at its first adapter
     activations = [(1, HIDDEN)]
     start = backward.index((1, HIDDEN))
-    assert backward[start : start + 8] == activations * 3 + next_whole + activations * 2
-    assert backward[:start] == [(None, 80)] * 3  # the last layer, gathered with the root
+    assert backward[start : start + 7] == activations * 3 + next_whole + activations * 2
+    assert backward[:start] == [(None, 80)] * 2  # the last layer, gathered with the root
 
 
 def test_reentrant_checkpoints_around_units_leave_nothing_to_prefetch() -> None:
@@ -318,4 +327,4 @@ def test_reentrant_checkpoints_around_units_leave_nothing_to_prefetch() -> None:
         for storage, place in zip(rank.storages, rank.places, strict=True)
         if storage >= 0 and place.phase == "backward" and place.operator == "fsdp::all_gather"
     ]
-    assert gathered == [1, 1, 1, 0, 0, 0]
+    assert gathered == [1, 1, 0, 0]

@@ -66,8 +66,8 @@ class _Units(Protocol):
 def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) -> ShardedStream:
     """The stream of rank 0.
 
-    weights: all parameters. Storages of the category weights that are not among them (buffers, the scales of quantised
-    weights) are whole on each rank.
+    weights: the parameters that are cut. Others, and what is no parameter (buffers, the scales of quantised weights),
+    are whole on each rank, as are gradients in units of which nothing that is trained is cut.
     """
     tape = Tape()
     if sharding.kind == "whole" and sharding.offload == "none":
@@ -115,6 +115,7 @@ class _Walk:
         )
         self._prefetches = sharding.prefetch and not (sharding.kind == "fsdp1" and sharding.reentrant_checkpoints)
         frozen = {weight.layer for weight in weights if not weight.trainable}
+        self._trained = {weight.layer for weight in weights if weight.trainable}
         watches = sharding.kind == "fsdp1" and sharding.reentrant_checkpoints
         self._watched = storages_kept_by_hooks(stream, self._layers, frozen) if watches else frozenset()
         self._added = gradients_added(stream, self._layers, weights)
@@ -229,7 +230,8 @@ class _Walk:
         if num_bytes == 0 and self._stream.sizes[storage]:
             return
         self.numbers[storage] = number = self._tape.repeat(num_bytes, category, place)
-        if place.phase != _BACKWARD or (category != "gradients" and storage not in self._added):
+        is_gradient = place.phase == _BACKWARD and (category == "gradients" or storage in self._added)
+        if not is_gradient or self._layer not in self._trained:
             return
         self._gradients.setdefault(self._layer, []).append(number)
         if category == "gradients":

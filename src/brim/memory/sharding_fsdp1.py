@@ -39,9 +39,14 @@ class FlatShards:
         return flat.shard_elements(self._world_size) * self._precision.in_shards(weight)
 
     def gather(self, layer: int | None, *, backward: bool) -> None:
-        """Make the unit's parameters whole before its forward or its backward pass."""
+        """Make the unit's parameters whole before its forward or its backward pass.
+
+        Adapters within a layer are gathered one after the other: one is whole beside the layer's own parameters, the
+        last one from the beginning of the layer's backward pass on, since BACKWARD_PRE gathers it with the layer.
+        """
         if layer not in self._whole:
-            self._whole[layer] = [self._all_gather(flat) for flat in self._units.get(layer, ())]
+            flats = self._units.get(layer, [])
+            self._whole[layer] = [self._all_gather(flat) for flat in (*flats[:1], *flats[1:][-1:])]
 
     def prefetch(self, layer: int | None) -> None:
         """Gather while another unit computes."""
