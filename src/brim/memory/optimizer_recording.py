@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from brim.memory.events import EventStream
 from brim.memory.layers import Depth, Expansion, NotUniformError, expand
 from brim.memory.quantized.optimizer import StandInOptimizer
 from brim.memory.recorder import Recorder, Temporaries
-from brim.memory.recording import Recording, TrainedWeight, without_collector
+from brim.memory.recording import LearningWeight, Recording, TrainedWeight, without_collector
 from brim.memory.workload import Workload
 
 
@@ -40,16 +41,14 @@ def record_optimizer(workload: Workload, recording: Recording) -> OptimizerRecor
 def _record(workload: Workload, recording: Recording, depth: Depth) -> OptimizerRecording:
     assert workload.training is not None
     is_whole = depth.num_recorded == depth.num_layers
-    chosen = recording.trained if is_whole else _of_recorded_layers(recording.trained)
-    recorder = _LineageRecorder(temporaries=workload.temporaries)
+    chosen = _all_layers(recording.trained) if is_whole else recording.learning
+    recorder = _LineageRecorder(temporaries=workload.temporaries, depth=depth)
     gradients: dict[str, list[int | None]] = {}
     with FakeTensorMode(), recorder, workload.view(None):
         recorder.phase = "load"
         weights = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in chosen]
         for weight, each in zip(weights, chosen, strict=True):
-            recorder.belongs(
-                weight, None if each.layer is None else each.layer if is_whole else depth.template(each.layer)
-            )
+            recorder.belongs(weight, each.layer)
         optimizer = workload.training.optimizer(weights)
         recorder.phase = "optimizer"
         for part in ("first", "steady"):
@@ -62,13 +61,12 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
     stream = _without(recorder.close(), _on_the_cpu(optimizer, recorder) | _paged(optimizer, recorder))
     expansion = expand(stream, depth, layers_path=recording.layers_path)
     marks = expansion.stream.marks
-    position = {each.recorded: index for index, each in enumerate(chosen)}
     return OptimizerRecording(
         stream=expansion.stream,
         parts={label: (start, end) for (start, label), (end, _) in zip(marks[::2], marks[1::2], strict=True)},
         gradients={
             part: tuple(
-                _of_layer(numbers[index if is_whole else position[each.recorded]], each.layer, expansion)
+                _of_layer(numbers[index if is_whole else each.recorded], each.layer, expansion)
                 for index, each in enumerate(recording.trained)
             )
             for part, numbers in gradients.items()
@@ -76,20 +74,31 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
     )
 
 
-def _of_recorded_layers(trained: Sequence[TrainedWeight]) -> list[TrainedWeight]:
-    """One weight of each that was recorded, in their order."""
-    return [each for _, each in sorted({each.recorded: each for each in reversed(trained)}.items())]
+def _all_layers(trained: Sequence[TrainedWeight]) -> tuple[LearningWeight, ...]:
+    return tuple(
+        LearningWeight(shape=each.shape, dtype=each.dtype, layer=each.layer, has_gradient=each.gradient is not None)
+        for each in trained
+    )
 
 
 def _of_layer(number: int | None, layer: int | None, expansion: Expansion) -> int | None:
     return None if number is None else expansion.number(number, layer)
 
 
-class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """Gives what is made of a weight, its gradient or its state the layer of that weight."""
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], torch.Tensor)
 
-    def __init__(self, *, temporaries: Temporaries) -> None:
+
+class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Gives what is made of a weight, its gradient or its state the layer of that weight.
+
+    What is made of a list of them is of no layer, and is as large as it would be of the list of all layers.
+    """
+
+    def __init__(self, *, temporaries: Temporaries, depth: Depth) -> None:
         super().__init__(temporaries=temporaries)
+        self._num_like: Counter[int | None] = Counter({None: 1})  # layers of the model that a recorded one stands for
+        self._num_like.update(depth.template(layer) for layer in range(depth.num_layers))
         self._layers: dict[int, int | None] = {}  # storage -> layer
         self._layer: int | None = None
 
@@ -119,16 +128,34 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
                     self._layers.setdefault(number, self._layer)
         self._layer = None
 
+        if isinstance(out, torch.Tensor) and _are_tensors(first):
+            self._resize(out, first)
+
+    def _resize(self, joined: torch.Tensor, parts: Sequence[Any]) -> None:
+        """A tensor that holds a list's elements one after the other holds those of all layers."""
+        number = self.number_of(joined)
+        if number is not None and joined.nbytes == sum(part.nbytes for part in parts):
+            self.stream.sizes[number] = sum(part.nbytes for part in self._of_all_layers(parts))
+
+    def _scratch_bytes(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        if args and _are_tensors(args[0]):
+            args = (self._of_all_layers(args[0]), *args[1:])
+        return super()._scratch_bytes(name, args, kwargs)
+
+    def _of_all_layers(self, values: Sequence[Any]) -> list[Any]:
+        """The list that the whole model has, by its length and the sizes in it; the order is another."""
+        return [value for value in values for _ in range(self._num_like[self.layer_of(value)])]
+
     def _where(self, node: Any) -> tuple[str, int | None]:
         return "", self._layer
 
 
 def _give_gradients(
-    recorder: _LineageRecorder, weights: Sequence[nn.Parameter], trained: Sequence[TrainedWeight]
+    recorder: _LineageRecorder, weights: Sequence[nn.Parameter], chosen: Sequence[LearningWeight]
 ) -> list[int | None]:
     numbers: list[int | None] = []
-    for weight, each in zip(weights, trained, strict=True):
-        weight.grad = None if each.gradient is None else torch.empty_like(weight)
+    for weight, each in zip(weights, chosen, strict=True):
+        weight.grad = torch.empty_like(weight) if each.has_gradient else None
         numbers.append(None if weight.grad is None else recorder.born(weight.grad, "gradients"))
     return numbers
 

@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         name = func._schema.name
         self._operator = name
-        scratch_bytes = self._temporaries(name, args, kwargs)
+        scratch_bytes = self._scratch_bytes(name, args, kwargs)
         scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
         out = func(*args, **kwargs)
         self._outputs(out, args)
@@ -138,6 +138,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if scratch is not None:
             self.stream.death(scratch, self._place())
         return out
+
+    def _scratch_bytes(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        return self._temporaries(name, args, kwargs)
 
     def _lower_weight(self, source: Tensor, copy: Tensor) -> None:
         """A weight's copy in another dtype, which autocast keeps, is one of the weights."""

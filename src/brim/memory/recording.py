@@ -33,7 +33,17 @@ class TrainedWeight:
     weight: int  # storages
     gradient: int | None  # None: no gradient reaches it
     layer: int | None
-    recorded: int  # the position among the recorded layers' weights of the one that it is like
+    recorded: int  # the position among `Recording.learning` of the one that it is like
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningWeight:
+    """A weight of the recorded layers that learns."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layer: int | None  # recorded
+    has_gradient: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,7 @@ class Recording:
     stream: EventStream
     parts: dict[str, tuple[int, int]]  # events from, to
     trained: tuple[TrainedWeight, ...]  # of all layers, in the order of the model's modules
+    learning: tuple[LearningWeight, ...]  # of the recorded layers, in that order
     depth: Depth
     layers_path: str
     weights: tuple[Weight, ...]  # all parameters of all layers, as sharding cuts them
@@ -99,6 +110,7 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
         stream=expansion.stream,
         parts=parts,
         trained=trained,
+        learning=_learning_weights(model, path),
         depth=depth,
         layers_path=path,
         weights=weights_of(recorder, model, depth, path, expansion),
@@ -143,6 +155,19 @@ def _trained_weights(
     return tuple(
         _trained(recorder, *learning[position], position=position, layer=layer, path=path, expansion=expansion)
         for position, layer in order
+    )
+
+
+def _learning_weights(model: nn.Module, path: str) -> tuple[LearningWeight, ...]:
+    return tuple(
+        LearningWeight(
+            shape=tuple(weight.shape),
+            dtype=weight.dtype,
+            layer=_layer_in(name, path),
+            has_gradient=weight.grad is not None,
+        )
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
     )
 
 
