@@ -11,10 +11,14 @@ import time
 from collections.abc import Sequence
 
 import torch
+import transformers
 
-from benchmarks.memory_public.judge import Judged, verdicts
+from benchmarks.memory_public.answer import AnswerRow, read_answer_rows
+from benchmarks.memory_public.answer_predict import predict_answer
+from benchmarks.memory_public.judge import Judged, JudgedAnswer, Verdict, answer_verdict, verdicts
 from benchmarks.memory_public.predict import predict_row
 from benchmarks.memory_public.rows import Row, read_rows
+from benchmarks.memory_public.suite import ASKED, KNOWN, SuiteResult, predict_suite
 from benchmarks.memory_public.workloads import NotTracedError
 from benchmarks.report import print_table, write_report
 
@@ -22,9 +26,10 @@ from benchmarks.report import print_table, write_report
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 1 where a goal is missed. Only a run over all rows is written down."""
     parser = argparse.ArgumentParser(description="Predicted memory against public measurements.")
-    parser.add_argument("ids", nargs="*", metavar="ID", help="rows of gpu_memory_a100.csv; all if none is given")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="rows of gpu_memory_a100.csv; all of all if none is given")
     ids = parser.parse_args(arguments).ids
     torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
     started = time.perf_counter()
     judged: list[Judged] = []
     left_out: list[Row] = []
@@ -36,14 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _print_rows(judged)
     lines = verdicts(judged)
-    print_table(
-        "Goals",
-        ("what", "rows", "reached", "goal", ""),
-        [(line.what, str(line.rows), line.reached, line.goal, "met" if line.met else "MISSED") for line in lines],
-    )
     if not ids:
-        _write(judged, left_out, time.perf_counter() - started)
+        answers = [_judge_answer(row) for row in read_answer_rows()]
+        lines.append(answer_verdict(answers))
+        _print_answers(answers)
+        suite = predict_suite()
+        print(f"informative: {KNOWN} explains {ASKED} to {suite.error:+.2%} of reserved memory")
+    _print_goals(lines)
+    if not ids:
+        _write(judged, left_out, answers, suite, lines, seconds=time.perf_counter() - started)
     return 0 if all(line.met for line in lines) else 1
+
+
+def _judge_answer(row: AnswerRow) -> JudgedAnswer:
+    predicted = predict_answer(row)
+    num_bytes = predicted.reserved_bytes if row.metric == "reserved" else predicted.allocated_bytes
+    return JudgedAnswer(row=row, predicted_bytes=num_bytes)
 
 
 def _judge(row: Row, judged: list[Judged], left_out: list[Row]) -> None:
@@ -74,8 +87,43 @@ def _print_rows(judged: Sequence[Judged]) -> None:
     )
 
 
-def _write(judged: Sequence[Judged], left_out: Sequence[Row], seconds: float) -> None:
-    lines = verdicts(judged)
+def _print_answers(answers: Sequence[JudgedAnswer]) -> None:
+    print_table(
+        "Answer.AI, FSDP on two GPUs (bytes of one)",
+        ("row", "model", "batch", "strategy", "metric", "predicted", "measured", "error"),
+        [
+            (
+                each.row.id,
+                each.row.model,
+                str(each.row.batch_size),
+                each.row.strategy,
+                each.row.metric,
+                f"{each.predicted_bytes:,}",
+                f"{each.row.measured_bytes:,}",
+                f"{each.error:+.2%}",
+            )
+            for each in answers
+        ],
+    )
+
+
+def _print_goals(lines: Sequence[Verdict]) -> None:
+    print_table(
+        "Goals",
+        ("what", "rows", "reached", "goal", ""),
+        [(line.what, str(line.rows), line.reached, line.goal, "met" if line.met else "MISSED") for line in lines],
+    )
+
+
+def _write(
+    judged: Sequence[Judged],
+    left_out: Sequence[Row],
+    answers: Sequence[JudgedAnswer],
+    suite: SuiteResult,
+    lines: Sequence[Verdict],
+    *,
+    seconds: float,
+) -> None:
     path = write_report(
         "memory_public",
         num_threads=1,
@@ -86,10 +134,18 @@ def _write(judged: Sequence[Judged], left_out: Sequence[Row], seconds: float) ->
                 for line in lines
             ],
             "left_out": {
-                "why": "kernels that are not traced: AutoGPTQ's, written in Triton",
+                "why": "GPTQ with FSDP: how the packed integers are cut is not traced",
                 "rows": [row.id for row in left_out],
             },
             "rows": [each.as_dict() for each in judged],
+            "answer_rows": [each.as_dict() for each in answers],
+            "informative": {
+                "what": f"reserved by {ASKED}, at the length of rows at which {KNOWN} is right",
+                "tokens": suite.tokens,
+                "measured_bytes": suite.measured_bytes,
+                "predicted_bytes": suite.predicted_bytes,
+                "error": suite.error,
+            },
         },
     )
     print(f"written: benchmarks/results/{path.name}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.memory_public.answer import AnswerRow
 from benchmarks.memory_public.rows import Group, Row
 from brim.memory.prediction import MemoryPrediction
 
@@ -18,6 +19,7 @@ PEAK_GOALS: dict[Group, tuple[float, float]] = {
 }
 END_GOAL = 0.001  # median
 FORETOLD_GOAL = 0.95  # share of the failed runs
+RESERVED_GOAL = (0.04, 0.10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,46 @@ def _fits(judged: Sequence[Judged]) -> list[Verdict]:
             )
         )
     return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedAnswer:
+    """An Answer.AI run: most measured what is reserved, one what is allocated."""
+
+    row: AnswerRow
+    predicted_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.predicted_bytes / self.row.measured_bytes - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        row = self.row
+        return {
+            "id": row.id,
+            "model": row.model,
+            "batch_size": row.batch_size,
+            "sequence_length": row.sequence_length,
+            "strategy": row.strategy,
+            "metric": row.metric,
+            "measured_bytes": row.measured_bytes,
+            "predicted_bytes": self.predicted_bytes,
+            "error": self.error,
+        }
+
+
+def answer_verdict(judged: Sequence[JudgedAnswer]) -> Verdict:
+    """Peak reserved; what measured something else is shown and not judged."""
+    errors = [abs(each.error) for each in judged if each.row.metric == "reserved"]
+    return Verdict(
+        what="peak reserved, Answer.AI",
+        rows=len(errors),
+        reached=f"median {median(errors):.2%}, largest {max(errors):.2%}",
+        goal=f"median ≤ {RESERVED_GOAL[0]:.0%}, largest ≤ {RESERVED_GOAL[1]:.0%}",
+        met=median(errors) <= RESERVED_GOAL[0] and max(errors) <= RESERVED_GOAL[1],
+    )
 
 
 def _error(predicted: int, measured: int | None) -> float | None:

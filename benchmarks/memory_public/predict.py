@@ -24,7 +24,7 @@ GRAD_SCALER_SCALARS = (4, 4)  # of fp16: the scale, and for how many steps it ha
 
 
 def predict_row(row: Row) -> MemoryPrediction:
-    """Of one GPU. Raises NotTracedError for kernels that cannot be traced."""
+    """Of one GPU. Raises NotTracedError for GPTQ with FSDP."""
     stream, recording = composed(row)
     setting = Setting(
         phase="train",

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 DATA = Path(__file__).parent.parent / "data" / "memory"
 
 Group: TypeAlias = Literal[
-    "full and LoRA, one GPU", "4-bit, one GPU", "FSDP on 2 and 4 GPUs", "GPTQ, one GPU", "GPTQ, FSDP on 2 and 4 GPUs"
+    "full and LoRA, one GPU", "4-bit, one GPU", "FSDP on 2 and 4 GPUs", "GPTQ, FSDP on 2 and 4 GPUs"
 ]
 Loss: TypeAlias = Literal["stock", "triton", "liger"]
 
@@ -54,11 +54,9 @@ class Row:
 
     @property
     def group(self) -> Group:
-        if self.quantization == "gptq":
-            return "GPTQ, one GPU" if self.gpus == 1 else "GPTQ, FSDP on 2 and 4 GPUs"
         if self.gpus > 1:
-            return "FSDP on 2 and 4 GPUs"
-        return "4-bit, one GPU" if self.quantization == "nf4" else "full and LoRA, one GPU"
+            return "GPTQ, FSDP on 2 and 4 GPUs" if self.quantization == "gptq" else "FSDP on 2 and 4 GPUs"
+        return "full and LoRA, one GPU" if self.quantization == "none" else "4-bit, one GPU"
 
 
 def read_rows(path: Path = DATA / "gpu_memory_a100.csv") -> list[Row]:
@@ -67,9 +65,16 @@ def read_rows(path: Path = DATA / "gpu_memory_a100.csv") -> list[Row]:
         return [_row(cells) for cells in csv.DictReader(file)]
 
 
+# The models that were quantised with GPTQ have the architectures of their origins.
+_ORIGINS = {
+    "TheBloke/Mistral-7B-v0.1-GPTQ": "mistralai/Mistral-7B-v0.1",
+    "TheBloke/Llama-2-70B-GPTQ": "NousResearch/Llama-2-70b-hf",
+}
+
+
 def model_config(model: str) -> dict[str, Any]:
     """The model's config.json."""
-    path = DATA / "models" / model.replace("/", "--") / "config.json"
+    path = DATA / "models" / _ORIGINS.get(model, model).replace("/", "--") / "config.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return config
 

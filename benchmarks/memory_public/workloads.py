@@ -25,6 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from benchmarks.memory_public import losses, triton_kernels
 from benchmarks.memory_public.fused_lora import dequantize_4bit, fuse
+from benchmarks.memory_public.gptq import GROUP_SIZES, dequantize_gptq, quantize_gptq
 from benchmarks.memory_public.rows import Row, model_config
 from brim.config import QuantizationConfig
 from brim.memory.cuda.as_on_cuda import as_on_cuda
@@ -52,14 +53,14 @@ VOCABULARY = {"llama": 32_001, "mistral": 32_001, "gpt_bigcode": 49_158}
 
 
 class NotTracedError(Exception):
-    """Kernels without a counterpart here."""
+    """A run without a counterpart here."""
 
 
 class MeasuredRun:
-    """A row's model and its steps. Raises NotTracedError where brim cannot trace its kernels."""
+    """A row's model and its steps. Raises NotTracedError for GPTQ with FSDP."""
 
     def __init__(self, row: Row) -> None:
-        if row.quantization == "gptq":
+        if row.quantization == "gptq" and row.gpus > 1:
             raise NotTracedError(f"{row.id}: {row.kernels}")
         self._row = row
         self._loaded: list[LoadedTensor] = []
@@ -94,7 +95,11 @@ class MeasuredRun:
 
     def _build(self, config: PretrainedConfig) -> nn.Module:
         row = self._row
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+        dtype = torch.float16 if row.precision == "fp16" else torch.bfloat16
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+        if row.quantization == "gptq":
+            with torch.device("meta"):
+                quantize_gptq(model, GROUP_SIZES[row.model])
         if row.quantization == "nf4":
             four_bits = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
             storage = torch.uint8 if row.gpus == 1 else torch.bfloat16  # so that FSDP can cut it
@@ -115,8 +120,8 @@ def _equipped(model: Any, row: Row) -> nn.Module:
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": True})
     _give_loss(model, row)
-    if row.loss != "stock" and row.quantization == "nf4":
-        fuse(built, dequantize_4bit)
+    if row.loss != "stock" and row.quantization != "none":
+        fuse(built, dequantize_4bit if row.quantization == "nf4" else dequantize_gptq)
     return built.train()
 
 
@@ -184,7 +189,7 @@ def _loss(model: nn.Module, batch: dict[str, Tensor], row: Row) -> Tensor:
     if row.precision == "no AMP":
         loss: Tensor = model(**batch).loss
         return loss
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.float16 if row.precision == "fp16" else torch.bfloat16):
         output = model(**batch)
     if output.logits is not None:
         output.logits = output.logits.float()
