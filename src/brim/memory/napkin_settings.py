@@ -57,6 +57,7 @@ def settings_of(
     arithmetic, element_bytes = _data_types(
         config, base_config, is_frozen=trainer is None or config.adapter is not None
     )
+    attention = config.model_parameters.attn_implementation
     quantization = config.quantization
     weights = Weights(element_bytes=element_bytes)
     if quantization is not None:
@@ -73,7 +74,7 @@ def settings_of(
         optimizer=None if trainer is None else _optimizer(trainer),
         checkpointing=trainer is not None and trainer.enable_gradient_checkpointing,
         accumulates=trainer is not None and trainer.gradient_accumulation_steps not in (1, "auto"),
-        attention=config.model_parameters.attn_implementation,
+        attention="sdpa" if attention == "auto" else attention,  # which all but a few architectures have
         chunked_loss=chunked_loss,
         world_size=world_size,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -129,7 +129,7 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._layer = None
 
         if isinstance(out, torch.Tensor) and _are_tensors(first):
-            self._resize(out, first)
+            self._resize(out, cast(Any, first))
 
     def _resize(self, joined: torch.Tensor, parts: Sequence[Any]) -> None:
         """A tensor that holds a list's elements one after the other holds those of all layers."""
