@@ -7,7 +7,7 @@ from benchmarks.memory_public.rows import Row
 from benchmarks.memory_public.workloads import MeasuredRun
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.compose import compose_training, with_workspaces
-from brim.memory.device import find_device
+from brim.memory.device import find_device, one_of_several
 from brim.memory.events import EventStream, Place
 from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
@@ -31,7 +31,7 @@ def predict_row(row: Row) -> MemoryPrediction:
         batch_size=row.batch_size,
         sequence_length=row.sequence_length,
         world_size=row.gpus,
-        device=DEVICE,
+        device=one_of_several(DEVICE, row.gpus),
         has_limit=True,
         allocator=AllocatorSettings(),
         choices=(),

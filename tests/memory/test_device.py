@@ -13,6 +13,7 @@ from brim.memory.device import (
     device_of,
     devices,
     find_device,
+    one_of_several,
 )
 
 MIB, GIB = 2**20, 2**30
@@ -135,6 +136,14 @@ def test_the_workspace_of_cublas_can_be_set(config, num_bytes):
 @pytest.mark.parametrize(("release", "num_bytes"), [((2, 4), MIB), ((2, 10), MIB), ((2, 11), 0), ((2, 13), 0)])
 def test_cublaslt_shares_the_workspace_since_2_11(release, num_bytes):
     assert cublaslt_workspace_bytes(release) == num_bytes
+
+
+@pytest.mark.parametrize(("world_size", "nccl_bytes"), [(1, 0), (2, 544 * MIB), (4, 688 * MIB)])
+def test_nccl_takes_memory_outside_pytorch(world_size, nccl_bytes):
+    alone = find_device("a100-80gb")
+    among = one_of_several(alone, world_size)
+    assert among.outside_bytes - alone.outside_bytes == nccl_bytes
+    assert budget_bytes(alone) - budget_bytes(among) == nccl_bytes
 
 
 def test_the_cpu_at_hand_is_a_device_with_all_of_the_machines_memory():

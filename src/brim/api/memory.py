@@ -16,7 +16,7 @@ from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.compose import compose_parts, compose_training, with_workspaces
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import Device, cpu_device, device_named, device_of, find_device
+from brim.memory.device import Device, cpu_device, device_named, device_of, find_device, one_of_several
 from brim.memory.events import EventStream
 from brim.memory.generation import TRACED_TOKENS, compose_generation
 from brim.memory.model import Setting, predict
@@ -218,7 +218,8 @@ def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: All
         batch_size=rows,
         sequence_length=tokens,
         world_size=sharding.world_size,
-        device=cpu_device() if asked.device.is_cpu else asked.device,  # with what is imported by now
+        # The CPU's with what is imported by now.
+        device=cpu_device() if asked.device.is_cpu else one_of_several(asked.device, sharding.world_size),
         has_limit=asked.has_limit,
         allocator=allocator,
         choices=(*asked.choices, *map(str, workload.choices), *shape.choices, *_said_of(sharding)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brim.config.wording import nearest, show
@@ -33,6 +33,17 @@ class Device:
     def cublas_workspace_bytes(self) -> int:
         """What each cuBLAS handle takes from the caching allocator with its first matrix product, and keeps."""
         return cublas_workspace_bytes(self.capability)
+
+
+def one_of_several(device: Device, world_size: int) -> Device:
+    """The GPU with NCCL's buffers of one communicator outside PyTorch's allocator.
+
+    544 MiB for two A100s that NVLink joins, 688 for more of them, measured (NVIDIA/nccl issue 964); less over PCIe.
+    """
+    if world_size == 1:
+        return device
+    nccl_bytes = (544 if world_size == 2 else 688) * _MIB
+    return replace(device, outside_bytes=device.outside_bytes + nccl_bytes)
 
 
 def budget_bytes(device: Device) -> int:
