@@ -41,9 +41,14 @@ def with_wrapping(rank: ShardedStream, weights: Sequence[Weight], *, world_size:
     """Each unit is brought from the CPU, compared with the other ranks', joined and cut; layers first, the root last.
 
     rank: the stream of the steps, which begins with the births of the shards, or without them where they are offloaded.
+    What is not cut, such as the scales of quantised weights, was left on the GPU when the model was loaded.
     """
     given, out = rank.stream, EventStream()
     numbers: dict[int, int] = {}  # the storages of `rank` that are born here
+    cut = {rank.numbers.get(weight.storage) for weight in weights}
+    for storage, place in zip(given.storages, given.places, strict=True):
+        if storage >= 0 and place.phase == "load" and storage not in cut:
+            numbers[storage] = out.birth(given.sizes[storage], given.categories[storage], place)
     by_layer = units(weights)
     for layer in (*sorted(layer for layer in by_layer if layer is not None), None):
         base, *adapters = flat_parameters(by_layer.get(layer, ()))
@@ -65,13 +70,16 @@ def with_wrapping(rank: ShardedStream, weights: Sequence[Weight], *, world_size:
 
 
 def _wrap(stream: EventStream, flat: FlatParameter, world_size: int) -> int:
-    """`_init_param_handle_from_module` of torch/distributed/fsdp/_init_utils.py; the shard."""
+    """`_init_param_handle_from_module` of torch/distributed/fsdp/_init_utils.py; the shard.
+
+    The buckets were sent on NCCL's CUDA stream: their blocks are not free again at once.
+    """
     sizes = [weight.elements * weight.element_bytes for weight in flat.weights]
     parameters = [stream.birth(num_bytes, "weights", _LOAD) for num_bytes in sizes]
-    _free(stream, [stream.birth(num_bytes, "temporary", _LOAD) for num_bytes in _buckets(sizes)])
+    buckets = [stream.birth(num_bytes, "temporary", _LOAD) for num_bytes in _buckets(sizes)]
     joined = stream.birth(sum(sizes), "temporary", _LOAD)
     shard = stream.birth(flat.shard_elements(world_size) * flat.weights[0].element_bytes, "weights", _LOAD)
-    _free(stream, [joined, *parameters])
+    _free(stream, [*buckets, joined, *parameters])
     return shard
 
 
