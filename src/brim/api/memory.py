@@ -59,7 +59,9 @@ def predict_memory(
 
     Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
     """
-    asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes)
+    if batch_size is not None:
+        _require_positive("batch_size", batch_size)
+    asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
     shape = _shape(asked, batch_size, sequence_length)
     return _predict(asked, shape, _sharding(world_size, offload), allocator=_allocator_settings(allocator))
 
@@ -90,6 +92,7 @@ def _ask(
     phase: Phase | None,
     device: str | None,
     memory_bytes: int | None,
+    batch_size: int | None = None,
 ) -> _Asked:
     require_floors()
     target, has_limit = _device(device, memory_bytes)
@@ -101,7 +104,7 @@ def _ask(
     require_trainable(settled)
     has_bf16 = not target.is_cpu and (target.capability is None or target.capability >= (8, 0))
     facts = DeviceFacts(kind="cpu" if target.is_cpu else "cuda", bf16=has_bf16)
-    resolution = resolve(settled, facts, context_length=folder.context_length)
+    resolution = resolve(_of_micro_batches(settled, batch_size), facts, context_length=folder.context_length)
     trains = isinstance(resolution.config.trainer, FinetuneTrainer)
     if phase == "train" and not trains:
         raise InputError(
@@ -120,6 +123,18 @@ def _ask(
         device=target,
         has_limit=has_limit,
     )
+
+
+def _of_micro_batches(config: Config, rows: int | None) -> Config:
+    """The configuration with micro-batches of `rows`; whether a step takes several of them is as it says."""
+    trainer = config.trainer
+    if rows is None or not isinstance(trainer, FinetuneTrainer):
+        return config
+    update: dict[str, Any] = {"batch_size": rows}
+    effective = trainer.effective_batch_size
+    if effective != "auto":
+        update |= {"effective_batch_size": "auto", "gradient_accumulation_steps": max(1, -(-effective // rows))}
+    return config.model_copy(update={"trainer": trainer.model_copy(update={**update, "max_batch_size": None})})
 
 
 def _sharding(world_size: int, offload: Offload) -> Sharding:
@@ -163,7 +178,6 @@ def _shape(asked: _Asked, batch_size: int | None, sequence_length: int | None) -
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
-    _require_positive("batch_size", batch_size)
     _require_positive("sequence_length", sequence_length, least=_LEAST_TOKENS)
     _require_in_context(asked, sequence_length)
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
