@@ -11,6 +11,7 @@ import torch
 
 from brim.api.memory import predict_memory
 from brim.config import Config, FinetuneTrainer
+from brim.memory.device import PACKING_BYTES
 from brim.memory.measure.process import measure
 from brim.memory.measure.result import Measured, PhasePeak
 from brim.memory.prediction import MemoryPrediction, Phase, Timeline
@@ -32,13 +33,14 @@ class Beside:
 
     def predicted_bytes(self, peak: PhasePeak) -> int:
         """What was foretold of a measured peak: of a step of training, of that step."""
+        kept_bytes = PACKING_BYTES if peak.allocated_bytes is None else 0  # what a CPU keeps beside the tensors
         if peak.phase == "load":
             return _loaded_bytes(self.main.timeline)
         prediction = self.predictions[peak.phase]
         steps = prediction.step_peaks_bytes
         if peak.phase == "train" and peak.step is not None and steps:
-            return steps[min(peak.step, len(steps)) - 1]
-        return prediction.allocated_bytes
+            return steps[min(peak.step, len(steps)) - 1] + kept_bytes
+        return prediction.allocated_bytes + kept_bytes
 
     def measured_bytes(self, peak: PhasePeak) -> int:
         """Allocated; on a CPU the resident set less what was there before."""
@@ -71,15 +73,13 @@ def measure_memory(
     )
     config = with_stored_quantization(config, folder)
     has_cuda = torch.cuda.is_available()
-    if not has_cuda and config.precision == "auto":
-        config = config.model_copy(update={"precision": "fp32"})  # as brim resolves it for a CPU
     trains = isinstance(config.trainer, FinetuneTrainer)
     others: tuple[Phase, ...] = ("evaluate", "generate")
     phases: tuple[Phase, ...] = (phase,) if phase is not None else ("train", *others) if trains else others
     shape: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length}
     predictions: dict[Phase, MemoryPrediction] = {}
     for each in phases:
-        predictions[each] = predict_memory(config, phase=each, **shape)
+        predictions[each] = predict_memory(config, phase=each, device=None if has_cuda else "cpu", **shape)
         shape = {"batch_size": predictions[each].batch_size, "sequence_length": predictions[each].sequence_length}
     measured = measure(
         config,

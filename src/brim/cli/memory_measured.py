@@ -122,10 +122,7 @@ def _before(beside: Beside) -> int:
 def _about(beside: Beside) -> Iterator[str]:
     measured = beside.measured
     if measured.kind == "cpu":
-        yield (
-            f"measured: the resident set, less the {gib(measured.baseline_bytes)} GiB that were there before; the "
-            "prediction is of a GPU's kernels, with the precision of a CPU"
-        )
+        yield f"measured: the resident set, less the {gib(measured.baseline_bytes)} GiB that were there before"
     yield from measured.notes
     if measured.snapshot is not None:
         yield f"memory snapshot, for pytorch.org/memory_viz: {measured.snapshot}"

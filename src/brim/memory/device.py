@@ -15,7 +15,7 @@ from brim.units import format_bytes
 
 _MIB = 2**20
 _GIB = 2**30
-_PACKING_BYTES = 6_000_000  # into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
+PACKING_BYTES = 6_000_000  # into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def cpu_device() -> Device:
         title="this machine",
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * page_bytes,
         capability=None,
-        outside_bytes=resident_bytes + _PACKING_BYTES,
+        outside_bytes=resident_bytes + PACKING_BYTES,
         is_cpu=True,
     )
 
