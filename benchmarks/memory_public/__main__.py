@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 
 import torch
@@ -30,7 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ids = parser.parse_args(arguments).ids
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    started = time.perf_counter()
     judged: list[Judged] = []
     left_out: list[Row] = []
     for row in read_rows():
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"informative: {KNOWN} explains {ASKED} to {suite.error:+.2%} of reserved memory")
     _print_goals(lines)
     if not ids:
-        _write(judged, left_out, answers, suite, lines, seconds=time.perf_counter() - started)
+        _write(judged, left_out, answers, suite, lines)
     return 0 if all(line.met for line in lines) else 1
 
 
@@ -121,14 +119,11 @@ def _write(
     answers: Sequence[JudgedAnswer],
     suite: SuiteResult,
     lines: Sequence[Verdict],
-    *,
-    seconds: float,
 ) -> None:
     path = write_report(
         "memory_public",
         num_threads=1,
         figures={
-            "seconds": round(seconds, 1),
             "goals": [
                 {"what": line.what, "rows": line.rows, "reached": line.reached, "goal": line.goal, "met": line.met}
                 for line in lines
