@@ -57,7 +57,9 @@ def gradients_added(stream: EventStream, layers: list[int | None], weights: Sequ
             units[storage] = layers[position]
         elif place.operator == _ADD_IN_PLACE and ~storage in units and stream.categories[~storage] != "gradients":
             unit, num_bytes = units[~storage], stream.sizes[~storage]
-            left = missing.setdefault(unit, Counter(sizes.get(unit)))
+            if unit not in missing:
+                missing[unit] = Counter(sizes.get(unit))
+            left = missing[unit]
             if left[num_bytes]:
                 left[num_bytes] -= 1
                 added.add(~storage)
