@@ -95,6 +95,8 @@ def _ask(
     batch_size: int | None = None,
 ) -> _Asked:
     require_floors()
+    if phase is not None:
+        _require_one_of("phase", phase, get_args(Phase))
     target, has_limit = _device(device, memory_bytes)
     given = config if isinstance(config, Config) else load_config(config).config
     folder = locate(
@@ -140,9 +142,7 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
 def _sharding(world_size: int, offload: Offload) -> Sharding:
     """FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
     _require_positive("world_size", world_size)
-    if offload not in get_args(Offload):
-        known = ", ".join(get_args(Offload))
-        raise InputError(Problem(what=f"offload is {offload!r}", expected=f"one of {known}", fix="choose one of them"))
+    _require_one_of("offload", offload, get_args(Offload))
     is_cut = world_size > 1 or offload == "weights"
     return Sharding(world_size=world_size, kind="fsdp2" if is_cut else "whole", offload=offload)
 
@@ -217,12 +217,21 @@ def _require_positive(name: str, value: int, *, least: int = 1) -> None:
         raise InputError(Problem(what=f"{name} is {value!r}", expected=f"a whole number of at least {least}"))
 
 
+def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        expected = f"one of {', '.join(known)}"
+        raise InputError(Problem(what=f"{name} is {value!r}", expected=expected, fix="choose one of them"))
+
+
 def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: AllocatorSettings) -> MemoryPrediction:
     cuda = CudaTarget(compute_capability=asked.device.capability or (8, 0))
     target = None if asked.device.is_cpu else cuda
     workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
     rows, tokens = shape.batch_size, shape.sequence_length
-    stream, recording = _composed(workload, asked, rows, tokens)
+    try:
+        stream, recording = _composed(workload, asked, rows, tokens)
+    except _UNTRACEABLE as error:
+        raise ModelError(_untraceable(error, asked.folder)) from error
     if not asked.device.is_cpu:
         stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
         stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
@@ -239,6 +248,22 @@ def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: All
         choices=(*asked.choices, *map(str, workload.choices), *shape.choices, *_said_of(sharding)),
     )
     return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
+
+
+# What the code of an architecture raises that asks for values, or for what fake tensors have none of, and what
+# transformers raises over a config.json that does not fit.
+_UNTRACEABLE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError)
+
+
+def _untraceable(error: Exception, folder: ModelFolder) -> Problem:
+    """Why there is no prediction for this architecture."""
+    text = " ".join(str(error).split())
+    return Problem(
+        what=f"the architecture {folder.config.get('model_type')!r} cannot be traced: {type(error).__name__}: {text}",
+        where=folder.name,
+        expected="a causal language model whose tensors' shapes depend on the shape of its input alone",
+        fix="check config.json; measure the run itself with `brim memory --measure`",
+    )
 
 
 def _said_of(sharding: Sharding) -> tuple[str, ...]:

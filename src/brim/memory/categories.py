@@ -23,6 +23,8 @@ def categorize(stream: EventStream, *, body: str, recomputed: Set[int]) -> None:
 
 
 def _category(storage: int, place: Place, body: str, kept: Set[int], cached: Set[int]) -> Category:
+    if _reorders_cache(place):
+        return "kv_cache"
     if place.layer is None and not f"{place.module}.".startswith(f"{body}."):
         return "logits_and_loss"
     if place.phase in _GENERATING and place.layer is not None and storage in cached:
@@ -30,6 +32,11 @@ def _category(storage: int, place: Place, body: str, kept: Set[int], cached: Set
     if place.phase in ("forward", "backward"):
         return "activations" if storage in kept else "temporary"
     return "activations"
+
+
+def _reorders_cache(place: Place) -> bool:
+    """Whether a beam search takes the chosen beams' keys and values, after a token and outside the model."""
+    return place.phase in _GENERATING and (place.module, place.operator) == ("", "aten::index_select")
 
 
 def _births_after_layers(stream: EventStream) -> list[tuple[int, Place]]:
@@ -41,7 +48,7 @@ def _births_after_layers(stream: EventStream) -> list[tuple[int, Place]]:
         if position in marks:
             begun = False
         begun = begun or (place.layer is not None and place.phase != "load")
-        if storage >= 0 and place.phase != "load" and (begun or place.module):
+        if storage >= 0 and place.phase != "load" and (begun or place.module or _reorders_cache(place)):
             births.append((storage, place))
     return births
 

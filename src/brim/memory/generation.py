@@ -49,20 +49,30 @@ def generate_some(
             return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     begin("prefill")
-    with torch.no_grad(), _values_of_fakes():
-        with suppress(_Enough):
-            model.generate(
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask,
-                generation_config=GenerationConfig(**settings),
-                stopping_criteria=[Begin()],
-            )
+    with torch.no_grad(), _values_of_fakes(), suppress(_Enough):
+        model.generate(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            generation_config=GenerationConfig(**settings),
+            stopping_criteria=[Begin()],
+        )
 
 
 @contextmanager
 def _values_of_fakes() -> Iterator[None]:
     """`generate` asks whether it is finished, and for values of special tokens; no shape depends on them."""
+    from transformers import GenerationMixin
+
+    unfinished = GenerationMixin._beam_search_has_unfinished_sequences
+
+    def always_unfinished(*args: Any, **kwargs: Any) -> bool:
+        unfinished(*args, **kwargs)
+        return True
+
     with ExitStack() as stack:
+        stack.enter_context(
+            patch.object(GenerationMixin, "_beam_search_has_unfinished_sequences", staticmethod(always_unfinished))
+        )
         for name, answer in (
             ("__bool__", lambda tensor: False),
             ("item", lambda tensor: 0),

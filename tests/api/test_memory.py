@@ -1,0 +1,200 @@
+"""`brim.predict_memory`: its arguments, what it chooses itself, and what it refuses."""
+
+import json
+
+import pytest
+import yaml
+from tests.memory.tiny_architectures import write_folder
+
+import brim
+from brim.config import load_config
+from brim.errors import BrimError, ConfigError, InputError, ModelError
+from brim.memory.events import CATEGORIES
+
+SHAPE = {"batch_size": 2, "sequence_length": 8, "device": "a100-80gb"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A Llama's config.json and nothing else; its context is 64 tokens."""
+    return write_folder(tmp_path_factory.mktemp("base"), "llama", num_hidden_layers=2)
+
+
+@pytest.fixture
+def trained(base):
+    return {"base_model": str(base), "adapter": {"type": "lora"}, "trainer": {"type": "finetune"}}
+
+
+@pytest.fixture
+def untrained(base):
+    return {"base_model": str(base), "trainer": {"type": "none"}, "generation": {"max_new_tokens": 3}}
+
+
+def test_config_json_is_enough_and_all_phases_are_predicted(base, trained, untrained):
+    assert [file.name for file in base.iterdir()] == ["config.json"]
+    peaks = {}
+    for phase in ("load", "train", "evaluate", "generate"):
+        prediction = brim.predict_memory(trained if phase == "train" else untrained, phase=phase, **SHAPE)
+        assert (prediction.phase, prediction.device, prediction.world_size) == (phase, "a100-80gb", 1)
+        assert sum(prediction.by_category.values()) == prediction.allocated_bytes
+        assert len(prediction.step_peaks_bytes) == (2 if phase == "train" else 0)
+        assert prediction.allocated_bytes <= prediction.reserved_bytes
+        assert prediction.total_bytes == prediction.reserved_bytes + prediction.outside_bytes
+        assert prediction.fits is True
+        assert prediction.budget_bytes > 79 * 2**30
+        peaks[phase] = prediction.allocated_bytes
+    assert peaks["load"] <= peaks["evaluate"] <= peaks["train"]
+
+
+def test_the_phase_is_what_the_configuration_does(trained, untrained):
+    assert brim.predict_memory(trained, **SHAPE).phase == "train"
+    assert brim.predict_memory(untrained, **SHAPE).phase == "generate"
+
+
+def test_a_mapping_a_file_and_a_configuration_are_the_same(trained, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(trained))
+    expected = brim.predict_memory(trained, **SHAPE).as_dict()
+    for config in (file, str(file), load_config(trained).config):
+        assert brim.predict_memory(config, **SHAPE).as_dict() == expected
+    overridden = load_config(file, overrides=["adapter.r=64"]).config
+    assert brim.predict_memory(overridden, **SHAPE).end_allocated_bytes > expected["end_allocated_bytes"]
+
+
+def test_the_dictionary_is_json_and_categories_are_the_timeline(trained):
+    prediction = brim.predict_memory(trained, **SHAPE)
+    told = json.loads(json.dumps(prediction.as_dict()))
+    assert told == prediction.as_dict()
+    assert set(told["by_category"]) == set(CATEGORIES)
+    timeline = prediction.timeline
+    assert timeline.allocated_bytes().max() == prediction.allocated_bytes
+    assert timeline.allocated_bytes()[-1] == prediction.end_allocated_bytes
+    assert timeline.reserved_bytes.max() == prediction.reserved_bytes
+    assert (timeline.reserved_bytes >= timeline.allocated_bytes()).all()
+    assert all((each >= 0).all() for each in timeline.live_bytes.values())
+    assert [label for _, label in timeline.marks][-1] == "end"
+
+
+def test_shapes_are_those_of_the_configuration_unless_given(trained, untrained):
+    config = {**trained, "trainer": {"type": "finetune", "batch_size": 3, "eval_batch_size": 5}}
+    prediction = brim.predict_memory(config, device="a100-80gb")
+    assert (prediction.batch_size, prediction.sequence_length) == (3, 64)
+    assert "batch size: 3 (trainer.batch_size)" in prediction.choices
+    assert "sequence length: 64 (the model's context)" in prediction.choices
+    assert brim.predict_memory(config, phase="evaluate", device="a100-80gb").batch_size == 5
+    cut = {**config, "preprocessing": {"global_max_sequence_length": 16}}
+    prediction = brim.predict_memory(cut, batch_size=1, device="a100-80gb")
+    assert "sequence length: 16 (preprocessing.global_max_sequence_length)" in prediction.choices
+    assert not any(choice.startswith("batch size") for choice in prediction.choices)
+
+
+def test_a_long_context_is_not_taken_for_the_rows(trained, tmp_path):
+    long = write_folder(tmp_path, "llama", num_hidden_layers=1, max_position_embeddings=10**6)
+    prediction = brim.predict_memory({**trained, "base_model": str(long)}, batch_size=1, device="a100-80gb")
+    assert prediction.sequence_length == 2048
+    assert any("set sequence_length to that of the longest" in choice for choice in prediction.choices)
+
+
+def test_precision_is_what_the_device_can(trained):
+    assert any(each.startswith("precision: bf16") for each in brim.predict_memory(trained, **SHAPE).choices)
+    old = brim.predict_memory(trained, **{**SHAPE, "device": "t4"})
+    assert not any(each.startswith("precision: bf16") for each in old.choices)
+
+
+def test_any_memory_will_do_and_too_little_is_said(trained):
+    prediction = brim.predict_memory(trained, batch_size=2, sequence_length=8, memory_bytes=2**20)
+    assert (prediction.fits, prediction.budget_bytes) == (False, 2**20)
+    assert "too little" in prediction.reason
+    assert brim.predict_memory(trained, batch_size=2, sequence_length=8, memory_bytes=2**34).fits is True
+
+
+def test_without_a_device_nothing_is_said_of_fitting(trained, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    prediction = brim.predict_memory(trained, batch_size=2, sequence_length=8)
+    assert (prediction.fits, prediction.budget_bytes) == (None, None)
+    assert prediction.reason.startswith("it needs ")
+
+
+def test_allocator_settings_are_taken_from_the_environment_and_from_the_call(trained, monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    plain = brim.predict_memory(trained, **SHAPE)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:2")
+    older = brim.predict_memory(trained, **SHAPE)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    segments = brim.predict_memory(trained, **SHAPE)
+    assert segments.allocated_bytes == plain.allocated_bytes < older.allocated_bytes
+    assert brim.predict_memory(trained, allocator="roundup_power2_divisions:2", **SHAPE).as_dict() == older.as_dict()
+    assert brim.predict_memory(trained, allocator="", **SHAPE).as_dict() == plain.as_dict()
+    with pytest.raises(InputError, match="expandable_segment"):
+        brim.predict_memory(trained, allocator="expandable_segmants:True", **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0\n  expected: a whole number of at least 1"),
+        ({"batch_size": -2}, "batch_size is -2"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"sequence_length": 1}, "sequence_length is 1\n  expected: a whole number of at least 2"),
+        ({"sequence_length": 65}, "sequence_length is 65, and the model's context is 64 tokens"),
+        ({"device": "a100-80g"}, "a100-80gb"),
+        ({"device": None, "memory_bytes": 0}, "memory_bytes is 0"),
+        ({"memory_bytes": 2**30}, "both a device and its memory are given"),
+        ({"world_size": 0}, "world_size is 0"),
+        ({"world_size": False}, "world_size is False"),
+        ({"offload": "disk"}, "offload is 'disk'"),
+        ({"phase": "trane"}, "phase is 'trane'\n  expected: one of load, train, evaluate, generate"),
+    ],
+    ids=lambda given: str(given) if isinstance(given, dict) else "",
+)
+def test_bad_arguments(trained, given, message):
+    with pytest.raises(InputError) as raised:
+        brim.predict_memory(trained, **{**SHAPE, **given})
+    assert message in str(raised.value)
+
+
+def test_prompts_and_new_tokens_share_the_context(untrained):
+    config = {**untrained, "generation": {"max_new_tokens": 60}}
+    with pytest.raises(InputError, match="sequence_length is 8, 60 new tokens follow, and the model's context is 64"):
+        brim.predict_memory(config, **SHAPE)
+
+
+def test_training_needs_a_trainer(untrained):
+    with pytest.raises(InputError, match="the phase is train, and the configuration does not train"):
+        brim.predict_memory(untrained, phase="train", **SHAPE)
+
+
+def test_quantised_weights_are_not_trained(trained):
+    config = {**trained, "adapter": None, "quantization": {"bits": 4}}
+    with pytest.raises(ConfigError, match="quantization"):
+        brim.predict_memory(config, **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("config_json", "message"),
+    [
+        (None, "config.json"),
+        ("{", "config.json"),
+        ('{"model_type": "llamas"}', "the architecture 'llamas' is not a causal language model"),
+        ('{"model_type": "t5"}', "'t5'"),
+        ('{"model_type": "llama", "hidden_size": "many"}', "config.json"),
+        ('{"model_type": "llama", "hidden_size": 33, "num_attention_heads": 0}', "config.json"),
+        ('{"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}', "its own code"),
+    ],
+    ids=["no file", "damaged", "a typo", "no causal model", "a word for a number", "no heads", "foreign code"],
+)
+def test_bad_folders(tmp_path, trained, config_json, message):
+    if config_json is not None:
+        (tmp_path / "config.json").write_text(config_json)
+    with pytest.raises(ModelError) as raised:
+        brim.predict_memory({**trained, "base_model": str(tmp_path)}, **SHAPE)
+    assert message in str(raised.value)
+
+
+def test_a_folder_and_a_file_that_are_not_there(trained, tmp_path):
+    with pytest.raises(ModelError, match="nowhere"):
+        brim.predict_memory({**trained, "base_model": str(tmp_path / "nowhere")}, **SHAPE)
+    with pytest.raises(BrimError, match=r"nothing\.yaml"):
+        brim.predict_memory(tmp_path / "nothing.yaml", **SHAPE)
