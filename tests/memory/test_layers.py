@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brim.memory.depth import Depth, depth_of
 from brim.memory.events import EventStream, Place
-from brim.memory.layers import Depth, NotUniformError, depth_of, expand
+from brim.memory.layer_passes import NotUniformError
+from brim.memory.layers import expand
 
 PATTERN = st.builds(
     lambda first, block, repeats, last: first + block * repeats + last,

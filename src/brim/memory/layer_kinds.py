@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from brim.memory.layers import Depth, depth_of
+from brim.memory.depth import Depth, depth_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -6,73 +6,13 @@ blocks of middle ones (which must agree, or nothing is expanded) and the last on
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
+from brim.memory.depth import Depth
 from brim.memory.events import EventStream, Place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
-    """Which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones."""
-
-    num_layers: int  # of the model
-    head: int
-    period: int
-    tail: int
-
-    @property
-    def num_recorded(self) -> int:
-        """Layers to record: head, two blocks and tail; all where that is no saving."""
-        return min(self.num_layers, self.head + 2 * self.period + self.tail)
-
-    @property
-    def recorded(self) -> list[int]:
-        """The model's layers that are recorded, in order."""
-        if self.num_recorded == self.num_layers:
-            return list(range(self.num_layers))
-        front = self.head + 2 * self.period
-        return [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
-
-    def whole(self) -> Depth:
-        """The same model, all of whose layers are recorded."""
-        return Depth(num_layers=self.num_layers, head=self.num_layers, period=1, tail=0)
-
-    def is_middle(self, layer: int) -> bool:
-        """Whether a layer of the model is like one of either recorded block."""
-        return self.num_recorded < self.num_layers and self.head <= layer < self.num_layers - self.tail
-
-    def template(self, layer: int) -> int:
-        """The recorded layer that a layer of the model is like."""
-        if self.num_recorded == self.num_layers or layer < self.head:
-            return layer
-        if layer >= self.num_layers - self.tail:
-            return self.num_recorded - (self.num_layers - layer)
-        return self.head + self.period + (layer - self.head) % self.period
-
-
-def depth_of(kinds: Sequence[Any]) -> Depth:
-    """How the layers repeat. kinds: one value a layer; layers of equal value are alike.
-
-    The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one. Nor is the
-    first one of its kind: what all layers of a kind share is let go of there by the backward pass.
-    """
-    num_layers = len(kinds)
-    first_ones = max((kinds.index(kind) for kind in kinds), default=0) + 1
-    for period in range(1, num_layers + 1):
-        breaks = [i for i in range(num_layers - period) if kinds[i] != kinds[i + period]]
-        head = max(first_ones, breaks[-1] + 1 if breaks else 0)
-        tail = (num_layers - head - 1) % period + 1
-        if head + 2 * period + tail < num_layers:
-            return Depth(num_layers=num_layers, head=head, period=period, tail=tail)
-    return Depth(num_layers=num_layers, head=num_layers, period=1, tail=0)
-
-
-class NotUniformError(Exception):
-    """The recorded layers do not repeat: all of them have to be recorded."""
+from brim.memory.layer_passes import NotUniformError, Pass, Segment, passes_over_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +32,6 @@ class Expansion:
         raise NotUniformError(f"storage {recorded} is not of layer {layer}")
 
 
-@dataclass(slots=True)
-class _Segment:
-    """Events next to each other that belong to one layer, or to none."""
-
-    layer: int | None
-    events: list[int]  # positions in the recorded stream
-
-
-@dataclass(slots=True)
-class _Pass:
-    """Segments over all layers in order, up or down; or one segment of no layer."""
-
-    segments: list[_Segment]
-
-    @property
-    def is_over_layers(self) -> bool:
-        return self.segments[0].layer is not None
-
-
 def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
     """The stream of all layers. layers_path: the dotted path of the list of layers, whose numbers are set anew.
 
@@ -119,9 +40,8 @@ def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
     _sort_deaths(stream)
     if depth.num_recorded == depth.num_layers:
         return Expansion(stream, None)
-    segments = _segments(stream, depth.num_recorded)
-    owners = _owners(stream, segments)
-    passes = _passes(segments, depth.num_recorded)
+    passes = passes_over_layers(stream, depth.num_recorded)
+    owners = _owners(stream, passes)
     for each in passes:
         if each.is_over_layers:
             _require_uniform(stream, each, owners, depth)
@@ -147,134 +67,17 @@ def _sort_deaths(stream: EventStream) -> None:
         start = position if position < len(storages) and storages[position] < 0 else position + 1
 
 
-def _born_in(stream: EventStream) -> list[int | None]:
-    """The layer whose module ran when each storage was born."""
-    layers: list[int | None] = [None] * len(stream.sizes)
-    for storage, place in zip(stream.storages, stream.places, strict=True):
-        if storage >= 0:
-            layers[storage] = place.layer
-    return layers
-
-
-def _owners(stream: EventStream, segments: list[_Segment]) -> list[int | None]:
+def _owners(stream: EventStream, passes: list[Pass]) -> list[int | None]:
     """The layer to whose segment each storage's birth belongs."""
     owners: list[int | None] = [None] * len(stream.sizes)
-    for segment in segments:
+    for segment in (segment for each in passes for segment in each.segments):
         for position in segment.events:
             if stream.storages[position] >= 0:
                 owners[stream.storages[position]] = segment.layer
     return owners
 
 
-@dataclass(slots=True)
-class _Run:
-    """Events next to each other of the same kind."""
-
-    section: tuple[int, str]  # marks before it, and the phase
-    layer: int | None
-    inside: bool  # a module of that layer runs
-    events: list[int]
-
-
-def _segments(stream: EventStream, num_layers: int) -> list[_Segment]:
-    """Outside the layers, a storage that dies is taken to the layer in which it was born: gradients that are dropped.
-
-    What happens between a layer and the next one is the first one's. A mark begins a segment.
-    """
-    runs = _runs(stream)
-    merged: list[_Run] = []
-    following = _following(runs)
-    for run, after in zip(runs, following, strict=True):
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and last.section == run.section
-            and ((last.layer == run.layer and last.inside == run.inside) or _is_between(last, run, after))
-        ):
-            last.events.extend(run.events)
-        else:
-            merged.append(run)
-    return [
-        segment
-        for inside, streak in groupby(merged, key=lambda run: (run.inside, run.section))
-        for segment in (
-            [_Segment(run.layer, run.events) for run in streak] if inside[0] else _outside(list(streak), num_layers)
-        )
-    ]
-
-
-def _outside(streak: list[_Run], num_layers: int) -> list[_Segment]:
-    """Runs outside the layers: passes over the layers where one of each dies in order, else segments of none."""
-    segments: list[_Segment] = []
-    position = 0
-    while position < len(streak):
-        run = streak[position : position + num_layers]
-        up = list(range(num_layers))
-        if [each.layer for each in run] in (up, up[::-1]):
-            segments.extend(_Segment(each.layer, each.events) for each in run)
-            position += num_layers
-            continue
-        if segments and segments[-1].layer is None:
-            segments[-1].events.extend(streak[position].events)
-        else:
-            segments.append(_Segment(None, list(streak[position].events)))
-        position += 1
-    return segments
-
-
-def _runs(stream: EventStream) -> list[_Run]:
-    born_in = _born_in(stream)
-    marked = [position for position, _ in stream.marks]
-    runs: list[_Run] = []
-    for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
-        inside = place.layer is not None
-        layer = place.layer if inside or storage >= 0 else born_in[~storage]
-        section = (bisect_right(marked, position), place.phase)
-        last = runs[-1] if runs else None
-        if last is not None and (last.section, last.layer, last.inside) == (section, layer, inside):
-            last.events.append(position)
-        else:
-            runs.append(_Run(section, layer, inside, [position]))
-    return runs
-
-
-def _following(runs: list[_Run]) -> list[_Run | None]:
-    """For each run the next one inside a layer."""
-    following: list[_Run | None] = []
-    after: _Run | None = None
-    for run in reversed(runs):
-        following.append(after)
-        after = run if run.inside else after
-    return following[::-1]
-
-
-def _is_between(last: _Run, run: _Run, after: _Run | None) -> bool:
-    """Whether a run lies between a layer's end and the beginning of its neighbour in the same pass."""
-    if run.inside or not last.inside or after is None or after.section != run.section:
-        return False
-    assert last.layer is not None
-    assert after.layer is not None
-    return abs(after.layer - last.layer) == 1
-
-
-def _passes(segments: list[_Segment], num_layers: int) -> list[_Pass]:
-    passes: list[_Pass] = []
-    position = 0
-    while position < len(segments):
-        if segments[position].layer is None:
-            passes.append(_Pass([segments[position]]))
-            position += 1
-            continue
-        run = segments[position : position + num_layers]
-        numbers = [segment.layer for segment in run]
-        if numbers not in (list(range(num_layers)), list(reversed(range(num_layers)))):
-            raise NotUniformError(f"layers come in the order {numbers}")
-        passes.append(_Pass(run))
-        position += num_layers
-    return passes
-
-
-def _require_uniform(stream: EventStream, over: _Pass, owners: list[int | None], depth: Depth) -> None:
+def _require_uniform(stream: EventStream, over: Pass, owners: list[int | None], depth: Depth) -> None:
     by_layer = {segment.layer: segment for segment in over.segments}
     for offset in range(depth.period):
         first, second = (by_layer[depth.head + offset + block * depth.period] for block in (0, 1))
@@ -282,7 +85,7 @@ def _require_uniform(stream: EventStream, over: _Pass, owners: list[int | None],
             raise NotUniformError(f"layers {first.layer} and {second.layer} differ")
 
 
-def _shape(stream: EventStream, segment: _Segment, owners: list[int | None]) -> list[tuple[Any, ...]]:
+def _shape(stream: EventStream, segment: Segment, owners: list[int | None]) -> list[tuple[Any, ...]]:
     """What a segment does, with layers counted from its own."""
     assert segment.layer is not None
     shape: list[tuple[Any, ...]] = []
@@ -308,7 +111,7 @@ class _Writer:
         self._births: dict[tuple[int, int | None], list[int]] = {}  # (pass, recorded layer) -> storages
         self._places: dict[tuple[Place, int | None], Place] = {}
 
-    def write(self, passes: list[_Pass]) -> Expansion:
+    def write(self, passes: list[Pass]) -> Expansion:
         marks = list(reversed(self._stream.marks))
         for number, each in enumerate(passes):
             for segment in each.segments:
@@ -330,7 +133,7 @@ class _Writer:
             self._out.mark(marks.pop()[1])
         return Expansion(self._out, self._numbers)
 
-    def _require_one_block(self, segment: _Segment) -> None:
+    def _require_one_block(self, segment: Segment) -> None:
         """What dies outside the layers must be of their ends: of both blocks of middle ones, it is of all of them."""
         depth = self._depth
         dying = (~self._stream.storages[p] for p in segment.events if self._stream.storages[p] < 0)
@@ -339,13 +142,13 @@ class _Writer:
         if {0, 1} <= blocks:
             raise NotUniformError(f"outside the layers, something dies of layers {sorted(owners)}")
 
-    def _index(self, number: int, segment: _Segment) -> None:
+    def _index(self, number: int, segment: Segment) -> None:
         births = [self._stream.storages[p] for p in segment.events if self._stream.storages[p] >= 0]
         self._births[number, segment.layer] = births
         for index, storage in enumerate(births):
             self._local[storage] = (number, index)
 
-    def _repeat(self, segment: _Segment, layer: int | None, twin: _Segment | None = None) -> None:
+    def _repeat(self, segment: Segment, layer: int | None, twin: Segment | None = None) -> None:
         """One segment as that of `layer`. twin: of a middle layer, the same one in the block before."""
         stream, out = self._stream, self._out
         for index, position in enumerate(segment.events):
@@ -367,7 +170,7 @@ class _Writer:
         owner = self._owners[storage]
         return self._numbers[storage, None] if owner is None else self._like(storage, self._at_the_edge(owner))
 
-    def _dying_at_an_end(self, storage: int, segment: _Segment, layer: int) -> int:
+    def _dying_at_an_end(self, storage: int, segment: Segment, layer: int) -> int:
         """What dies in one of the first or last layers is of one next to it; of the other block, it might be of any."""
         assert segment.layer is not None
         owner = self._owner(storage)
@@ -376,7 +179,7 @@ class _Writer:
             raise NotUniformError(f"in layer {segment.layer}, something dies of layer {owner}")
         return self._like(storage, layer + owner - segment.layer)
 
-    def _dying_in_the_middle(self, storage: int, twins: int, segment: _Segment, layer: int) -> int:
+    def _dying_in_the_middle(self, storage: int, twins: int, segment: Segment, layer: int) -> int:
         """What dies may be of another layer: which one of its births it is shows in the block that lies between blocks.
 
         twins: the storage that dies in the twin where this one does in the segment.

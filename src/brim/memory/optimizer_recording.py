@@ -12,8 +12,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from brim.memory.depth import Depth
 from brim.memory.events import EventStream
-from brim.memory.layers import Depth, Expansion, NotUniformError, expand
+from brim.memory.layer_passes import NotUniformError
+from brim.memory.layers import Expansion, expand
 from brim.memory.quantized.optimizer import StandInOptimizer
 from brim.memory.recorder import Recorder, Temporaries
 from brim.memory.recording import LearningWeight, Recording, TrainedWeight, without_collector

@@ -13,10 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.memory.categories import categorize
+from brim.memory.depth import Depth
 from brim.memory.events import EventStream
 from brim.memory.fake_model import build_fake
 from brim.memory.layer_kinds import decoder_layers, depth_of_architecture, with_layers
-from brim.memory.layers import Depth, Expansion, NotUniformError, expand
+from brim.memory.layer_passes import NotUniformError
+from brim.memory.layers import Expansion, expand
 from brim.memory.recorder import Recorder
 from brim.memory.sharding_units import Weight
 from brim.memory.sharding_weights import weights_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from brim.memory.layers import Depth, Expansion
+from brim.memory.depth import Depth
+from brim.memory.layers import Expansion
 from brim.memory.recorder import Recorder
 from brim.memory.sharding_units import Weight
 
