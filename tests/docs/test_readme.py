@@ -46,7 +46,7 @@ def test_the_mistakes_are_told_as_shown(tmp_path, monkeypatch):
     assert told == shown.group(1).splitlines()
 
 
-@pytest.mark.parametrize("verb", ["check", "train", "evaluate", "predict", "schema"])
+@pytest.mark.parametrize("verb", ["memory", "check", "train", "evaluate", "predict", "schema"])
 def test_the_verbs_and_their_flags_exist(verb):
     said = " ".join(re.findall(rf"^brim {verb}.*$", README, flags=re.MULTILINE))
     assert said
