@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 from torch.optim import Optimizer
 
 from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
@@ -17,8 +18,10 @@ from brim.infer.generation_settings import generation_settings
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda
+from brim.memory.cuda.grouped_mm import grouped_mm
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.cuda.temporaries import cuda_temporaries
+from brim.memory.cuda.transformers_view import rows_not_packed
 from brim.memory.events import EventStream
 from brim.memory.generation import full_prompts, generate_some
 from brim.memory.quantized.loaded import loaded_tensors
@@ -205,7 +208,11 @@ class ConfigWorkload:
     def _view(self, model: nn.Module | None) -> Iterator[None]:
         """What the GPU that is meant does otherwise; without a model, of the optimizer alone."""
         with ExitStack() as stack:
-            if self._target is not None:
+            if self._target is None:
+                stack.enter_context(rows_not_packed())
+                # The rules for fake tensors know it in bf16 alone.
+                stack.enter_context(patch.object(functional, "grouped_mm", grouped_mm))
+            else:
                 stack.enter_context(foreach_as_on_cuda())
                 if model is not None:
                     view = as_on_cuda(cast(Any, model), self._target, flash_attention=self._flash_attention)

@@ -34,19 +34,27 @@ def transformers_on_cuda(
     flash_attention: run attention with this package, whatever the model was built with.
     packed: rows of texts one after the other, told apart by their positions; only FlashAttention is ready for it.
     """
-    from transformers import masking_utils
     from transformers import modeling_flash_attention_utils as flash
     from transformers.integrations import moe
 
     with ExitStack() as stack:
+        stack.enter_context(rows_not_packed())
         # It asks the device's capability, or for addresses of CPU tensors.
         if "_can_use_grouped_mm" in vars(moe):
             stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: target.sm >= 80))
-        # Both read the positions' values to see whether rows are packed.
-        stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None))
+        # It reads the positions' values to see whether rows are packed.
         stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
         if flash_attention is not None:
             stack.enter_context(_flash_attention(model, flash_attention))
+        yield
+
+
+@contextmanager
+def rows_not_packed() -> Iterator[None]:
+    """transformers reads the positions' values to see whether rows are packed, and a trace gets a mask to be safe."""
+    from transformers import masking_utils
+
+    with patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None):
         yield
 
 
