@@ -133,11 +133,16 @@ def test_allocator_settings_are_taken_from_the_environment_and_from_the_call(tra
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0\n  expected: a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size is 0\n  expected: a whole number from 1 to 1,048,576"),
         ({"batch_size": -2}, "batch_size is -2"),
         ({"batch_size": True}, "batch_size is True"),
         ({"batch_size": 1.5}, "batch_size is 1.5"),
-        ({"sequence_length": 1}, "sequence_length is 1\n  expected: a whole number of at least 2"),
+        ({"sequence_length": 1}, "sequence_length is 1\n  expected: a whole number from 2 to 1,073,741,824"),
+        ({"batch_size": 2**20 + 1}, "batch_size is 1048577"),
+        ({"batch_size": 10**40}, "batch_size is a number of too many digits"),
+        ({"sequence_length": 2**40}, "sequence_length is 1099511627776"),
+        ({"world_size": 2**40}, "world_size is 1099511627776\n  expected: a whole number from 1 to 65,536"),
+        ({"device": None, "memory_bytes": 2**60}, "memory_bytes is"),
         ({"sequence_length": 65}, "sequence_length is 65, and the model's context is 64 tokens"),
         ({"device": "a100-80g"}, "a100-80gb"),
         ({"device": None, "memory_bytes": 0}, "memory_bytes is 0"),

@@ -1,5 +1,6 @@
 """What stands in the picture of a timeline."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from tests.report.hand_made import GIB, hand_made_prediction
 
-from brim.memory.events import CATEGORIES
+from brim.memory.events import CATEGORIES, Place
+from brim.memory.prediction import Timeline
 from brim.report.categories import LOOKS
 from brim.report.memory_plot import Overlay, Spike, memory_plot, spikes
 
@@ -104,3 +106,14 @@ def test_a_name_with_dollars_is_no_formula(prediction):
     figure = memory_plot(prediction, title="a $x_1$ b")
     assert not figure.texts[-2].get_parse_math()
     assert any(text.get_text().startswith("a $x_1$ b: train") for text in figure.texts)
+
+
+def test_many_phases_without_steps_are_named_where_they_change(prediction):
+    """One mark a token, as generation has them."""
+    places = tuple(Place(phase="prefill" if point < 10 else "decode") for point in range(50))
+    live = {name: np.full(50, GIB, dtype=np.int64) for name in CATEGORIES}
+    marks = ((0, "prefill"), *((point, f"token {point}") for point in range(10, 50)))
+    tokens = Timeline(live_bytes=live, reserved_bytes=live["weights"], marks=marks, places=places)
+    figure = memory_plot(replace(prediction, phase="generate", timeline=tokens, step_peaks_bytes=()), title="Llama")
+    said = [text.get_text() for text in figure.axes[0].texts]
+    assert [each for each in said if each in ("prefill", "decode")] == ["prefill", "decode"]

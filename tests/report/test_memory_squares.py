@@ -1,12 +1,14 @@
 """Squares of a GiB."""
 
+from io import StringIO
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from brim.report.memory_squares import GIB, Filled, squares
+from brim.report.memory_squares import GIB, Card, Filled, square_bytes_for, squares
 from brim.report.memory_squares_plot import squares_plot
 
 WAYS = [
@@ -32,6 +34,27 @@ def test_there_are_as_many_as_the_whole_rounds_to_and_each_part_is_near_its_own(
 
 def test_nothing_is_no_square():
     assert squares({"weights": 0}) == []
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "square_bytes"),
+    [(0, GIB), (2048 * GIB, GIB), (2048 * GIB + 1, 2 * GIB), (2**50, 512 * GIB), (2**80, 2**69)],
+)
+def test_squares_stand_for_more_where_they_would_be_too_many(most_bytes, square_bytes):
+    assert square_bytes_for(most_bytes) == square_bytes
+
+
+def test_a_huge_device_is_still_a_page_of_squares():
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(Card(parts={"weights": 2**49}, budget_bytes=2**50, per_line=40))
+    lines = console.export_text().splitlines()
+    assert sum(line.count("W") for line in lines[:-1]) == 1024
+    assert sum(line.count("·") for line in lines[:-1]) == 1024
+    assert lines[-1].startswith("each is 512 GiB: ")
+    huge = [Filled(name="full", parts={"weights": 2**50})]
+    figure = squares_plot(huge, title="", subtitle="", cards={"t4": 15 * GIB})
+    assert len(figure.axes[0].patches) == 2048
+    assert figure.legends[0].get_title().get_text() == "a square is 512 GiB"
 
 
 def picture(cards):

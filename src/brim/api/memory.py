@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,12 +14,13 @@ import torch
 from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
 from brim.errors import InputError, ModelError, Problem
 from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.bounds import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS
 from brim.memory.compose import compose_parts, compose_training, with_workspaces
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import Device, cpu_device, device_named, device_of, find_device, one_of_several
 from brim.memory.events import EventStream
-from brim.memory.generation import TRACED_TOKENS, compose_generation
+from brim.memory.generation import TRACED_TOKENS, UnlikeStepsError, compose_generation
 from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.prediction import MemoryPrediction, Phase
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LEAST_TOKENS = 2  # one to predict the other from
+_SPECIAL_LENGTHS = 4  # of eight lengths that follow each other one is special, and three are traced
 _NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
 
 
@@ -60,7 +63,7 @@ def predict_memory(
     Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
     """
     if batch_size is not None:
-        _require_positive("batch_size", batch_size)
+        _require_whole("batch_size", batch_size, most=MOST_ROWS)
     asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
     shape = _shape(asked, batch_size, sequence_length)
     return _predict(asked, shape, _sharding(world_size, offload), allocator=_allocator_settings(allocator))
@@ -141,7 +144,7 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
 
 def _sharding(world_size: int, offload: Offload) -> Sharding:
     """FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
-    _require_positive("world_size", world_size)
+    _require_whole("world_size", world_size, most=MOST_GPUS)
     _require_one_of("offload", offload, get_args(Offload))
     is_cut = world_size > 1 or offload == "weights"
     return Sharding(world_size=world_size, kind="fsdp2" if is_cut else "whole", offload=offload)
@@ -158,7 +161,7 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
     if name is not None:
         return find_device(name), True
     if memory_bytes is not None:
-        _require_positive("memory_bytes", memory_bytes)
+        _require_whole("memory_bytes", memory_bytes, most=MOST_MEMORY_BYTES)
         return device_of(memory_bytes), True
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -178,7 +181,8 @@ def _shape(asked: _Asked, batch_size: int | None, sequence_length: int | None) -
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
-    _require_positive("sequence_length", sequence_length, least=_LEAST_TOKENS)
+    _require_whole("batch_size", batch_size, most=MOST_ROWS)
+    _require_whole("sequence_length", sequence_length, least=_LEAST_TOKENS, most=MOST_TOKENS // batch_size)
     _require_in_context(asked, sequence_length)
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
 
@@ -212,9 +216,11 @@ def _require_in_context(asked: _Asked, sequence_length: int) -> None:
     )
 
 
-def _require_positive(name: str, value: int, *, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(Problem(what=f"{name} is {value!r}", expected=f"a whole number of at least {least}"))
+def _require_whole(name: str, value: int, *, least: int = 1, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        is_long = isinstance(value, int) and abs(value) >= 10**30
+        shown = "a number of too many digits" if is_long else repr(value)
+        raise InputError(Problem(what=f"{name} is {shown}", expected=f"a whole number from {least:,} to {most:,}"))
 
 
 def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -295,9 +301,17 @@ def _generated(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: 
     """Recorded at the prompts' length, and once more where the last tokens are written."""
     traced = workload.generation()
     early = record(traced, rows=rows, tokens=tokens)
-    further = max(0, new_tokens - TRACED_TOKENS)
-    late = record(traced, rows=rows, tokens=tokens + further) if further else early
-    return compose_generation(early, late, new_tokens=new_tokens), early
+    further = new_tokens - TRACED_TOKENS
+    if further <= 0:
+        return compose_generation(early, early, new_tokens=new_tokens), early
+    for more in range(_SPECIAL_LENGTHS):  # a few tokens more, where a length is a special one
+        if more:
+            early = record(traced, rows=rows, tokens=tokens + more)
+        for after in (0, 1):
+            late = record(traced, rows=rows, tokens=tokens + further + after)
+            with suppress(UnlikeStepsError):
+                return compose_generation(early, late, new_tokens=new_tokens), early
+    raise UnlikeStepsError(f"no lengths from {tokens} tokens on are alike")
 
 
 def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from brim.cli.options import ConfigOrRun, JsonOption, Overrides, config_file
+from brim.memory.bounds import MOST_GPUS, MOST_ROWS, MOST_TOKENS
 
 
 def memory(
@@ -15,12 +16,18 @@ def memory(
     overrides: Overrides = None,
     batch_size: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--batch-size", min=1, metavar="N", help="Rows at once. Default: the configuration's."),
+        typer.Option(
+            "--batch-size", min=1, max=MOST_ROWS, metavar="N", help="Rows at once. Default: the configuration's."
+        ),
     ] = None,
     sequence_length: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
-            "--sequence-length", min=2, metavar="N", help="Tokens of each row; of each prompt with --phase generate."
+            "--sequence-length",
+            min=2,
+            max=MOST_TOKENS,
+            metavar="N",
+            help="Tokens of each row; of each prompt with --phase generate.",
         ),
     ] = None,
     device: Annotated[
@@ -38,7 +45,7 @@ def memory(
         ),
     ] = None,
     world_size: Annotated[
-        int, typer.Option("--world-size", min=1, metavar="N", help="GPUs that share the model (FSDP).")
+        int, typer.Option("--world-size", min=1, max=MOST_GPUS, metavar="N", help="GPUs that share the model (FSDP).")
     ] = 1,
     offload: Annotated[
         str, typer.Option("--offload", metavar="NAME", help="Kept on the CPU: none, optimizer or weights.")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import cast, get_args
 
 from brim.errors import InputError, Problem
+from brim.memory.bounds import MOST_MEMORY_BYTES
 from brim.memory.prediction import Phase
 from brim.memory.sharding import Offload
-from brim.units import parse_bytes
+from brim.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,9 @@ def device_memory(text: str | None) -> int | None:
         ) from error
     if num_bytes == 0:
         raise InputError(Problem(what="the device has no memory", where="--memory", expected="a size such as 14GiB"))
+    if num_bytes > MOST_MEMORY_BYTES:
+        most = f"at most {format_bytes(MOST_MEMORY_BYTES)}"
+        raise InputError(Problem(what="no device has so much memory", where="--memory", expected=most))
     return num_bytes
 
 

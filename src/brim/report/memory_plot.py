@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -186,11 +187,13 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
 
 
 def _named(marks: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
-    """The marks whose names have room: all, else where steps begin, else some of these."""
+    """The marks whose names have room: all, else where steps begin, or another phase does; else some of these."""
     if len(marks) <= _MOST_NAMES:
         return marks
     steps = [(point, label.removesuffix(": forward")) for point, label in marks if label.endswith(": forward")]
-    return steps[:: -(-len(steps) // _MOST_NAMES)]
+    changes = [mark for before, mark in pairwise([(-1, ""), *marks]) if mark[1] != before[1]]
+    named = steps or changes
+    return named[:: -(-len(named) // _MOST_NAMES)]
 
 
 def _number_spikes(axes: Axes, found: Sequence[Spike]) -> None:

@@ -1,4 +1,4 @@
-"""A device's memory as squares of a GiB, filled by category."""
+"""A device's memory as squares of a GiB, or of several where they would be too many, filled by category."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 Sign: TypeAlias = Callable[[Part], tuple[str, str]]  # what is shown, and its style
 _BEYOND = "#C00000"
+_MOST_SQUARES = 2048  # of a device, or of one way to run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,14 @@ class Filled:
     @property
     def total_bytes(self) -> int:
         return sum(self.parts.values())
+
+
+def square_bytes_for(most_bytes: int) -> int:
+    """A GiB, doubled until so many bytes are not too many squares."""
+    square_bytes = GIB
+    while most_bytes > _MOST_SQUARES * square_bytes:
+        square_bytes *= 2
+    return square_bytes
 
 
 def squares(parts: Mapping[Part, int], *, square_bytes: int = GIB) -> list[Part]:
@@ -62,8 +71,9 @@ class Card:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text
 
-        filled = squares(self.parts)
-        num_there = len(filled) if self.budget_bytes is None else self.budget_bytes // GIB
+        square_bytes = square_bytes_for(max(sum(self.parts.values()), self.budget_bytes or 0))
+        filled = squares(self.parts, square_bytes=square_bytes)
+        num_there = len(filled) if self.budget_bytes is None else self.budget_bytes // square_bytes
         num_all = max(len(filled), num_there)
         per_line = min(self.per_line, options.max_width // 2)
         sign = _letter if console.color_system is None else _square
@@ -80,15 +90,19 @@ class Card:
         if parts:
             beyond = len(filled) > num_there
             yield legend(
-                [part for part in LOOKS if part in parts], sign=sign, free=num_there > len(filled), beyond=beyond
+                [part for part in LOOKS if part in parts],
+                square_bytes=square_bytes,
+                sign=sign,
+                free=num_there > len(filled),
+                beyond=beyond,
             )
 
 
-def legend(parts: Sequence[Part], *, sign: Sign, free: bool, beyond: bool) -> Text:
+def legend(parts: Sequence[Part], *, square_bytes: int, sign: Sign, free: bool, beyond: bool) -> Text:
     """What the squares stand for."""
     from rich.text import Text
 
-    text = Text("each is 1 GiB: ")
+    text = Text(f"each is {square_bytes // GIB:,} GiB: ")
     for number, part in enumerate(parts):
         shown, style = sign(part)
         text.append(", " if number else "").append(shown, style=style).append(f" {LOOKS[part].label}")

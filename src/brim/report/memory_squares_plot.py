@@ -1,4 +1,4 @@
-"""Several ways to run as piles of squares of a GiB, beside each other, with devices as lines across."""
+"""Several ways to run as piles of squares, beside each other, with devices as lines across."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from brim.report.categories import LOOKS, Part
 from brim.report.matplotlib_import import new_figure
 from brim.report.memory_plot import INK, LIMIT, PAPER
-from brim.report.memory_squares import GIB, Filled, squares
+from brim.report.memory_squares import GIB, Filled, square_bytes_for, squares
 from brim.report.memory_table import gib
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ _LINE_INCHES = 0.2  # between the names of devices
 
 def squares_plot(ways: Sequence[Filled], *, title: str, subtitle: str, cards: Mapping[str, int]) -> Figure:
     """A pile for each way. cards: bytes of the devices that are drawn across, by name."""
-    highest = max([each.total_bytes for each in ways] + list(cards.values())) / GIB
+    most_bytes = max([each.total_bytes for each in ways] + list(cards.values()))
+    square_bytes = square_bytes_for(most_bytes)
+    highest = most_bytes / square_bytes
     wide = max(range(3, 21), key=lambda each: _inches(each, highest, len(ways)))
     inches = _inches(wide, highest, len(ways))
     height = (highest / wide + 1) * inches + _ABOVE_INCHES
@@ -42,11 +44,12 @@ def squares_plot(ways: Sequence[Filled], *, title: str, subtitle: str, cards: Ma
         spine.set_visible(False)
     lefts = [number * (wide + _GAP) for number in range(len(ways))]
     for left, way in zip(lefts, ways, strict=True):
-        _pile(axes, way, left=left, wide=wide)
-    _cards(axes, cards, lefts=lefts, wide=wide, apart=_LINE_INCHES / inches)
+        _pile(axes, way, square_bytes=square_bytes, left=left, wide=wide)
+    _cards(axes, cards, square_bytes=square_bytes, lefts=lefts, wide=wide, apart=_LINE_INCHES / inches)
     figure.text(0.03, 1 - 0.25 / whole, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.03, 1 - 0.56 / whole, subtitle, size=10, color=INK, va="top", parse_math=False)
-    _legend(figure, {part for way in ways for part in squares(way.parts)}, top=1 - _HEAD_INCHES / whole)
+    shown = {part for way in ways for part in squares(way.parts, square_bytes=square_bytes)}
+    _legend(figure, shown, square_bytes=square_bytes, top=1 - _HEAD_INCHES / whole)
     return figure
 
 
@@ -56,10 +59,10 @@ def _inches(wide: int, highest: float, num_piles: int) -> float:
     return min(_WIDTH_INCHES / width, _MOST_INCHES / (highest / wide + 1))
 
 
-def _pile(axes: Axes, way: Filled, *, left: float, wide: int) -> None:
+def _pile(axes: Axes, way: Filled, *, square_bytes: int, left: float, wide: int) -> None:
     from matplotlib.patches import Rectangle
 
-    filled = squares(way.parts)
+    filled = squares(way.parts, square_bytes=square_bytes)
     for number, part in enumerate(filled):
         x, y = left + number % wide, number // wide
         axes.add_patch(Rectangle((x, y), _SIDE, _SIDE, facecolor=LOOKS[part].colour, linewidth=0))
@@ -90,12 +93,14 @@ def _pile(axes: Axes, way: Filled, *, left: float, wide: int) -> None:
     )
 
 
-def _cards(axes: Axes, cards: Mapping[str, int], *, lefts: Sequence[float], wide: int, apart: float) -> None:
+def _cards(
+    axes: Axes, cards: Mapping[str, int], *, square_bytes: int, lefts: Sequence[float], wide: int, apart: float
+) -> None:
     """Where a device is full, as a step between squares across each pile; names that would touch are moved up."""
     right = lefts[-1] + wide + 0.5
     least = -apart
     for name, num_bytes in sorted(cards.items(), key=lambda card: card[1]):
-        row, part = divmod(num_bytes / GIB, wide)
+        row, part = divmod(num_bytes / square_bytes, wide)
         for left in lefts:
             low, high, turn = row - _JOINT, row + 1 - _JOINT, left + part - _JOINT
             axes.plot(
@@ -109,7 +114,7 @@ def _cards(axes: Axes, cards: Mapping[str, int], *, lefts: Sequence[float], wide
         axes.text(right + 0.5, least, f"{name}, {gib(num_bytes)} GiB", size=9, color=INK, va="center", parse_math=False)
 
 
-def _legend(figure: Figure, shown: Iterable[Part], *, top: float) -> None:
+def _legend(figure: Figure, shown: Iterable[Part], *, square_bytes: int, top: float) -> None:
     from matplotlib.patches import Patch
 
     there = set(shown)
@@ -123,7 +128,7 @@ def _legend(figure: Figure, shown: Iterable[Part], *, top: float) -> None:
         labelcolor=INK,
         handlelength=1,
         handleheight=1,
-        title="a square is 1 GiB",
+        title=f"a square is {square_bytes // GIB:,} GiB",
         alignment="left",
     )
     legend.get_title().set(color=INK, fontsize=9.5)
