@@ -22,6 +22,10 @@ TRACED_TOKENS = 4  # the prompt's pass gives the first; two steps that are alike
 _LEAST_BYTES = 2**20  # what is smaller comes from the small blocks, and matters only where the most is live
 
 
+class UnlikeStepsError(Exception):
+    """A traced step does what others do not: kernels pad their masks, but not those whose length is a multiple of 8."""
+
+
 class _Enough(Exception):
     """As many tokens as are traced have been generated."""
 
@@ -95,6 +99,8 @@ def compose_generation(early: Recording, late: Recording, *, new_tokens: int) ->
 
     early: recorded at the prompts' length. late: at a length from which the last traced step is the last of all, so
     that the largest one is exact; between the two, sizes lie on a line, and what is small and passes by is left out.
+
+    Raises UnlikeStepsError where one of the recorded lengths is a special one.
     """
     stream = EventStream()
     writer = _Steps(stream, early, late)
@@ -142,7 +148,8 @@ class _Steps:
         births = self._births(self._early, (start, end))
         late = self._births(self._late, self._late_parts[part])
         earlier = self._births(self._early, self._parts[f"decode {TRACED_TOKENS - 2}"])
-        assert len(births) == len(late) == len(earlier) == len(self._before), "the traced steps are alike"
+        if not len(births) == len(late) == len(earlier) == len(self._before):
+            raise UnlikeStepsError("the traced steps differ")
         share = (step - TRACED_TOKENS + 1) / (last - TRACED_TOKENS + 1)
         ordinal_before = {storage: ordinal for ordinal, storage in enumerate(earlier)}
         oldest = self._births(self._early, self._parts[f"decode {TRACED_TOKENS - 3}"])
