@@ -1,10 +1,17 @@
 """`brim.predict_memory`: its arguments, what it chooses itself, and what it refuses."""
 
+import gc
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 import yaml
 from tests.memory.tiny_architectures import write_folder
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.optim import optimizer
+from transformers import masking_utils
 
 import brim
 from brim.config import load_config
@@ -186,9 +193,25 @@ def test_quantised_weights_are_not_trained(trained):
         ('{"model_type": "t5"}', "'t5'"),
         ('{"model_type": "llama", "hidden_size": "many"}', "config.json"),
         ('{"model_type": "llama", "hidden_size": 33, "num_attention_heads": 0}', "config.json"),
+        ('{"model_type": "llama", "head_dim": 0, "num_hidden_layers": 1}', "cannot be traced: ZeroDivisionError"),
+        ('{"model_type": "llama", "vocab_size": 64, "pad_token_id": 64}', "cannot be traced: AssertionError"),
+        ('{"model_type": "llama", "use_return_dict": false}', "config.json is damaged"),
+        ('{"model_type": "llama", "vocab_size": 33554432}', "vocab_size in config.json is 33554432"),
         ('{"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}', "its own code"),
     ],
-    ids=["no file", "damaged", "a typo", "no causal model", "a word for a number", "no heads", "foreign code"],
+    ids=[
+        "no file",
+        "damaged",
+        "a typo",
+        "no causal model",
+        "a word for a number",
+        "no heads",
+        "heads of nothing",
+        "padding out of range",
+        "a property",
+        "a vocabulary that fills the machine",
+        "foreign code",
+    ],
 )
 def test_bad_folders(tmp_path, trained, config_json, message):
     if config_json is not None:
@@ -203,3 +226,46 @@ def test_a_folder_and_a_file_that_are_not_there(trained, tmp_path):
         brim.predict_memory({**trained, "base_model": str(tmp_path / "nowhere")}, **SHAPE)
     with pytest.raises(BrimError, match=r"nothing\.yaml"):
         brim.predict_memory(tmp_path / "nothing.yaml", **SHAPE)
+
+
+def test_predictions_in_threads_do_not_disturb_each_other(trained, untrained):
+    asked = [(trained, "train"), (untrained, "generate"), (trained, "load"), (untrained, "evaluate")]
+    expected = [brim.predict_memory(config, phase=phase, **SHAPE).as_dict() for config, phase in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        futures = [pool.submit(brim.predict_memory, config, phase=phase, **SHAPE) for config, phase in asked]
+        found = [future.result().as_dict() for future in futures]
+    assert found == expected
+
+
+def test_an_assertion_of_brims_own_is_not_blamed_on_the_architecture(trained, monkeypatch):
+    from brim.memory import recording
+
+    monkeypatch.setattr(recording, "_train", recording._run)  # which asserts that there is something to run
+    with pytest.raises(AssertionError):
+        brim.predict_memory(trained, **SHAPE)
+
+
+def test_the_process_is_as_it_was_after_a_prediction_and_after_one_that_failed(trained, monkeypatch):
+    from torch.nn.modules import module
+
+    def state():
+        patched = (optimizer._foreach_supported_types, FakeTensor.item, masking_utils.sdpa_mask)
+        return torch.get_rng_state().tolist(), gc.isenabled(), torch.is_grad_enabled(), patched, dict(os.environ)
+
+    torch.manual_seed(7)
+    before = state()
+    monkeypatch.setattr("brim.memory.config_workload.next_token_loss", _draw_and_fail)
+    with pytest.raises(ModelError, match="in the midst"):
+        brim.predict_memory(trained, **SHAPE)
+    monkeypatch.undo()
+    assert state() == before
+    brim.predict_memory(trained, **SHAPE)
+    assert state() == before
+    assert not module._global_forward_hooks
+    assert not module._global_forward_pre_hooks
+
+
+def _draw_and_fail(*given, **named):
+    with unset_fake_temporarily():
+        torch.rand(3)
+    raise RuntimeError("in the midst")

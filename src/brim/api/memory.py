@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _LEAST_TOKENS = 2  # one to predict the other from
 _SPECIAL_LENGTHS = 4  # of eight lengths that follow each other one is special, and three are traced
+# A trace watches all modules of the process and stands in for functions of torch and transformers while it lasts.
+_ONE_AT_A_TIME = threading.RLock()
 _NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
 
 
@@ -60,13 +64,17 @@ def predict_memory(
     offload: what lives on the CPU: the optimizer with its state, or the weights and their gradients, too.
     allocator: settings as in PYTORCH_ALLOC_CONF, which is read if this is None.
 
+    Threads that predict wait for each other; no model may be run in another thread meanwhile.
+
     Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
     """
     if batch_size is not None:
         _require_whole("batch_size", batch_size, most=MOST_ROWS)
+    sharding, settings = _sharding(world_size, offload), _allocator_settings(allocator)
     asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
     shape = _shape(asked, batch_size, sequence_length)
-    return _predict(asked, shape, _sharding(world_size, offload), allocator=_allocator_settings(allocator))
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
+        return _predict(asked, shape, sharding, allocator=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +245,8 @@ def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: All
     try:
         stream, recording = _composed(workload, asked, rows, tokens)
     except _UNTRACEABLE as error:
+        if _is_a_mistake_of_brims(error):
+            raise
         raise ModelError(_untraceable(error, asked.folder)) from error
     if not asked.device.is_cpu:
         stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
@@ -258,12 +268,21 @@ def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: All
 
 # What the code of an architecture raises that asks for values, or for what fake tensors have none of, and what
 # transformers raises over a config.json that does not fit.
-_UNTRACEABLE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError)
+_UNTRACEABLE = (*LOADING_ERRORS, LookupError)
+
+
+def _is_a_mistake_of_brims(error: Exception) -> bool:
+    """Whether an assertion of brim's own failed; torch asserts what its users give it, too."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    raised_in = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
+    return isinstance(error, AssertionError) and raised_in.startswith("brim.")
 
 
 def _untraceable(error: Exception, folder: ModelFolder) -> Problem:
     """Why there is no prediction for this architecture."""
-    text = " ".join(str(error).split())
+    text = shorten(str(error), 300, placeholder=" …")  # torch may add a stack of its own
     return Problem(
         what=f"the architecture {folder.config.get('model_type')!r} cannot be traced: {type(error).__name__}: {text}",
         where=folder.name,

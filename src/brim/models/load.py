@@ -36,8 +36,19 @@ LOADING_ERRORS = (
     OSError,
     RuntimeError,
     ImportError,
+    AttributeError,
+    AssertionError,
     SafetensorError,
     StrictDataclassError,
+)
+
+_OF_THE_CONFIGURATION = (
+    StrictDataclassError,
+    KeyError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
 )
 
 
@@ -195,7 +206,9 @@ def explain(error: Exception, folder: ModelFolder) -> Problem:
             where=folder.name,
             fix="upgrade transformers, or choose another base model",
         )
-    if isinstance(error, StrictDataclassError | KeyError | TypeError | ArithmeticError):
+    if isinstance(
+        error, StrictDataclassError | KeyError | TypeError | ArithmeticError | AttributeError | AssertionError
+    ):
         return Problem(
             what=f"config.json is damaged or does not fit: {text}",
             where=folder.name,

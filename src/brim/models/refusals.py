@@ -33,7 +33,7 @@ _MOST = {
     "n_routed_experts": 100_000,
     "hidden_size": 1 << 24,
     "intermediate_size": 1 << 28,
-    "vocab_size": 1 << 28,
+    "vocab_size": 1 << 24,
     "num_attention_heads": 1 << 20,
     "num_key_value_heads": 1 << 20,
     "max_position_embeddings": 1 << 40,
