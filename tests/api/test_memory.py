@@ -108,6 +108,21 @@ def test_precision_is_what_the_device_can(trained):
     assert not any(each.startswith("precision: bf16") for each in old.choices)
 
 
+def test_lowered_weights_are_kept_over_an_evaluation_and_not_over_generation(base):
+    mixed = {"base_model": str(base), "trainer": {"type": "finetune"}, "precision": "bf16-mixed"}
+    beyond = {}
+    for phase in ("evaluate", "generate"):
+        config = {**mixed, "generation": {"max_new_tokens": 3}}
+        weights = brim.predict_memory(config, phase=phase, **SHAPE).timeline.live_bytes["weights"]
+        beyond[phase] = int(weights.max() - weights[-1])
+    found = json.loads((base / "config.json").read_text())
+    wide, inner = found["hidden_size"], found["intermediate_size"]
+    keys = wide // found["num_attention_heads"] * found["num_key_value_heads"]
+    matrices = 2 * [wide * wide, keys * wide, keys * wide, wide * wide, inner * wide, inner * wide, wide * inner]
+    lowered = [-(-2 * elements // 512) * 512 for elements in (*matrices, found["vocab_size"] * wide)]
+    assert beyond == {"evaluate": sum(lowered), "generate": max(lowered)}
+
+
 def test_any_memory_will_do_and_too_little_is_said(trained):
     prediction = brim.predict_memory(trained, batch_size=2, sequence_length=8, memory_bytes=2**20)
     assert (prediction.fits, prediction.budget_bytes) == (False, 2**20)
