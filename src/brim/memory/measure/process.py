@@ -123,13 +123,12 @@ def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phas
 
 
 def _parts(request: Request) -> list[Request]:
-    """What is measured in one process: training on the model that trains, the rest on one that only runs."""
-    if not request.trainable:
-        return [request]
+    """What is measured in one process: training, and the rest on such a model as it leaves, adapter and all."""
     training = tuple(phase for phase in request.phases if phase in ("load", "train"))
     others = tuple(phase for phase in request.phases if phase not in training)
-    found = [replace(request, phases=training)] if training else []
-    return found + ([replace(request, phases=others, trainable=False)] if others else [])
+    if not request.trainable or not training or not others:
+        return [request]
+    return [replace(request, phases=training), replace(request, phases=others)]
 
 
 def _by_depth(request: Request, found: Depths) -> Measured:
