@@ -51,6 +51,7 @@ bench-loss: $(STAMP)  ## losses across micro-batches, and against transformers' 
 .PHONY: bench-memory-gpu
 bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predicted; under ten minutes
 	$(BIN)/python -m benchmarks.memory_gpu
+	$(BIN)/python -m benchmarks.memory_gpu --compare
 
 .PHONY: bench-memory-cpu
 bench-memory-cpu: $(STAMP)  ## peak resident memory on this CPU, measured against predicted

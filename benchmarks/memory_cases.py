@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 Method = Literal["full", "lora", "lora_attention", "qlora", "none"]
@@ -168,7 +169,9 @@ class Case:
 
     def settings(self) -> dict[str, Any]:
         """brim's configuration, but for the base model's folder."""
-        lora = {"type": "lora", "r": 16, "target_modules": "all-linear"}
+        lora: dict[str, Any] = {"type": "lora", "r": 16, "target_modules": "all-linear"}
+        if "num_local_experts" in ARCHITECTURES[self.architecture]:
+            lora["dropout"] = 0.0  # PEFT adapts experts without it only
         if self.method == "lora_attention":
             lora["target_modules"] = _ATTENTION[ARCHITECTURES[self.architecture]["model_type"]]
         adapted = self.method not in ("full", "none")
@@ -198,13 +201,15 @@ _ATTENTION: Mapping[str, list[str]] = {
 
 
 def grid() -> Iterator[Case]:
-    """Every case, model by model, the smallest first."""
-    for architecture in ("gpt2", "qwen2-0.5b", "tinyllama-1.1b"):
-        yield from _thorough(architecture)
-    yield from _large_vocabulary("gemma-2b")
-    yield from _experts("mixtral-small")
-    yield from _seven_billion("mistral-7b", records=True)
-    yield from _seven_billion("llama-3.1-8b", records=False)
+    """Every case, one of each model in turn, so that each has been run when time is up."""
+    in_turn = zip_longest(
+        _seven_billion("mistral-7b", records=True),
+        *map(_thorough, ("gpt2", "tinyllama-1.1b", "qwen2-0.5b")),
+        _experts("mixtral-small"),
+        _large_vocabulary("gemma-2b"),
+        _seven_billion("llama-3.1-8b", records=False),
+    )
+    return (case for cases in in_turn for case in cases if case is not None)
 
 
 def small(case: Case) -> Case:

@@ -2,11 +2,15 @@
 
     python -m benchmarks.memory_gpu                        # a CUDA device; under ten minutes on an H100
     python -m benchmarks.memory_gpu --device cpu --small   # the same cases on tiny models: a test of the script
-    python -m benchmarks.memory_gpu --compare              # predict anew for what was measured before, on any machine
+    python -m benchmarks.memory_gpu --compare              # predict for what was measured, on any machine
 
-Each architecture is measured in a process of its own, case by case. What a machine cannot run (no bitsandbytes, too
-little memory) is told by name. benchmarks/results/memory_gpu.json holds every figure, memory_gpu/ the allocations of
-some steps one by one.
+The cases are measured in a process of their own, and after one that ends it the next ones in another. What a machine
+cannot run (no bitsandbytes, too little memory) is told by name. benchmarks/results/memory_gpu.json holds every figure,
+written anew after each case; memory_gpu/ the allocations of some steps one by one. Predicting takes minutes and no
+GPU, so it is left to --compare.
+
+Needs brim and its dependencies but for typer, datasets, sacrebleu, rouge-score and tensorboardX, which are not
+imported; bitsandbytes is optional.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +59,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models and short rows")
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--budget-s", type=float, default=540, help="seconds after which no case is started")
+    parser.add_argument("--budget-s", type=float, default=480, help="seconds after which no case is started")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument(
         "--compare", action="store_true", help="measure nothing; predict for the figures that are there"
@@ -65,76 +70,89 @@ def main() -> None:
         show(compared(json.loads(file.read_text(encoding="utf-8"))))
         return
     options = Options(device=given.device, small=given.small, only=given.only, budget_s=given.budget_s, out=given.out)
-    figures = measure(options)
-    write_report(NAME, figures=figures, num_threads=torch.get_num_threads(), folder=options.out)
-    show(compared(figures))
+    measure(options)
+    print("measured; python -m benchmarks.memory_gpu --compare predicts for it, on any machine", file=sys.stderr)
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Every case: what it was, and what it took or why it did not run."""
+    """Every case: what it was, and what it took or why it did not run. The report is written after each."""
+    until = time.time() + options.budget_s
     cases = [small(case) if options.small else case for case in grid()]
     cases = [case for case in cases if options.only in case.name]
-    until = time.time() + options.budget_s
     (options.out / NAME).mkdir(parents=True, exist_ok=True)
-    told: list[dict[str, Any]] = []
-    for architecture in dict.fromkeys(case.architecture for case in cases):
-        of_model = [case for case in cases if case.architecture == architecture]
-        told += _of_model(of_model, options, until)
-        print(f"{architecture}: {len(of_model)} cases, {until - time.time():.0f} s left", file=sys.stderr)
-    return {"device": _device(options.device), "small": options.small, "cases": told}
+    found = {number: {"skipped": reason} for number, case in enumerate(cases) if (reason := _cannot_run(case))}
+    device = _device(options.device)
 
+    def report() -> dict[str, Any]:
+        told = [
+            {"case": asdict(case), "name": case.name, **found.get(number, _lost())} for number, case in enumerate(cases)
+        ]
+        figures = {"device": device, "small": options.small, "cases": told}
+        write_report(NAME, figures=figures, num_threads=torch.get_num_threads(), folder=options.out)
+        return figures
 
-def _of_model(cases: Sequence[Case], options: Options, until: float) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        base = folder / "base"
-        base.mkdir()
-        config = architecture_of(cases[0], small=options.small)
-        (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        reasons = [_cannot_run(case) for case in cases]
-        runnable = {number: case for number, case in enumerate(cases) if reasons[number] is None}
-        if any(case.method == "qlora" for case in runnable.values()):
-            write_random_weights(base)  # what is quantised is loaded from the disk
-        found = _worker(runnable, base, config, folder, options, until)
-    return [
-        {
-            "case": asdict(case),
-            "name": case.name,
-            **({"skipped": reasons[number]} if reasons[number] else found.get(number, _lost())),
-        }
-        for number, case in enumerate(cases)
-    ]
+        items = {number: _item(number, case, options, Path(name)) for number, case in enumerate(cases)}
+        left = [number for number in items if number not in found]
+        while left:
+            _work([items[number] for number in left], left, found, Path(name), options.device, until, report)
+            unfinished = [number for number in left if number not in found]
+            if unfinished:  # the first of them ended the process
+                found[unfinished[0]] = _lost()
+            left = unfinished[1:]
+    return report()
 
 
-def _worker(
-    cases: Mapping[int, Case], base: Path, config: Mapping[str, Any], folder: Path, options: Options, until: float
-) -> dict[int, dict[str, Any]]:
-    """The results by the case's number, of a process of their own."""
-    items = []
-    for number, case in cases.items():
-        trace = options.out / NAME / f"{case.architecture}-{number}.json.gz" if case.records else None
-        request = _request(case, base, config, options.device)
-        items.append(
-            {
-                "request": json.loads(request.dumps()),
-                "trace": None if trace is None else str(trace),
-            }
-        )
-    requests, results = folder / "requests.json", folder / "results.jsonl"
+def _item(number: int, case: Case, options: Options, folder: Path) -> dict[str, Any]:
+    """What the worker is given for a case. folder: where config.json of each architecture is written."""
+    base = folder / case.architecture
+    config = architecture_of(case, small=options.small)
+    base.mkdir(exist_ok=True)
+    (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if case.method == "qlora" and has_bitsandbytes() and not (base / "model.safetensors").exists():
+        write_random_weights(base)  # what is quantised is loaded from the disk
+    trace = options.out / NAME / f"{case.architecture}-{number}.json.gz" if case.records else None
+    request = _request(case, base, config, options.device)
+    return {"request": json.loads(request.dumps()), "trace": None if trace is None else str(trace)}
+
+
+def _work(
+    items: Sequence[Mapping[str, Any]],
+    numbers: Sequence[int],
+    found: dict[int, dict[str, Any]],
+    folder: Path,
+    device: str,
+    until: float,
+    report: Callable[[], object],
+) -> None:
+    """Run the cases in one process, and enter each result in `found` when it is there."""
+    requests, results = folder / "requests.json", folder / f"results-{numbers[0]}.jsonl"
     requests.write_text(json.dumps({"cases": items, "until": until}), encoding="utf-8")
-    code = run_worker(requests, results, options.device)
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    numbers = list(cases)
-    found = {numbers[each.pop("number")]: each for each in map(json.loads, lines)}
+
+    def read() -> None:
+        text = results.read_text(encoding="utf-8") if results.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        new = {numbers[each.pop("number")]: each for each in lines}
+        if not new.keys() <= found.keys():
+            found.update(new)
+            report()
+            print(f"{len(found)} cases, {until - time.time():.0f} s left", file=sys.stderr)
+
+    code = run_worker(requests, results, device, read)
+    read()
     if code:
-        print(f"the worker ended with {code}; {len(found)} of {len(cases)} cases ran", file=sys.stderr)
-    return found
+        print(f"the worker ended with {code}", file=sys.stderr)
 
 
-def run_worker(requests: Path, results: Path, device: str) -> int:
-    """Its exit code."""
+def run_worker(requests: Path, results: Path, device: str, look: Callable[[], None]) -> int:
+    """Its exit code. look: called each second."""
     command = [sys.executable, "-m", "benchmarks.memory_worker", str(requests), str(results), device]
-    return subprocess.run(command, cwd=Path(__file__).parents[1], env=_environment(), check=False).returncode
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], env=_environment()) as process:
+        while True:
+            try:
+                return process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                look()
 
 
 def _request(case: Case, base: Path, config: Mapping[str, Any], device: str) -> Request:
@@ -186,6 +204,13 @@ def _device(name: str) -> dict[str, Any]:
     """The device by what a prediction needs to know of it."""
     if not name.startswith("cuda"):
         return {"name": "cpu"}
+    # In a process that ends: a context of this one's would lie on the device beside what is measured.
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(cuda_facts, (name,))
+
+
+def cuda_facts(name: str) -> dict[str, Any]:
+    """What is asked of the device itself."""
     properties = torch.cuda.get_device_properties(name)
     return {
         "name": properties.name,

@@ -12,8 +12,6 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,18 +33,20 @@ def run_cases(requests: Path, results: Path, device: torch.device, *, rehearses:
     """Append one line of JSON a case to `results`. rehearses: set up what a first step sets up, before any case."""
     given = json.loads(requests.read_text(encoding="utf-8"))
     if rehearses and given["cases"]:
-        with tiny(Request.loads(json.dumps(given["cases"][0]["request"]))) as rehearsal:
-            run_on(rehearsal, device, NoMeter())
+        asked = [item["request"] for item in given["cases"]]
+        for request in {(each["folder"]["name"], *each["phases"]): each for each in reversed(asked)}.values():
+            with tiny(Request.loads(json.dumps(request))) as rehearsal:
+                run_on(rehearsal, device, NoMeter())
     gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     with results.open("a", encoding="utf-8") as file:
         for number, item in enumerate(given["cases"]):
             if time.time() > given["until"]:
                 result = {"skipped": "time is up"}
             else:
-                with _clean(device):
-                    result = _measured(Request.loads(json.dumps(item["request"])), device, item["trace"])
+                result = _measured(Request.loads(json.dumps(item["request"])), device, item["trace"])
             file.write(json.dumps({"number": number, **result}) + "\n")
             file.flush()
+            _clean(device)  # after an error of the device itself this ends the process, and another one goes on
     gc.unfreeze()
 
 
@@ -56,7 +56,17 @@ def _measured(request: Request, device: torch.device, trace: str | None) -> dict
     try:
         meter = meter_of(device)
         bench = run_on(request, device, meter)
-    except (torch.OutOfMemoryError, BrimError, RuntimeError, ValueError, TypeError, ImportError) as error:
+    except (
+        BrimError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+        OSError,
+        ImportError,
+    ) as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     return {
         "baseline_bytes": meter.baseline_bytes,
@@ -95,17 +105,13 @@ def compact(stream: EventStream) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _clean(device: torch.device) -> Iterator[None]:
+def _clean(device: torch.device) -> None:
     """Leave the device as it was found, so that a case does not see those before it."""
-    try:
-        yield
-    finally:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.empty_cache()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 def _allocated(device: torch.device) -> int | None:

@@ -21,7 +21,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's p
 ALL = list(grid())
 
 
-def in_this_process(requests, results, device):
+def in_this_process(requests, results, device, look):
     memory_worker.run_cases(requests, results, memory_worker.torch.device(device), rehearses=True)
     return 0
 
@@ -81,7 +81,7 @@ def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monke
     assert {pair.figure for pair in comparison.pairs if pair.case == train["name"]} == {
         f"train {step} total" for step in (1, 2, 3)
     }
-    assert all(abs(pair.error) < 0.1 for pair in comparison.pairs)
+    assert all(abs(pair.error) < 0.1 for pair in comparison.pairs), comparison.pairs
     assert (qlora["name"], "bitsandbytes is not installed") in comparison.missing
 
 

@@ -39,9 +39,11 @@ def transformers_on_cuda(
 
     with ExitStack() as stack:
         stack.enter_context(rows_not_packed())
-        # It asks the device's capability, or for addresses of CPU tensors.
+        # It asks the device's capability, or for addresses of CPU tensors. Before transformers 5.17 the gradient of the
+        # product for older GPUs reads values; its births are those of the grouped product.
+        fused = target.sm >= 80 or "_grouped_mm_fallback_backward_fake" not in vars(moe)
         if "_can_use_grouped_mm" in vars(moe):
-            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: target.sm >= 80))
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: fused))
         # It reads the positions' values to see whether rows are packed.
         stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
         if flash_attention is not None:

@@ -107,7 +107,7 @@ class CudaRecording:
         memory = torch.cuda.memory
         torch.cuda.synchronize(self._device)
         self._before = (memory.memory_allocated(self._device), memory.memory_reserved(self._device))
-        memory._record_memory_history(enabled="all", context="all", stacks="python")
+        memory._record_memory_history(enabled="all", context="all", stacks="python", clear_history=True)
         try:
             yield
         finally:
