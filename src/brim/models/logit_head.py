@@ -77,8 +77,9 @@ def logit_head(model: nn.Module) -> LogitHead | NoLogitHead:
     was_training = architecture.training
     try:
         found = []
-        for architecture.training in (was_training, not was_training):
-            found.append(_probed(architecture, projection))
+        with torch.device("cpu"):  # a model without values is built where the default device is another
+            for architecture.training in (was_training, not was_training):
+                found.append(_probed(architecture, projection))
     except _PROBE_ERRORS as error:
         return _not_in_parts(architecture, f"{type(error).__name__} in its forward")
     finally:
