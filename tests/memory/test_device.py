@@ -8,7 +8,6 @@ from brim.errors import InputError
 from brim.memory.device import (
     budget_bytes,
     cublas_workspace_bytes,
-    cublaslt_workspace_bytes,
     device_named,
     device_of,
     devices,
@@ -131,11 +130,6 @@ def test_the_workspace_of_cublas_by_compute_capability(capability, num_bytes):
 )
 def test_the_workspace_of_cublas_can_be_set(config, num_bytes):
     assert cublas_workspace_bytes((8, 0), {"CUBLAS_WORKSPACE_CONFIG": config}) == num_bytes
-
-
-@pytest.mark.parametrize(("release", "num_bytes"), [((2, 4), MIB), ((2, 10), MIB), ((2, 11), 0), ((2, 13), 0)])
-def test_cublaslt_shares_the_workspace_since_2_11(release, num_bytes):
-    assert cublaslt_workspace_bytes(release) == num_bytes
 
 
 @pytest.mark.parametrize(("world_size", "nccl_bytes"), [(1, 0), (2, 544 * MIB), (4, 688 * MIB)])

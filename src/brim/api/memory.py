@@ -348,9 +348,7 @@ def _trained(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> tup
 
 
 def _allocator_settings(text: str | None) -> AllocatorSettings:
-    if text is None:
-        text = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    return AllocatorSettings.parse(text)
+    return AllocatorSettings.from_environment(os.environ) if text is None else AllocatorSettings.parse(text)
 
 
 def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> PretrainedConfig:

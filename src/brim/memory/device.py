@@ -134,15 +134,6 @@ def cublas_workspace_bytes(capability: tuple[int, int] | None, environment: Mapp
     return 32 * _MIB if is_hopper_or_blackwell else 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
-def cublaslt_workspace_bytes(torch_release: tuple[int, int]) -> int:
-    """What cuBLASLt, which multiplies where a bias is added, takes of its own for each handle.
-
-    1 MiB, kept since PyTorch 2.9 (pull request 156495) and freed after each product before; nothing since 2.11, where
-    it shares cuBLAS's workspace (168175; TORCH_CUBLASLT_UNIFIED_WORKSPACE=0 undoes that).
-    """
-    return 0 if torch_release >= (2, 11) else _MIB
-
-
 def _outside_bytes(capability: tuple[int, int]) -> int:
     return round(OUTSIDE_GIB.get(capability, OUTSIDE_GIB_ELSEWHERE) * _GIB)
 

@@ -27,11 +27,6 @@ class Replay:
         """The first event after which most is allocated."""
         return int(np.argmax(self.allocated_bytes))
 
-    @property
-    def reserved_peak(self) -> int:
-        """The first event after which most is reserved."""
-        return int(np.argmax(self.reserved_bytes))
-
 
 def replay(
     stream: EventStream, allocator: CachingAllocator | Heap, *, cuda_streams: Sequence[int] | None = None

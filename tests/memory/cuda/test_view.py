@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.cuda.view import cuda_kernels
-from brim.memory.cuda.workspaces import lt_workspace_bytes
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -60,7 +59,3 @@ def test_the_functions_are_put_back():
     with cuda_kernels(TARGET):
         assert functional.dropout is not before[0]
     assert (functional.dropout, functional.softmax, functional.rms_norm, torch.dropout) == before
-
-
-def test_cublaslt_shares_the_workspace_of_cublas_since_torch_2_7():
-    assert [lt_workspace_bytes(version) for version in ((2, 6), (2, 7), (2, 13))] == [2**20, 0, 0]
