@@ -108,6 +108,21 @@ def test_precision_is_what_the_device_can(trained):
     assert not any(each.startswith("precision: bf16") for each in old.choices)
 
 
+def test_later_micro_batches_add_to_the_gradients_of_the_first(base):
+    def predicted(num_micro_batches):
+        trainer = {"type": "finetune", "gradient_accumulation_steps": num_micro_batches}
+        config = {"base_model": str(base), "trainer": trainer, "precision": "bf16-true"}
+        return brim.predict_memory(config, **SHAPE)
+
+    alone, several = predicted(1), predicted(3)
+    held = [each.timeline.live_bytes["gradients"] for each in (alone, several)]
+    assert held[0].max() == held[1].max() > 0
+    assert several.end_allocated_bytes == alone.end_allocated_bytes
+    marks = [label for _, label in several.timeline.marks]
+    assert "step 2, micro-batch 2" in marks
+    assert "step 2, micro-batch 2" not in [label for _, label in alone.timeline.marks]
+
+
 def test_lowered_weights_are_kept_over_an_evaluation_and_not_over_generation(base):
     mixed = {"base_model": str(base), "trainer": {"type": "finetune"}, "precision": "bf16-mixed"}
     beyond = {}
