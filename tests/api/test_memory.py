@@ -16,6 +16,7 @@ from transformers import masking_utils
 import brim
 from brim.config import load_config
 from brim.errors import BrimError, ConfigError, InputError, ModelError
+from brim.memory.device import find_device
 from brim.memory.events import CATEGORIES
 
 SHAPE = {"batch_size": 2, "sequence_length": 8, "device": "a100-80gb"}
@@ -123,6 +124,22 @@ def test_later_micro_batches_add_to_the_gradients_of_the_first(base):
     assert "step 2, micro-batch 2" not in [label for _, label in alone.timeline.marks]
 
 
+def test_each_thread_that_multiplies_has_a_workspace(trained, untrained):
+    workspace = find_device("a100-80gb").cublas_workspace_bytes
+    assert brim.predict_memory(trained, **SHAPE).by_category["workspace"] == 2 * workspace
+    assert brim.predict_memory(untrained, phase="evaluate", **SHAPE).by_category["workspace"] == workspace
+
+
+def test_the_cache_holds_all_tokens_but_the_last(base, untrained):
+    prediction = brim.predict_memory({**untrained, "precision": "bf16-true"}, **SHAPE)
+    found = json.loads((base / "config.json").read_text())
+    head = found["hidden_size"] // found["num_attention_heads"]
+    tokens = SHAPE["sequence_length"] + untrained["generation"]["max_new_tokens"] - 1
+    one = 2 * SHAPE["batch_size"] * found["num_key_value_heads"] * tokens * head
+    blocks = 2 * found["num_hidden_layers"] * (-(-one // 512) * 512)
+    assert prediction.timeline.live_bytes["kv_cache"][-1] == blocks
+
+
 def test_lowered_weights_are_kept_over_an_evaluation_and_not_over_generation(base):
     mixed = {"base_model": str(base), "trainer": {"type": "finetune"}, "precision": "bf16-mixed"}
     beyond = {}
@@ -143,6 +160,16 @@ def test_any_memory_will_do_and_too_little_is_said(trained):
     assert (prediction.fits, prediction.budget_bytes) == (False, 2**20)
     assert "too little" in prediction.reason
     assert brim.predict_memory(trained, batch_size=2, sequence_length=8, memory_bytes=2**34).fits is True
+
+
+def test_what_lies_outside_pytorch_counts_in_whether_it_fits(trained):
+    shape = {"batch_size": 2, "sequence_length": 8}
+    ample = brim.predict_memory(trained, memory_bytes=2**30, **shape)
+    exact = brim.predict_memory(trained, memory_bytes=ample.total_bytes, **shape)
+    assert (exact.total_bytes, exact.fits) == (ample.total_bytes, True)
+    short = brim.predict_memory(trained, memory_bytes=ample.outside_bytes + ample.allocated_bytes - 1, **shape)
+    assert short.fits is False
+    assert short.reserved_bytes < short.budget_bytes
 
 
 def test_without_a_device_nothing_is_said_of_fitting(trained, monkeypatch):
