@@ -45,7 +45,7 @@ def logits_of(model: nn.Module, rows: TokenRows, how: Runner, precision: Precisi
     left: int | None = None
     for start in range(0, len(rows), how.batch_rows):
         batch = collate(rows[start : start + how.batch_rows], pad_id=how.pad_id).to(how.device)
-        with torch.no_grad(), precision.autocast(how.device):
+        with torch.no_grad(), precision.autocast(how.device, keeps_copies=False):
             logits = target_logits(model, batch)
         if left is None:
             left = max(1, min(_MOST_TOKENS, _MOST_BYTES // (4 * logits.shape[-1])))

@@ -49,7 +49,7 @@ def score_rows(
     try:
         for positions in cut_by_rows(rows.lengths, max_rows=batch_rows):
             batch = collate([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
-            with torch.no_grad(), precision.autocast(device):
+            with torch.no_grad(), precision.autocast(device, keeps_copies=False):
                 scores = next_token_scores(model, batch, head=head)
             loss[positions] = scores.loss.cpu().numpy()
             num_correct[positions] = scores.num_correct.cpu().numpy()

@@ -54,7 +54,7 @@ def generate(
     torch.manual_seed(seed)
     for positions in cut_by_rows(prompts.lengths, max_rows=batch_rows):
         batch = collate_prompts([prompts[int(i)] for i in positions], pad_id=settings["pad_token_id"]).to(device)
-        with torch.inference_mode(), precision.autocast(device), _explained():
+        with torch.inference_mode(), precision.autocast(device, keeps_copies=False), _explained():
             sequences = model.generate(
                 input_ids=batch.input_ids, attention_mask=batch.attention_mask, generation_config=generation
             )

@@ -183,12 +183,12 @@ class ConfigWorkload:
     def _evaluate(self, model: nn.Module, batch: Batch, begin: Callable[[str], None]) -> None:
         assert self._llm is not None
         begin("evaluate")
-        with torch.no_grad(), self._precision.autocast(_CPU):
+        with torch.no_grad(), self._precision.autocast(_CPU, keeps_copies=False):
             next_token_scores(model, batch, head=self._llm.head)
 
     def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:
         settings = generation_settings(self._config.generation, pad_id=0, end_ids=[0])
-        with self._precision.autocast(_CPU), _without_cached_casts():
+        with self._precision.autocast(_CPU, keeps_copies=False):
             generate_some(cast(Any, model), batch, settings, begin)
 
     @property
@@ -218,20 +218,6 @@ class ConfigWorkload:
                     view = as_on_cuda(cast(Any, model), self._target, flash_attention=self._flash_attention)
                     stack.enter_context(view)
             yield
-
-
-@contextmanager
-def _without_cached_casts() -> Iterator[None]:
-    """In inference mode, in which brim generates, autocast keeps no lowered copies of weights (pytorch/pytorch#165068).
-
-    The trace itself is not in that mode, whose operators are others.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def full_batch(rows: int, tokens: int) -> Batch:
