@@ -86,7 +86,7 @@ def _train_in(
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = _where_it_stands(run, session, prepared, resume=resume, say=say)
     # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
-    session = _with_kernels_of(session, checkpoint)
+    session = _with_kernels_of(session, checkpoint, run)
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
     session = with_choices(session, llm.choices)
     for choice in llm.choices:
@@ -180,7 +180,7 @@ def _where_it_stands(
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
-    for line in _allowed_changes(_with_kernels_of(session, checkpoint).config, checkpoint, run):
+    for line in _allowed_changes(_with_kernels_of(session, checkpoint, run).config, checkpoint, run):
         say(line)
     if state.rows_digest != digest:
         raise OutputError(
@@ -195,18 +195,37 @@ def _where_it_stands(
     return checkpoint, state
 
 
-_CHOSEN_BY_MODEL = ("trainer.chunked_loss", "model_parameters.attn_implementation")
+_CHOSEN_BY_MODEL = (
+    "model_parameters.attn_implementation",
+    "trainer.chunked_loss",
+)  # as they are chosen, one after the other
 
 
-def _with_kernels_of(session: Session, checkpoint: Checkpoint | None) -> Session:
+def _with_kernels_of(session: Session, checkpoint: Checkpoint | None, run: RunFolder) -> Session:
     """The session with the checkpoint's way to compute loss and attention where none is asked for.
 
-    No other is bit-equal.
+    No other is bit-equal. The reasons are those that the run's plan gives, so that it stays as it was written.
     """
     before = _flat(checkpoint.state["settings"]) if checkpoint is not None else {}
     now = _flat(session.config.model_dump(mode="json"))
     keys = [key for key in _CHOSEN_BY_MODEL if now[key] == "auto" and key in before]
-    return with_choices(session, [Choice(key=key, value=before[key], reason="as the run was started") for key in keys])
+    reasons = _reasons(run) if keys else {}
+    return with_choices(
+        session,
+        [
+            Choice(key=key, value=before[key], reason=reasons.get((key, before[key]), "as the run was started"))
+            for key in keys
+        ],
+    )
+
+
+def _reasons(run: RunFolder) -> dict[tuple[str, Any], str]:
+    """Why each choice of the run's plan was made, by key and value; nothing where the plan is damaged."""
+    try:
+        choices = json.loads(run.plan.read_text(encoding="utf-8"))["choices"]
+        return {(choice["key"], choice["value"]): choice["reason"] for choice in choices}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _state_of(checkpoint: Checkpoint) -> TrainState:
