@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from brim.errors import ModelError
-from brim.models.bitsandbytes_import import require_bitsandbytes
+from brim.models.bitsandbytes_import import _compiled_when_called, require_bitsandbytes
 
 
 @pytest.mark.parametrize("shape", [(64, 688), (3, 96), (5, 32), (16, 64), (7, 130)])
@@ -50,3 +50,25 @@ def test_importing_bitsandbytes_says_nothing_and_fetches_nothing(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_importing_it_leaves_the_compiler_alone_until_a_function_is_called():
+    code = (
+        "import sys, torch; from brim.models.bitsandbytes_import import require_bitsandbytes\n"
+        "before = torch.compile; require_bitsandbytes(); print('torch._inductor' in sys.modules, torch.compile is before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_function_is_compiled_once_when_it_is_first_called():
+    asked = []
+
+    def compiler(function, **options):
+        asked.append(options)
+        return function
+
+    add = _compiled_when_called(compiler, lambda a, b: a + b, dynamic=False)
+    assert asked == []
+    assert (add(1, 2), add(3, b=4)) == (3, 7)
+    assert asked == [{"dynamic": False}]

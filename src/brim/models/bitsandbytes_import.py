@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from brim.errors import ModelError, Problem
 
@@ -38,20 +39,36 @@ def require_bitsandbytes() -> None:
 
 
 def _import() -> None:
-    """Import it with the package `kernels` out of its sight.
+    """Import it with the package `kernels` out of its sight, and PyTorch's compiler left alone until it is needed.
 
     On CPUs with AVX512-BF16 it would have that package fetch native code from the Hub and run it, unasked. What needs
-    that code is switched off (see models/quantization.py).
+    that code is switched off (see models/quantization.py). The compiler takes more than a second to import, for four
+    functions that most runs never call.
     """
     if sys.modules.get("bitsandbytes") is not None:
         return
+    import torch
+
     hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "kernels"}
     sys.modules.update(dict.fromkeys({"kernels", *hidden}))  # type: ignore[arg-type]
     try:
-        import bitsandbytes  # noqa: F401
+        with patch.object(torch, "compile", partial(_compiled_when_called, torch.compile)):
+            import bitsandbytes  # noqa: F401
     finally:
         del sys.modules["kernels"]
         sys.modules.update(hidden)
+
+
+def _compiled_when_called(
+    compiler: Callable[..., Any], function: Callable[..., Any], **options: Any
+) -> Callable[..., Any]:
+    """What the compiler would make of the function; it is asked at the first call."""
+    compiled = cache(partial(compiler, function, **options))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return compiled()(*args, **kwargs)
+
+    return call
 
 
 @cache
