@@ -6,21 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from brim.memory.events import CATEGORIES
+from brim.memory.events import CATEGORIES, Category
 from brim.memory.prediction import MemoryPrediction
 
-Part: TypeAlias = Literal[
-    "weights",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "logits_and_loss",
-    "kv_cache",
-    "workspace",
-    "temporary",
-    "unused",
-    "outside",
-]
+Part: TypeAlias = Category | Literal["unused", "outside"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
