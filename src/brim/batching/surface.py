@@ -1,0 +1,59 @@
+"""A quantity of a micro-batch, such as its peak bytes or its seconds, interpolated between samples of its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """Values over padded tokens N = rows × T, for some lengths T, with straight lines between the samples.
+
+    For one T, what a transformer takes is a maximum of sums that are linear in N, so it is convex: the line between
+    two samples is never below it. For one N it is linear in T (attention that keeps its scores: N·T) or flat. Beyond
+    the last N the last line goes on; before the first, the line to `base`; beyond the lengths the outermost one holds.
+    """
+
+    base: float  # with no tokens at all
+    lengths: tuple[int, ...]  # K ascending
+    tokens: tuple[tuple[int, ...], ...]  # of each length, ascending: rows × length
+    values: tuple[tuple[float, ...], ...]  # of each length, never falling
+
+    def __call__(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
+        """The value of micro-batches of `rows` rows, each of `length` tokens with its padding; shapes broadcast."""
+        lengths = np.asarray(length, dtype=np.float64)
+        num_tokens = np.asarray(rows, dtype=np.float64) * lengths
+        lines = np.stack([self._line(number, num_tokens) for number in range(len(self.lengths))])
+        if len(self.lengths) == 1:
+            return np.asarray(lines[0])
+        position = np.interp(lengths, self.lengths, np.arange(len(self.lengths)))
+        position = np.broadcast_to(position, num_tokens.shape)
+        below = np.minimum(position.astype(np.int64), len(self.lengths) - 2)
+        lower = np.take_along_axis(lines, below[None], axis=0)[0]
+        upper = np.take_along_axis(lines, below[None] + 1, axis=0)[0]
+        return np.asarray(lower + (upper - lower) * (position - below))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Surface:
+        return cls(
+            base=saved["base"],
+            lengths=tuple(saved["lengths"]),
+            tokens=tuple(tuple(line) for line in saved["tokens"]),
+            values=tuple(tuple(line) for line in saved["values"]),
+        )
+
+    def _line(self, number: int, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        tokens = np.array([0, *self.tokens[number]], dtype=np.float64)
+        values = np.array([self.base, *self.values[number]])
+        slope = (values[-1] - values[-2]) / (tokens[-1] - tokens[-2])
+        beyond = np.maximum(num_tokens - tokens[-1], 0) * slope
+        return np.asarray(np.interp(num_tokens, tokens, values) + beyond)

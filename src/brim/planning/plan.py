@@ -1,0 +1,57 @@
+"""What is decided before a run starts: the candidates, the one that was chosen, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from brim.batching.costs import Costs
+from brim.planning.budget import Budget
+from brim.planning.lengths import LengthSummary
+
+BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]
+TimeSource: TypeAlias = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What a candidate sets."""
+
+    gradient_checkpointing: bool
+    chunked_loss: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to run, and what it would cost."""
+
+    way: Way
+    fits: bool
+    reason: str  # why it does not fit, or what it costs, in one line with numbers
+    single_row_bytes: int  # total (reserved and outside) for the longest row alone
+    total_bytes: int | None  # for the largest micro-batch of the plan; None: it does not fit
+    cap_bytes: int  # allocated bytes that a micro-batch may reach
+    widest: tuple[int, int] | None  # (rows, tokens) of the micro-batch that takes the most
+    micro_batches_per_step: float | None  # on average
+    padding: float | None  # padded over real tokens
+    seconds_per_epoch: float | None  # forward and backward passes and updates
+    bound_by: BoundBy | None
+    time_source: TimeSource
+    too_long: tuple[int, ...]  # positions of the rows that do not fit alone
+    longest_that_fits: int | None  # tokens of a row that fits alone; None: no row does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """The plan of one training run."""
+
+    budget: Budget
+    lengths: LengthSummary
+    effective_batch_size: int
+    total_steps: int
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None  # None: none fits
+    costs: Costs | None  # of the chosen candidate
+    seconds: float | None  # the whole run without evaluation
+    advice: tuple[str, ...]  # what would help, and promises that do not hold (dropout)
+    from_cache: bool
