@@ -31,6 +31,7 @@ class Candidate:
     single_row_bytes: int  # total (reserved and outside) for the longest row alone
     total_bytes: int | None  # for the largest micro-batch of the plan; None: it does not fit
     cap_bytes: int  # allocated bytes that a micro-batch may reach
+    cap_binds: bool  # with more memory the cut would be another
     widest: tuple[int, int] | None  # (rows, tokens) of the micro-batch that takes the most
     micro_batches_per_step: float | None  # on average
     padding: float | None  # padded over real tokens
