@@ -5,9 +5,12 @@
     │   ├── ConfigError       the configuration: keys, types, values that contradict each other
     │   ├── DataError         the data set: a file, a column, a row
     │   ├── ModelError        the base model: a folder without weights, an unknown architecture
-    │   └── OutputError       the output: an unwritable place, a folder that holds something else
+    │   ├── OutputError       the output: an unwritable place, a folder that holds something else
+    │   └── NothingFitsError  the memory: a search for a batch size found that not even one row fits
     ├── CheckpointError       no checkpoint of a run could be read, or one could not be written
     ├── WriteError            another file could not be written: a full disk, a folder that is no longer writable
+    ├── OutOfMemoryError      a single row does not fit; with more rows, a step is cut smaller instead
+    ├── ProbeError        a probe of a batch size showed nothing: it ran no step, or another size
     ├── ExportError       a model was not handed on: merging changed it too much, the Hub did not take it
     └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
 
@@ -27,7 +30,10 @@ __all__ = [
     "InputError",
     "Interrupted",
     "ModelError",
+    "NothingFitsError",
+    "OutOfMemoryError",
     "OutputError",
+    "ProbeError",
     "Problem",
     "WriteError",
 ]
@@ -84,12 +90,24 @@ class OutputError(InputError):
     """The output cannot be written where it was asked for."""
 
 
+class NothingFitsError(InputError):
+    """Not even a batch of one row fits into memory."""
+
+
+class ProbeError(BrimError):
+    """A probe of a batch size showed nothing."""
+
+
 class CheckpointError(BrimError):
     """No checkpoint could be read, or one could not be written."""
 
 
 class WriteError(BrimError):
     """A file could not be written in the course of the work."""
+
+
+class OutOfMemoryError(BrimError):
+    """A single row does not fit into memory, though nothing was beside it."""
 
 
 class ExportError(BrimError):

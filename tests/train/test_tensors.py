@@ -6,9 +6,7 @@ from torch import nn
 
 from brim.train.tensors import (
     optimizer_state,
-    random_states,
     restore_optimizer,
-    restore_random_states,
     restore_weights,
     trained_weights,
 )
@@ -58,10 +56,3 @@ def test_frozen_weights_are_left_out_and_tied_ones_stand_once():
     model[1].weight = model[0].weight
     model[2].requires_grad_(False)
     assert list(trained_weights(model)) == ["0.weight"]
-
-
-def test_random_states_rewind():
-    states = random_states()
-    first = torch.rand(4)
-    restore_random_states(states)
-    assert torch.equal(torch.rand(4), first)

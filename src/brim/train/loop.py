@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.batching.microbatch import cut_by_rows
+from brim.batching.random_states import random_states, restore_random_states
 from brim.config import GradientClippingConfig
 from brim.data import TokenRows
 from brim.data.collate import collate
@@ -35,9 +36,7 @@ from brim.train.optimizer import set_learning_rate
 from brim.train.state import TrainState
 from brim.train.tensors import (
     optimizer_state,
-    random_states,
     restore_optimizer,
-    restore_random_states,
     restore_weights,
     trained_weights,
 )

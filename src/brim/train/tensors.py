@@ -79,19 +79,3 @@ def _page(optimizer: Any) -> None:
             if name in entries:
                 page = optimizer.get_state_buffer(parameter, dtype=entries[name].dtype)
                 entries[name] = page.copy_(entries[name])
-
-
-def random_states() -> dict[str, Tensor]:
-    """The states of torch's generators: the CPU's and each CUDA device's."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    return states
-
-
-def restore_random_states(states: Mapping[str, Tensor]) -> None:
-    """Rewind torch's generators; those of devices that are not here are left out."""
-    torch.set_rng_state(states["cpu"])
-    for index in range(torch.cuda.device_count()):
-        if f"cuda:{index}" in states:
-            torch.cuda.set_rng_state(states[f"cuda:{index}"], index)

@@ -1,0 +1,209 @@
+"""The gradient of one effective batch, in pieces; where memory runs out all the same, again in smaller ones."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from brim.batching.buffers import BufferKeeper
+from brim.batching.caches import free_caches
+from brim.batching.cutter import CapChange, Cutter
+from brim.batching.microbatch import MicroBatch
+from brim.batching.oom import is_out_of_memory
+from brim.batching.random_states import random_states, restore_random_states
+from brim.errors import OutOfMemoryError, Problem
+
+Backward: TypeAlias = Callable[[NDArray[np.intp]], Tensor]
+OnEvent: TypeAlias = Callable[[Mapping[str, Any]], None]
+Where: TypeAlias = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A micro-batch that went well."""
+
+    micro_batch: MicroBatch
+    loss: Tensor  # its share of the step's loss, a scalar, on the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """A step whose gradient is ready. Each row has been counted once, whatever was tried before."""
+
+    loss: float
+    parts: tuple[Part, ...]
+    num_out_of_memory: int  # times that the step was begun anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What is known of a pass that ran out of memory, without anything that would keep its tensors alive."""
+
+    number: int  # of the micro-batch, from 0
+    where: Where
+    message: str  # its first line
+
+
+class GradientStep:
+    """Sums the gradients of an effective batch's micro-batches.
+
+    backward: does the forward and backward pass of the rows at these positions of the effective batch, and returns
+    their share of the step's loss, detached. It divides by the weight of the whole step, so that the shares add up.
+    parameters: whose gradients are dropped before a step begins, and before it begins anew. The optimizer is the
+    caller's, to be stepped once after each run.
+    module: whose buffers are put back when a step begins anew; None where a forward pass changes none.
+    on_event: is told of every failure, of how the step goes on, and of every change of the cutter's cap.
+    name_row: what to call the row at a position, where one does not fit by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        cutter: Cutter,
+        parameters: Sequence[nn.Parameter],
+        backward: Backward,
+        on_event: OnEvent,
+        module: nn.Module | None = None,
+        name_row: Callable[[int], str] = "row {} of the batch".format,
+    ) -> None:
+        self._cutter = cutter
+        self._parameters = parameters
+        self._backward = backward
+        self._on_event = on_event
+        self._buffers = None if module is None else BufferKeeper(module)
+        self._name_row = name_row
+
+    def run(self, lengths: ArrayLike) -> StepOutcome:
+        """The gradient and the loss of the rows of these lengths, in tokens.
+
+        After an allocation that failed, the gradients are dropped, random states and buffers rewound, caches freed,
+        and the same rows cut smaller. A row that is alone already gets one more try; then OutOfMemoryError names it.
+        Any other exception passes through, with the gradients as they were when it was raised.
+        """
+        random_before = random_states()
+        if self._buffers is not None:
+            self._buffers.save()
+        num_out_of_memory = 0
+        tried_alone: set[int] = set()
+        micro_batches = self._cutter.cut(lengths)
+        while isinstance(done := self._pass(micro_batches), _Failure):
+            num_out_of_memory += 1
+            self._rewind(random_before)
+            self._cut_smaller(micro_batches, done, tried_alone)
+            micro_batches = self._cutter.cut(lengths)
+            self._on_event({"event": "replay", "num_micro_batches": len(micro_batches)})
+        if self._buffers is not None:
+            self._buffers.done()
+        if not num_out_of_memory:
+            self._say(self._cutter.clean_step())
+        loss, parts = done
+        return StepOutcome(loss=loss, parts=parts, num_out_of_memory=num_out_of_memory)
+
+    def _pass(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, tuple[Part, ...]] | _Failure:
+        """All micro-batches, or how far they got. Once it returns, nothing of a failed pass is referred to."""
+        self._drop_gradients()
+        parts: list[Part] = []
+        outer = sys.exc_info()[1]
+        try:
+            for micro_batch in micro_batches:
+                parts.append(Part(micro_batch=micro_batch, loss=self._backward(micro_batch.rows)))
+            # One wait for the device in a step, not one a micro-batch.
+            return _total(parts), tuple(parts)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = _Failure(number=len(parts), where=_where(error.__traceback__), message=_first_line(error))
+            _let_go(error, outer)
+            return failure
+
+    def _rewind(self, random_before: Mapping[str, Tensor]) -> None:
+        self._drop_gradients()
+        restore_random_states(random_before)
+        if self._buffers is not None:
+            self._buffers.restore()
+        free_caches()
+
+    def _cut_smaller(self, micro_batches: Sequence[MicroBatch], failure: _Failure, tried_alone: set[int]) -> None:
+        """Lower the cap; or let a row that is alone already be tried once more."""
+        failed = micro_batches[min(failure.number, len(micro_batches) - 1)]
+        self._on_event(
+            {
+                "event": "oom",
+                "micro_batch": failure.number + 1,
+                "num_micro_batches": len(micro_batches),
+                "rows": failed.num_rows,
+                "padded_length": failed.padded_length,
+                "predicted_bytes": failed.peak_bytes,
+                "where": failure.where,
+                "message": failure.message,
+            }
+        )
+        change = self._cutter.lower(failed)
+        self._say(change)
+        if change is not None:
+            return
+        first = int(failed.rows[0])
+        if first in tried_alone:
+            raise self._no_way(failed, failure)
+        tried_alone.add(first)
+
+    def _no_way(self, failed: MicroBatch, failure: _Failure) -> OutOfMemoryError:
+        rows = self._name_row(int(failed.rows[0]))
+        if failed.num_rows > 1:
+            rows += f" and {failed.num_rows - 1} more, which cannot be cut further,"
+        return OutOfMemoryError(
+            Problem(
+                what=f"{rows} ({failed.padded_length:,} tokens) ran out of memory twice in the {failure.where} pass,"
+                f" with nothing beside it: {failure.message}",
+                fix="a shorter row, activation checkpointing, a loss in chunks, or weights in fewer bits",
+            )
+        )
+
+    def _say(self, change: CapChange | None) -> None:
+        if change is not None:
+            self._on_event({"event": "cap", "before": change.before, "after": change.after, "unit": change.unit})
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _total(parts: Sequence[Part]) -> float:
+    first, *others = (part.loss for part in parts)
+    return float(sum(others, start=first))
+
+
+def _where(raised: TracebackType | None) -> Where:
+    """Autograd's engine is on the way to every failure of a backward pass, and of what is computed anew in it."""
+    for frame, _ in traceback.walk_tb(raised):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return "backward"
+    return "forward"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _let_go(error: BaseException, outer: BaseException | None) -> None:
+    """Empty the frames that an exception leads to: they hold the pass's tensors, and someone may hold the exception.
+
+    outer: what is being handled around the step, if anything; its frames are another's.
+    """
+    seen = {id(outer)}
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            link.__traceback__ = None
+            links += [link.__cause__, link.__context__]
