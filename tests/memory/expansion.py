@@ -19,7 +19,7 @@ A100 = CudaTarget(compute_capability=(8, 0))
 
 def workload_of(config: dict[str, Any], phase: Any, *, target: CudaTarget | None = A100) -> ConfigWorkload:
     """What brim runs for a configuration."""
-    asked = memory._ask(config, phase=phase, device="a100-80gb", memory_bytes=None)
+    asked = memory.ask(config, phase=phase, device="a100-80gb", memory_bytes=None)
     return ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
 
 

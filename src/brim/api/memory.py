@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LEAST_TOKENS = 2  # one to predict the other from
 _SPECIAL_LENGTHS = 4  # of eight lengths that follow each other one is special, and three are traced
 # A trace watches all modules of the process and stands in for functions of torch and transformers while it lasts.
-_ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = threading.RLock()
 _NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
 
 
@@ -71,14 +71,14 @@ def predict_memory(
     if batch_size is not None:
         _require_whole("batch_size", batch_size, most=MOST_ROWS)
     sharding, settings = _sharding(world_size, offload), _allocator_settings(allocator)
-    asked = _ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
+    asked = ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
     shape = _shape(asked, batch_size, sequence_length)
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
         return _predict(asked, shape, sharding, allocator=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class Asked:
     """A configuration resolved for the device that is meant."""
 
     config: Config
@@ -97,14 +97,14 @@ class _Shape:
     choices: tuple[str, ...] = ()
 
 
-def _ask(
+def ask(
     config: str | Path | Mapping[str, Any] | Config,
     *,
     phase: Phase | None,
     device: str | None,
     memory_bytes: int | None,
     batch_size: int | None = None,
-) -> _Asked:
+) -> Asked:
     require_floors()
     if phase is not None:
         _require_one_of("phase", phase, get_args(Phase))
@@ -127,7 +127,7 @@ def _ask(
                 fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
             )
         )
-    return _Asked(
+    return Asked(
         config=resolution.config,
         choices=tuple(map(str, resolution.choices)),
         folder=folder,
@@ -178,14 +178,15 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
     return find_device("a100-80gb"), False
 
 
-def _shape(asked: _Asked, batch_size: int | None, sequence_length: int | None) -> _Shape:
+def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) -> _Shape:
     choices: list[str] = []
     if batch_size is None:
         trainer = asked.config.trainer
         trains = isinstance(trainer, FinetuneTrainer) and asked.phase in ("train", "load")
         key = "eval_batch_size" if asked.phase == "evaluate" else "batch_size"
-        batch_size = trainer.batch_size if trains or key == "batch_size" else trainer.eval_batch_size
-        choices.append(f"batch size: {batch_size} (trainer.{key})")
+        given = trainer.batch_size if trains or key == "batch_size" else trainer.eval_batch_size
+        batch_size = 1 if given == "auto" else given
+        choices.append(f"batch size: {batch_size} (trainer.{key}{_CUT_BY_LENGTH if given == 'auto' else ''})")
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
@@ -195,10 +196,11 @@ def _shape(asked: _Asked, batch_size: int | None, sequence_length: int | None) -
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
 
 
+_CUT_BY_LENGTH = ": auto, the least that a micro-batch can be; `brim plan` shows how the rows are cut"
 _UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
 
 
-def _sequence_length(asked: _Asked) -> tuple[int, str]:
+def _sequence_length(asked: Asked) -> tuple[int, str]:
     context = asked.folder.context_length
     limit = asked.config.preprocessing.global_max_sequence_length
     if limit is not None and (context is None or limit <= context):
@@ -208,7 +210,7 @@ def _sequence_length(asked: _Asked) -> tuple[int, str]:
     return _UNSET_LENGTH_TOKENS, "the rows' length is not known; set sequence_length to that of the longest"
 
 
-def _require_in_context(asked: _Asked, sequence_length: int) -> None:
+def _require_in_context(asked: Asked, sequence_length: int) -> None:
     context = asked.folder.context_length
     new = asked.config.generation.max_new_tokens if asked.phase == "generate" else 0
     if context is None or new is None or sequence_length + new <= context:
@@ -237,7 +239,7 @@ def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise InputError(Problem(what=f"{name} is {value!r}", expected=expected, fix="choose one of them"))
 
 
-def _predict(asked: _Asked, shape: _Shape, sharding: Sharding, *, allocator: AllocatorSettings) -> MemoryPrediction:
+def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: AllocatorSettings) -> MemoryPrediction:
     cuda = CudaTarget(compute_capability=asked.device.capability or (8, 0))
     target = None if asked.device.is_cpu else cuda
     workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
@@ -303,7 +305,7 @@ def _said_of(sharding: Sharding) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def _composed(workload: ConfigWorkload, asked: _Asked, rows: int, tokens: int) -> tuple[EventStream, Recording]:
+def _composed(workload: ConfigWorkload, asked: Asked, rows: int, tokens: int) -> tuple[EventStream, Recording]:
     """The stream of the phase that is asked for, and a recording that it is made of."""
     if asked.phase == "train":
         return _trained(workload, [(rows, tokens)] * _NUM_STEPS)
