@@ -57,7 +57,7 @@ def train_with(
     with tempfile.TemporaryDirectory() as folder:
         build = _transformers_trainer if peer == "transformers" else _trl_trainer
         trainer = build(
-            model, tokenizer, rows, _optimizers(model, settings), _arguments(settings, micro_batch_rows, folder)
+            model, tokenizer, rows, _optimizers(model, settings), common_arguments(settings, micro_batch_rows, folder)
         )
         trainer.remove_callback(PrinterCallback)
         if settings.averages_micro_batches:
@@ -79,7 +79,8 @@ def _load(base: Path, adapter: Path | None) -> Any:
     return model if adapter is None else PeftModel.from_pretrained(model, adapter, is_trainable=True)
 
 
-def _arguments(settings: PeerSettings, micro_batch_rows: int, folder: str) -> dict[str, Any]:
+def common_arguments(settings: PeerSettings, micro_batch_rows: int, folder: str) -> dict[str, Any]:
+    """TrainingArguments for one epoch in fp32 on the CPU."""
     return {
         "output_dir": folder,
         "num_train_epochs": 1,
@@ -123,7 +124,7 @@ def _transformers_trainer(
     return Trainer(
         model=model,
         args=TrainingArguments(**arguments),
-        train_dataset=_dataset(rows),
+        train_dataset=as_dataset(rows),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
         optimizers=optimizers,
     )
@@ -145,13 +146,13 @@ def _trl_trainer(
     return SFTTrainer(
         model=model,
         args=SFTConfig(**arguments),
-        train_dataset=_dataset(rows),
+        train_dataset=as_dataset(rows),
         processing_class=tokenizer,
         optimizers=optimizers,
     )
 
 
-def _dataset(rows: Sequence[TokenRow]) -> Any:
+def as_dataset(rows: Sequence[TokenRow]) -> Any:
     """Rows with brim's tokens and targets."""
     from datasets import Dataset
 
