@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -21,7 +22,7 @@ def format_bytes(num_bytes: int) -> str:
 def parse_bytes(text: str) -> int:
     """'14GiB', '14.5 GiB', '16384MiB' (powers of 1024), '14 GB' (powers of 1000), '1024 B'. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text.strip())
-    if match is None or match[2].lower() not in _FACTORS:
+    if match is None or match[2].lower() not in _FACTORS or math.isinf(float(match[1])):
         raise ValueError(f"'{text}' is not a number of bytes with a unit")
     return round(float(match[1]) * _FACTORS[match[2].lower()])
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.config import FinetuneTrainer
-from brim.config.batch import BatchSizes, batch_sizes
+from brim.config.batch import ACCUMULATION, BATCH, BatchSizes, accumulates, batch_sizes, fixes_the_cut
 from brim.config.findings import Finding
 
 
@@ -28,7 +28,12 @@ def _trainer(**keys):
         (None, 16, "auto", 1, (1, 16, 16)),
         (None, 16, 32, 1, (2, 16, 32)),
         (None, 16, 32, 2, (1, 16, 32)),
-        (None, "auto", 32, 1, (1, 32, 32)),
+        (None, "auto", 32, 1, (None, None, 32)),
+        (None, "auto", 32, 2, (None, None, 32)),
+        (None, "auto", 1, 1, (1, 1, 1)),
+        (None, "auto", 4, 4, (1, 1, 4)),
+        ("auto", "auto", 32, 1, (None, None, 32)),
+        ("auto", 16, 32, 1, (2, 16, 32)),
         (8, "auto", "auto", 1, (8, 1, 8)),
         (2, 8, 32, 2, (2, 8, 32)),
     ],
@@ -91,8 +96,33 @@ def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, ef
         for e in ([effective] if effective != "auto" else [b * a * processes])
     )
     assert isinstance(found, BatchSizes) == possible
-    if isinstance(found, BatchSizes):
+    if isinstance(found, BatchSizes) and found.micro_batch_rows is None:
+        assert (batch, accumulation) == (None, "auto")
+        assert effective == found.effective_rows > processes
+        assert effective % processes == 0
+    elif isinstance(found, BatchSizes):
         assert found.micro_batch_rows * found.accumulation_steps * processes == found.effective_rows
         assert batch in (None, found.micro_batch_rows)
         assert accumulation in ("auto", found.accumulation_steps)
         assert effective in ("auto", found.effective_rows)
+
+
+@pytest.mark.parametrize(
+    ("keys", "several", "fixed"),
+    [
+        ({}, False, None),
+        ({"effective_batch_size": 1}, False, None),
+        ({"effective_batch_size": 8}, True, None),
+        ({"effective_batch_size": 8, "batch_size": 8}, False, BATCH),
+        ({"effective_batch_size": 8, "batch_size": 4}, True, BATCH),
+        ({"batch_size": 4}, False, BATCH),
+        ({"gradient_accumulation_steps": 1}, False, ACCUMULATION),
+        ({"gradient_accumulation_steps": 2}, True, ACCUMULATION),
+        ({"gradient_accumulation_steps": 2, "effective_batch_size": 8}, True, ACCUMULATION),
+        ({"gradient_accumulation_steps": 2, "batch_size": 8}, True, BATCH),
+    ],
+)
+def test_what_the_given_sizes_tell(keys, several, fixed):
+    trainer = _trainer(**keys)
+    assert accumulates(trainer) == several
+    assert fixes_the_cut(trainer) == fixed

@@ -39,6 +39,13 @@ def test_a_resolved_configuration_comes_back_from_its_file(tmp_path):
     assert "  gradient_clipping: null\n" in text
 
 
+def test_a_cut_by_length_stays_one():
+    config = resolve(load_config(_source(trainer={"type": "finetune", "effective_batch_size": 8})).config, CPU).config
+    assert "  batch_size: auto\n" in dump(config)
+    untouched = load_config(_source(trainer={"type": "finetune"})).config
+    assert "  batch_size: auto\n" not in dump(untouched)  # written without a batch, it is refused
+
+
 def test_a_config_that_was_never_loaded_is_written_without_its_secrets():
     token = "hf_" + "a1B2c3" * 5 + "d4E5"
     config = Config.model_validate(_source(base_model=f"https://me:{token}@host/model", prompt={"template": token}))

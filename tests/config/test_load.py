@@ -175,7 +175,8 @@ preprocessing:
         "config.yaml:15: trainer.optimizer.momentum has no place with trainer.optimizer.type: adam\n"
         "  fix: remove it, or set trainer.optimizer.type: sgd",
         "config.yaml:16: trainer.gradient_accumulation_steps is 0\n  expected: a whole number of at least 1, or auto",
-        "config.yaml:17: trainer.enable_gradient_checkpointing is 'yes'\n  expected: true or false\n  fix: write true",
+        "config.yaml:17: trainer.enable_gradient_checkpointing is 'yes'\n  expected: true or false, or auto\n"
+        "  fix: write true",
         "config.yaml:19: preprocessing.sample_size and sample_ratio are both given\n  fix: keep one of them",
     ]
 
@@ -213,7 +214,7 @@ preprocessing:
         ("lr: 3", "config.yaml:8: unknown key lr\n  fix: did you mean trainer.learning_rate?"),
         ("5: 3", "config.yaml:8: unknown key 5\n  expected: one of model_type, base_model, initialize, precision, "
          "model_parameters, input_features, output_features, prompt, chat, adapter, quantization, trainer, preprocessing, generation, "
-         "backend, dataset, random_seed, trust_remote_code\n  fix: remove it"),
+         "memory, backend, dataset, random_seed, trust_remote_code\n  fix: remove it"),
     ],
 )  # fmt: skip
 def test_one_wrong_value_gives_one_message(file, problems, lines, message):

@@ -98,5 +98,5 @@ def test_secrets_in_overrides_are_masked(minimal, problems):
     assert problems(minimal(), (f"acces={token}",)) == [
         "override acces=***: unknown key acces\n  expected: one of model_type, base_model, initialize, precision, "
         "model_parameters, input_features, output_features, prompt, chat, adapter, quantization, trainer, preprocessing, generation, "
-        "backend, dataset, random_seed, trust_remote_code\n  fix: remove it"
+        "memory, backend, dataset, random_seed, trust_remote_code\n  fix: remove it"
     ]

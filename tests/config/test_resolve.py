@@ -37,11 +37,45 @@ def test_the_micro_batch_follows_from_the_other_two(finetune):
     assert _choices(source)["trainer.batch_size"] == (8, "effective batch 32 / accumulation 4")
 
 
+def test_an_effective_batch_alone_is_cut_by_length(finetune):
+    config = load_config(finetune(effective_batch_size=32)).config
+    resolution = resolve(config, CPU)
+    assert not [choice for choice in resolution.choices if "batch" in choice.key or "accumulation" in choice.key]
+    trainer = resolution.config.trainer
+    assert (trainer.batch_size, trainer.gradient_accumulation_steps) == ("auto", "auto")
+    assert trainer.effective_batch_size == 32
+
+
+def test_without_any_size_an_update_is_of_one_row(finetune):
+    choices = _choices(finetune())
+    assert choices["trainer.batch_size"] == (1, "no effective batch is set")
+    assert choices["trainer.gradient_accumulation_steps"] == (1, "no effective batch is set")
+    assert choices["trainer.effective_batch_size"] == (
+        1,
+        "batch 1 × accumulation 1: no size is set; trainer.effective_batch_size sets the rows of an update",
+    )
+    choices = _choices(finetune(), DeviceFacts(kind="cuda", bf16=True, num_processes=4))
+    assert choices["trainer.effective_batch_size"][0] == 4
+    assert choices["trainer.effective_batch_size"][1].startswith("batch 1 × accumulation 1 × 4 processes: no size is")
+
+
+def test_an_effective_batch_of_one_row_leaves_nothing_to_cut(finetune):
+    choices = _choices(finetune(effective_batch_size=1))
+    assert choices["trainer.batch_size"] == (1, "an update is of one row")
+    assert choices["trainer.gradient_accumulation_steps"] == (1, "effective batch 1 / batch 1")
+    four = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
+    assert _choices(finetune(effective_batch_size=4), four)["trainer.batch_size"] == (
+        1,
+        "an update is of one row a process",
+    )
+
+
 def test_sizes_with_several_processes(finetune):
     device = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
     source = finetune(effective_batch_size=32, learning_rate_scaling="constant")
     choices = _choices(source, device)
-    assert choices["trainer.batch_size"] == (1, "default")
+    assert not {"trainer.batch_size", "trainer.gradient_accumulation_steps"} & choices.keys()
+    choices = _choices(finetune(batch_size=1, effective_batch_size=32, learning_rate_scaling="constant"), device)
     assert choices["trainer.gradient_accumulation_steps"] == (8, "effective batch 32 / batch 1 / 4 processes")
     with pytest.raises(ConfigError) as caught:
         _choices(finetune(effective_batch_size=30), device)
@@ -149,8 +183,16 @@ def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
     assert config.precision == "auto"  # the configuration given is not changed
     assert resolution.config.precision == "fp32"
     resolved = resolution.config.model_dump()
-    for section, key in (("trainer", "chunked_loss"), ("model_parameters", "attn_implementation")):
-        assert resolved[section].pop(key) == "auto"  # waits for the model
+    for section, key in (
+        ("trainer", "chunked_loss"),  # waits for the model
+        ("model_parameters", "attn_implementation"),
+        ("trainer", "batch_size"),  # for the plan
+        ("trainer", "gradient_accumulation_steps"),
+        ("trainer", "enable_gradient_checkpointing"),
+        ("memory", "budget"),
+        ("memory", "margin"),
+    ):
+        assert resolved[section].pop(key) == "auto"
     assert "auto" not in str(resolved)
     assert resolve(resolution.config, CPU).choices == ()
     assert str(resolution.choices[0]) == "precision: fp32 (the device is a CPU)"

@@ -126,9 +126,55 @@ def test_no_row_to_train_on(minimal, problems):
     ]
 
 
+_NO_BATCH = (
+    "trainer.batch_size: trainer.batch_size: auto cuts an effective batch, and trainer.effective_batch_size is not "
+    "set: the memory of the device would decide what is learned\n"
+    "  expected: trainer.effective_batch_size as a number: the rows of one update\n"
+    "  fix: add trainer.effective_batch_size: 32, or as many rows as an update shall see"
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"batch_size": "auto"}, _NO_BATCH),
+        ({"batch_size": "auto", "gradient_accumulation_steps": 4}, _NO_BATCH),
+        (
+            {"batch_size": 2, "use_maximum_batch_size": True},
+            "trainer.use_maximum_batch_size: trainer.use_maximum_batch_size asks for the largest micro-batch that "
+            "fits, and trainer.batch_size 2 fixes it\n"
+            "  fix: remove trainer.batch_size (with trainer.effective_batch_size as it shall be), or "
+            "use_maximum_batch_size",
+        ),
+        (
+            {"gradient_accumulation_steps": 2, "effective_batch_size": 8, "use_maximum_batch_size": True},
+            "trainer.use_maximum_batch_size: trainer.use_maximum_batch_size asks for the largest micro-batch that "
+            "fits, and trainer.gradient_accumulation_steps 2 fixes it\n"
+            "  fix: remove trainer.gradient_accumulation_steps (with trainer.effective_batch_size as it shall be), or "
+            "use_maximum_batch_size",
+        ),
+    ],
+)
+def test_a_cut_is_of_a_batch_and_chosen_once(finetune, problems, keys, message):
+    assert problems(finetune(**keys)) == [message]
+
+
+def test_a_cut_by_length_may_be_spelled_out(finetune):
+    keys = {"batch_size": "auto", "gradient_accumulation_steps": "auto", "use_maximum_batch_size": True}
+    assert load_config(finetune(effective_batch_size=32, **keys)).notes == ()
+
+
+def test_a_search_without_a_choice_is_told(finetune):
+    searched = {"batch_search": "halving", "effective_batch_size": 32}
+    assert load_config(finetune(**searched)).notes == ()
+    assert load_config(finetune(**searched, batch_size=4)).notes == (
+        "trainer.batch_search: trainer.batch_search has no effect, trainer.batch_size decides",
+    )
+
+
 def test_a_faulty_value_is_not_reported_twice(finetune, problems):
     assert problems(finetune(batch_size=0, effective_batch_size=32, validation_field="x", validation_metric="y")) == [
-        "trainer.batch_size: trainer.batch_size is 0\n  expected: a whole number of at least 1",
+        "trainer.batch_size: trainer.batch_size is 0\n  expected: a whole number of at least 1, or auto",
         "trainer.validation_field: trainer.validation_field is 'x'\n  expected: the output feature answer, or combined",
         "trainer.validation_metric: trainer.validation_metric is 'y'\n"
         "  expected: loss, perplexity, token_accuracy, sequence_accuracy or null",

@@ -68,15 +68,15 @@ output_features: [{name: b, type: category}]
 quantization: {backend: torchao}
 trainer:
   type: finetune
-  batch_size: auto
+  eval_batch_size: auto
   compile: true
   use_mixed_precision: true
 """
     assert problems(file(text)) == [
         "config.yaml:3: output_features.0.type: category is not supported yet\n  expected: text",
         "config.yaml:4: quantization.backend: torchao is not supported yet\n  expected: bitsandbytes",
-        "config.yaml:7: trainer.batch_size: auto is not supported yet\n"
-        "  expected: a whole number of at least 1\n  fix: set a number; 1 always works",
+        "config.yaml:7: trainer.eval_batch_size: auto is not supported yet\n"
+        "  expected: a whole number of at least 1\n  fix: set a number, or remove the key",
         "config.yaml:8: trainer.compile is not supported yet (torch.compile)\n  fix: remove it",
         "config.yaml:9: trainer.use_mixed_precision is not supported yet (mixed precision by this key)\n"
         "  fix: use the root's precision",

@@ -246,10 +246,13 @@ def _state_of(checkpoint: Checkpoint) -> TrainState:
 _MAY_CHANGE = (
     "dataset",  # the data may have moved: its rows are compared, not its path
     "backend.",
+    "memory.",
     "generation.",
     "preprocessing.on_bad_row",  # what is left of the rows is compared, not why
     "preprocessing.on_overlong",
     "trainer.batch_size",
+    "trainer.use_maximum_batch_size",
+    "trainer.batch_search",
     "trainer.gradient_accumulation_steps",
     "trainer.eval_batch_size",
     "trainer.enable_gradient_checkpointing",

@@ -1,4 +1,4 @@
-"""Batch arithmetic: micro-batch × accumulation × processes = effective batch, exactly."""
+"""Batch arithmetic: micro-batch × accumulation × processes = effective batch, exactly, where the cut is fixed."""
 
 from __future__ import annotations
 
@@ -19,38 +19,55 @@ LARGEST: Path = ("trainer", "max_batch_size")
 class BatchSizes:
     """How many rows make an update, and how they are cut up."""
 
-    micro_batch_rows: int
-    accumulation_steps: int
     effective_rows: int
+    micro_batch_rows: int | None  # None: cut by length, step by step
+    accumulation_steps: int | None  # None: as many as the cut has
 
 
 def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes | Finding:
-    """Any two sizes give the third; what is left open is 1. A finding where they do not multiply up."""
-    batch = trainer.batch_size if "batch_size" in trainer.model_fields_set else None
-    accumulation = _number(trainer.gradient_accumulation_steps)
-    effective = _number(trainer.effective_batch_size)
+    """Any two sizes give the third. A finding where they do not multiply up.
+
+    Without an effective batch, what is left open is 1. With one and nothing else there is no fixed cut, unless a
+    process has only one row to take.
+    """
+    batch, accumulation, effective = _given(trainer)
     fault = mismatch(trainer, num_processes=num_processes)
     if fault is not None:
         return fault
     if effective is None:
         batch, accumulation = batch or 1, accumulation or 1
-    elif batch is None and accumulation is not None:
-        batch = effective // (accumulation * num_processes)
-    else:
-        batch = batch or 1
+    elif batch is not None:
         accumulation = effective // (batch * num_processes)
-    assert accumulation is not None, "every branch sets it"
+    elif accumulation is not None:
+        batch = effective // (accumulation * num_processes)
+    elif effective == num_processes:
+        batch = accumulation = 1
+    if batch is None or accumulation is None:
+        assert effective is not None, "only an effective batch is cut by length"
+        return BatchSizes(effective_rows=effective, micro_batch_rows=None, accumulation_steps=None)
     rows = batch * accumulation * num_processes
     if trainer.max_batch_size is not None and rows > trainer.max_batch_size:
         return _too_large(rows, trainer.max_batch_size)
-    return BatchSizes(micro_batch_rows=batch, accumulation_steps=accumulation, effective_rows=rows)
+    return BatchSizes(effective_rows=rows, micro_batch_rows=batch, accumulation_steps=accumulation)
+
+
+def fixes_the_cut(trainer: FinetuneTrainer) -> Path | None:
+    """The key that sets the rows of a micro-batch, so that nothing is left to search; None: they go by length."""
+    batch, accumulation, _ = _given(trainer)
+    return BATCH if batch is not None else ACCUMULATION if accumulation is not None else None
+
+
+def accumulates(trainer: FinetuneTrainer) -> bool:
+    """Whether a step can take several micro-batches, as far as the given sizes tell."""
+    batch, accumulation, effective = _given(trainer)
+    if accumulation is not None:
+        return accumulation > 1
+    return effective is not None and effective > (batch or 1)
 
 
 def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding | None:
     """What cannot multiply up: for a number of processes, or (None) for any."""
-    batch = trainer.batch_size if "batch_size" in trainer.model_fields_set else None
-    accumulation = _number(trainer.gradient_accumulation_steps)
-    effective = _number(trainer.effective_batch_size)
+    batch, accumulation, effective = _given(trainer)
     if trainer.max_batch_size is not None and effective is not None and effective > trainer.max_batch_size:
         return _too_large(effective, trainer.max_batch_size)
     if effective is None:
@@ -60,6 +77,15 @@ def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding 
     if effective == unit or (effective % unit == 0 and not all_given):
         return None
     return _finding(effective, unit, _formula(batch, accumulation, num_processes), exact=all_given)
+
+
+def _given(trainer: FinetuneTrainer) -> tuple[int | None, int | None, int | None]:
+    """Micro-batch, accumulation and effective batch, where they are numbers."""
+    return (
+        _number(trainer.batch_size),
+        _number(trainer.gradient_accumulation_steps),
+        _number(trainer.effective_batch_size),
+    )
 
 
 def _finding(effective: int, unit: int, formula: str, *, exact: bool) -> Finding:

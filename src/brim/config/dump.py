@@ -11,7 +11,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from brim.config.mask import mask_secrets
-from brim.config.schema import Config
+from brim.config.schema import Config, FinetuneTrainer
 
 
 def dump(config: Config, path: str | Path | None = None) -> str:
@@ -29,8 +29,11 @@ def dump(config: Config, path: str | Path | None = None) -> str:
 
 
 def _complete(config: Config) -> dict[str, Any]:
-    """Every key, but for those that may not stand beside `chat`."""
-    without = set() if config.chat is None else {"input_features", "output_features"}
+    """Every key, but for those that may not stand beside `chat`, and a cut without a batch."""
+    without: dict[str, Any] = {} if config.chat is None else {"input_features": True, "output_features": True}
+    trainer = config.trainer
+    if isinstance(trainer, FinetuneTrainer) and trainer.batch_size == trainer.effective_batch_size == "auto":
+        without["trainer"] = {"batch_size"}
     return config.model_dump(mode="json", exclude=without)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from brim.config.places import Document
-from brim.config.schema import Config, NoTrainer, QuantizationConfig
+from brim.config.batch import fixes_the_cut
+from brim.config.places import Document, dotted
+from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig
 from brim.config.schema.quantization import EIGHT_BIT_KEYS, FOUR_BIT_KEYS
 from brim.config.template import names, parse_template
 
@@ -34,6 +35,10 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.trainer.train_steps is not None and config.trainer.epochs != type(config.trainer)().epochs:
         where = document.place(("trainer", "epochs")).where
         notes.append(f"{where}: trainer.epochs has no effect, trainer.train_steps decides")
+    if isinstance(config.trainer, FinetuneTrainer) and config.trainer.batch_search != "predict":
+        fixed = fixes_the_cut(config.trainer)
+        where = document.place(("trainer", "batch_search")).where
+        notes += [] if fixed is None else [f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides"]
     if config.quantization is not None:
         notes += _keys_of_other_bits(config.quantization, document)
     return tuple(notes)

@@ -35,9 +35,8 @@ trainer:
   type: finetune
   epochs: 3
   learning_rate: 0.0001
-  batch_size: 1
-  gradient_accumulation_steps: auto
-  effective_batch_size: 32
+  effective_batch_size: 32         # rows of one update
+  batch_size: auto                 # cut by length, as the memory allows
   optimizer:
     type: adam
   learning_rate_scheduler:

@@ -49,8 +49,9 @@ class Resolution:
 def resolve(config: Config, device: DeviceFacts, *, context_length: int | None = None) -> Resolution:
     """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
 
-    `trainer.chunked_loss: auto` and `model_parameters.attn_implementation: auto` stay, too: what they become depends on
-    the model, once that is loaded (models/llm.py).
+    What depends on more than the device stays `auto`, too: `trainer.chunked_loss` and
+    `model_parameters.attn_implementation` wait for the model (models/llm.py); `trainer.batch_size` with
+    `gradient_accumulation_steps`, `trainer.enable_gradient_checkpointing` and the section `memory` for the plan.
 
     context_length: tokens that the model reaches; None where it sets no limit.
 
@@ -131,24 +132,35 @@ def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[Path,
         raise ConfigError(
             Problem(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix),
         )
-    if "batch_size" not in trainer.model_fields_set:
-        given = trainer.gradient_accumulation_steps != "auto" and trainer.effective_batch_size != "auto"
-        shares = _processes(num_processes)
-        yield (
-            BATCH,
-            sizes.micro_batch_rows,
-            (
-                f"effective batch {sizes.effective_rows} / accumulation {sizes.accumulation_steps}{shares}"
-                if given
-                else "default"
-            ),
-        )
+    if sizes.micro_batch_rows is not None:
+        yield from _fixed_cut(trainer, sizes, num_processes)
+    if trainer.effective_batch_size == "auto":
+        yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes, num_processes)
+
+
+def _fixed_cut(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> Iterator[tuple[Path, Any, str]]:
+    if trainer.batch_size == "auto":
+        yield BATCH, sizes.micro_batch_rows, _why_batch(trainer, sizes, num_processes)
     if trainer.gradient_accumulation_steps == "auto":
         yield ACCUMULATION, sizes.accumulation_steps, _why_accumulation(trainer, sizes, num_processes)
+
+
+def _why_batch(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
     if trainer.effective_batch_size == "auto":
-        product = f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}"
-        times = f" × {num_processes} processes" if num_processes > 1 else ""
-        yield EFFECTIVE, sizes.effective_rows, product + times
+        return "no effective batch is set"
+    if trainer.gradient_accumulation_steps == "auto":
+        return "an update is of one row" + (" a process" if num_processes > 1 else "")
+    return (
+        f"effective batch {sizes.effective_rows} / accumulation {sizes.accumulation_steps}{_processes(num_processes)}"
+    )
+
+
+def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+    times = f" × {num_processes} processes" if num_processes > 1 else ""
+    product = f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}{times}"
+    if trainer.batch_size == "auto" and trainer.gradient_accumulation_steps == "auto":
+        return f"{product}: no size is set; trainer.effective_batch_size sets the rows of an update"
+    return product
 
 
 def _why_accumulation(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from brim.config.batch import mismatch
+from brim.config.batch import BATCH, EFFECTIVE, fixes_the_cut, mismatch
 from brim.config.findings import Finding, is_within
 from brim.config.mask import secrets_in
 from brim.config.pattern import pattern_fault
@@ -150,6 +150,36 @@ def _batch_sizes_multiply_up(config: Config) -> Iterator[Finding]:
             yield fault
 
 
+def _cut_has_a_batch(config: Config) -> Iterator[Finding]:
+    """Left out, batch_size is a cut of whatever the effective batch is; written, it asks for a choice of the batch."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or "batch_size" not in trainer.model_fields_set:
+        return
+    if trainer.batch_size == "auto" and trainer.effective_batch_size == "auto":
+        yield Finding(
+            paths=(BATCH, EFFECTIVE),
+            what="trainer.batch_size: auto cuts an effective batch, and trainer.effective_batch_size is not set: the "
+            "memory of the device would decide what is learned",
+            expected="trainer.effective_batch_size as a number: the rows of one update",
+            fix="add trainer.effective_batch_size: 32, or as many rows as an update shall see",
+        )
+
+
+def _maximum_needs_a_choice(config: Config) -> Iterator[Finding]:
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or not trainer.use_maximum_batch_size:
+        return
+    fixed = fixes_the_cut(trainer)
+    if fixed is not None:
+        given = trainer.batch_size if fixed == BATCH else trainer.gradient_accumulation_steps
+        yield Finding(
+            paths=(("trainer", "use_maximum_batch_size"), fixed),
+            what=f"trainer.use_maximum_batch_size asks for the largest micro-batch that fits, and {dotted(fixed)} "
+            f"{given} fixes it",
+            fix=f"remove {dotted(fixed)} (with trainer.effective_batch_size as it shall be), or use_maximum_batch_size",
+        )
+
+
 def _one_way_to_checkpoint(config: Config) -> Iterator[Finding]:
     if config.trainer.steps_per_checkpoint and config.trainer.checkpoints_per_epoch:
         yield Finding(
@@ -274,6 +304,8 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _one_way_to_sample,
     _shares_sum_to_one,
     _batch_sizes_multiply_up,
+    _cut_has_a_batch,
+    _maximum_needs_a_choice,
     _one_way_to_checkpoint,
     _patience_is_not_zero,
     _validation_field_exists,

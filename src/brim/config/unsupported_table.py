@@ -291,7 +291,6 @@ VALUES: tuple[UnsupportedValue, ...] = (
     _value("backend", ("ray", "horovod", "ddp", "fsdp", "deepspeed", "dask"), "local", is_type=True),
     _value("preprocessing.split", ("datetime",), "random, fixed, hash or stratify", is_type=True),
     _value("trainer", ("dpo", "kto", "orpo", "grpo"), "none or finetune", is_type=True),
-    _value("trainer.batch_size", ("auto",), "a whole number of at least 1", "set a number; 1 always works"),
     _value(
         "trainer.eval_batch_size", ("auto", None), "a whole number of at least 1", "set a number, or remove the key"
     ),

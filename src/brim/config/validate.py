@@ -77,7 +77,7 @@ def _translate(detail: ErrorDetails, data: dict[str, Any]) -> Finding:
             fix=f"add it. {spot.field.description}",
             kind="missing",
         )
-    return _wrong_value(spot, data)
+    return _wrong_value(spot, data, fix=str(detail.get("ctx", {}).get("fix", "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,8 @@ def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
     )
 
 
-def _wrong_value(spot: _Spot, data: dict[str, Any]) -> Finding:
+def _wrong_value(spot: _Spot, data: dict[str, Any], *, fix: str = "") -> Finding:
+    """fix: what a validator of brim's own advises; empty: what the value suggests."""
     value = value_at(data, spot.path)
     entry = bool(spot.path) and isinstance(spot.path[-1], int)
     words = "a mapping" if entry else expected(spot.field)
@@ -133,7 +134,7 @@ def _wrong_value(spot: _Spot, data: dict[str, Any]) -> Finding:
         paths=(spot.path,),
         what=f"{dotted(spot.path)} is {show(value)}",
         expected=words,
-        fix=_hint(value, words, [*options(spot.field), *_type_names(spot.field)]),
+        fix=fix or _hint(value, words, [*options(spot.field), *_type_names(spot.field)]),
         kind="value",
     )
 

@@ -13,6 +13,7 @@ from torch.nn import Parameter, functional
 from torch.optim import Optimizer
 
 from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
+from brim.config.batch import accumulates
 from brim.data.collate import Batch, PromptBatch
 from brim.infer.generation_settings import generation_settings
 from brim.memory.cuda.as_on_cuda import as_on_cuda
@@ -70,8 +71,7 @@ class ConfigWorkload:
     def micro_batches(self) -> int:
         """Those that are simulated of a step: the third would be as the second."""
         trainer = self._config.trainer
-        several = isinstance(trainer, FinetuneTrainer) and trainer.gradient_accumulation_steps != 1
-        return 2 if several else 1
+        return 2 if isinstance(trainer, FinetuneTrainer) and accumulates(trainer) else 1
 
     def training(self) -> Workload:
         """An optimizer step."""

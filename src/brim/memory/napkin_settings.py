@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from brim.config import Config, FinetuneTrainer, LoraConfig
+from brim.config.batch import accumulates
 from brim.memory.activation_rule import Arithmetic
 from brim.memory.prediction import Phase
 from brim.memory.trained import Lora, Optimizer
@@ -72,8 +73,8 @@ def settings_of(
         new_tokens=config.generation.max_new_tokens or 0,
         lora=None if config.adapter is None else _lora(config.adapter),
         optimizer=None if trainer is None else _optimizer(trainer),
-        checkpointing=trainer is not None and trainer.enable_gradient_checkpointing,
-        accumulates=trainer is not None and trainer.gradient_accumulation_steps not in (1, "auto"),
+        checkpointing=trainer is not None and trainer.enable_gradient_checkpointing is True,
+        accumulates=trainer is not None and accumulates(trainer),
         attention="sdpa" if attention == "auto" else attention,  # which all but a few architectures have
         chunked_loss=chunked_loss,
         world_size=world_size,

@@ -60,7 +60,8 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
     Raises as `load_llm` does.
     """
     attention = attention_choice(config.model_parameters.attn_implementation, model)
-    if trainable and isinstance(config.trainer, FinetuneTrainer) and config.trainer.enable_gradient_checkpointing:
+    trainer = config.trainer if trainable and isinstance(config.trainer, FinetuneTrainer) else None
+    if trainer is not None and trainer.enable_gradient_checkpointing is True:  # without a plan, `auto` is off
         _checkpoint_activations(model)
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))

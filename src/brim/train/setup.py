@@ -40,7 +40,7 @@ def build_job(
         optimizer=build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad)),
         learning_rate=learning_rate_of(trainer, length),
         length=length,
-        micro_batch_rows=trainer.batch_size,
+        micro_batch_rows=1 if trainer.batch_size == "auto" else trainer.batch_size,
         clipping=trainer.gradient_clipping,
         on_nonfinite=trainer.on_nonfinite,
         seed=config.random_seed,

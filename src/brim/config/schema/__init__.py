@@ -7,6 +7,7 @@ from brim.config.schema.chat import ChatConfig
 from brim.config.schema.clipping import GradientClippingConfig
 from brim.config.schema.features import FeaturePreprocessing, InputFeature, OutputFeature
 from brim.config.schema.generation import GenerationConfig
+from brim.config.schema.memory import MemoryConfig
 from brim.config.schema.model import ModelParameters
 from brim.config.schema.optimizer import AdafactorConfig, AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
 from brim.config.schema.preprocessing import PreprocessingConfig
@@ -34,6 +35,7 @@ __all__ = [
     "InputFeature",
     "LearningRateScheduler",
     "LoraConfig",
+    "MemoryConfig",
     "ModelParameters",
     "NoTrainer",
     "OptimizerConfig",

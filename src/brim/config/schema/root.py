@@ -10,6 +10,7 @@ from brim.config.schema.base import Section, Text, Typed, key, required
 from brim.config.schema.chat import ChatConfig
 from brim.config.schema.features import InputFeature, OutputFeature
 from brim.config.schema.generation import GenerationConfig
+from brim.config.schema.memory import MemoryConfig
 from brim.config.schema.model import ModelParameters
 from brim.config.schema.preprocessing import PreprocessingConfig
 from brim.config.schema.prompt import PromptConfig
@@ -64,6 +65,7 @@ class Config(Section):
         PreprocessingConfig(), "Which rows are used, and how they are cut and split."
     )
     generation: GenerationConfig = key(GenerationConfig(), "How text is generated.")
+    memory: MemoryConfig = key(MemoryConfig(), "How much of the device the run may take.", brim=True)
     backend: BackendField = key(BackendConfig(), "Where the run takes place.")
     dataset: Text | None = key(None, "The data: a file or a saved `datasets` folder.", brim=True)
     random_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "The seed of everything that is drawn by chance.")

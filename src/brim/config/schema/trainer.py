@@ -18,6 +18,20 @@ _CHUNKED_LOSS = (
     "Compute logits and loss for some supervised tokens at a time, so that the logits of a whole batch never stand in "
     "memory. `auto`: wherever the architecture allows it, since it costs no time. `false`: all logits at once."
 )
+_BATCH_SIZE = (
+    "Micro-batch: rows of one forward and backward pass on one device. `auto`: each effective batch is cut by its "
+    "rows' lengths, so that no micro-batch exceeds the memory and the step takes the least time; `brim plan` shows it. "
+    "A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, too; "
+    "here a written `auto` needs `effective_batch_size`."
+)
+_BATCH_SEARCH = (
+    "How the largest micro-batch is found. `predict`: foretold, then tried once. The others try sizes: `linear` two "
+    "small ones, from which it predicts; `binary`, `doubling` and `halving` until memory runs out."
+)
+_CHECKPOINTING = (
+    "Recompute activations in the backward pass instead of keeping them: less memory, about a third slower. `auto`: "
+    "off where the run fits and is faster so."
+)
 _EARLY_STOP = "-1 (off), or a whole number of at least 1"
 
 
@@ -46,18 +60,27 @@ class FinetuneTrainer(Section):
     """Fine-tuning, or training from scratch with `initialize: random`. A step is one update of the weights."""
 
     type: Literal["finetune"] = key("finetune", _TYPE)
-    batch_size: PositiveInt = key(
-        1, "Micro-batch: rows of one forward and backward pass on one device. `auto` is not supported yet."
+    batch_size: PositiveInt | Literal["auto"] = key("auto", _BATCH_SIZE)
+    use_maximum_batch_size: bool = key(
+        False, "`true`: the largest micro-batches that fit, instead of the fastest.", brim=True
+    )
+    batch_search: Literal["predict", "linear", "binary", "doubling", "halving"] = key(
+        "predict", _BATCH_SEARCH, brim=True
     )
     gradient_accumulation_steps: PositiveInt | Literal["auto"] = key(
-        "auto", "Micro-batches whose gradients make one update. `auto`: from the other two sizes, else 1."
+        "auto",
+        "Micro-batches whose gradients make one update. `auto`: effective_batch_size / batch_size; where batch_size is "
+        "`auto`, as many as the rows' lengths ask for, which differs from step to step.",
     )
     effective_batch_size: PositiveInt | Literal["auto"] = key(
         "auto",
-        "Rows of one update: batch_size × gradient_accumulation_steps × processes, exactly. `auto`: that product.",
+        "Rows of one update: what decides what is learned. batch_size × gradient_accumulation_steps × processes, "
+        "exactly, where those are given. `auto`: that product; with neither, one row a process.",
     )
     max_batch_size: PositiveInt | None = key(
-        None, "Largest effective batch that is allowed. null: no limit (Ludwig writes 2^40)."
+        None,
+        "Largest effective batch that is allowed, and so the largest micro-batch that is tried. null: no limit (Ludwig "
+        "writes 2^40).",
     )
     eval_batch_size: PositiveInt = key(2, "Rows that are evaluated at once. `auto` and null are not supported yet.")
     epochs: PositiveInt = key(100, "Passes over the training rows.")
@@ -96,9 +119,7 @@ class FinetuneTrainer(Section):
     validation_metric: Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"] | None = key(
         None, "The metric that decides which checkpoint is best. null: `loss`."
     )
-    enable_gradient_checkpointing: bool = key(
-        False, "Recompute activations in the backward pass instead of keeping them: less memory, about a third slower."
-    )
+    enable_gradient_checkpointing: bool | Literal["auto"] = key("auto", _CHECKPOINTING)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
     skip_all_evaluation: bool = key(False, "Do not evaluate while training; early stopping is off then.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")

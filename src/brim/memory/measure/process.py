@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from brim.config import Config, FinetuneTrainer, require_trainable
+from brim.config.batch import accumulates
 from brim.errors import BrimError, ConfigError, InputError, Problem
 from brim.memory.measure.depth import Depths, depths, extrapolated, num_layers, with_layers
 from brim.memory.measure.leak import LEAST_RISES, WARM_UP_STEPS, rise_per_step
@@ -66,7 +67,7 @@ def measure(
         trainable=isinstance(config.trainer, FinetuneTrainer),
         batch_size=batch_size,
         sequence_length=sequence_length,
-        step_lengths=((sequence_length,) * (batch_size * _micro_batches(config)),),
+        step_lengths=((sequence_length,) * (batch_size * _micro_batches(config, batch_size)),),
         num_steps=steps,
         phases=tuple(phases),
         device=device,
@@ -192,10 +193,13 @@ def _leak(reports: Sequence[Report], recorded: Report | None) -> Leak | None:
     return None
 
 
-def _micro_batches(config: Config) -> int:
+def _micro_batches(config: Config, rows: int) -> int:
     trainer = config.trainer
-    given = trainer.gradient_accumulation_steps if isinstance(trainer, FinetuneTrainer) else 1
-    return min(given, _MOST_MICRO_BATCHES) if isinstance(given, int) else 1
+    if not isinstance(trainer, FinetuneTrainer):
+        return 1
+    effective = trainer.effective_batch_size
+    several = accumulates(trainer) if effective == "auto" else effective > rows
+    return _MOST_MICRO_BATCHES if several else 1
 
 
 def _short(layers: int | None, config: Mapping[str, object]) -> list[str]:
