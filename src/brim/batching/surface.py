@@ -28,15 +28,22 @@ class Surface:
         """The value of micro-batches of `rows` rows, each of `length` tokens with its padding; shapes broadcast."""
         lengths = np.asarray(length, dtype=np.float64)
         num_tokens = np.asarray(rows, dtype=np.float64) * lengths
-        lines = np.stack([self._line(number, num_tokens) for number in range(len(self.lengths))])
         if len(self.lengths) == 1:
-            return np.asarray(lines[0])
+            return self._line(0, num_tokens)
         position = np.interp(lengths, self.lengths, np.arange(len(self.lengths)))
         position = np.broadcast_to(position, num_tokens.shape)
         below = np.minimum(position.astype(np.int64), len(self.lengths) - 2)
-        lower = np.take_along_axis(lines, below[None], axis=0)[0]
-        upper = np.take_along_axis(lines, below[None] + 1, axis=0)[0]
-        return np.asarray(lower + (upper - lower) * (position - below))
+        values = np.empty(num_tokens.shape)
+        for number in np.unique(below):
+            here = below == number
+            lower, upper = (self._line(line, num_tokens[here]) for line in (number, number + 1))
+            values[here] = lower + (upper - lower) * (position[here] - number)
+        return values
+
+    @property
+    def kinks(self) -> NDArray[np.int64]:
+        """Padded tokens at which a line may bend, ascending; between two of them each length's values are straight."""
+        return np.unique([number for line in self.tokens for number in line])
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
