@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from brim.api.model import Model
     from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
     from brim.api.upload import UploadResult
+    from brim.batching.finder import Found, find_batch_size
+    from brim.batching.probe import Probe
     from brim.memory.prediction import MemoryPrediction
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "EvaluateResult",
     "ExportError",
     "ExportResult",
+    "Found",
     "InputError",
     "Interrupted",
     "MemoryPrediction",
@@ -45,11 +48,13 @@ __all__ = [
     "OutOfMemoryError",
     "OutputError",
     "PredictResult",
+    "Probe",
     "ProbeError",
     "Problem",
     "TrainResult",
     "UploadResult",
     "WriteError",
+    "find_batch_size",
     "predict_memory",
 ]
 
@@ -61,6 +66,9 @@ _LAZY = {
     "PredictResult": "brim.api.results",
     "TrainResult": "brim.api.results",
     "UploadResult": "brim.api.upload",
+    "Found": "brim.batching.finder",
+    "Probe": "brim.batching.probe",
+    "find_batch_size": "brim.batching.finder",
     "predict_memory": "brim.api.memory",
 }
 

@@ -1,0 +1,345 @@
+"""The searches, on pure `fits`: exact sequences of probes, and what holds whatever `fits` answers."""
+
+from math import floor, log2
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim.batching.finder import Probe, find_batch_size
+from brim.batching.searches import MOST_CORRECTIONS, WORTH_A_PROBE
+from brim.errors import InputError, NothingFitsError, ProbeError
+
+WAYS = ("predict", "linear", "binary", "doubling", "halving")
+MIB = 2**20
+
+
+class Device:
+    """Runs out of memory above `capacity` bytes. static and each: bytes without rows, and of a row."""
+
+    def __init__(self, capacity, *, static=1000, each=10, shows_peaks=True):
+        self.capacity, self.static, self.each, self.shows_peaks = capacity, static, each, shows_peaks
+        self.sizes = []
+
+    def peak(self, size):
+        return self.static + self.each * size
+
+    def __call__(self, size):
+        self.sizes.append(size)
+        fits = self.peak(size) <= self.capacity
+        return Probe(
+            size=size,
+            steps=int(fits),
+            outcome="fits" if fits else "out_of_memory",
+            peak_bytes=self.peak(size) if fits and self.shows_peaks else None,
+            seconds=0.0,
+        )
+
+
+def probe_of(size, *, fits, steps=1, peak_bytes=None):
+    return Probe(size=size, steps=steps, outcome="fits" if fits else "out_of_memory", peak_bytes=peak_bytes, seconds=0)
+
+
+def test_halving_halves_until_it_fits_and_says_how_many_chunks_keep_the_effective_batch():
+    device = Device(1230)
+    found = find_batch_size(device, how="halving", most=100)
+    assert device.sizes == [100, 50, 25, 12]
+    assert (found.size, found.num_out_of_memory) == (12, 3)
+    assert (found.num_chunks(100), found.num_chunks(96), found.num_chunks(1)) == (9, 8, 1)
+    assert found.reason == "halved from 100; 12 ran and fitted with a peak of 1.1 KiB; 4 probes"
+
+
+def test_doubling_stops_at_the_first_failure_or_at_most():
+    device = Device(1230)
+    assert find_batch_size(device, how="doubling", most=100).size == 16
+    assert device.sizes == [1, 2, 4, 8, 16, 32]
+    device = Device(5000)
+    assert find_batch_size(device, how="doubling", most=12, start=3).size == 12
+    assert device.sizes == [3, 6, 12]
+    device = Device(1030)
+    assert find_batch_size(device, how="doubling", most=100, start=20).size == 2
+    assert device.sizes == [20, 10, 5, 2]
+
+
+def test_binary_ends_at_the_maximum():
+    device = Device(1230)
+    assert find_batch_size(device, how="binary", most=100).size == 23
+    assert device.sizes == [50, 25, 12, 18, 21, 23, 24]
+    device = Device(1230)
+    assert find_batch_size(device, how="binary", most=100, start=20).size == 23
+    assert device.sizes[0] == 20
+
+
+def test_linear_finds_the_maximum_without_running_out_of_memory():
+    device = Device(1234)
+    found = find_batch_size(device, how="linear", most=100, limit_bytes=device.capacity)
+    assert device.sizes == [1, 2, 23]
+    assert (found.size, found.num_out_of_memory) == (23, 0)
+    assert found.reason == (
+        "along the line through the peaks of sizes 1 and 2; 23 ran and fitted with a peak of 1.2 KiB of 1.2 KiB; "
+        "3 probes"
+    )
+
+
+def test_linear_goes_on_from_a_peak_that_does_not_grow_yet():
+    class Update(Device):
+        def peak(self, size):  # the optimizer's step takes more than the pass of a few rows
+            return max(1100, 1000 + 10 * size)
+
+    device = Update(1500)
+    found = find_batch_size(device, how="linear", most=1000, limit_bytes=1500)
+    assert device.sizes == [1, 2, 4, 8, 16, 61, 31, 50]
+    assert (found.size, found.num_out_of_memory) == (50, 1)
+
+
+def test_linear_where_only_one_row_fits_or_is_there():
+    device = Device(1010)
+    assert find_batch_size(device, how="linear", most=100, limit_bytes=1010).size == 1
+    assert device.sizes == [1, 2]
+    device = Device(5000)
+    assert find_batch_size(device, how="linear", most=1, limit_bytes=5000).size == 1
+    assert device.sizes == [1]
+
+
+def test_linear_falls_back_to_doubling_where_nothing_is_measured():
+    device = Device(1230, shows_peaks=False)
+    found = find_batch_size(device, how="linear", most=100, limit_bytes=1230)
+    assert device.sizes == [1, 2, 4, 8, 16, 32]
+    assert found.size == 16
+    assert "doubled from 1, since peaks are not measured" in found.reason
+    assert "since there is no limit in bytes" in find_batch_size(Device(1230), how="linear", most=100).reason
+
+
+def test_a_right_prediction_takes_one_probe():
+    device = Device(1230)
+    found = find_batch_size(device, most=100, bytes_of=device.peak, limit_bytes=1230)
+    assert device.sizes == [23]
+    assert found.reason == "predicted 23; 23 ran and fitted with a peak of 1.2 KiB of 1.2 KiB; 1 probe"
+    device = Device(1230)
+    assert find_batch_size(device, most=100, predicted=lambda: 23, limit_bytes=1230).size == 23
+    assert device.sizes == [23]
+
+
+@pytest.mark.parametrize(
+    ("factor", "sizes"),  # predicted over true bytes of what the rows add; 10,000 rows fit
+    [
+        (0.5, [20_000, 10_000]),
+        (0.8, [12_500, 6_250, 10_000]),
+        (0.99, [10_101, 5_050, 10_000]),
+        (1.01, [9_900]),  # within 2%
+        (1.1, [9_090, 9_917]),
+        (2.0, [5_000, 7_500, 10_000]),
+        (4.0, [2_500, 4_375, 10_000]),
+    ],
+)
+def test_a_prediction_that_is_off_is_corrected_from_what_was_measured(factor, sizes):
+    device = Device(101_000)
+    found = find_batch_size(device, most=10**6, bytes_of=lambda size: 1000 + 10 * factor * size, limit_bytes=101_000)
+    assert device.sizes == sizes
+    assert found.size == sizes[-1]
+    assert found.num_out_of_memory == (1 if factor < 1 else 0)
+
+
+def test_a_constant_that_the_prediction_lacks_is_corrected_too():
+    device = Device(101_000)
+    found = find_batch_size(device, most=10**6, bytes_of=lambda size: 50_000 + 10 * size, limit_bytes=101_000)
+    assert device.sizes == [5_100, 10_000]
+    assert found.reason.startswith("predicted 5100, corrected by the measured peaks; 10000 ran")
+
+
+def test_a_peak_above_the_limit_does_not_fit_even_where_it_runs():
+    device = Device(10**9)  # the budget is smaller than the memory
+    found = find_batch_size(device, most=10**6, bytes_of=lambda size: 1000 + 5 * size, limit_bytes=101_000)
+    assert device.sizes == [20_000, 10_000]
+    assert (found.size, found.num_out_of_memory) == (10_000, 0)
+    device = Device(10**9)
+    assert find_batch_size(device, how="binary", most=100, limit_bytes=1230).size == 23
+
+
+def test_without_peaks_a_prediction_is_verified_and_nothing_more():
+    device = Device(101_000, shows_peaks=False)
+    found = find_batch_size(device, most=10**6, predicted=9_000, limit_bytes=101_000)
+    assert device.sizes == [9_000]
+    assert "peaks are not measured, so whether more would fit is not known" in found.reason
+    device = Device(101_000, shows_peaks=False)
+    assert find_batch_size(device, most=10**6, predicted=11_000, limit_bytes=101_000).size == 9_869
+    assert device.sizes == [11_000, 5_500, 7_778, 9_249, 10_086, 9_658, 9_869]
+
+
+def test_without_a_prediction_the_default_measures_a_line():
+    device = Device(1230)
+    found = find_batch_size(device, most=100, limit_bytes=1230)
+    assert device.sizes == [1, 2, 23]
+    assert found.reason.startswith("nothing was predicted, so along the line through the peaks of sizes 1 and 2;")
+
+
+def test_powers_of_two_are_rounded_down_and_executed():
+    for how in WAYS:
+        device = Device(1230)
+        found = find_batch_size(device, how=how, most=100, bytes_of=device.peak, limit_bytes=1230, power_of_two=True)
+        assert found.size == 16
+        assert all(size.bit_count() == 1 for size in device.sizes)
+        assert 16 in device.sizes
+    device = Device(1230)
+    find_batch_size(device, most=100, bytes_of=device.peak, limit_bytes=1230, power_of_two=True)
+    assert device.sizes == [16]
+
+
+def test_one_row_that_does_not_fit_is_an_error_that_says_what_would_help():
+    helps = ("activation checkpointing (0.8 GiB)", "rows of 512 tokens (0.7 GiB)")
+    for how in WAYS:
+        device = Device(1005)
+        with pytest.raises(NothingFitsError) as raised:
+            find_batch_size(device, how=how, most=7, predicted=5, limit_bytes=1005, helps=helps)
+        assert str(raised.value) == (
+            "not even one row fits: batch size 1 ran out of memory, of 1005 B\n"
+            "  expected: a batch of one row that fits\n"
+            "  fix: activation checkpointing (0.8 GiB); or rows of 512 tokens (0.7 GiB)"
+        )
+        assert raised.value.exit_code == 2
+        assert device.sizes[-1] == 1
+    with pytest.raises(NothingFitsError, match=r"batch size 1 took 1010 B, of 1005 B\n(.|\n)*checkpointing, shorten"):
+        find_batch_size(Device(10**9), most=7, predicted=5, limit_bytes=1005)
+
+
+def test_a_probe_that_ran_no_step_is_an_error_of_the_probe():
+    with pytest.raises(ProbeError, match="probe of batch size 4 says that it fits, and ran no step"):
+        find_batch_size(lambda size: probe_of(size, fits=True, steps=0), how="halving", most=4)
+
+
+def test_a_probe_of_another_size_is_an_error_of_the_probe():
+    with pytest.raises(ProbeError, match="a probe of batch size 4 ran batch size 3"):
+        find_batch_size(lambda size: probe_of(size - 1, fits=True), how="halving", most=4)
+
+
+def test_other_exceptions_pass_through():
+    error = KeyError("labels")
+
+    def fits(size):
+        raise error
+
+    for how in WAYS:
+        with pytest.raises(KeyError) as raised:
+            find_batch_size(fits, how=how, most=4, predicted=2)
+        assert raised.value is error
+
+
+def test_arguments_that_make_no_sense_are_named_together():
+    with pytest.raises(InputError) as raised:
+        find_batch_size(Device(1), how="guess", most=0, start=0)
+    assert [problem.what for problem in raised.value.problems] == ["how is 'guess'", "most is 0", "start is 0"]
+
+
+def test_a_larger_size_that_fits_above_one_that_fails_is_never_forgotten():
+    fits = {8: False, 9: True}
+    found = find_batch_size(lambda size: probe_of(size, fits=fits.get(size, size < 8)), how="binary", most=9, start=9)
+    assert found.size == 9
+    found = find_batch_size(lambda size: probe_of(size, fits=fits.get(size, size < 8)), how="binary", most=9)
+    assert found.size == 7
+
+
+def most_probes(how, most, start):
+    steps = floor(log2(most))
+    if how == "halving":
+        return 1 + floor(log2(min(start or most, most)))
+    if how in ("doubling", "binary"):
+        return 2 + steps + (how == "binary" and start is not None)
+    return 4 + 2 * steps + MOST_CORRECTIONS
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    how=st.sampled_from(WAYS),
+    most=st.integers(1, 200),
+    start=st.none() | st.integers(1, 300),
+    predicted=st.none() | st.integers(-5, 400),
+    curve=st.none() | st.tuples(st.integers(0, 500), st.integers(0, 50)),
+    limit=st.none() | st.integers(0, 4000),
+    power_of_two=st.booleans(),
+    data=st.data(),
+)
+def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(
+    how, most, start, predicted, curve, limit, power_of_two, data
+):
+    asked = []
+
+    def fits(size):
+        asked.append(size)
+        peak = data.draw(st.none() | st.integers(0, 5000))
+        return probe_of(size, fits=data.draw(st.booleans()), peak_bytes=peak)
+
+    bytes_of = None if curve is None else lambda size: curve[0] + curve[1] * size
+    try:
+        found = find_batch_size(
+            fits,
+            how=how,
+            most=most,
+            start=start,
+            predicted=predicted,
+            bytes_of=bytes_of,
+            limit_bytes=limit,
+            power_of_two=power_of_two,
+        )
+    except NothingFitsError:
+        assert 1 in asked
+    else:
+        chosen = next(probe for probe in found.probes if probe.size == found.size)
+        assert chosen.outcome == "fits"
+        assert limit is None or chosen.peak_bytes is None or chosen.peak_bytes <= limit
+        assert [probe.size for probe in found.probes] == asked
+    assert len(set(asked)) == len(asked)  # no size is tried twice
+    assert all(1 <= size <= most for size in asked)
+    assert not power_of_two or all(size.bit_count() == 1 for size in asked)
+    assert len(asked) <= most_probes(how, most, start)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    how=st.sampled_from(WAYS),
+    most=st.integers(1, 3000),
+    static=st.integers(0, 2000) | st.integers(0, 20),
+    each=st.integers(1, 20),
+    room=st.integers(1, 4000),
+    factor=st.floats(0.3, 3),
+)
+def test_on_straight_peaks_each_way_comes_as_near_as_it_promises(how, most, static, each, room, factor):
+    device = Device(static + each * room, static=static, each=each)
+    largest = min(room, most)
+    found = find_batch_size(
+        device,
+        how=how,
+        most=most,
+        bytes_of=lambda size: static + factor * each * size,
+        limit_bytes=device.capacity,
+    )
+    assert found.size <= largest
+    if how == "binary" or (how == "linear" and static == 0):
+        assert found.size == largest
+    elif (
+        how in ("predict", "linear") and found.size * WORTH_A_PROBE < most
+    ):  # what is left is less than 2% more rows would take
+        rows = (WORTH_A_PROBE - 1) * found.size + 1
+        assert device.capacity - device.peak(found.size) <= rows * each * max(factor, 1)
+    elif how in ("halving", "doubling"):
+        assert largest <= 2 * found.size
+
+
+@settings(max_examples=200, deadline=None)
+@given(room=st.integers(100, 2000), factor=st.floats(1.0, 3), noise=st.integers(0, 2**31))
+def test_noise_in_the_peaks_costs_one_failure_at_most_and_little_of_the_size(room, factor, noise):
+    """Peaks that are off by up to 0.2%, where half of the memory is static, and a limit that leaves 1% free."""
+    device = Device(20 * room, static=10 * room, each=10)
+    limit_bytes = int(device.capacity * 0.99)
+
+    def noisy(size):
+        probe = device(size)
+        if probe.peak_bytes is None:
+            return probe
+        share = noise * size * 2654435761 % 2001 / 1000 - 1
+        return probe_of(size, fits=True, peak_bytes=int(probe.peak_bytes * (1 + 0.002 * share)))
+
+    found = find_batch_size(
+        noisy, most=10**5, bytes_of=lambda size: device.static + 10 * factor * size, limit_bytes=limit_bytes
+    )
+    assert found.num_out_of_memory <= 1
+    assert found.size >= 0.93 * room
