@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,16 @@ class Surface:
         """The value of micro-batches of `rows` rows, each of `length` tokens with its padding; shapes broadcast."""
         lengths = np.asarray(length, dtype=np.float64)
         num_tokens = np.asarray(rows, dtype=np.float64) * lengths
-        if len(self.lengths) == 1:
-            return self._line(0, num_tokens)
+        lines = _lines(self)
+        if len(lines) == 1:
+            return lines[0](num_tokens)
         position = np.interp(lengths, self.lengths, np.arange(len(self.lengths)))
         position = np.broadcast_to(position, num_tokens.shape)
         below = np.minimum(position.astype(np.int64), len(self.lengths) - 2)
         values = np.empty(num_tokens.shape)
         for number in np.unique(below):
             here = below == number
-            lower, upper = (self._line(line, num_tokens[here]) for line in (number, number + 1))
+            lower, upper = (line(num_tokens[here]) for line in lines[number : number + 2])
             values[here] = lower + (upper - lower) * (position[here] - number)
         return values
 
@@ -58,9 +60,24 @@ class Surface:
             values=tuple(tuple(line) for line in saved["values"]),
         )
 
-    def _line(self, number: int, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        tokens = np.array([0, *self.tokens[number]], dtype=np.float64)
-        values = np.array([self.base, *self.values[number]])
-        slope = (values[-1] - values[-2]) / (tokens[-1] - tokens[-2])
-        beyond = np.maximum(num_tokens - tokens[-1], 0) * slope
-        return np.asarray(np.interp(num_tokens, tokens, values) + beyond)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """The samples of one length, from no tokens on."""
+
+    tokens: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+    def __call__(self, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        slope = (self.values[-1] - self.values[-2]) / (self.tokens[-1] - self.tokens[-2])
+        beyond = np.maximum(num_tokens - self.tokens[-1], 0) * slope
+        return np.asarray(np.interp(num_tokens, self.tokens, self.values) + beyond)
+
+
+@lru_cache(maxsize=64)
+def _lines(surface: Surface) -> list[_Line]:
+    """Kept, since an effective batch is cut with a dozen calls."""
+    return [
+        _Line(tokens=np.array([0.0, *tokens]), values=np.array([surface.base, *values]))
+        for tokens, values in zip(surface.tokens, surface.values, strict=True)
+    ]

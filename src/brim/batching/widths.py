@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from brim.batching.costs import Costs
 
 _LONGEST_TOKENS = 1 << 20
+_FEW_ROWS = 64  # so few are looked at one by one
 
 
 def rows_that_fit(costs: Costs, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
@@ -18,10 +19,7 @@ def rows_that_fit(costs: Costs, lengths: ArrayLike, *, cap_bytes: int, most: int
     wherever any is: no rise and fall of the peak is overlooked.
     """
     tokens = np.asarray(lengths, dtype=np.int64)
-    per_row = costs.peak.kinks / tokens[:, None]
-    ones = np.ones((len(tokens), 1))
-    turns = np.concatenate([ones, np.floor(per_row), np.ceil(per_row), ones * most], axis=1)
-    turns = np.sort(np.clip(turns, 1, most).astype(np.int64), axis=1)
+    turns = _turns(costs, tokens, most)
     over = costs.peak_bytes(turns, tokens[:, None]) > cap_bytes
     first = np.where(over.any(axis=1), over.argmax(axis=1), turns.shape[1])
     bounds = np.concatenate([np.zeros_like(turns[:, :1]), turns, np.full_like(turns[:, :1], most + 1)], axis=1)
@@ -34,6 +32,16 @@ def rows_that_fit(costs: Costs, lengths: ArrayLike, *, cap_bytes: int, most: int
         too_many = np.where(is_open & is_over, middle, too_many)
         fit = np.where(is_open & ~is_over, middle, fit)
     return fit
+
+
+def _turns(costs: Costs, tokens: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """[length, …] ascending numbers of rows, from 1 to `most`, between which the peak is a straight line."""
+    if most <= _FEW_ROWS:
+        return np.broadcast_to(np.arange(1, most + 1), (len(tokens), most))
+    per_row = costs.peak.kinks / tokens[:, None]
+    ones = np.ones((len(tokens), 1))
+    turns = np.concatenate([ones, np.floor(per_row), np.ceil(per_row), ones * most], axis=1)
+    return np.sort(np.clip(turns, 1, most).astype(np.int64), axis=1)
 
 
 def longest_row_that_fits(costs: Costs, cap_bytes: int, *, up_to: int = _LONGEST_TOKENS) -> int:
