@@ -28,6 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED, Shape, configuration, lora, make_base, make_rows
 from brim.api.session import Session, open_session
+from brim.batching.by_rows import ByRows
 from brim.batching.microbatch import cut_by_rows
 from brim.cli.progress import TrainProgress
 from brim.config import FinetuneTrainer, load_config
@@ -216,6 +217,7 @@ def _run(case: Case, session: Session, llm: LLM, rows: TokenRows, bare: BareLoop
         trainer,
         llm,
         rows,
+        cutter=ByRows(max_rows=case.micro_batch_rows),
         pad_id=session.encoder.pad_id,
         evaluate=None,
         store=CheckpointStore(folder / "checkpoints"),  # written once, after the last step

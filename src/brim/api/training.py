@@ -17,12 +17,14 @@ from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
 from brim.api.resuming import where_it_stands, with_kernels_of
 from brim.api.session import Say, Session, with_choices
+from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, dump
 from brim.data import Prepared, Source
 from brim.errors import CheckpointError, InputError, Problem
 from brim.files import write_text, writing
 from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
+from brim.infer.rows_at_once import RowsAtOnce
 from brim.models.device import device_name
 from brim.models.llm import LLM, load_llm
 from brim.models.quantization import unquantised_experts
@@ -97,13 +99,18 @@ def _train_in(
     tensorboard_log = TensorBoardLog(run.tensorboard)
     observers = Observers([metrics_log, tensorboard_log, observer])
     evaluated = _evaluated_splits(trainer, prepared)
+    at_once = RowsAtOnce(
+        trainer.eval_batch_size,
+        on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
+    )
     job = build_job(
         session.config,
         trainer,
         llm,
         prepared.splits["train"],
+        cutter=_cutter(trainer),
         pad_id=session.encoder.pad_id,
-        evaluate=(lambda: _evaluate(llm, session, trainer, prepared, evaluated)) if evaluated else None,
+        evaluate=(lambda: _evaluate(llm, session, at_once, prepared, evaluated)) if evaluated else None,
         store=store,
         observer=observers,
         sync_logs=lambda: _synced(metrics_log, tensorboard_log),
@@ -114,7 +121,7 @@ def _train_in(
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:
         store.tidy(state.step, best_step=state.best_step)
-        loop.restore(checkpoint)
+        loop.restore(checkpoint, keep_cutter=_cuts_as_before(trainer, checkpoint))
         checkpoint = None  # its tensors would stay in memory for the whole run
     started = time.perf_counter()
     try:
@@ -126,12 +133,13 @@ def _train_in(
         seconds = time.perf_counter() - started
         llm.model.eval()
         _take_best(llm, store, loop.state, say)
-        metrics = _evaluate(llm, session, trainer, prepared, _splits_of_the_card(trainer, prepared))
+        metrics = _evaluate(llm, session, at_once, prepared, _splits_of_the_card(trainer, prepared))
         if "test" in metrics:
             observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     finally:
         observers.close()
     _tell_skipped(loop.state, run, say)
+    _tell_out_of_memory(loop.num_out_of_memory, run, say)
     export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     _write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
@@ -149,6 +157,27 @@ def _synced(metrics_log: MetricsLog, tensorboard_log: TensorBoardLog) -> dict[st
     """Bring the logs to the disk; what a checkpoint keeps of them, to know them again."""
     tensorboard_log.sync()
     return {"metrics": metrics_log.sync()}
+
+
+def _tell_out_of_memory(num_times: int, run: RunFolder, say: Say) -> None:
+    if num_times:
+        say(
+            f"memory ran out {num_times:,} {'time' if num_times == 1 else 'times'} in training, which was made up for: "
+            f"each step was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
+        )
+
+
+def _cutter(trainer: FinetuneTrainer) -> ByRows:
+    if trainer.batch_size != "auto":
+        return ByRows(max_rows=trainer.batch_size)
+    assert isinstance(trainer.effective_batch_size, int), "resolved before"
+    return ByRows(max_rows=trainer.effective_batch_size)
+
+
+def _cuts_as_before(trainer: FinetuneTrainer, checkpoint: Checkpoint) -> bool:
+    """Whether what the run had learned of its memory still says something about how it is cut now."""
+    before = checkpoint.state["settings"]["trainer"]
+    return bool(before["batch_size"] == trainer.batch_size)
 
 
 def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[str]:
@@ -228,7 +257,7 @@ def _splits_of_the_card(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[s
 
 
 def _evaluate(
-    llm: LLM, session: Session, trainer: FinetuneTrainer, prepared: Prepared, splits: tuple[str, ...]
+    llm: LLM, session: Session, at_once: RowsAtOnce, prepared: Prepared, splits: tuple[str, ...]
 ) -> dict[str, dict[str, float]]:
     return {
         split: summarize(
@@ -236,7 +265,7 @@ def _evaluate(
                 llm.model,
                 prepared.splits[split],
                 pad_id=session.encoder.pad_id,
-                batch_rows=trainer.eval_batch_size,
+                batch_rows=at_once,
                 device=llm.device,
                 precision=llm.precision,
                 head=llm.head,

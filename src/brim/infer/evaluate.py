@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from brim.batching.microbatch import cut_by_rows
 from brim.data import TokenRows
 from brim.data.collate import collate
+from brim.infer.rows_at_once import RowsAtOnce, longest_first, rows_at_once
 from brim.models.logit_head import LogitHead
 from brim.models.objective import next_token_scores
 from brim.models.precision import Precision
@@ -32,28 +32,32 @@ def score_rows(
     rows: TokenRows,
     *,
     pad_id: int,
-    batch_rows: int,
+    batch_rows: int | RowsAtOnce,
     device: torch.device,
     precision: Precision,
     head: LogitHead | None = None,
 ) -> Scores:
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 
-    Rows of like length share a batch. Logits are reduced where they arise; in chunks, where the model's head is given.
+    Rows of like length share a batch, and fewer of them once memory has run out. Logits are reduced where they arise;
+    in chunks, where the model's head is given. Raises OutOfMemoryError when a row alone runs out of memory.
     """
     num_rows = len(rows)
     loss = np.zeros(num_rows)
     num_correct, num_supervised = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
+
+    def score(positions: NDArray[np.intp]) -> None:
+        batch = collate([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
+        with torch.no_grad(), precision.autocast(device, keeps_copies=False):
+            scores = next_token_scores(model, batch, head=head)
+        loss[positions] = scores.loss.cpu().numpy()
+        num_correct[positions] = scores.num_correct.cpu().numpy()
+        num_supervised[positions] = scores.num_supervised.cpu().numpy()
+
     was_training = model.training
     model.eval()
     try:
-        for positions in cut_by_rows(rows.lengths, max_rows=batch_rows):
-            batch = collate([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
-            with torch.no_grad(), precision.autocast(device, keeps_copies=False):
-                scores = next_token_scores(model, batch, head=head)
-            loss[positions] = scores.loss.cpu().numpy()
-            num_correct[positions] = scores.num_correct.cpu().numpy()
-            num_supervised[positions] = scores.num_supervised.cpu().numpy()
+        rows_at_once(batch_rows).run(rows, longest_first(rows), score, doing="evaluation")
     finally:
         model.train(was_training)
     return Scores(keys=np.asarray(rows.keys), loss=loss, num_correct=num_correct, num_supervised=num_supervised)

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from brim.batching.microbatch import cut_by_rows
+from brim.batching.random_states import random_states, restore_random_states
 from brim.data import TokenRows
 from brim.data.collate import collate_prompts
 from brim.errors import BrimError, InputError, Problem
+from brim.infer.rows_at_once import RowsAtOnce, longest_first, rows_at_once
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ def generate(
     prompts: TokenRows,
     *,
     settings: Mapping[str, Any],
-    batch_rows: int,
+    batch_rows: int | RowsAtOnce,
     seed: int,
     device: torch.device,
     precision: Precision,
@@ -41,8 +44,9 @@ def generate(
     """One response a prompt, in the order of the prompts.
 
     settings: what `generation_settings` gives. The longest prompts run first; none may be empty.
+    batch_rows: run together, and fewer once memory has run out.
     on_batch: called after each batch with its number of rows.
-    Raises InputError when transformers refuses the settings.
+    Raises InputError when transformers refuses the settings, OutOfMemoryError when a prompt alone runs out of memory.
     """
     from transformers import GenerationConfig
 
@@ -50,18 +54,26 @@ def generate(
     responses: list[Response | None] = [None] * len(prompts)
     if "prompt_lookup_num_tokens" in settings:
         batch_rows = 1  # all that transformers can do there
-    model.eval()
-    torch.manual_seed(seed)
-    for positions in cut_by_rows(prompts.lengths, max_rows=batch_rows):
+
+    def respond(positions: NDArray[np.intp]) -> None:
         batch = collate_prompts([prompts[int(i)] for i in positions], pad_id=settings["pad_token_id"]).to(device)
-        with torch.inference_mode(), precision.autocast(device, keeps_copies=False), _explained():
+        with (
+            _rewound_if_raised(),
+            torch.inference_mode(),
+            precision.autocast(device, keeps_copies=False),
+            _explained(),
+        ):
             sequences = model.generate(
                 input_ids=batch.input_ids, attention_mask=batch.attention_mask, generation_config=generation
             )
-        new = sequences[:, batch.input_ids.shape[1] :].tolist()
+            new = sequences[:, batch.input_ids.shape[1] :].tolist()
         for position, token_ids in zip(positions, new, strict=True):
             responses[int(position)] = _response(token_ids, settings["eos_token_id"])
         on_batch(len(positions))
+
+    model.eval()
+    torch.manual_seed(seed)
+    rows_at_once(batch_rows).run(prompts, longest_first(prompts), respond, doing="generation")
     return [response for response in responses if response is not None]
 
 
@@ -69,6 +81,17 @@ def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
     """The token that training put at the end, and those at which the model itself was made to stop."""
     own = model.generation_config.eos_token_id
     return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
+
+
+@contextmanager
+def _rewound_if_raised() -> Iterator[None]:
+    """What a batch has drawn that ran out of memory must not tell in the texts."""
+    before = random_states()
+    try:
+        yield
+    except BaseException:
+        restore_random_states(before)
+        raise
 
 
 @contextmanager

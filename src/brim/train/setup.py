@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from brim.batching.cutter import Cutter
 from brim.config import Config, FinetuneTrainer
 from brim.data import TokenRows
 from brim.models.llm import LLM
 from brim.train.checkpoint import CheckpointStore
+from brim.train.job import Evaluate, Stopping, SyncLogs, TrainJob
 from brim.train.learning_rate import LearningRate
 from brim.train.length import RunLength, run_length
-from brim.train.loop import Evaluate, Stopping, SyncLogs, TrainJob
 from brim.train.observer import Observer
 from brim.train.optimizer import build_optimizer
 
@@ -22,6 +23,7 @@ def build_job(
     llm: LLM,
     rows: TokenRows,
     *,
+    cutter: Cutter,
     pad_id: int,
     evaluate: Evaluate | None,
     store: CheckpointStore,
@@ -40,7 +42,7 @@ def build_job(
         optimizer=build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad)),
         learning_rate=learning_rate_of(trainer, length),
         length=length,
-        micro_batch_rows=1 if trainer.batch_size == "auto" else trainer.batch_size,
+        cutter=cutter,
         clipping=trainer.gradient_clipping,
         on_nonfinite=trainer.on_nonfinite,
         seed=config.random_seed,

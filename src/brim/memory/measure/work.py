@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, resolve
 from brim.data import TokenRows
 from brim.errors import InputError, Problem
@@ -161,6 +162,7 @@ class Bench:
                 self._trainer(size),
                 llm,
                 rows,
+                cutter=ByRows(max_rows=request.batch_size),
                 pad_id=_PAD_ID,
                 evaluate=None,
                 store=CheckpointStore(Path(folder)),
