@@ -16,9 +16,11 @@ from brim.memory.depth import Depth
 from brim.memory.events import EventStream
 from brim.memory.layer_passes import NotUniformError
 from brim.memory.layers import Expansion, expand
+from brim.memory.operator_work import OperatorWork
 from brim.memory.quantized.optimizer import StandInOptimizer
 from brim.memory.recorder import Recorder, Temporaries
 from brim.memory.recording import LearningWeight, Recording, TrainedWeight, without_collector
+from brim.memory.work import WorkCount
 from brim.memory.workload import Workload
 
 
@@ -29,6 +31,7 @@ class OptimizerRecording:
     stream: EventStream
     parts: dict[str, tuple[int, int]]  # events from, to
     gradients: dict[str, tuple[int | None, ...]]  # by part: the storage of each weight's gradient
+    work: Mapping[str, WorkCount]  # by part, over all layers
 
 
 def record_optimizer(workload: Workload, recording: Recording) -> OptimizerRecording:
@@ -73,6 +76,7 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
             )
             for part, numbers in gradients.items()
         },
+        work=recorder.work.over_all_layers(depth),
     )
 
 
@@ -138,6 +142,20 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         number = self.number_of(joined)
         if number is not None and joined.nbytes == sum(part.nbytes for part in parts):
             self.stream.sizes[number] = sum(part.nbytes for part in self._of_all_layers(parts))
+
+    def note(self, operator: str, work: OperatorWork, *, about: torch.Tensor) -> None:
+        self._layer = self.layer_of(about)
+        super().note(operator, work, about=about)
+        self._layer = None
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Lists are those of all layers; what is done with a tensor is done in each layer that is like its own."""
+        if args and _are_tensors(args[0]):
+            args = tuple(self._of_all_layers(each) if _are_tensors(each) else each for each in args)
+        else:
+            self._layer = self.layer_of(args[0]) if args else None
+        super()._count(func, args, kwargs, out)
+        self._layer = None
 
     def _scratch_bytes(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         if args and _are_tensors(args[0]):

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from brim.memory.events import Category, EventStream, Place
+from brim.memory.operator_work import OperatorWork, dtype_name, num_bytes_of, operator_work
+from brim.memory.work import Unit, WorkCounter, WorkPlace
 
 _OUTSIDE_THE_SEQUENCE = 2**62  # nodes that add up gradients are numbered from the top
 
@@ -52,6 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._closed = False
         self._last: tuple[str, int | None] = ("", None)
         self.recomputed: set[int] = set()  # born while activations were computed anew, and alive after it
+        self.work = WorkCounter()
 
     def know(self, model: nn.Module, layers: nn.ModuleList) -> None:
         """Name places by this model's modules, from here on."""
@@ -132,12 +135,35 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scratch_bytes = self._scratch_bytes(name, args, kwargs)
         scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
         out = func(*args, **kwargs)
+        self._count(func, args, kwargs, out)
         self._outputs(out, args)
         if name == "aten::_to_copy":
             self._lower_weight(args[0], out)
         if scratch is not None:
             self.stream.death(scratch, self._place())
         return out
+
+    def note(self, operator: str, work: OperatorWork, *, about: Tensor) -> None:
+        """Enter a kernel that is no operator of the trace."""
+        if not self._silent:
+            self._enter_work(operator, work)
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        work = None if self._silent else operator_work(func, args, kwargs, out)
+        if work is not None:
+            self._enter_work(self._operator, work)
+
+    def _enter_work(self, operator: str, work: OperatorWork) -> None:
+        node = torch._C._current_autograd_node()
+        phase = self.phase if node is None else "recompute" if self._stack else "backward"
+        module, layer = self._where(node)
+        self.work.add(
+            self.stream.marks[-1][1] if self.stream.marks else "",
+            WorkPlace(phase, layer, module, operator, work.unit, work.dtype),
+            flops=work.flops,
+            num_bytes=work.num_bytes,
+            kernels=work.kernels,
+        )
 
     def _scratch_bytes(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         return self._temporaries(name, args, kwargs)
@@ -209,6 +235,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_sequence_number(self) -> None:
         self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())
         self._at_sequence_number.append(self._stack[-1] if self._stack else ("", None))
+
+
+def note_kernel(
+    operator: str,
+    *tensors: Tensor,
+    flops: int = 0,
+    unit: Unit = "vector",
+    dtype: torch.dtype | None = None,
+    num_bytes: int | None = None,
+) -> None:
+    """Tell who records of a kernel that a stand-in stands for, and that is no operator itself.
+
+    tensors: that it reads and writes. num_bytes: of them, where it touches less or more. dtype: of the arithmetic; that
+    of the first tensor if not given.
+    """
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Recorder):
+            moved = sum(map(num_bytes_of, tensors)) if num_bytes is None else num_bytes
+            work = OperatorWork(unit, dtype_name(dtype or tensors[0].dtype), flops, moved)
+            mode.note(operator, work, about=tensors[0])
 
 
 def _prefixes(name: str) -> Iterator[str]:

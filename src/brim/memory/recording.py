@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +22,7 @@ from brim.memory.layers import Expansion, expand
 from brim.memory.recorder import Recorder
 from brim.memory.sharding_units import Weight
 from brim.memory.sharding_weights import weights_of
+from brim.memory.work import WorkCount
 from brim.memory.workload import Workload
 
 
@@ -62,6 +63,7 @@ class Recording:
     depth: Depth
     layers_path: str
     weights: tuple[Weight, ...]  # all parameters of all layers, as sharding cuts them
+    work: Mapping[str, WorkCount]  # by part, over all layers
 
 
 def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
@@ -116,6 +118,7 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
         depth=depth,
         layers_path=path,
         weights=weights_of(recorder, model, depth, path, expansion),
+        work=recorder.work.over_all_layers(depth),
     )
 
 

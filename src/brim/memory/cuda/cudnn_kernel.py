@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brim.memory.cuda.attention_work import note_attention
+
 
 class CudnnKernel(torch.autograd.Function):
     """aten::_scaled_dot_product_cudnn_attention on tensors [B, H, T, D]; the bias is expanded, not copied."""
@@ -24,6 +26,7 @@ class CudnnKernel(torch.autograd.Function):
         seed = query.new_empty((), dtype=torch.int64)  # on the device, with and without dropout
         offset = query.new_empty((), dtype=torch.int64)
         out = like_layout_of(query, value.shape[-1])
+        note_attention("cudnn_attention", query, key, value, out, bias=bias)
         if trains:
             log_sum_exp = query.new_empty((rows, heads, queries, 1), dtype=torch.float32)
             ctx.save_for_backward(query, key, value, bias, out, log_sum_exp, seed, offset)
@@ -31,7 +34,7 @@ class CudnnKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, _, out, _, _, _ = ctx.saved_tensors
+        query, key, value, bias, out, _, _, _ = ctx.saved_tensors
         rows, heads, queries, head_dim = query.shape
         dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         grad_out = grad if grad.stride(-1) == 1 else torch.empty_like(out)
@@ -39,6 +42,7 @@ class CudnnKernel(torch.autograd.Function):
         if key.shape[1] != heads:
             size += query.element_size() * rows * heads * key.shape[2] * (head_dim + value.shape[-1])
         workspace = query.new_empty((size,), dtype=torch.uint8)
+        note_attention("cudnn_attention_backward", query, key, value, grad, out, dq, dk, dv, bias=bias, backward=True)
         del workspace, grad_out
         return dq, dk, dv, None, None
 

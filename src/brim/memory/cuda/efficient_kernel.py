@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brim.memory.cuda.attention_work import note_attention
 from brim.memory.cuda.efficient_workspace import workspace_bytes
 from brim.memory.cuda.flash_kernel import round_up
 from brim.memory.cuda.target import CudaTarget
@@ -39,6 +40,7 @@ class EfficientKernel(torch.autograd.Function):
             accumulated = query.new_empty((rows, queries, heads, width), dtype=torch.float32)
             del accumulated
         attention = out.transpose(1, 2)
+        note_attention("efficient_attention", query, key, value, attention, bias=bias)
         ctx.save_for_backward(query, key, value, bias, attention, log_sum_exp)
         ctx.dropout, ctx.target = dropout, target
         return attention
@@ -63,6 +65,9 @@ class EfficientKernel(torch.autograd.Function):
             target=ctx.target,
         )
         workspace = q.new_empty((size,), dtype=torch.uint8) if size else None
+        note_attention(
+            "efficient_attention_backward", query, key, value, grad, attention, dq, dk, dv, bias=bias, backward=True
+        )
         del delta, workspace
         return (*(each.transpose(1, 2) for each in (dq, dk, dv)), grad_bias, None, None, None)
 

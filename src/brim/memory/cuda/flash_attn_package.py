@@ -7,6 +7,7 @@ computed: shapes, dtypes, layouts and lifetimes are right.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from brim.memory.cuda.attention_work import note_attention
 from brim.memory.cuda.flash_kernel import flash_backward, round_up
 from brim.memory.cuda.split_keys import split_buffers
 from brim.memory.cuda.target import CudaTarget
@@ -91,6 +93,7 @@ class _Fixed(torch.autograd.Function):
         split = split_buffers(rows, heads, queries, k.shape[1], head_dim, dropout=dropout, like=q, target=target)
         rng_state = q.new_empty((2,), dtype=torch.int64)
         del split
+        note_attention("flash_attention", *(each.transpose(1, 2) for each in (q, k, v)), out)
         ctx.save_for_backward(q, k, v, out, log_sum_exp, rng_state)
         ctx.target = target
         return out[..., :width] if width != head_dim else out
@@ -118,6 +121,7 @@ class _Varlen(torch.autograd.Function):
         shape = (heads, tokens) if padded_to is None else (rows, heads, padded_to)
         log_sum_exp = q.new_empty(shape, dtype=torch.float32)
         rng_state = q.new_empty((2,), dtype=torch.int64)
+        note_attention("flash_attention", *_by_row(rows, q, k, v), out)
         ctx.save_for_backward(q, k, v, out, log_sum_exp, cu_seqlens, rng_state)
         ctx.rows, ctx.padded_to = rows, padded_to
         return out[..., :width] if width != head_dim else out
@@ -137,9 +141,18 @@ class _Varlen(torch.autograd.Function):
             dk_expanded = q.new_empty((k.shape[0], heads, head_dim))
             dv_expanded = q.new_empty((k.shape[0], heads, head_dim))
             del dk_expanded, dv_expanded
+        by_row = _by_row(ctx.rows, q, k, v)
+        note_attention("flash_attention_backward", *by_row, grad, dq, dk, dv, dq_accum, backward=True)
         del softmax_d, dq_accum
         grads = (dq, dk, dv)
         return (*(each[..., :width] if width != head_dim else each for each in grads), None, None, None)
+
+
+def _by_row(rows: int, *tensors: Tensor) -> Iterator[Tensor]:
+    """[N, H, D] as [B, H, T, D] by its shape, for rows of equal length."""
+    for tensor in tensors:
+        tokens, heads, width = tensor.shape
+        yield tensor[: tokens // rows * rows].view(rows, tokens // rows, heads, width).transpose(1, 2)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brim.memory.cuda.attention_work import note_attention
 from brim.memory.cuda.split_keys import split_buffers
 from brim.memory.cuda.target import CudaTarget
 
@@ -30,6 +31,7 @@ class FlashKernel(torch.autograd.Function):
         unused = q.new_empty((), dtype=torch.int64)
         del split
         attention = out.transpose(1, 2)
+        note_attention("flash_attention", query, key, value, attention)
         ctx.save_for_backward(query, key, value, attention, log_sum_exp, rng_state, unused)
         ctx.target = target
         return attention
@@ -64,6 +66,8 @@ def flash_backward(
         dk_expanded = q.new_empty((rows, keys, heads, head_dim))
         dv_expanded = q.new_empty((rows, keys, heads, head_dim))
         del dk_expanded, dv_expanded
+    heads_first = (each.transpose(1, 2) for each in (q, k, v))
+    note_attention("flash_attention_backward", *heads_first, grad, out, dq, dk, dv, dq_accum, backward=True)
     del softmax_d, dq_accum
     return dq, dk, dv
 

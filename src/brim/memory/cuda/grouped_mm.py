@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from brim.memory.cuda.flash_kernel import round_up
+from brim.memory.recorder import note_kernel
 
 
 def grouped_mm(
@@ -34,14 +35,26 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(inputs, weights)
-        return _output(inputs, inputs.shape[0], weights.shape[-1])
+        out = _output(inputs, inputs.shape[0], weights.shape[-1])
+        note_kernel("grouped_mm", inputs, weights, out, flops=_flops(inputs, weights), unit="matrix")
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         inputs, weights = ctx.saved_tensors
         grad_inputs = _output(grad, *inputs.shape) if ctx.needs_input_grad[0] else None
         grad_weights = torch.empty_like(weights) if ctx.needs_input_grad[1] else None
+        flops = _flops(inputs, weights)
+        if grad_inputs is not None:
+            note_kernel("grouped_mm", grad, weights, grad_inputs, flops=flops, unit="matrix")
+        if grad_weights is not None:
+            note_kernel("grouped_mm", grad, inputs, grad_weights, flops=flops, unit="matrix")
         return grad_inputs, grad_weights
+
+
+def _flops(inputs: Tensor, weights: Tensor) -> int:
+    """Each of the S pairs meets one expert."""
+    return 2 * inputs.shape[0] * weights.shape[1] * weights.shape[2]
 
 
 def _output(like: Tensor, rows: int, columns: int) -> Tensor:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from brim.memory.recorder import note_kernel
+
 _rms_norm = functional.rms_norm
 
 
@@ -36,12 +38,14 @@ class _Fused(torch.autograd.Function):
         kept = input.shape[: input.dim() - num_dims]
         out = torch.empty_like(input, memory_format=torch.contiguous_format)
         reciprocal = input.new_empty((*kept, *[1] * num_dims), dtype=torch.float32)
+        note_kernel("fused_rms_norm", input, out)
         ctx.save_for_backward(input, weight, reciprocal)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, weight, _ = ctx.saved_tensors
+        input, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
+        note_kernel("fused_rms_norm_backward", input, grad, grad)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[2] else None
         return torch.empty_like(grad), None, grad_weight

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from brim.memory.quantized.layout import BLOCK_SIZE, FUSED_SINCE, OPERATORS_SINCE, SCALES_BLOCK_SIZE, four_bit_tensors
+from brim.memory.recorder import note_kernel
 
 # Rows up to which `gemm_4bit` takes its own kernel on any GPU (_GEMM_4BIT_CUSTOM_FLOOR_M, backends/cuda/ops.py). Above
 # it, the choice depends on the GPU and the shape: up to 1,536 rows a buffer that is counted here may not be there.
@@ -157,11 +158,15 @@ def _product(inputs: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
     rows, width = inputs.numel() // inputs.shape[-1], inputs.shape[-1]
     if rows <= _FUSED_ROWS and width % BLOCK_SIZE == 0:
         inputs = inputs.contiguous()
-        return torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
+        out = torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
+        flops, packed = 2 * inputs.numel() * state.shape[0], state.shape.numel() // 2
+        note_kernel("gemm_4bit", inputs, flops=flops, unit="matrix", num_bytes=packed)
+        return out
     if state.nested:
         scales = torch.empty_like(state.absmax, dtype=torch.float32)
         shifted = scales + state.offset  # the backward pass adds in place; this one does not
     weight = torch.empty(state.shape, dtype=inputs.dtype, device=inputs.device)
+    _note_dequantization(weight)
     output = nn.functional.linear(inputs, weight, bias)
     if state.nested:
         del scales, shifted
@@ -177,6 +182,8 @@ def _row_before_fusion(inputs: Tensor, bias: Tensor | None, state: QuantState, r
     """`gemv_4bit` (functional.py) up to 0.49: the weight stays packed, its scales do not."""
     scales = _scales(state, in_place=release < OPERATORS_SINCE)
     output = torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
+    flops, packed = 2 * inputs.numel() * state.shape[0], state.shape.numel() // 2
+    note_kernel("gemv_4bit", inputs, flops=flops, unit="matrix", num_bytes=packed)
     del scales
     if bias is not None:
         output += bias
@@ -187,8 +194,14 @@ def _dequantized(state: QuantState) -> Tensor:
     """`dequantize_4bit`, functional.py and backends/cuda/ops.py."""
     scales = _scales(state)
     weight = torch.empty(state.shape, dtype=state.dtype, device=scales.device)
+    _note_dequantization(weight)
     del scales
     return weight
+
+
+def _note_dequantization(weight: Tensor) -> None:
+    """The kernel reads half a byte for each element that it writes."""
+    note_kernel("dequantize_4bit", weight, num_bytes=weight.numel() // 2 + weight.nbytes)
 
 
 def _scales(state: QuantState, *, in_place: bool = True) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from brim.memory.quantized.layout import eight_bit_tensors
+from brim.memory.recorder import note_kernel
 
 # Columns of the activations with a value over the threshold depend on the data. Transformers of up to 13 B parameters
 # have at most 7 (Dettmers et al., LLM.int8, 2022, section 4: |O| ≤ 7); freshly drawn weights have none.
@@ -116,6 +117,7 @@ def _quantized_rows(inputs: Tensor, threshold: float, outlier_columns: int) -> t
     """`int8_vectorwise_quant`, backends/cuda/ops.py: int8 rows, their scales, the outliers' columns."""
     scales = torch.empty(inputs.numel() // inputs.shape[-1], dtype=torch.float32, device=inputs.device)
     rows = torch.empty(inputs.shape, dtype=torch.int8, device=inputs.device)
+    note_kernel("int8_vectorwise_quant", inputs, rows)
     if threshold <= 0:
         return rows, scales, None
     outliers = inputs.abs() >= threshold
@@ -151,6 +153,7 @@ def _scaled_product(
     """`int8_scaled_mm`, backends/default/ops.py, with the parts of backends/cuda/ops.py."""
     product = _integer_product(quantized, cast(Any, state).CB)
     output = torch.empty_like(product, dtype=torch.float16)  # the kernel writes fp16 only
+    note_kernel("int8_mm_dequant", product, output)
     if bias is not None and bias.dtype != torch.float16:
         output.add_(bias)
     return output.to(dtype)
@@ -162,4 +165,6 @@ def _integer_product(quantized: Tensor, weight: Tensor) -> Tensor:
     if quantized.shape[-1] % 4:
         result = torch.matmul(quantized.float(), weight.float().t()).to(torch.int32)
         return output.copy_(result)
+    flops = 2 * quantized.numel() * weight.shape[0]
+    note_kernel("int8_linear_matmul", quantized, weight, output, flops=flops, unit="matrix")
     return output

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from brim.config import OptimizerConfig
 from brim.memory.quantized.layout import DYNAMIC_MAP_BYTES
 from brim.memory.quantized.optimizer_states import StateRule, StateTensor, state_rule, state_tensors
+from brim.memory.recorder import note_kernel
 from brim.train.optimizer import build_optimizer
 
 
@@ -36,8 +37,13 @@ class StandInOptimizer(Optimizer):
         """The first step makes the states, parameter by parameter; no step makes anything else."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
+                if parameter.grad is None:
+                    continue
+                if not self.state[parameter]:
                     self._make_states(parameter)
+                states = (state for state in self.state[parameter].values() if state.numel() == parameter.numel())
+                read_and_written = (parameter, *states)
+                note_kernel("optimizer", *read_and_written, *read_and_written, parameter.grad)
 
     def _make_states(self, parameter: Parameter) -> None:
         if self.rule.is_8bit(parameter.numel()) and not self.tables:
