@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.batching.cost_examples import convex_surfaces, costs, jagged_surfaces, linear_costs, rising_surfaces
+from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, rising_surfaces
 
 from brim.batching.microbatch import cut, cut_by_rows, widest
 from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS, RowTooLongError
@@ -165,12 +165,12 @@ def test_rows_over_the_cap_alone_stay_alone_where_they_may(num_rows):
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_rows=st.integers(MOST_ROWS_FOR_ALL_PAIRS + 1, MOST_ROWS_FOR_ALL_PAIRS + 200),
-    costs=costs(peak=convex_surfaces()),
+    costs=costs(peak=jagged_surfaces(), time=jagged_surfaces()),
     largest=st.booleans(),
 )
 def test_a_large_batch_is_covered_under_the_cap_too(seed, num_rows, costs, largest):
     lengths = np.random.default_rng(seed).integers(1, 120, num_rows)
-    cap_bytes = cap_for(costs, lengths, 0.05)
+    cap_bytes = cap_for(costs, lengths, 0.05)  # neither surface is what the near-linear way is exact for
     cuts = cut(lengths, costs=costs, cap_bytes=cap_bytes, largest=largest)
     assert sorted(np.concatenate([micro_batch.rows for micro_batch in cuts]).tolist()) == list(range(num_rows))
     assert all(micro_batch.peak_bytes <= cap_bytes for micro_batch in cuts)

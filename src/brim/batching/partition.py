@@ -146,29 +146,30 @@ def cheapest_by_queue(widths: Sequence[int], price: Callable[[int, int], float])
             queue.popleft()
         begins.append(queue[0][0])
         best.append(offer(queue[0][0], end))
-        while queue:
-            last, since = queue[-1][0], max(queue[-1][1], end + 1)
-            if since > num_rows or not offer(end, since) < offer(last, since):
-                break
-            queue.pop()
-        else:
-            queue.append((end, end + 1))
-            continue
-        takes_over = _first_better(end, last, since, num_rows + 1, offer)
-        if takes_over <= num_rows:
-            queue.append((end, takes_over))
+        if end < num_rows:
+            _add_beginning(queue, end, min(num_rows, end + widths[end]), offer)
     return begins
 
 
-def _first_better(begin: int, last: int, low: int, high: int, offer: Callable[[int, int], float]) -> int:
-    """The first end above `low`, where it is not, at which `begin` is better than `last`; `high` if there is none."""
+def _add_beginning(queue: deque[tuple[int, int]], begin: int, reach: int, offer: Callable[[int, int], float]) -> None:
+    """One more beginning for the ends up to `reach`; those that it is better than from their first end on leave."""
+    while queue:
+        last, low = queue[-1][0], max(queue[-1][1], begin + 1)
+        if not offer(begin, low) < offer(last, low):
+            break
+        queue.pop()
+    else:
+        queue.append((begin, begin + 1))
+        return
+    high = reach + 1  # not better at low; better at high, or out of reach
     while high - low > 1:
         middle = (low + high) // 2
         if offer(begin, middle) < offer(last, middle):
             high = middle
         else:
             low = middle
-    return high
+    if high <= reach:
+        queue.append((begin, high))
 
 
 def line_prices(terms: Terms, lengths: NDArray[np.int64], *, weight: int) -> Callable[[int, int], float]:
