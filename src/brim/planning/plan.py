@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
 from brim.batching.costs import Costs
 from brim.planning.budget import Budget
@@ -43,6 +44,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongRow:
+    """A row that does not fit alone, whichever way the run goes."""
+
+    key: int  # 0-based row number in the source
+    num_tokens: int
+    total_bytes: int  # reserved and outside, alone, in the way that takes the least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """The plan of one training run."""
 
@@ -52,7 +62,43 @@ class TrainingPlan:
     total_steps: int
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None  # None: none fits
+    reason: str  # why it is this one, or why it is none
     costs: Costs | None  # of the chosen candidate
     seconds: float | None  # the whole run without evaluation
     advice: tuple[str, ...]  # what would help, and promises that do not hold (dropout)
     from_cache: bool
+    too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> TrainingPlan:
+        """What `as_dict` gave, read back from JSON; of anything else a KeyError, TypeError or ValueError."""
+        chosen, costs = saved["chosen"], saved["costs"]
+        lengths = saved["lengths"]
+        return cls(
+            **{
+                **saved,
+                "budget": Budget(**saved["budget"]),
+                "lengths": LengthSummary(**{**lengths, "histogram": tuple(map(tuple, lengths["histogram"]))}),
+                "candidates": tuple(map(_candidate, saved["candidates"])),
+                "chosen": None if chosen is None else _candidate(chosen),
+                "costs": None if costs is None else Costs.from_dict(costs),
+                "advice": tuple(saved["advice"]),
+                "too_long": tuple(LongRow(**row) for row in saved["too_long"]),
+            }
+        )
+
+
+def _candidate(saved: Mapping[str, Any]) -> Candidate:
+    rows_and_tokens = saved["widest"]
+    return Candidate(
+        **{
+            **saved,
+            "way": Way(**saved["way"]),
+            "widest": None if rows_and_tokens is None else (rows_and_tokens[0], rows_and_tokens[1]),
+            "too_long": tuple(saved["too_long"]),
+        }
+    )
