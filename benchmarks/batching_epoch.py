@@ -1,0 +1,175 @@
+"""The time of one epoch at one effective batch: brim with nothing tuned, against TRL's SFTTrainer tuned by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from benchmarks.batching_peers import Way, accumulation_of_packs
+from benchmarks.batching_run import Outcome, RunFailed, Spec, run
+from benchmarks.batching_subject import Subject
+from benchmarks.subject import EFFECTIVE_BATCH_SIZE
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)  # rows that the hand search tries
+PACKS = (1, 2, 4)
+SEARCHED: tuple[Way, ...] = ("fixed", "group_by_length", "padding_free", "packing")
+LOSS_GOAL = 1e-3  # relative, of each update's loss; what loss_equality.py holds brim and its peers to
+GOALS: Mapping[str, float] = {"fixed": 1.0, "packing": 1.0, "auto_find": 5.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One size of the hand search, on the first rows."""
+
+    way: Way
+    micro_batch_rows: int
+    accumulation_steps: int
+    tokens_per_s: float | None  # None: it failed
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """The median of several epochs."""
+
+    name: str
+    micro_batch_rows: int | None
+    train_s: float
+    train_s_of_each: list[float]
+    whole_s: float  # median, with reading, planning, loading and saving
+    brim_is_faster: float  # median over the rounds of this one's time over brim's in the same round
+    goal: float | None
+    tokens_per_s: float
+    padding: float  # padded over real tokens
+    num_updates: int
+    loss_difference: float | None  # the largest relative one of an update, from brim; None: its batches are others
+    mean_loss: float  # over the epoch's updates
+    held_out_loss: float | None
+    peak_bytes: int  # largest
+
+
+def hand_search(subject: Subject, *, num_rows: int, num_threads: int) -> list[Trial]:
+    """Each way with each size, once. num_rows: of the data set, the first ones."""
+    lengths = [int(length) for length in subject.lengths()]
+    trials = []
+    for way in SEARCHED:
+        for micro_batch, accumulation in _sizes(way, lengths):
+            spec = Spec(
+                folder=str(subject.folder), device=subject.device, contender=way, num_threads=num_threads,
+                num_rows=num_rows, micro_batch_rows=micro_batch, accumulation_steps=accumulation,
+            )  # fmt: skip
+            trials.append(_try(spec, way))
+    return trials
+
+
+def fastest(trials: Sequence[Trial], way: Way) -> Trial | None:
+    """Of this way; the smaller micro-batch of two that are equal, and None where all failed."""
+    done = [trial for trial in trials if trial.way == way and trial.tokens_per_s is not None]
+    return max(done, key=lambda trial: (trial.tokens_per_s or 0.0, -trial.micro_batch_rows), default=None)
+
+
+def race(
+    specs: Mapping[str, Spec],
+    *,
+    rounds: int,
+    once: Sequence[str] = (),
+    say: Callable[[str], None],
+    start: Callable[[Spec], Outcome] = run,
+) -> dict[str, list[Outcome]]:
+    """Every contender once a round, in turn, each in a process of its own; every other round backwards.
+
+    once: contenders that are run in one round alone.
+    """
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in specs}
+    for number in range(rounds):
+        for name in list(specs) if number % 2 == 0 else list(reversed(specs)):
+            if name in once and number:
+                continue
+            # A score does not change from round to round.
+            outcome = start(replace(specs[name], scores=number == 0))
+            outcomes[name].append(outcome)
+            say(f"  round {number + 1}, {name}: {outcome.train_s:.1f} s")
+    return outcomes
+
+
+def contenders(specs: Mapping[str, Spec], trials: Sequence[Trial]) -> dict[str, Spec]:
+    """brim, whose specification is given under "brim", and each way of the peer as the hand search found it best."""
+    ours = specs["brim"]
+    chosen = {"brim": ours}
+    for way in SEARCHED:
+        best = fastest(trials, way)
+        if best is not None:
+            chosen[way] = replace(
+                ours, contender=way, micro_batch_rows=best.micro_batch_rows, accumulation_steps=best.accumulation_steps
+            )
+    chosen["auto_find"] = replace(
+        ours, contender="auto_find", micro_batch_rows=EFFECTIVE_BATCH_SIZE, accumulation_steps=1
+    )
+    return chosen
+
+
+def summarize(outcomes: Mapping[str, Sequence[Outcome]]) -> list[Contender]:
+    """Medians; "brim" is what the others are compared with."""
+    ours = outcomes["brim"]
+    return [_contender(name, list(runs), ours) for name, runs in outcomes.items()]
+
+
+def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """The largest relative one of two sequences of equal length; infinite where one is no number."""
+    assert len(losses) == len(reference), "different numbers of updates"
+    differences = [abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)]
+    return max((d if math.isfinite(d) else math.inf for d in differences), default=0.0)
+
+
+def figures(trials: Sequence[Trial], found: Sequence[Contender]) -> dict[str, Any]:
+    """As JSON."""
+    return {"hand_search": [asdict(trial) for trial in trials], "contenders": [asdict(c) for c in found]}
+
+
+def _sizes(way: Way, lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(micro-batch, accumulation steps) to be tried."""
+    if way == "packing":
+        return [(packs, accumulation_of_packs(lengths, micro_batch_packs=packs)) for packs in PACKS]
+    return [(rows, EFFECTIVE_BATCH_SIZE // rows) for rows in MICRO_BATCHES]
+
+
+def _try(spec: Spec, way: Way) -> Trial:
+    rate, failure = None, None
+    try:
+        outcome = run(spec)
+        rate = round(outcome.num_tokens / outcome.train_s, 1)
+    except RunFailed as error:
+        failure = str(error).splitlines()[-1]
+    return Trial(
+        way=way,
+        micro_batch_rows=spec.micro_batch_rows,
+        accumulation_steps=spec.accumulation_steps,
+        tokens_per_s=rate,
+        failure=failure,
+    )
+
+
+def _contender(name: str, runs: Sequence[Outcome], ours: Sequence[Outcome]) -> Contender:
+    first = runs[0]
+    train_s = median(run.train_s for run in runs)
+    # A limit that makes auto_find take smaller batches makes it take more updates, which are not brim's.
+    same_batches = name not in ("packing", "group_by_length") and len(first.losses) == len(ours[0].losses)
+    return Contender(
+        name=name,
+        micro_batch_rows=first.micro_batch_rows,
+        train_s=round(train_s, 3),
+        train_s_of_each=[round(run.train_s, 3) for run in runs],
+        whole_s=round(median(run.whole_s for run in runs), 3),
+        brim_is_faster=round(median(a.train_s / b.train_s for a, b in zip(runs, ours, strict=False)), 3),
+        goal=next((goal for way, goal in GOALS.items() if name.startswith(way)), None),
+        tokens_per_s=round(first.num_tokens / train_s, 1),
+        padding=round(first.num_padded_tokens / first.num_tokens, 4),
+        num_updates=len(first.losses),
+        loss_difference=largest_difference(first.losses, ours[0].losses) if same_batches else None,
+        mean_loss=sum(first.losses) / len(first.losses),
+        held_out_loss=first.held_out_loss,
+        peak_bytes=max(run.peak_bytes for run in runs),
+    )
