@@ -14,9 +14,8 @@ from torch import Tensor
 from brim.batching.oom import is_out_of_memory
 from brim.batching.random_states import random_states, restore_random_states
 from brim.batching.step import GradientStep, Part, StepOutcome
-from brim.data.collate import collate
-from brim.models.objective import next_token_loss
 from brim.train.job import TrainJob
+from brim.train.micro_batch_pass import MicroBatchPass
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -29,7 +28,15 @@ class Gradient:
 
     def __init__(self, job: TrainJob, scaler: torch.amp.GradScaler, on_event: OnEvent) -> None:
         self._job = job
-        self._scaler = scaler
+        self._pass = MicroBatchPass(
+            model=job.model,
+            head=job.head,
+            rows=job.rows,
+            pad_id=job.pad_id,
+            device=job.device,
+            precision=job.precision,
+            scaler=scaler,
+        )
         self._on_event = on_event
         self._parameters = [p for p in job.model.parameters() if p.requires_grad]
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
@@ -93,20 +100,8 @@ class Gradient:
 
     def _backward(self, rows: NDArray[np.intp]) -> Tensor:
         """Add the gradient of one micro-batch; its part of the batch's mean loss, a scalar."""
-        job, num_supervised = self._job, self._num_supervised
         self._last = rows
-        batch = collate([job.rows[int(i)] for i in rows], pad_id=job.pad_id).to(job.device)
-        with job.precision.autocast(job.device):
-            loss = next_token_loss(job.model, batch, head=job.head, gradient_scale=self._gradient_scale())
-            loss = loss / num_supervised
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _gradient_scale(self) -> Tensor | None:
-        """What the backward pass multiplies the loss sum's gradient by, where fp16 needs to know it beforehand."""
-        if not self._scaler.is_enabled():
-            return None
-        return self._scaler.scale(torch.ones((), device=self._job.device)) / self._num_supervised
+        return self._pass(rows, self._num_supervised)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "oom":
