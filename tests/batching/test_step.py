@@ -1,6 +1,8 @@
 """A step that runs out of memory begins anew, in smaller pieces, and ends as if it had not."""
 
+import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from brim.batching.cutter import CapChange
 from brim.batching.microbatch import MicroBatch, cut_by_rows
 from brim.batching.step import GradientStep
+from brim.errors import OutOfMemoryError
 
 LENGTHS = np.array([5, 3, 8, 2, 7, 4, 6, 3])
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation."
@@ -65,6 +68,7 @@ class Task:
         self.error = error
         self.checkpointed = checkpointed
         self.num_passes = 0
+        self.rows = ()
         self.cutter = Halving(max_rows)
         self.events = []
         self.born = []  # weak references to what each pass makes
@@ -81,14 +85,15 @@ class Task:
     def backward(self, rows):
         self.alive_at_start.append(sum(reference() is not None for reference in self.born))
         number, self.num_passes = self.num_passes, self.num_passes + 1
+        self.rows = rows
 
         def fail(place):
-            if self.failures.get(number) == place:
+            if self.fails(number, place):
                 raise self.error(MEMORY)
 
         hidden = self.model[:3](self.inputs[rows])
         if self.checkpointed:
-            hidden = checkpoint(FailsWhenTold.apply, hidden, fail, use_reentrant=False)
+            hidden = checkpoint(lambda x: FailsWhenTold.apply(x, fail).tanh(), hidden, use_reentrant=False)
         else:
             hidden = FailsWhenTold.apply(hidden, fail)
         output = self.model[3](hidden)
@@ -96,6 +101,9 @@ class Task:
         self.born += [weakref.ref(tensor) for tensor in (hidden, output, loss)]
         loss.backward()
         return loss.detach()
+
+    def fails(self, number, place):
+        return self.failures.get(number) == place
 
     def train(self, num_steps=3):
         """The losses; and the gradients of each step, as one vector."""
@@ -145,3 +153,191 @@ def test_given_the_same_cuts_all_is_bit_equal(where, dropout):
     losses, gradients = task.train()
     assert losses == clean[0]
     assert all(torch.equal(expected, actual) for expected, actual in zip(clean[1], gradients, strict=True))
+
+
+def test_a_failure_of_what_checkpointing_computes_anew_is_of_the_backward_pass():
+    clean = Task(max_rows=2, dropout=0.5, checkpointed=True).train()
+    task = Task(max_rows=4, dropout=0.5, checkpointed=True)
+    seen = []
+
+    def fail_the_second_time(number, place):
+        seen.append((number, place))
+        return seen.count((1, "forward")) == 2 and (number, place) == (1, "forward")
+
+    task.fails = fail_the_second_time
+    losses, gradients = task.train()
+    assert task.events[0]["where"] == "backward"
+    assert losses == clean[0]
+    assert all(torch.equal(expected, actual) for expected, actual in zip(clean[1], gradients, strict=True))
+
+
+def test_memory_may_run_out_twice_in_a_row():
+    clean = Task(max_rows=1).train()
+    task = Task(max_rows=4, failures={0: "forward", 2: "backward"})
+    assert task.train()[0] == clean[0]
+    assert task.kinds() == ["oom", "cap", "replay"] * 2
+    assert [event["micro_batch"] for event in task.events if event["event"] == "oom"] == [1, 2]
+    assert task.cutter.max_rows == 1
+
+
+def test_a_step_says_how_often_it_was_begun_anew_and_counts_each_row_once():
+    task = Task(max_rows=4, failures={0: "forward", 2: "backward"})
+    outcome = task.step.run(LENGTHS)
+    assert outcome.num_out_of_memory == 2
+    assert sorted(row for part in outcome.parts for row in part.micro_batch.rows) == list(range(8))
+    assert outcome.loss == pytest.approx(sum(part.loss.item() for part in outcome.parts))
+    assert task.cutter.num_clean == 0
+    assert task.step.run(LENGTHS).num_out_of_memory == 0
+    assert task.cutter.num_clean == 1
+
+
+def test_a_row_that_is_alone_gets_one_more_try():
+    clean = Task(max_rows=1).train()
+    task = Task(max_rows=1, failures={0: "forward", 9: "backward"})  # row 2, and in the next pass the second longest
+    assert task.train()[0] == clean[0]
+    assert task.kinds() == ["oom", "replay"] * 2
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_row_that_never_fits_is_named(where):
+    task = Task(max_rows=8)
+    task.fails = lambda _, place: place == where and 2 in task.rows
+    with pytest.raises(OutOfMemoryError) as raised:
+        task.train()
+    assert str(raised.value) == (
+        f"row 2 of the batch (8 tokens) ran out of memory twice in the {where} pass, with nothing beside it:"
+        " CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "  fix: a shorter row, activation checkpointing, a loss in chunks, or weights in fewer bits"
+    )
+    assert [event["rows"] for event in task.events if event["event"] == "oom"] == [8, 4, 2, 1, 1]
+    assert raised.value.exit_code == 1
+    assert all(parameter.grad is None for parameter in task.model.parameters())
+    assert all(reference() is None for reference in task.born)
+
+
+def test_rows_may_be_named_by_whoever_knows_their_names():
+    task = Task(max_rows=1)
+    task.fails = lambda _, place: place == "forward" and 4 in task.rows
+    task.step = GradientStep(
+        cutter=task.cutter,
+        parameters=list(task.model.parameters()),
+        backward=task.backward,
+        on_event=task.events.append,
+        name_row=lambda position: f"row {1000 + position} of data.jsonl",
+    )
+    with pytest.raises(OutOfMemoryError, match=r"row 1004 of data\.jsonl \(7 tokens\) ran out of memory twice"):
+        task.step.run(LENGTHS)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_nothing_of_the_failed_pass_is_left_when_the_next_begins(where, kept):
+    task = Task(max_rows=4, failures={1: where, 3: where})
+    errors = []
+
+    def error(message):
+        errors.append(torch.OutOfMemoryError(message))
+        return errors[-1]
+
+    if kept:
+        task.error = error  # someone holds on to the exception, as a debugger would
+    gc.disable()
+    try:
+        task.step.run(LENGTHS)
+    finally:
+        gc.enable()
+    assert len(errors) == 2 * kept
+    assert set(task.alive_at_start) == {0}
+
+
+def test_gradients_are_gone_before_the_next_pass_begins():
+    task = Task(max_rows=4, failures={1: "backward"})
+    found = []
+    inner = task.backward
+
+    def backward(rows):
+        found.append(sum(parameter.grad is not None for parameter in task.model.parameters()))
+        return inner(rows)
+
+    GradientStep(
+        cutter=task.cutter, parameters=list(task.model.parameters()), backward=backward, on_event=task.events.append
+    ).run(LENGTHS)
+    assert found == [0, 4, 0, 4, 4, 4]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "error", [ValueError, KeyboardInterrupt, SystemExit, lambda _: RuntimeError("CUDA error: an illegal memory access")]
+)
+def test_any_other_exception_passes_through_untouched(error, where):
+    raised = error("something else")
+    task = Task(max_rows=2, failures={2: where}, error=lambda _: raised)
+    with pytest.raises(BaseException) as caught:
+        task.train()
+    assert caught.value is raised
+    assert raised.__cause__ is None
+    assert raised.__context__ is None
+    assert task.events == []
+    assert task.cutter.max_rows == 2
+    assert task.num_passes == 3
+
+
+def test_an_error_in_the_handling_around_the_step_keeps_its_traceback():
+    task = Task(max_rows=4, failures={0: "forward"})
+
+    def mistake():
+        local = SimpleNamespace(value=1)
+        raise ValueError(local)
+
+    try:
+        mistake()
+    except ValueError as outer:
+        task.step.run(LENGTHS)
+        frame = outer.__traceback__.tb_next.tb_frame
+        assert frame.f_locals["local"].value == 1
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "failures"), [(4, [2]), (8, [1, 2]), (8, [1, 3])], ids=["once", "twice", "and in the next pass"]
+)
+def test_running_averages_are_put_back(max_rows, failures):
+    def train(max_rows, failures):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        inputs = torch.randn(8, 6)
+        calls = []
+
+        def backward(rows):
+            calls.append(rows)
+            hidden = model[1](model[0](inputs[rows]))
+            if len(calls) in failures:
+                raise torch.OutOfMemoryError(MEMORY)
+            loss = model[2](hidden).square().sum() / 8
+            loss.backward()
+            return loss.detach()
+
+        step = GradientStep(
+            cutter=Halving(max_rows),
+            parameters=list(model.parameters()),
+            backward=backward,
+            on_event=lambda _: None,
+            module=model,
+        )
+        losses = [step.run(LENGTHS).loss for _ in range(3)]
+        return losses, dict(model.named_buffers())
+
+    clean_losses, clean = train(max_rows=2, failures=[])
+    losses, buffers = train(max_rows, failures)
+    assert losses == clean_losses
+    assert buffers["1.num_batches_tracked"].item() == 12
+    assert all(torch.equal(clean[name], buffers[name]) for name in clean)
+
+
+def test_a_replay_draws_the_same_random_numbers_as_a_run_that_was_never_interrupted():
+    clean, task = Task(max_rows=2, dropout=0.5), Task(max_rows=4, failures={1: "forward"}, dropout=0.5)
+    torch.manual_seed(1)
+    clean.train()
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    task.train()
+    assert torch.equal(torch.rand(3), expected)

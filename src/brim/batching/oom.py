@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Iterator
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
-_MESSAGES = re.compile(
+# tests/batching/test_oom.py has the messages in full, each with where it was seen.
+_CERTAIN = re.compile(
     r"""
       DefaultCPUAllocator:\ (can't\ allocate|not\ enough)\ memory
-    | ^std::bad_alloc
-    | (CUDA|HIP|XPU|MPS\ backend)\ out\ of\ memory
-    | (CUDA|HIP)(\ driver)?\ error:\ out\ of\ memory
-    | CUDA_ERROR_OUT_OF_MEMORY | hipErrorOutOfMemory
-    | (CUBLAS|CUBLASLT|CUSPARSE|CUSOLVER|CUFFT|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED
+    | ^std::bad_alloc$
+    | ^unable\ to\ mmap\ .*Cannot\ allocate\ memory
+    | oneMKL\ .*Not\ enough\ memory
+    | \b(CUDA|HIP|XPU|MPS\ backend)\ out\ of\ memory
+    | \b(CUDA|HIP)(\ driver)?\ error:\ out\ of\ memory
+    | \bTriton\ Error\ \[\w+\]:\ out\ of\ memory
+    | \bcuda\ (runtime\ error\ \(2\)\ :|failed\ with\ error\ 2)\ out\ of\ memory
+    | \bCUDA_ERROR_OUT_OF_MEMORY\b | \bhipErrorOutOfMemory\b | \bUR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY\b
+    | \b(CUBLAS|CUSPARSE|CUSOLVER|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED\b | \bmiopenStatusAllocFailed\b
+    | \bCUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED\b
+    # A limit of cuDNN's on the batch, not on memory; fewer rows cure it just the same.
+    | cuDNN\ error:\ CUDNN_STATUS_NOT_SUPPORTED\.
+    | ^Invalid\ buffer\ size:\ [\d.]+\ [KMGT]i?B
+    | MODULE:PT_DEVMEM\ Allocation\ failed
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+# What libraries say when they find no room for themselves, but also for other reasons.
+_WHERE_MEMORY_IS_SHORT = re.compile(
+    r"""
+      CUBLAS_STATUS_NOT_INITIALIZED\ when\ calling\ .cublasCreate
+    | \bCUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)\b
+    | \b(unable\ to\ find\ an\ engine\ to\ execute|Unable\ to\ find\ a\ valid\ cuDNN\ algorithm)\b
+    | ^could\ not\ create\ a\ (primitive|memory\ object)$
     """,
     re.VERBOSE,
 )
+# cuDNN wanted about 500 MB to load its kernels (pytorch/pytorch#81620): with more than that free, it was not memory.
+_SHORT_BYTES = 512 << 20
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException, *, room_bytes: Callable[[], int | None] | None = None) -> bool:
     """Whether the error, or one that it was raised from, is of an allocation that failed, on a device or in the host.
 
-    True promises that fewer rows can help. Everything else is to be raised again.
+    True promises that fewer rows can help. Everything else is to be raised again. Ask while the error is being
+    handled: some libraries' messages have several causes, and memory is the one where little of it is free by now.
+    room_bytes: how much is free; None: as the device and the process's limits say.
     """
-    return any(_is_one(link) for link in _chain(error))
+    return any(_is_one(link, room_bytes or _room_bytes) for link in _chain(error))
 
 
-def _is_one(error: BaseException) -> bool:
+def _is_one(error: BaseException, room_bytes: Callable[[], int | None]) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, RuntimeError):
+        return False
+    if _CERTAIN.search(str(error)):
+        return True
+    if not _WHERE_MEMORY_IS_SHORT.search(str(error)):
+        return False
+    room = room_bytes()
+    return room is not None and room < _SHORT_BYTES
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -42,3 +80,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__
+
+
+def _room_bytes() -> int | None:
+    """What an allocation outside PyTorch could still get; None: nothing sets a limit, or the device no longer answers.
+
+    An error that broke the device's context, such as an index that is out of bounds, makes later calls fail likewise.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        try:
+            return torch.cuda.mem_get_info()[0]
+        except RuntimeError:
+            return None
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes == resource.RLIM_INFINITY or sys.platform != "linux":
+        return None
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return limit_bytes - num_pages * os.sysconf("SC_PAGE_SIZE")
