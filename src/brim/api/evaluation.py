@@ -11,7 +11,7 @@ import pandas as pd
 
 from brim.api.prompts import continuable
 from brim.api.results import EvaluateResult
-from brim.api.session import Session
+from brim.api.session import Say, Session, say_nothing
 from brim.data import Entry, Source, TextEncoder, TokenRows, prompts_of
 from brim.data.chat_end import end_ids_of_turns
 from brim.data.chat_prompt import chat_template
@@ -21,6 +21,7 @@ from brim.infer.evaluate import score_rows
 from brim.infer.generate import end_ids, generate
 from brim.infer.generation_settings import generation_settings
 from brim.infer.metrics import loss_interval, summarize
+from brim.infer.rows_at_once import RowsAtOnce
 from brim.infer.text_metrics import text_metrics
 from brim.models.llm import LLM
 
@@ -41,23 +42,25 @@ def evaluate(
     split: str,
     batch_rows: int,
     asked: Asked | None = None,
+    say: Say = say_nothing,
 ) -> EvaluateResult:
     """Loss, perplexity and accuracies of rows with answers.
 
+    batch_rows: run together, and fewer, which is said, once memory has run out.
     asked: where given, the model's own texts are compared with the data's, for BLEU, ROUGE and exact match.
     """
     scores = score_rows(
         llm.model,
         rows,
         pad_id=session.encoder.pad_id,
-        batch_rows=batch_rows,
+        batch_rows=said(batch_rows, say),
         device=llm.device,
         precision=llm.precision,
         head=llm.head,
     )
     metrics: dict[str, float] = summarize(scores)
     if asked is not None:
-        responses = respond(llm, session, asked.prompts, batch_rows=batch_rows)["response"].tolist()
+        responses = respond(llm, session, asked.prompts, batch_rows=said(batch_rows, say))["response"].tolist()
         metrics |= text_metrics(responses, asked.references)
     frame = pd.DataFrame(
         {
@@ -104,7 +107,14 @@ def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
     ]
 
 
-def respond(llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int, **progress: Any) -> pd.DataFrame:
+def said(num_rows: int, say: Say) -> RowsAtOnce:
+    """So many rows together, or fewer once memory has run out; then it is said."""
+    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
+
+
+def respond(
+    llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int | RowsAtOnce, **progress: Any
+) -> pd.DataFrame:
     """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens."""
     encoder = session.encoder
     responses = generate(

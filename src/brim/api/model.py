@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
-from brim.api.evaluation import answerable, evaluate, respond, settings_of
+from brim.api.evaluation import answerable, evaluate, respond, said, settings_of
 from brim.api.export import check_format, export_run
 from brim.api.merging import merge_run, merging_of
 from brim.api.prediction import beside_input, check_output, ledger_path, require_free_names, write_with_ledger
@@ -110,7 +110,7 @@ class Model:
                 say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
             for choice in self._weights().choices:
                 say(str(choice))
-            return self._evaluate_splits(prepared.splits)
+            return self._evaluate_splits(prepared.splits, say)
         self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
             session,
@@ -153,7 +153,9 @@ class Model:
         for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
             say(line)
         _require_rows(rows, split, source)
-        return evaluate(self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), asked=asked)
+        return evaluate(
+            self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), asked=asked, say=say
+        )
 
     def predict(
         self,
@@ -189,7 +191,8 @@ class Model:
             _require_rows(kept.prompts, split, source)
         llm = self._weights()
         started = time.perf_counter()
-        responses = respond(llm, session, kept.prompts, batch_rows=_batch_rows(session, size), on_batch=on_batch)
+        at_once = said(_batch_rows(session, size), say)
+        responses = respond(llm, session, kept.prompts, batch_rows=at_once, on_batch=on_batch)
         seconds = time.perf_counter() - started
         frame = beside_input(source, kept.prompts.keys, responses.rename(columns={"response": response}))
         written = None
@@ -306,7 +309,7 @@ class Model:
             )
         )
 
-    def _evaluate_splits(self, splits: Mapping[str, TokenRows]) -> TrainResult:
+    def _evaluate_splits(self, splits: Mapping[str, TokenRows], say: Say) -> TrainResult:
         """What `train` does with `trainer.type: none`, as in Ludwig."""
         session, trainer = self._open(), self._open().config.trainer
         started = time.perf_counter()
@@ -320,6 +323,7 @@ class Model:
                 splits[split],
                 split=split,
                 batch_rows=_batch_rows(session),
+                say=say,
             ).metrics
             for split in wanted
             if len(splits[split])

@@ -9,6 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from brim.cli.event_lines import event_line
 from brim.train.observer import Record
 from brim.units import format_bytes, format_seconds
 
@@ -54,8 +55,10 @@ class TrainProgress:
                 f"step {record['step']:,}  {record['split']}: loss {record['loss']:.4f}, "
                 f"perplexity {record['perplexity']:.3f}, token accuracy {record['token_accuracy']:.4f}"
             )
-        elif record["event"] != "checkpoint":
-            self._console.print(f"step {record['step']:,}  {record['event']}")
+        else:
+            line = event_line(record)
+            if line is not None:
+                self._console.print(line)
 
     def close(self) -> None:
         if self._bar is not None:

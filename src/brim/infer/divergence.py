@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from brim.data import TokenRows
 from brim.data.collate import collate
+from brim.infer.rows_at_once import RowsAtOnce
 from brim.models.objective import target_logits
 from brim.models.precision import Precision
 
@@ -40,18 +43,27 @@ class Runner:
 def logits_of(model: nn.Module, rows: TokenRows, how: Runner, precision: Precision) -> Iterator[Tensor]:
     """Logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.
 
-    After 4,096 tokens, or half a GiB, there are no more.
+    After 4,096 tokens, or half a GiB, there are no more. A batch that runs out of memory is run in parts, and comes
+    out as one. Raises OutOfMemoryError when a row alone runs out of memory.
     """
     left: int | None = None
+    at_once = RowsAtOnce(how.batch_rows)
     for start in range(0, len(rows), how.batch_rows):
-        batch = collate(rows[start : start + how.batch_rows], pad_id=how.pad_id).to(how.device)
-        with torch.no_grad(), precision.autocast(how.device, keeps_copies=False):
-            logits = target_logits(model, batch)
-        if left is None:
-            left = max(1, min(_MOST_TOKENS, _MOST_BYTES // (4 * logits.shape[-1])))
-        yield logits[:left].float().cpu()
-        left -= min(left, len(logits))
-        if not left:
+        parts: list[Tensor] = []
+
+        def run(positions: NDArray[np.intp], parts: list[Tensor] = parts) -> None:
+            nonlocal left
+            batch = collate([rows[int(i)] for i in positions], pad_id=how.pad_id).to(how.device)
+            with torch.no_grad(), precision.autocast(how.device, keeps_copies=False):
+                logits = target_logits(model, batch)
+            if left is None:
+                left = max(1, min(_MOST_TOKENS, _MOST_BYTES // (4 * logits.shape[-1])))
+            parts.append(logits[:left].float().cpu())
+            left -= len(parts[-1])
+
+        at_once.run(rows, np.arange(start, min(start + how.batch_rows, len(rows))), run, doing="evaluation")
+        yield parts[0] if len(parts) == 1 else torch.cat(parts)
+        if left == 0:
             return
 
 

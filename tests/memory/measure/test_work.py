@@ -55,16 +55,16 @@ def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, monkeyp
 
 def test_micro_batches_and_lengths_are_those_that_were_asked_for(asked, monkeypatch):
     shapes = []
-    from brim.train import loop
+    from brim.train import micro_batch_pass
 
-    collate = loop.collate
+    collate = micro_batch_pass.collate
 
     def watched(rows, *, pad_id):
         batch = collate(rows, pad_id=pad_id)
         shapes.append(tuple(batch.input_ids.shape))
         return batch
 
-    monkeypatch.setattr(loop, "collate", watched)
+    monkeypatch.setattr(micro_batch_pass, "collate", watched)
     run_on(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), CPU, NoMeter())
     assert shapes == [(2, 9), (2, 5), (2, 12), (2, 3)]
 
@@ -104,10 +104,10 @@ def test_a_recorded_step_names_its_parts_and_where_their_spikes_are(asked):
 
 
 def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch, few_objects):
-    from brim.train import loop
+    from brim.train import micro_batch_pass
 
     kept = []
-    loss_of = loop.next_token_loss
+    loss_of = micro_batch_pass.next_token_loss
 
     def leaking(model, batch, **others):
         kept.append(torch.zeros(len(kept) + 1, 1000))
@@ -116,7 +116,7 @@ def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch,
     request = asked(num_steps=5, looks_for_leaks=True)
     sound = run_on(request, CPU, NoMeter())
     assert len(set(sound.end_bytes[1:])) == 1
-    monkeypatch.setattr(loop, "next_token_loss", leaking)
+    monkeypatch.setattr(micro_batch_pass, "next_token_loss", leaking)
     bench = run_on(request, CPU, NoMeter())
     rises = [after - before for before, after in pairwise(bench.end_bytes)]
     assert rises == [8_000, 12_000, 16_000, 20_000]
@@ -124,17 +124,17 @@ def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch,
 
 
 def test_a_list_of_losses_whose_graphs_stay_is_found(asked, monkeypatch, few_objects):
-    from brim.train import loop
+    from brim.train import micro_batch_pass
 
     kept = []
-    loss_of = loop.next_token_loss
+    loss_of = micro_batch_pass.next_token_loss
 
     def leaking(model, batch, **others):
         with torch.enable_grad():
             kept.append(loss_of(model, batch, **others))  # never sent backward, so that its graph keeps all it saved
         return loss_of(model, batch, **others)
 
-    monkeypatch.setattr(loop, "next_token_loss", leaking)
+    monkeypatch.setattr(micro_batch_pass, "next_token_loss", leaking)
     trainer = {"type": "finetune", "learning_rate": 0.001, "chunked_loss": False}
     bench = run_on(asked({"trainer": trainer}, num_steps=5, looks_for_leaks=True), CPU, NoMeter())
     rises = [after - before for before, after in pairwise(bench.end_bytes[1:])]

@@ -15,10 +15,11 @@ import torch
 from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, resolve
 from brim.data import TokenRows
-from brim.errors import InputError, Problem
+from brim.errors import BrimError, InputError, Problem
 from brim.infer.evaluate import score_rows
 from brim.infer.generate import generate
 from brim.infer.generation_settings import generation_settings
+from brim.infer.rows_at_once import RowsAtOnce, Smaller
 from brim.memory.measure.meter import Meter, meter_of
 from brim.memory.measure.recording import Recording, recorded
 from brim.memory.measure.rehearsal import NoMeter, tiny
@@ -202,7 +203,7 @@ class Bench:
             llm.model,
             rows,
             pad_id=_PAD_ID,
-            batch_rows=len(rows),
+            batch_rows=_all_at_once(rows),
             device=llm.device,
             precision=llm.precision,
             head=llm.head,
@@ -219,7 +220,7 @@ class Bench:
             llm.model,
             rows,
             settings=settings,
-            batch_rows=len(rows),
+            batch_rows=_all_at_once(rows),
             seed=config.random_seed,
             device=llm.device,
             precision=llm.precision,
@@ -235,6 +236,24 @@ class Bench:
     def _rows(self, *, supervised: bool) -> TokenRows:
         lengths = [self._request.sequence_length] * self._request.batch_size
         return random_rows(lengths, vocabulary=self._vocabulary, supervised=supervised, seed=self._config.random_seed)
+
+
+def _all_at_once(rows: TokenRows) -> RowsAtOnce:
+    """Fewer rows together would be another measurement."""
+
+    def refuse(smaller: Smaller) -> None:
+        raise _ran_out(f"{smaller.before:,} rows of {smaller.longest:,} tokens, in {smaller.doing}")
+
+    return RowsAtOnce(len(rows), on_smaller=refuse)
+
+
+def _ran_out(message: str) -> BrimError:
+    return BrimError(
+        Problem(
+            what=f"the device ran out of memory: {message}",
+            fix="a smaller --batch-size or --sequence-length; or --layers 1, which runs a few layers and extrapolates",
+        )
+    )
 
 
 class _EnoughSteps(Exception):
@@ -254,6 +273,8 @@ class _Stepper:
     def start(self, *, first_step: int, total_steps: int) -> None: ...
 
     def write(self, record: Record) -> None:
+        if record.get("event") == "oom":
+            raise _ran_out(f"{record['message']}, in step {self._step}")  # begun anew, it would be another step
         if record.get("event") == "overflow":
             self._overflowed = True
         elif record.get("split") == "train" and self._overflowed:
