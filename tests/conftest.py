@@ -16,6 +16,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 TEXTS = [f"add {a} and {b} = {a + b}; the sum of {a} plus {b}" for a in range(20) for b in range(20)]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither finds nor leaves anything in the user's cache; processes that tests start inherit it."""
+    os.environ["BRIM_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of 30,000 random weights, with a byte-level tokenizer. Never written to."""

@@ -16,6 +16,7 @@ ROOMS = [
     "units",
     "secrets",
     "files",
+    "cache_folder",
     "digests",
     "config",
     "batching",

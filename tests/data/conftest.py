@@ -23,6 +23,7 @@ MakeFolder = Callable[..., Path]
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own."""
     folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.delenv("BRIM_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "brim"
 

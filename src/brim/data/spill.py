@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.cache_folder import cache_folder
 from brim.errors import OutputError, Problem
 
 SPILL_BYTES = 64 * 2**20  # Arrow data up to this size stays in memory
@@ -51,15 +52,6 @@ def kept_or(read: Callable[[Path], pa.Table], source: Path) -> pa.Table:
 def open_mapped(path: Path) -> pa.Table:
     """An Arrow file as a table whose buffers stay on disk."""
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-def cache_folder() -> Path:
-    """Where spilled tables lie: brim's folder in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "brim"
-    except RuntimeError:  # a container's user without a home
-        return Path(tempfile.gettempdir())
 
 
 def _kept_path(source: Path) -> Path:
@@ -153,6 +145,6 @@ class _Disk:
                 Problem(
                     what=f"the memory-mapped copy of the data cannot be written: {error.strerror}",
                     where=str(self._folder),
-                    fix="make room there, or set XDG_CACHE_HOME to a folder on a larger disk",
+                    fix="make room there, or set BRIM_CACHE_DIR to a folder on a larger disk",
                 )
             ) from None
