@@ -1,0 +1,65 @@
+"""A plan in a few lines, as `brim train` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from brim.planning.plan import Candidate, TrainingPlan
+from brim.report.plan_words import (
+    duration_in_words,
+    memory_in_words,
+    padding_in_words,
+    shape_in_words,
+    way_in_words,
+)
+from brim.units import format_bytes
+
+_MOST_LINES = 6
+
+
+def short_plan(plan: TrainingPlan) -> list[str]:
+    """At most six lines: the way that is taken, its memory, its time, and what is worth knowing."""
+    lines = list(_lines(plan))
+    left = _MOST_LINES - len(lines)
+    advice = list(plan.advice)
+    if len(advice) > left:
+        more = len(advice) - left + 1
+        advice = [*advice[: left - 1], f"{more} more {'note' if more == 1 else 'notes'}: brim plan"]
+    return lines + advice
+
+
+def _lines(plan: TrainingPlan) -> Iterator[str]:
+    source = " (found earlier; --replan looks again)" if plan.from_cache else ""
+    if plan.chosen is None:
+        leanest = min(plan.candidates, key=lambda each: each.single_row_bytes)
+        yield f"plan: no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}"
+        yield f"memory: {memory_in_words(plan)}"
+        return
+    yield f"plan: {_cut(plan.chosen)}{source}"
+    yield f"memory: {_memory(plan, plan.chosen)}"
+    bound = f"; bound by {plan.chosen.bound_by}" if plan.chosen.bound_by else ""
+    yield f"time: {duration_in_words(plan)}{bound}"
+
+
+def _cut(chosen: Candidate) -> str:
+    assert chosen.widest is not None, "it fits"
+    assert chosen.micro_batches_per_step is not None, "it fits"
+    assert chosen.padding is not None, "it fits"
+    return (
+        f"{way_in_words(chosen.way)}; {_number(chosen.micro_batches_per_step)} a step, of up to "
+        f"{shape_in_words(chosen.widest)}, {padding_in_words(chosen.padding)} padding"
+    )
+
+
+def _number(micro_batches: float) -> str:
+    shown = f"{micro_batches:.1f}".removesuffix(".0")
+    return f"{shown} {'micro-batch' if shown == '1' else 'micro-batches'}"
+
+
+def _memory(plan: TrainingPlan, chosen: Candidate) -> str:
+    assert chosen.total_bytes is not None, "it fits"
+    budget = plan.budget
+    return (
+        f"{format_bytes(chosen.total_bytes)} of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}; "
+        f"margin {format_bytes(budget.margin_bytes)}: {budget.margin_reason})"
+    )

@@ -1,0 +1,146 @@
+"""What the table and the short form say of a plan."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from tests.planning.hand_made import hand_made_plan, plan_that_does_not_fit
+
+from brim.report.plan_table import plan_table
+from brim.report.short_plan import short_plan
+
+
+def printed(plan, width=80):
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(plan_table(plan, title="Llama-3.2-1B"))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_the_whole_plan():
+    assert printed(hand_made_plan()) == [
+        "Llama-3.2-1B: train, updates of 32 rows, on t4",
+        "",
+        "100 rows, 22,612 tokens",
+        "17 to 1,417 tokens a row: half up to 100, 90% up to 300, 99% up to 1,024",
+        "",
+        "tokens up to  rows",
+        "          32     3  ██",
+        "          64     0",
+        "         128    60  ██████████████████████████████",
+        "         256     0",
+        "         512    30  ███████████████",
+        "       1,024     6  ███",
+        "       2,048     1  ▏",
+        "",
+        "checkpointing  loss       widest    GiB  padding  cuts     a step    an epoch",
+        "→ off          chunks   12 × 512  13.00     3.1%   4.2     30.0 s   2 min 0 s",
+        "  off          whole   1 × 1,417  16.00                 too large",
+        "  on           chunks   12 × 512   7.00     3.1%   4.2     40.0 s  2 min 40 s",
+        "  on           whole   1 × 1,417  16.00                 too large",
+        "widest: rows × tokens; GiB: needed in all; cuts: micro-batches a step",
+        "",
+        "memory      15.0 GiB (all that the device has), less 512.0 MiB outside PyTorch",
+        "            and a margin of 300.0 MiB (2% of the budget)",
+        "too large   no checkpointing, whole logits: the longest row, 1,417 tokens, takes",
+        "            15.0 GiB alone, and 13.0 GiB are there",
+        "            checkpointing, whole logits: the longest row, 1,417 tokens, takes",
+        "            15.0 GiB alone, and 13.0 GiB are there",
+        "taken       no checkpointing, loss in chunks",
+        "why         an epoch takes 2 min 0 s, checkpointing, loss in chunks 2 min 40 s",
+        "time        12 steps, about 6 min 0 s without evaluation (estimated)",
+        "speed       bound by arithmetic: wider micro-batches would gain nothing, and",
+        "            4-bit weights would only save memory",
+        "note        adapter.dropout 0.05: another cut draws other masks, so losses are",
+        "            not the same on every card",
+    ]
+
+
+def test_no_way_that_fits_names_the_rows_the_longest_first():
+    told = printed(plan_that_does_not_fit(num_long=12))
+    assert "taken       none: rows of up to 1,024 tokens fit" in told
+    at = told.index("row (from 0)  tokens  needed alone")
+    assert told[at + 1 : at + 3] == [
+        "          77   1,411      16.0 GiB",
+        "          70   1,410      16.0 GiB",
+    ]
+    assert told[at + 11 :] == ["and 2 more rows that do not fit"]
+    assert not [line for line in told if line.startswith(("why", "time", "speed"))]
+
+
+def test_no_row_is_short_enough():
+    plan = plan_that_does_not_fit(num_long=11)
+    candidates = tuple(replace(each, longest_that_fits=None) for each in plan.candidates)
+    told = printed(replace(plan, candidates=candidates))
+    assert "taken       none: no row is short enough" in told
+    assert told[-1] == "and 1 more row that does not fit"
+
+
+def test_a_plan_that_was_found_says_so():
+    told = " ".join(" ".join(printed(hand_made_plan(from_cache=True))).split())
+    assert told.endswith("source an earlier plan for the same model, data and device; --replan looks again")
+
+
+@pytest.mark.parametrize("width", [79, 80, 200])
+def test_no_figure_is_cut_off(width):
+    assert "…" not in "".join(printed(hand_made_plan(), width=width))
+
+
+@pytest.mark.parametrize(
+    ("bound", "what"),
+    [
+        ("memory traffic", "bound by memory traffic: wider micro-batches would read the weights less often"),
+        (
+            "launches",
+            "bound by launches: wider micro-batches would need fewer launches, and 4-bit weights would need more",
+        ),
+    ],
+)
+def test_what_a_step_waits_for_says_what_would_help(bound, what):
+    plan = hand_made_plan()
+    chosen = replace(plan.candidates[0], bound_by=bound)
+    told = printed(replace(plan, chosen=chosen, candidates=(chosen, *plan.candidates[1:])), width=200)
+    assert f"speed       {what}" in told
+
+
+def test_the_short_form():
+    assert short_plan(hand_made_plan()) == [
+        "plan: no checkpointing, loss in chunks; 4.2 micro-batches a step, of up to 12 × 512 tokens, 3.1% padding",
+        "memory: 13.0 GiB of 15.0 GiB (all that the device has; margin 300.0 MiB: 2% of the budget)",
+        "time: 12 steps, about 6 min 0 s without evaluation (estimated); bound by arithmetic",
+        "adapter.dropout 0.05: another cut draws other masks, so losses are not the same on every card",
+    ]
+
+
+def test_one_micro_batch_a_step_is_one():
+    plan = hand_made_plan(from_cache=True)
+    plan = replace(plan, chosen=replace(plan.candidates[0], micro_batches_per_step=1.0))
+    assert short_plan(plan)[0] == (
+        "plan: no checkpointing, loss in chunks; 1 micro-batch a step, of up to 12 × 512 tokens, 3.1% padding "
+        "(found earlier; --replan looks again)"
+    )
+
+
+@pytest.mark.parametrize("num_notes", range(9))
+def test_the_short_form_never_has_more_than_six_lines(num_notes):
+    notes = tuple(f"note {number}" for number in range(num_notes))
+    for plan in (hand_made_plan(advice=notes), replace(plan_that_does_not_fit(), advice=notes)):
+        told = short_plan(plan)
+        assert len(told) <= 6
+        head = 3 if plan.chosen else 2
+        if head + num_notes <= 6:
+            assert told[head:] == list(notes)
+        else:
+            hidden = num_notes - (6 - head - 1)
+            assert told[head:] == [*notes[: 6 - head - 1], f"{hidden} more notes: brim plan"]
+
+
+def test_the_short_form_of_what_does_not_fit():
+    assert short_plan(plan_that_does_not_fit())[:2] == [
+        "plan: no way fits; no checkpointing, loss in chunks: the longest row, 1,417 tokens, takes 15.0 GiB alone, and "
+        "13.0 GiB are there",
+        "memory: 15.0 GiB (all that the device has), less 512.0 MiB outside PyTorch and a margin of 300.0 MiB "
+        "(2% of the budget)",
+    ]
