@@ -10,8 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from brim.cache_folder import cache_folder
 from brim.errors import WriteError
 from brim.files import make_folder, write_text, writing
+
+__all__ = ["Cache", "cache_folder", "digest", "forget_oldest"]
 
 _MOST_BYTES = 64 * 2**20  # of one kind; an entry has a few kilobytes, so that thousands stay
 
