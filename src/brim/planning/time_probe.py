@@ -14,9 +14,9 @@ def time_shapes(
 ) -> tuple[TimeSample, ...]:
     """The shapes that could be timed before the time was up.
 
-    run: forward and backward pass of (rows, tokens), which leaves no trace; what it raises is passed on. clock: seconds,
-    once all that was asked of the device is done. predicted: seconds by the estimate; how far it was off so far tells
-    whether the next shape can still be afforded.
+    run: forward and backward pass of (rows, tokens), which leaves no trace; what it raises is passed on. clock:
+    seconds, once all that was asked of the device is done. predicted: seconds by the estimate; how far it was off so
+    far tells whether the next shape can still be afforded.
     """
     started = clock()
     samples: list[TimeSample] = []

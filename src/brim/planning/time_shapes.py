@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from brim.batching.costs import Costs
 from brim.planning.work_law import Shape
@@ -53,19 +52,18 @@ def shapes_to_time(
     return Timing(shapes=tuple(shapes), allowed_s=allowed_s, reason=f"{format_seconds(allowed_s)} at most")
 
 
-def _ladder(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], most_rows: int) -> Sequence[Shape]:
+def _ladder(lengths: NDArray[np.int64], most_rows: int) -> list[Shape]:
     """One row of short and of long length, as many tokens of short rows as of the long one, then ever more tokens.
 
-    The shapes follow each other so that any first few of them can tell a floor, N and N·T apart.
+    The first four of them tell a floor, N, N·T and a rising slope apart, and all first ones do.
     """
     short, middle, long = (int(np.percentile(lengths, q, method="inverted_cdf")) for q in (10, 50, 90))
     alike = min(max(long // short, 2), most_rows)
-    shapes: list[Shape] = [(1, short), (alike, short), (1, long), (min(2 * alike, most_rows), short), (1, middle)]
-    rows = 2
-    while rows <= most_rows:
-        shapes += [(rows, long), (rows, middle)] + ([(most_rows, short)] if rows * middle > most_rows * short else [])
-        rows *= 2
-    return list(dict.fromkeys(shapes))
+    first = [(1, short), (alike, short), (1, long), (min(2 * alike, most_rows), short)]
+    doubling = [2**power for power in range(most_rows.bit_length())]
+    further = [(rows, length) for rows in doubling for length in (middle, long)]
+    further.sort(key=lambda shape: shape[0] * shape[1])
+    return list(dict.fromkeys([*first, *further]))
 
 
 def _none(allowed_s: float, reason: str) -> Timing:
