@@ -13,6 +13,7 @@ OPTIONS = {
         *("--batch-size", "--sequence-length", "--device", "--memory", "--phase", "--world-size", "--offload"),
         *("--compare", "--explain", "--measure", "--layers", "--steps", "--plot", "--json"),
     },
+    "plan": {"--dataset", "--device", "--memory", "--replan", "--json"},
     "train": {"--dataset", "--output-directory", "--resume", "--json"},
     "evaluate": {"--dataset", "--split", "--texts", "--rows", "--json"},
     "predict": {"--dataset", "--output", "--split", "--json"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from brim.cli import check, evaluate, export, memory, predict, schema, train, upload
+from brim.cli import check, evaluate, export, memory, plan, predict, schema, train, upload
 
 app = typer.Typer(
     name="brim",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command("check")(check.check)
 app.command("memory")(memory.memory)
+app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

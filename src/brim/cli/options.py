@@ -18,6 +18,7 @@ DatasetOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--dataset", metavar="FILE", help="csv, tsv, json, jsonl, parquet, or a saved datasets folder."),
 ]
+ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan anew, whatever earlier runs found out.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

@@ -1,0 +1,80 @@
+"""`brim plan`: how a configuration would train, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file
+from brim.cli.say import say
+from brim.errors import InputError, Problem
+
+
+def plan(
+    config_or_run: ConfigOrRun,
+    overrides: Overrides = None,
+    dataset: DatasetOption = None,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--device", metavar="NAME", help="Such as t4 or a100-80gb, or cpu. Default: the one at hand."),
+    ] = None,
+    memory: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--memory", metavar="SIZE", help="Of any other GPU, such as 14GiB."),
+    ] = None,
+    replan: ReplanOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how training would be cut, what it would take and how long, for each way that is left open.
+
+    Reads the data, the tokenizer and the base model's config.json; needs no GPU and no weights.
+    """
+    from brim.cli.memory_request import device_memory
+
+    memory_bytes = device_memory(memory)
+    _check_device(device, memory_bytes)
+    from brim.config import load_config, require_trust_said_again
+
+    file = config_file(config_or_run)
+    config = load_config(file, overrides or []).config
+    if config_or_run.is_dir():
+        require_trust_said_again(config, overrides or [], file)
+    from brim.api.plan import plan as make_plan
+
+    made = make_plan(
+        file,
+        dataset,
+        overrides=overrides or [],
+        device=device,
+        memory_bytes=memory_bytes,
+        replan=replan,
+        say=say,
+    )
+    if as_json:
+        print(json.dumps(made.as_dict()))
+        return
+    from rich.console import Console
+
+    from brim.report.plan_table import plan_table
+
+    Console(highlight=False).print(plan_table(made, title=Path(config.base_model).name))
+
+
+def _check_device(device: str | None, memory_bytes: int | None) -> None:
+    """Refuse two devices, and one that is not known, before anything slow is imported."""
+    if device is None:
+        return
+    if memory_bytes is not None:
+        raise InputError(
+            Problem(
+                what="both --device and --memory are given",
+                where="command line",
+                fix="keep one: a device's memory is known by its name",
+            )
+        )
+    from brim.memory.device import find_device
+
+    find_device(device)
