@@ -246,10 +246,10 @@ def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: Allo
     rows, tokens = shape.batch_size, shape.sequence_length
     try:
         stream, recording = _composed(workload, asked, rows, tokens)
-    except _UNTRACEABLE as error:
-        if _is_a_mistake_of_brims(error):
+    except UNTRACEABLE as error:
+        if is_a_mistake_of_brims(error):
             raise
-        raise ModelError(_untraceable(error, asked.folder)) from error
+        raise ModelError(untraceable(error, asked.folder)) from error
     if not asked.device.is_cpu:
         stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
         stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
@@ -270,10 +270,10 @@ def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: Allo
 
 # What the code of an architecture raises that asks for values, or for what fake tensors have none of, and what
 # transformers raises over a config.json that does not fit.
-_UNTRACEABLE = (*LOADING_ERRORS, LookupError)
+UNTRACEABLE = (*LOADING_ERRORS, LookupError)
 
 
-def _is_a_mistake_of_brims(error: Exception) -> bool:
+def is_a_mistake_of_brims(error: Exception) -> bool:
     """Whether an assertion of brim's own failed; torch asserts what its users give it, too."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
@@ -282,7 +282,7 @@ def _is_a_mistake_of_brims(error: Exception) -> bool:
     return isinstance(error, AssertionError) and raised_in.startswith("brim.")
 
 
-def _untraceable(error: Exception, folder: ModelFolder) -> Problem:
+def untraceable(error: Exception, folder: ModelFolder) -> Problem:
     """Why there is no prediction for this architecture."""
     text = shorten(str(error), 300, placeholder=" …")  # torch may add a stack of its own
     return Problem(

@@ -31,7 +31,8 @@ def where_it_stands(
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
-    for line in _allowed_changes(with_kernels_of(session, checkpoint, run).config, checkpoint, run):
+    as_before = with_plan_of(with_kernels_of(session, checkpoint, run), checkpoint, run)
+    for line in _allowed_changes(as_before.config, checkpoint, run):
         say(line)
     if state.rows_digest != digest:
         raise OutputError(
@@ -46,10 +47,8 @@ def where_it_stands(
     return checkpoint, state
 
 
-_CHOSEN_BY_MODEL = (
-    "model_parameters.attn_implementation",
-    "trainer.chunked_loss",
-)  # as they are chosen, one after the other
+_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")  # as they are chosen, one after the other
+_PLANNED = ("trainer.enable_gradient_checkpointing",)
 
 
 def with_kernels_of(session: Session, checkpoint: Checkpoint | None, run: RunFolder) -> Session:
@@ -57,9 +56,18 @@ def with_kernels_of(session: Session, checkpoint: Checkpoint | None, run: RunFol
 
     No other is bit-equal. The reasons are those that the run's plan gives, so that it stays as it was written.
     """
+    return _as_before(session, checkpoint, run, _KERNELS)
+
+
+def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Session:
+    """The session with what the run's own plan chose, where the configuration leaves it open."""
+    return _as_before(session, checkpoint, run, _PLANNED)
+
+
+def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:
     before = _flat(checkpoint.state["settings"]) if checkpoint is not None else {}
     now = _flat(session.config.model_dump(mode="json"))
-    keys = [key for key in _CHOSEN_BY_MODEL if now[key] == "auto" and key in before]
+    keys = [key for key in chosen if now[key] == "auto" and key in before]
     reasons = _reasons(run) if keys else {}
     return with_choices(
         session,

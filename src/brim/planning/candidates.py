@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.batching.costs import Costs
-from brim.batching.totals import Totals, cut_totals
+from brim.batching.totals import Totals, cut_totals, cut_totals_by_rows
+from brim.batching.widths import longest_row_that_fits
 from brim.planning.budget import Budget
 from brim.planning.plan import BoundBy, Candidate, TimeSource, Way
 from brim.units import format_bytes
 
-Shape = tuple[int, int]  # rows, tokens
+RowsAndTokens: TypeAlias = tuple[int, int]
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
+_NO_CAP = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,135 +28,130 @@ class WayCosts:
 
     way: Way
     costs: Costs
-    update_bytes: int  # allocated at the peak of the optimizer's own step, and of the load of the weights
+    least_bytes: int  # allocated whatever the rows are: in the optimizer's own step, or while the weights are loaded
+    state_bytes: int  # of the optimizer
     update_s: float  # of the optimizer's own step
-    overhead_bytes: Callable[[Sequence[Shape]], int]  # reserved beyond allocated, after steps of these shapes
-    bound_by: BoundBy | None
+    overhead_bytes: Callable[[Sequence[RowsAndTokens]], int]  # reserved beyond allocated, after steps of these shapes
+    bound_by: Callable[[Sequence[RowsAndTokens]], BoundBy]
     time_source: TimeSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Task:
     """What a run is to do, whatever the way."""
 
     lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
     effective_batch_size: int
-    most_rows: int | None  # rows of a micro-batch at most
+    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: cut by length
     largest: bool  # the largest micro-batches instead of the fastest
 
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max())
 
-def candidate(known: WayCosts, work: Work, budget: Budget) -> Candidate:
+
+def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
     """The way with its cap, its cut of an epoch and what that costs; or why it does not fit."""
-    longest = int(work.lengths.max())
-    cap_bytes, totals, binds = _settled(known, work, budget)
-    overhead_bytes = budget.reserved_bytes - cap_bytes
-    alone_bytes = int(known.costs.peak_bytes(1, longest))
-    total_alone = alone_bytes + overhead_bytes + budget.outside_bytes
-    reason = _misfit(known, budget, alone_bytes, cap_bytes, longest)
-    if totals is None or reason is not None:
-        return Candidate(
-            way=known.way,
-            fits=False,
-            reason=reason or "",
-            single_row_bytes=total_alone,
-            total_bytes=None,
-            cap_bytes=cap_bytes,
-            cap_binds=True,
-            widest=None,
-            micro_batches_per_step=None,
-            padding=None,
-            seconds_per_epoch=None,
-            bound_by=None,
-            time_source=known.time_source,
-            too_long=_too_long(known.costs, work.lengths, cap_bytes),
-            longest_that_fits=_longest_that_fits(known.costs, longest, cap_bytes),
-        )
-    rows, tokens, peak_bytes = totals.widest
-    total_bytes = max(peak_bytes, known.update_bytes) + overhead_bytes + budget.outside_bytes
+    cap = _settled(known, task, budget)
+    reason = _misfit(known, task, cap)
+    if cap.totals is None or reason is not None:
+        return _unfit(known, task, budget, cap, reason or "")
+    totals = cap.totals
+    widest = totals.widest
+    total_bytes = max(widest.peak_bytes, known.least_bytes) + budget.limit_bytes - budget.margin_bytes - cap.num_bytes
     return Candidate(
         way=known.way,
         fits=True,
-        reason=f"its largest micro-batch, {rows:,} × {tokens:,} tokens, takes {format_bytes(total_bytes)} in all",
-        single_row_bytes=total_alone,
+        reason=f"its largest micro-batch, {widest.rows:,} × {widest.padded_length:,} tokens, makes "
+        f"{format_bytes(total_bytes)} in all",
+        single_row_bytes=_alone_in_all(known, task, budget, cap),
         total_bytes=total_bytes,
-        cap_bytes=cap_bytes,
-        cap_binds=binds,
-        widest=(rows, tokens),
-        micro_batches_per_step=totals.num_micro_batches / totals.num_steps_looked_at,
+        cap_bytes=cap.num_bytes,
+        cap_binds=cap.binds,
+        widest=(widest.rows, widest.padded_length),
+        micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
         padding=totals.padded_tokens / totals.real_tokens,
-        seconds_per_epoch=_seconds(totals) + known.update_s * totals.num_steps,
-        bound_by=known.bound_by,
+        seconds_per_epoch=totals.seconds + known.update_s * totals.num_steps,
+        bound_by=known.bound_by(_shapes(totals)),
         time_source=known.time_source,
         too_long=(),
-        longest_that_fits=longest,
+        longest_that_fits=task.longest,
     )
 
 
-def _settled(known: WayCosts, work: Work, budget: Budget) -> tuple[int, Totals | None, bool]:
-    """A cap that leaves the allocator what it needs for the micro-batches that this very cap gives.
+def epoch(task: Task, costs: Costs, *, cap_bytes: int) -> Totals:
+    """The cut of an epoch's effective batches. Raises RowTooLongError."""
+    if task.fixed_rows is not None:
+        return cut_totals_by_rows(task.lengths, task.effective_batch_size, costs=costs, max_rows=task.fixed_rows)
+    return cut_totals(task.lengths, task.effective_batch_size, costs=costs, cap_bytes=cap_bytes, largest=task.largest)
 
-    With the cut under it (None: the longest row does not fit alone), and whether without a cap the cut would be another.
-    """
-    longest = int(work.lengths.max())
-    alone_bytes = float(known.costs.peak_bytes(1, longest))
-    cap_bytes = budget.reserved_bytes - known.overhead_bytes([(1, longest)])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cap:
+    num_bytes: int  # allocated
+    totals: Totals | None  # None: the longest row does not fit alone
+    binds: bool  # without it the cut would be another
+
+
+def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
+    """A cap that leaves the allocator what it needs for the micro-batches that this very cap gives."""
+    alone_bytes = float(known.costs.peak_bytes(1, task.longest))
+    cap_bytes = budget.reserved_bytes - known.overhead_bytes([(1, task.longest)])
     if alone_bytes > cap_bytes:
-        return cap_bytes, None, True
-    free = _totals(known, work, cap_bytes=_NO_CAP)
-    cap_bytes = min(cap_bytes, budget.reserved_bytes - known.overhead_bytes(free.shapes))
-    if free.widest[2] <= cap_bytes:
-        return cap_bytes, free, False
-    totals = None
+        return _Cap(num_bytes=cap_bytes, totals=None, binds=True)
+    free = epoch(task, known.costs, cap_bytes=_NO_CAP)
+    loose_bytes = min(cap_bytes, budget.reserved_bytes - known.overhead_bytes(_shapes(free)))
+    if free.widest.peak_bytes <= loose_bytes or task.fixed_rows is not None:
+        return _Cap(num_bytes=loose_bytes, totals=free, binds=free.widest.peak_bytes > loose_bytes)
     for _ in range(_MOST_ROUNDS):
-        if alone_bytes > cap_bytes:
-            return cap_bytes, None, True
-        totals = _totals(known, work, cap_bytes=cap_bytes)
-        left_bytes = budget.reserved_bytes - known.overhead_bytes(totals.shapes)
+        totals = epoch(task, known.costs, cap_bytes=cap_bytes)
+        left_bytes = budget.reserved_bytes - known.overhead_bytes(_shapes(totals))
         if left_bytes >= cap_bytes:
-            break
+            return _Cap(num_bytes=cap_bytes, totals=totals, binds=True)
         cap_bytes = left_bytes
-    return cap_bytes, totals, True
+        if alone_bytes > cap_bytes:
+            return _Cap(num_bytes=cap_bytes, totals=None, binds=True)
+    return _Cap(num_bytes=cap_bytes, totals=epoch(task, known.costs, cap_bytes=cap_bytes), binds=True)
 
 
-def _totals(known: WayCosts, work: Work, *, cap_bytes: int) -> Totals:
-    return cut_totals(
-        work.lengths,
-        batch_size=work.effective_batch_size,
-        costs=known.costs,
-        cap_bytes=cap_bytes,
-        most_rows=work.most_rows,
-        largest=work.largest,
-    )
-
-
-_NO_CAP = 2**62
-
-
-def _seconds(totals: Totals) -> float:
-    """Of all steps, where only some were looked at."""
-    return totals.seconds * totals.num_steps / totals.num_steps_looked_at
-
-
-def _misfit(known: WayCosts, budget: Budget, alone_bytes: int, cap_bytes: int, longest: int) -> str | None:
-    if alone_bytes > cap_bytes:
-        return (
-            f"the longest row, {longest:,} tokens, takes {format_bytes(alone_bytes)} alone, "
-            f"and {format_bytes(max(cap_bytes, 0))} are there"
-        )
-    if known.update_bytes > cap_bytes:
-        return (
-            f"the optimizer's own step takes {format_bytes(known.update_bytes)}, "
-            f"and {format_bytes(max(cap_bytes, 0))} are there"
-        )
+def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
+    there = f"{format_bytes(max(cap.num_bytes, 0))} are there"
+    if known.least_bytes > cap.num_bytes:
+        return f"weights and optimizer alone take {format_bytes(known.least_bytes)}, {there}"
+    if cap.totals is None:
+        alone_bytes = int(known.costs.peak_bytes(1, task.longest))
+        return f"the longest row, {task.longest:,} tokens, takes {format_bytes(alone_bytes)}, {there}"
+    widest = cap.totals.widest
+    if widest.peak_bytes > cap.num_bytes:
+        return f"{widest.rows:,} × {widest.padded_length:,} tokens take {format_bytes(widest.peak_bytes)}, {there}"
     return None
 
 
-def _too_long(costs: Costs, lengths: NDArray[np.int64], cap_bytes: int) -> tuple[int, ...]:
-    return tuple(int(row) for row in np.flatnonzero(costs.peak_bytes(1, lengths) > cap_bytes))
+def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) -> Candidate:
+    return Candidate(
+        way=known.way,
+        fits=False,
+        reason=reason,
+        single_row_bytes=_alone_in_all(known, task, budget, cap),
+        total_bytes=None,
+        cap_bytes=cap.num_bytes,
+        cap_binds=True,
+        widest=None,
+        micro_batches_per_step=None,
+        padding=None,
+        seconds_per_epoch=None,
+        bound_by=None,
+        time_source=known.time_source,
+        too_long=tuple(int(row) for row in np.flatnonzero(known.costs.peak_bytes(1, task.lengths) > cap.num_bytes)),
+        longest_that_fits=longest_row_that_fits(known.costs, cap.num_bytes, up_to=task.longest) or None,
+    )
 
 
-def _longest_that_fits(costs: Costs, longest: int, cap_bytes: int) -> int | None:
-    """Tokens of the longest row that fits alone; None: not even one of two tokens does."""
-    tokens = np.arange(2, max(longest, 2) + 1)
-    fitting = tokens[costs.peak_bytes(1, tokens) <= cap_bytes]
-    return int(fitting[-1]) if len(fitting) else None
+def _alone_in_all(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int:
+    """The longest row alone, with what is outside PyTorch and what its allocator holds beyond."""
+    peak_bytes = max(int(known.costs.peak_bytes(1, task.longest)), known.least_bytes)
+    return peak_bytes + budget.limit_bytes - budget.margin_bytes - cap.num_bytes
+
+
+def _shapes(totals: Totals) -> list[RowsAndTokens]:
+    return [(shape.rows, shape.padded_length) for shape in totals.shapes]

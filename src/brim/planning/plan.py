@@ -67,6 +67,7 @@ class TrainingPlan:
     seconds: float | None  # the whole run without evaluation
     advice: tuple[str, ...]  # what would help, and promises that do not hold (dropout)
     from_cache: bool
+    state_bytes: int = 0  # of the optimizer, from its first step on; there in every micro-batch after it
     too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
 
     def as_dict(self) -> dict[str, Any]:
