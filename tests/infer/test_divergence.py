@@ -81,3 +81,17 @@ def test_there_are_no_more_than_the_most(monkeypatch):
     monkeypatch.setattr(module, "_MOST_TOKENS", 100)
     monkeypatch.setattr(module, "_MOST_BYTES", 5 * 4 * 8)
     assert [len(part) for part in logits_of(Echo(), given, HOW, precision("fp32"))] == [4, 1]
+
+
+def test_a_batch_that_runs_out_of_memory_comes_out_whole_in_the_order_of_its_rows(monkeypatch):
+    class Scarce(Echo):
+        def forward(self, input_ids, use_cache):
+            if len(input_ids) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().forward(input_ids, use_cache)
+
+    given = rows([False, True, True], [False, True], [False, False, False, True], [True, True])
+    parts = [part.argmax(-1).tolist() for part in logits_of(Scarce(), given, HOW, precision("fp32"))]
+    assert parts == [[0, 1, 0], [2, 0]]
+    monkeypatch.setattr(module, "_MOST_TOKENS", 2)
+    assert [len(part) for part in logits_of(Scarce(), given, HOW, precision("fp32"))] == [2]

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from brim.infer.evaluate import score_rows
+from brim.infer.rows_at_once import RowsAtOnce
 
 
 @pytest.mark.parametrize("batch_rows", [1, 4, 64])
@@ -53,3 +54,21 @@ def test_dropout_is_off_and_the_mode_is_put_back(model, rows, on_cpu, training):
 def test_no_gradient_is_kept(model, rows, on_cpu):
     score_rows(model, rows.take([0]), pad_id=1, batch_rows=2, **on_cpu)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_scores_are_the_same_where_memory_ran_out_on_the_way(model, rows, on_cpu):
+    def scarce(module, inputs, output):
+        if len(output.logits) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    at_once = RowsAtOnce(8)
+    hook = model.register_forward_hook(scarce)
+    try:
+        scores = score_rows(model, rows, pad_id=1, batch_rows=at_once, **on_cpu)
+    finally:
+        hook.remove()
+    same = score_rows(model, rows, pad_id=1, batch_rows=2, **on_cpu)
+    assert at_once.num_rows == 2
+    np.testing.assert_array_equal(scores.loss, same.loss)
+    np.testing.assert_array_equal(scores.num_correct, same.num_correct)
+    np.testing.assert_array_equal(scores.num_supervised, same.num_supervised)

@@ -7,6 +7,7 @@ import torch
 from brim.data import TokenRow, TokenRows
 from brim.errors import BrimError, InputError
 from brim.infer.generate import end_ids, generate
+from brim.infer.rows_at_once import RowsAtOnce
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
 
@@ -98,3 +99,41 @@ def test_the_models_own_ends_count_too(model, own, expected):
         assert end_ids(model, 7) == expected
     finally:
         model.generation_config.eos_token_id = before
+
+
+class Scarce:
+    """Runs out of memory in a pass of more than so many rows, some tokens after the prompt."""
+
+    def __init__(self, model, most_rows, after=0):
+        self.most_rows, self.after, self.num_passes = most_rows, after, 0
+        self.hook = model.register_forward_hook(self)
+
+    def __call__(self, module, inputs, output):
+        self.num_passes += 1
+        if len(output.logits) > self.most_rows and self.num_passes > self.after:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize("after", [0, 3], ids=["prefill", "decode"])
+def test_greedy_texts_are_the_same_where_memory_ran_out_on_the_way(model, prompts, on_cpu, after):
+    done, at_once = [], RowsAtOnce(8)
+    scarce = Scarce(model, 3, after)
+    try:
+        responses = generate(
+            model, prompts, settings=GREEDY, batch_rows=at_once, seed=0, on_batch=done.append, **on_cpu
+        )
+    finally:
+        scarce.hook.remove()
+    assert [response.token_ids for response in responses] == one_by_one(model, prompts, end=[0])
+    assert at_once.num_rows == 2
+    assert sum(done) == len(prompts)
+
+
+def test_sampled_texts_do_not_hear_of_what_ran_out(model, prompts, on_cpu):
+    sampled = {**GREEDY, "do_sample": True, "temperature": 1.0}
+    scarce = Scarce(model, 4, after=5)
+    try:
+        responses = generate(model, prompts, settings=sampled, batch_rows=8, seed=3, **on_cpu)
+    finally:
+        scarce.hook.remove()
+    assert responses == generate(model, prompts, settings=sampled, batch_rows=4, seed=3, **on_cpu)

@@ -72,7 +72,11 @@ def _left(done: int, saved_step: int | None) -> str:
     if not done:
         return "Nothing had been learned yet"
     if saved_step is None:
-        return f"There is no checkpoint yet: what the {done:,} steps before had learned is lost"
+        return f"There is no checkpoint yet: what was learned in {_steps(done)} is lost"
     if saved_step == done:
         return f"The checkpoint of step {saved_step:,} holds all that was learned before; --resume continues from it"
-    return f"--resume continues from the checkpoint of step {saved_step:,}; the {done - saved_step:,} after it are lost"
+    return f"--resume continues from the checkpoint of step {saved_step:,}, and does {_steps(done - saved_step)} again"
+
+
+def _steps(number: int) -> str:
+    return f"{number:,} {'step' if number == 1 else 'steps'}"

@@ -1,0 +1,224 @@
+"""A loop on a model of 3,000 weights whose memory runs out when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from brim.batching.by_rows import ByRows
+from brim.config import GradientClippingConfig
+from brim.data import TokenRow, TokenRows
+from brim.models.precision import precision
+from brim.train.checkpoint import CheckpointStore
+from brim.train.job import Stopping, TrainJob
+from brim.train.learning_rate import LearningRate
+from brim.train.length import run_length
+from brim.train.loop import Loop
+from brim.train.state import TrainState
+
+LENGTHS = [9, 4, 12, 7, 5, 10, 3, 6, 11, 8, 4, 9, 13, 5, 7, 6, 10, 3, 8, 12]  # 20 rows: two steps of 8 and one of 4
+VOCABULARY = 40
+CPU = torch.device("cpu")
+OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def rows_of(lengths=LENGTHS) -> TokenRows:
+    """Rows with keys from 100, all tokens but the first two supervised."""
+    generator = np.random.default_rng(0)
+    return TokenRows.from_rows(
+        TokenRow(
+            key=100 + number,
+            input_ids=generator.integers(2, VOCABULARY, length).astype(np.int32),
+            supervised=np.arange(length) > 1,
+        )
+        for number, length in enumerate(lengths)
+    )
+
+
+def make_model(dropout=0.0) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        attention_dropout=dropout,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Shortage:
+    """Memory runs out in passes of these numbers, counted from 1 over the run, replays with them."""
+
+    def __init__(self, model: nn.Module, *, forward=(), backward=(), rows_above=None) -> None:
+        self.num_passes = 0
+        self.forward, self.backward, self.rows_above = set(forward), set(backward), rows_above
+        model.register_forward_hook(self._after_forward)
+
+    def _after_forward(self, model, inputs, output):
+        if not torch.is_grad_enabled():
+            return
+        self.num_passes += 1
+        too_many = self.rows_above is not None and output.logits.shape[0] > self.rows_above
+        if self.num_passes in self.forward or too_many:
+            raise torch.OutOfMemoryError(OUT)
+        if self.num_passes in self.backward:
+            output.logits.register_hook(self._in_backward)
+
+    @staticmethod
+    def _in_backward(gradient):
+        raise torch.OutOfMemoryError(OUT)
+
+
+class Given:
+    """A cutter that cuts as another one did, step by step."""
+
+    def __init__(self, cuts):
+        self._cuts = iter(cuts)
+
+    def cut(self, lengths):
+        return next(self._cuts)
+
+    def clean_step(self):
+        return None
+
+    def state(self):
+        return {}
+
+
+class Watched(ByRows):
+    """Knows the last cut of each step."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.cuts = []
+        self._is_replay = False
+
+    def cut(self, lengths):
+        cut = super().cut(lengths)
+        if self._is_replay:
+            self.cuts[-1] = cut
+        else:
+            self.cuts.append(cut)
+        self._is_replay = False
+        return cut
+
+    def lower(self, failed):
+        self._is_replay = True
+        return super().lower(failed)
+
+
+class Log:
+    """An observer that keeps all records, and may ask for a stop."""
+
+    def __init__(self, stop_after=None):
+        self.records = []
+        self.stop = threading.Event()
+        self._stop_after = stop_after
+
+    def start(self, *, first_step, total_steps): ...
+
+    def write(self, record):
+        self.records.append(dict(record))
+        if record.get("split") == "train" and record["step"] == self._stop_after:
+            self.stop.set()
+
+    def close(self): ...
+
+    @property
+    def steps(self):
+        return [record for record in self.records if record.get("split") == "train"]
+
+    @property
+    def losses(self):
+        return [record["loss"] for record in self.steps]
+
+    @property
+    def events(self):
+        return [record for record in self.records if "event" in record and record["event"] != "checkpoint"]
+
+
+class Run:
+    """A loop, and what was heard of it. Without arguments, the undisturbed run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cutter=None,
+        lengths=LENGTHS,
+        size=8,
+        epochs=2,
+        dropout=0.0,
+        kind="fp32",
+        optimizer: Callable = lambda weights: torch.optim.SGD(weights, lr=0.0),
+        evaluate=None,
+        stop_after=None,
+        steps_per_checkpoint=0,
+        on_nonfinite="stop",
+        checkpoint=None,
+    ) -> None:
+        self.model = make_model(dropout)
+        self.log = Log(stop_after)
+        self.store = CheckpointStore(folder)
+        self.cutter = cutter or Watched(max_rows=2)
+        rows = rows_of(lengths)
+        length = run_length(
+            num_rows=len(rows),
+            effective_batch_size=size,
+            epochs=epochs,
+            train_steps=None,
+            steps_per_checkpoint=steps_per_checkpoint,
+        )
+        self.job = TrainJob(
+            model=self.model,
+            head=None,
+            rows=rows,
+            pad_id=1,
+            device=CPU,
+            precision=precision(kind),
+            optimizer=optimizer(self.model.parameters()),
+            learning_rate=LearningRate(peak=0.1, total_samples=length.total_samples),
+            length=length,
+            cutter=self.cutter,
+            clipping=GradientClippingConfig(clipglobalnorm=1.0),
+            on_nonfinite=on_nonfinite,
+            seed=7,
+            evaluate=evaluate,
+            stopping=Stopping(),
+            store=self.store,
+            observer=self.log,
+        )
+        torch.manual_seed(1)
+        state = TrainState() if checkpoint is None else TrainState(**checkpoint.state["train"])
+        self.loop = Loop(self.job, state)
+        if checkpoint is not None:
+            self.loop.restore(checkpoint, keep_cutter=not isinstance(cutter, Given))
+
+    def train(self) -> Run:
+        self.loop.run(self.log.stop)
+        return self
+
+    @property
+    def weights(self):
+        return {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+
+    def newest(self):
+        return self.store.load_newest()[0]
+
+
+def equal(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
