@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from brim.api.model import Model
     from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
     from brim.api.upload import UploadResult
+    from brim.batching.adaptive_step import AdaptiveStep
     from brim.batching.finder import Found, find_batch_size
     from brim.batching.probe import Probe
+    from brim.batching.prober import Prober
     from brim.memory.prediction import MemoryPrediction
 
 __all__ = [
+    "AdaptiveStep",
     "BrimError",
     "CheckpointError",
     "ConfigError",
@@ -50,6 +53,7 @@ __all__ = [
     "PredictResult",
     "Probe",
     "ProbeError",
+    "Prober",
     "Problem",
     "TrainResult",
     "UploadResult",
@@ -59,6 +63,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AdaptiveStep": "brim.batching.adaptive_step",
     "MemoryPrediction": "brim.memory.prediction",
     "Model": "brim.api.model",
     "EvaluateResult": "brim.api.results",
@@ -68,6 +73,7 @@ _LAZY = {
     "UploadResult": "brim.api.upload",
     "Found": "brim.batching.finder",
     "Probe": "brim.batching.probe",
+    "Prober": "brim.batching.prober",
     "find_batch_size": "brim.batching.finder",
     "predict_memory": "brim.api.memory",
 }

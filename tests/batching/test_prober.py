@@ -1,0 +1,285 @@
+"""Trying a size on a device: what it says, and that it leaves no trace."""
+
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from brim.batching.ballast import gradients_at_hand, standing_for
+from brim.batching.finder import find_batch_size
+from brim.batching.no_trace import no_trace
+from brim.batching.peak_meter import NoPeak, ResidentPeak, peak_meter
+from brim.batching.prober import Prober
+from brim.errors import NothingFitsError, ProbeError
+
+MIB = 2**20
+OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12"
+
+
+class Net(nn.Module):
+    """Has all that a step changes: weights, buffers, drawn masks, and a weight that is not contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(8, 3).to(torch.bfloat16)
+        self.slanted = nn.Parameter(torch.randn(5, 3).t())
+        self.scalar = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, rows):
+        hidden = self.drop(self.norm(self.first(rows)))
+        return self.last(hidden.to(torch.bfloat16)).float() @ self.slanted * self.scalar
+
+
+class Loop:
+    """A user's own loop. ends: what a step does at its end."""
+
+    def __init__(self, make_optimizer, *, ends=lambda: None, steps_before=0):
+        torch.manual_seed(7)
+        self.net = Net().train()
+        self.net.drop.eval()
+        self.optimizer = make_optimizer(self.net.parameters())
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        self.ends = lambda: None
+        for _ in range(steps_before):
+            self.step(3)
+        self.ends = ends
+
+    def step(self, num_rows):
+        rows = torch.randn(num_rows + 1, 6)
+        np.random.rand()
+        random.random()
+        self.net.drop.train()
+        self.net(rows).square().mean().backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.ends()
+
+    def prober(self, **changes):
+        given = {"model": self.net, "optimizer": self.optimizer, "others": [self.schedule], **changes}
+        return Prober(self.step, **given)
+
+    def everything(self):
+        return bits(
+            {
+                "weights": dict(self.net.named_parameters()),
+                "buffers": dict(self.net.named_buffers()),
+                "gradients": {name: weight.grad for name, weight in self.net.named_parameters()},
+                "modes": [module.training for module in self.net.modules()],
+                "state": self.optimizer.state_dict(),
+                "has_state": len(self.optimizer.state),
+                "schedule": self.schedule.state_dict(),
+                "torch": torch.get_rng_state(),
+                "numpy": np.random.get_state(),
+                "python": random.getstate(),
+            }
+        )
+
+
+def bits(value):
+    """What can be compared: of tensors their bits, dtype and shape, and which object it is."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().contiguous().view(-1).view(torch.uint8).tolist()
+        return id(value) if isinstance(value, nn.Parameter) else None, value.dtype, tuple(value.shape), flat
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, Mapping):
+        return {key: bits(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [bits(each) for each in value]
+    return value
+
+
+def fail(error):
+    raise error
+
+
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1),
+    "tensor_lr": lambda weights: torch.optim.Adam(weights, lr=torch.tensor(0.1), capturable=False, foreach=False),
+    "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),  # has its state from the start
+}
+ENDS = {
+    "well": lambda: None,
+    "out_of_memory": lambda: fail(RuntimeError(OUT_OF_MEMORY)),
+    "another_error": lambda: fail(KeyError("labels")),
+}
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_probe_leaves_no_trace(optimizer, ends, steps_before):
+    loop = Loop(OPTIMIZERS[optimizer], ends=ENDS[ends], steps_before=steps_before)
+    before = loop.everything()
+    prober = loop.prober()
+    if ends == "another_error":
+        with pytest.raises(KeyError, match="labels"):
+            prober(4)
+    else:
+        probe = prober(4)
+        born = optimizer != "adagrad" and not steps_before
+        assert probe.steps == {"well": 2 if born else 1, "out_of_memory": 0}[ends]
+        assert probe.outcome == {"well": "fits", "out_of_memory": "out_of_memory"}[ends]
+        assert (probe.peak_bytes is None) == (ends == "out_of_memory")
+    assert loop.everything() == before
+
+
+def test_training_goes_on_as_if_nothing_had_been_probed():
+    probed, clean = (Loop(OPTIMIZERS["adamw"], steps_before=1) for _ in range(2))
+    torch.manual_seed(1)
+    clean.step(5)
+    clean.step(5)
+    torch.manual_seed(1)
+    probed.step(5)
+    find_batch_size(probed.prober(), how="doubling", most=8)
+    probed.step(5)
+    for one, other in zip(probed.net.parameters(), clean.net.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_same_gradient_tensors_are_there_afterwards():
+    loop = Loop(OPTIMIZERS["adamw"])
+    loop.net.first.weight.grad = gradient = torch.full((8, 6), 3.0)
+    loop.prober()(2)
+    assert loop.net.first.weight.grad is gradient
+    assert torch.equal(gradient, torch.full((8, 6), 3.0))
+    assert loop.net.first.bias.grad is None
+
+
+def test_a_buffer_that_a_step_replaces_is_put_back():
+    net = nn.BatchNorm1d(2)
+    buffer = net.running_mean
+    with no_trace(net):
+        net.running_mean = torch.ones(2)
+        buffer.add_(5)
+    assert net.running_mean is buffer
+    assert torch.equal(buffer, torch.zeros(2))
+
+
+def test_settings_and_groups_of_the_optimizer_are_put_back():
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([net.weight], lr=0.1)
+    before = bits(optimizer.state_dict())
+    with no_trace(net, optimizer):
+        optimizer.param_groups[0]["lr"] = 7
+        optimizer.add_param_group({"params": [net.bias]})
+    assert bits(optimizer.state_dict()) == before
+
+
+def test_weights_that_change_without_an_optimizer_are_told():
+    loop = Loop(OPTIMIZERS["sgd"])
+    with pytest.raises(ProbeError, match="changed weights, and no optimizer was given"):
+        loop.prober(optimizer=None)(2)
+
+
+def test_steps_are_those_that_the_loop_counts():
+    net = nn.Linear(1, 1)
+    counted = {"rows": lambda size: 12 // size, "loss": lambda size: net(torch.ones(size, 1)).sum(), "flag": bool}
+    assert Prober(counted["rows"], model=net)(4).steps == 3
+    assert Prober(counted["loss"], model=net)(4).steps == 1
+    assert Prober(counted["flag"], model=net, num_steps=3)(4).steps == 3
+    with pytest.raises(ProbeError, match="batch size 16 says that it fits, and ran no step"):
+        find_batch_size(Prober(counted["rows"], model=net), how="halving", most=16)
+
+
+def test_what_stands_for_state_and_gradients_is_there_and_goes():
+    net = nn.Linear(512, 4096)
+    net.bias.requires_grad_(False)
+    meter = ResidentPeak()
+    meter.begin()
+    resting = meter.peak_bytes()
+    with gradients_at_hand(net.parameters()), standing_for(64 * MIB, "cpu"):
+        assert tuple(net.weight.grad.aminmax()) == (0, 0)
+        assert net.bias.grad is None
+    assert 71 * MIB <= meter.peak_bytes() - resting < 74 * MIB
+    assert net.weight.grad is None
+    meter.begin()
+    assert meter.peak_bytes() - resting < 2 * MIB
+    own = net.weight.grad = torch.ones(4096, 512)
+    with gradients_at_hand(net.parameters()):
+        assert net.weight.grad is own
+    assert net.weight.grad is own
+
+
+def test_the_peak_of_a_probe_is_that_of_its_step():
+    net = nn.Linear(1, 1)
+
+    def step(size):
+        torch.ones(size * 32 * MIB, dtype=torch.uint8)
+
+    prober = Prober(step, model=net)
+    large, small = prober(8).peak_bytes, prober(1).peak_bytes
+    assert large - small == pytest.approx(7 * 32 * MIB, rel=0.02)
+    assert prober.limit_bytes > large
+
+
+def test_other_devices_say_nothing():
+    meter = peak_meter(torch.device("meta"))
+    assert isinstance(meter, NoPeak)
+    meter.begin()
+    assert (meter.peak_bytes(), meter.limit_bytes()) == (None, None)
+
+
+def run_under_a_limit(code):
+    """In a process of its own, whose address space is limited to 256 MiB more than it has after its imports."""
+    opening = """
+        import re, resource, torch
+        from torch import nn
+        import brim
+        from brim.batching.prober import Prober
+
+        MIB = 2**20
+
+        def mapped():
+            return int(re.search(r"VmSize:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+        torch.set_num_threads(1)
+        net = nn.LayerNorm(2**18, bias=False)  # 1 MiB of weights
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        def step(size):
+            rows = torch.ones(size, 2**18)
+            (rows * net.weight).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        net(torch.ones(2**18)).sum().backward()
+        optimizer.zero_grad()
+        limit = mapped() + 256 * MIB
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        prober = Prober(step, model=net, optimizer=optimizer)
+        assert prober.limit_bytes == limit
+    """
+    code = textwrap.dedent(opening) + textwrap.dedent(code)
+    environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS and /proc are Linux's")
+def test_under_a_real_limit_it_runs_out_of_memory_survives_and_finds_the_same_by_the_line():
+    printed = run_under_a_limit("""
+        for how in ("binary", "linear"):
+            found = brim.find_batch_size(prober, how=how, most=64, limit_bytes=prober.limit_bytes - 8 * MIB)
+            print(how, found.size, found.num_out_of_memory, len(found.probes))
+        assert len(optimizer.state) == 0 and all(weight.grad is None for weight in net.parameters())
+    """)
+    found = {how: tuple(map(int, rest)) for how, *rest in (line.split() for line in printed.splitlines())}
+    assert found["binary"][1] >= 1
+    assert found["linear"] == (found["binary"][0], 0, 3)
+    # At the peak a row is there five times, 1 MiB each: itself, multiplied, squared, and the gradients of the last two.
+    assert 45 <= found["binary"][0] <= 51
+
+
+def test_nothing_fits_is_told_from_a_real_step():
+    with pytest.raises(NothingFitsError, match="not even one row fits"):
+        find_batch_size(Loop(OPTIMIZERS["sgd"], ends=ENDS["out_of_memory"]).prober(), how="halving", most=4)

@@ -1,0 +1,55 @@
+"""docs/finding-a-batch-size.md: its examples run, and its table is that of the searches."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.batching.test_finder import Device
+
+from brim.batching.finder import Search, find_batch_size
+from brim.batching.searches import MOST_CORRECTIONS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "finding-a-batch-size.md").read_text(encoding="utf-8")
+
+
+def sessions():
+    return re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_loop_of_the_guide_runs():
+    names = {}
+    exec(compile(sessions()[0], "finding-a-batch-size.md", "exec"), names)  # noqa: S102
+    found = names["found"]
+    assert found.size == 64
+    assert [probe.outcome for probe in found.probes] == ["fits"] * 3
+    assert len(names["optimizer"].state) == 0
+
+
+def test_the_probe_of_the_guide_is_a_fits():
+    names = {}
+    exec(compile(sessions()[1], "finding-a-batch-size.md", "exec"), names)  # noqa: S102
+    found = find_batch_size(names["fits"], how="doubling", most=1000)
+    assert found.size == 64
+
+
+def test_the_ways_of_the_table_take_as_many_probes_as_it_says():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([\d, ]+) \| (\d+) \| (\d+) \|$", PAGE, flags=re.MULTILINE)
+    assert sorted(way for way, *_ in rows) == sorted(get_args(Search))
+    for way, sizes, num_out_of_memory, answer in rows:
+        device = Device(capacity=1000 + 10 * 100)
+        found = find_batch_size(device, how=way, most=1024, bytes_of=device.peak, limit_bytes=device.capacity)
+        assert ", ".join(map(str, device.sizes)) == sizes
+        assert (found.num_out_of_memory, found.size) == (int(num_out_of_memory), int(answer))
+
+
+def test_the_figure_of_corrections():
+    assert f"at most {['four', 'five', 'six'][MOST_CORRECTIONS - 4]} times" in PAGE
+
+
+@pytest.mark.parametrize("name", ["find_batch_size", "Prober", "Probe", "NothingFitsError"])
+def test_the_names_of_the_guide_are_public(name):
+    import brim
+
+    assert name in brim.__all__
+    assert name in PAGE
