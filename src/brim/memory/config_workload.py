@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
 from brim.config.batch import accumulates
 from brim.data.collate import Batch, PromptBatch
+from brim.digests import sha256
 from brim.infer.generation_settings import generation_settings
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
@@ -72,6 +74,36 @@ class ConfigWorkload:
         """Those that are simulated of a step: the third would be as the second."""
         trainer = self._config.trainer
         return 2 if isinstance(trainer, FinetuneTrainer) and accumulates(trainer) else 1
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that a trace of training depends on, as JSON."""
+        keys: Any = {
+            "adapter": True,
+            "initialize": True,
+            "model_parameters": True,
+            "precision": True,
+            "quantization": True,
+            "trainer": {
+                "optimizer",
+                "gradient_clipping",
+                "enable_gradient_checkpointing",
+                "chunked_loss",
+                "dropout_by_row",
+            },
+        }
+        code = self._folder.path.glob("*.py") if self._config.trust_remote_code else ()
+        return {
+            "architecture": self._folder.config,
+            "code": {path.name: sha256(path) for path in sorted(code)},
+            "config": self._config.model_dump(mode="json", include=keys),
+            "target": None if self._target is None else asdict(self._target),
+        }
+
+    @property
+    def has_chunked_loss(self) -> bool:
+        """Of the model that was built last."""
+        return self._llm is not None and self._llm.head is not None
 
     def training(self) -> Workload:
         """An optimizer step."""
@@ -169,9 +201,12 @@ class ConfigWorkload:
 
     def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
         assert self._llm is not None
-        with self._precision.autocast(_CPU):
-            loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
-        loss.backward()  # type: ignore[no-untyped-call]
+        num_rows, num_tokens = batch.input_ids.shape
+        dropout = self._llm.row_dropout
+        with nullcontext() if dropout is None else dropout.of_rows(range(num_rows), [num_tokens] * num_rows, step=0):
+            with self._precision.autocast(_CPU):
+                loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _update(self, weights: Sequence[Parameter], optimizer: Optimizer) -> None:
         trainer = self._config.trainer
