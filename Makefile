@@ -48,6 +48,12 @@ bench-loss: $(STAMP)  ## losses across micro-batches, and against transformers' 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/python -m benchmarks.loss_equality
 
+.PHONY: bench-batching
+bench-batching: $(STAMP)  ## epochs and searches against other trainers, losses under limits, padding, planning
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/python -m benchmarks.batching
+	$(BIN)/python -m benchmarks.batching_search
+
 .PHONY: bench-memory-gpu
 bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predicted; under ten minutes
 	$(BIN)/python -m benchmarks.memory_gpu

@@ -83,9 +83,10 @@ def race(
 
     once: contenders that are run in one round alone.
     """
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in specs}
+    names = list(specs)
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     for number in range(rounds):
-        for name in list(specs) if number % 2 == 0 else list(reversed(specs)):
+        for name in names if number % 2 == 0 else names[::-1]:
             if name in once and number:
                 continue
             # A score does not change from round to round.

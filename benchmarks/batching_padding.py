@@ -1,4 +1,4 @@
-"""How much padding a cut needs: brim's, and that of micro-batches of a fixed number of rows with the same peak memory."""
+"""How much padding a cut needs: brim's, and fixed micro-batches of the same peak memory."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def run(spec: Spec) -> Outcome:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(Path(spec.folder) / "datasets"),
-        **({"BRIM_CACHE": spec.cache} if spec.cache else {}),
+        **({"BRIM_CACHE_DIR": spec.cache} if spec.cache else {}),
     }
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.batching_run", json.dumps(asdict(spec))],

@@ -70,7 +70,7 @@ class Subject:
             **{key: example[key] for key in ("model_type", "input_features", "output_features", "prompt")},
             "base_model": str(self.base),
             "adapter": adapter if method == "lora" else None,
-            "precision": "bf16" if self.device == "cuda" else "fp32",
+            "precision": "bf16-mixed" if self.device == "cuda" else "fp32",
             "random_seed": SEED,
             "preprocessing": {"split": {"type": "fixed"}},
             "trainer": {

@@ -1,0 +1,132 @@
+"""The same losses on any memory: brim under real limits, and with a memory model that promises too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from benchmarks.batching_epoch import largest_difference
+from benchmarks.batching_run import Outcome, RunFailed, Spec, run
+from benchmarks.batching_subject import Method
+
+SHARES: Mapping[str, float] = {"100%": 1.0, "50%": 0.5, "25%": 0.25}
+SMALLEST = "one row"
+# CONTRACT.md, "What equals what"; on a GPU arithmetic is in bf16.
+GOALS: Mapping[Method, float] = {"lora": 1e-5, "full": 1e-4}
+BF16_GOAL = 1e-2
+WRONG_BY = 0.5
+MOST_OUT_OF_MEMORY = 5  # events, with the wrong model
+
+# The largest micro-batches that fit, so that a limit binds: the fastest ones are small on a CPU whatever there is.
+_TRAINER = {"use_maximum_batch_size": True}
+_REFUSED = "do not fit even alone"
+_NO_LIMIT_BYTES = 2**42  # an address space that is limited, so that brim counts against it, but never runs out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRun:
+    """One epoch under a limit, against the one without."""
+
+    method: Method
+    limit: str
+    limit_bytes: int | None  # of the process's address space; on a GPU, of what PyTorch may allocate
+    tensor_bytes: int  # of it for the model's passes; without a limit what they take
+    num_micro_batches: int | None  # of all updates
+    num_out_of_memory: int | None
+    num_updates: int
+    loss_difference: float | None  # the largest relative one of an update; None: it did not end
+    goal: float
+    most_out_of_memory: int
+    wrong_by: float | None = None
+    failure: str | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """It ended, with the losses that are promised, and memory ran out no more often than it may."""
+        return (
+            self.loss_difference is not None
+            and self.loss_difference <= self.goal
+            and (self.num_out_of_memory or 0) <= self.most_out_of_memory
+        )
+
+
+def budget_runs(
+    spec: Spec, method: Method, *, say: Callable[[str], None], start: Callable[[Spec], Outcome] = run
+) -> list[BudgetRun]:
+    """All limits, and the wrong model under the limit of 50%.
+
+    A limit is what the process takes beside the model's passes, and a share of what these take without a limit.
+    """
+    spec = replace(spec, method=method, trainer=dict(_TRAINER))
+    free = start(replace(spec, limit_bytes=_NO_LIMIT_BYTES if spec.device == "cpu" else None))
+    needed, by_one_row, beside = _bytes(free)
+    runs = [_judged(spec, "none", needed, free, free)]
+    say(_line(runs[-1]))
+    for name, share in SHARES.items():
+        limited = _limited(spec, beside, int(share * needed))
+        for wrong_by in (None, WRONG_BY) if name == "50%" else (None,):
+            runs.append(_tried(replace(limited, wrong_by=wrong_by), name, int(share * needed), free, start))
+            say(_line(runs[-1]))
+    runs.append(_smallest(spec, beside, by_one_row, free, start))
+    say(_line(runs[-1]))
+    return runs
+
+
+def _bytes(free: Outcome) -> tuple[int, int, int]:
+    """Of a run without a limit: what its passes take, what the longest row alone takes, and what stands beside."""
+    assert free.plan is not None, "brim's runs have one"
+    plan = free.plan["plan"]
+    beside = plan["budget"]["outside_bytes"]
+    return plan["chosen"]["total_bytes"] - beside, plan["chosen"]["single_row_bytes"] - beside, beside
+
+
+def _limited(spec: Spec, beside: int, allowed: int) -> Spec:
+    """On a CPU brim finds the limit by itself; on a GPU it is said, since what one process may take is not asked."""
+    if spec.device == "cpu":
+        return replace(spec, limit_bytes=beside + allowed)
+    return replace(spec, limit_bytes=allowed, memory={"budget": f"{beside + allowed} B"})
+
+
+def _smallest(spec: Spec, beside: int, by_one_row: int, free: Outcome, start: Callable[[Spec], Outcome]) -> BudgetRun:
+    """The first limit, in steps of a fiftieth, at which brim does not refuse the longest row: a margin stays free."""
+    allowed = by_one_row
+    while True:
+        tried = _tried(_limited(spec, beside, allowed), SMALLEST, allowed, free, start)
+        if tried.failure is None or _REFUSED not in tried.failure or allowed > 2 * by_one_row:
+            return tried
+        allowed += by_one_row // 50
+
+
+def _tried(spec: Spec, limit: str, tensor_bytes: int, free: Outcome, start: Callable[[Spec], Outcome]) -> BudgetRun:
+    try:
+        return _judged(spec, limit, tensor_bytes, start(spec), free)
+    except RunFailed as error:
+        return _judged(spec, limit, tensor_bytes, None, free, failure=str(error))
+
+
+def _judged(
+    spec: Spec, limit: str, tensor_bytes: int, outcome: Outcome | None, free: Outcome, *, failure: str | None = None
+) -> BudgetRun:
+    return BudgetRun(
+        method=spec.method,
+        limit=limit,
+        limit_bytes=spec.limit_bytes,
+        tensor_bytes=tensor_bytes,
+        num_micro_batches=outcome.num_micro_batches if outcome else None,
+        num_out_of_memory=outcome.num_out_of_memory if outcome else None,
+        num_updates=len(outcome.losses if outcome else []),
+        loss_difference=largest_difference(outcome.losses, free.losses) if outcome else None,
+        goal=GOALS[spec.method] if spec.device == "cpu" else BF16_GOAL,
+        most_out_of_memory=0 if spec.wrong_by is None else MOST_OUT_OF_MEMORY,
+        wrong_by=spec.wrong_by,
+        failure=failure,
+    )
+
+
+def _line(found: BudgetRun) -> str:
+    wrong = "" if found.wrong_by is None else f", promised ×{1 / found.wrong_by:g}"
+    told = found.failure or (
+        f"{found.num_micro_batches} micro-batches, {found.num_out_of_memory} times out of memory, "
+        f"losses within {found.loss_difference:.1e}"
+    )
+    return f"  {found.method}, limit {found.limit}{wrong}: {told}"
