@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from benchmarks import batching_tables as tables
 from benchmarks.batching_budgets import budget_runs
-from benchmarks.batching_epoch import contenders, figures, hand_search, race, summarize
+from benchmarks.batching_epoch import LIMITED, contenders, figures, hand_search, race, summarize
 from benchmarks.batching_padding import paddings
 from benchmarks.batching_peers import kernels
 from benchmarks.batching_planning import NUM_ROWS, plan_times
@@ -28,7 +28,6 @@ from benchmarks.report import RESULTS, write_report
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE
 
 SECTIONS = ("epoch", "budgets", "padding", "planning", "loop")
-_LIMITED = "auto_find, limited"
 
 
 class Bench:
@@ -49,6 +48,8 @@ class Bench:
 
     def epoch(self) -> dict[str, Any]:
         options = self._options
+        if self.subject.device == "cuda" and kernels()["liger-kernel"] is None:
+            say("liger-kernel is not installed: the peers run without its kernels")
         say("the hand search")
         trials = hand_search(self.subject, num_rows=options.search_rows, num_threads=options.threads)
         tables.show_trials(trials)
@@ -56,9 +57,9 @@ class Bench:
         limits = {}
         if options.limit_gib and self.subject.device == "cpu":
             num_bytes = int(options.limit_gib * 2**30)
-            limits[_LIMITED] = replace(specs["auto_find"], limit_bytes=num_bytes)
-            limits["brim, limited"] = replace(specs["brim"], limit_bytes=num_bytes)
-        outcomes = race({**specs, **limits}, rounds=options.rounds, once=[_LIMITED], say=say)
+            limits[f"auto_find{LIMITED}"] = replace(specs["auto_find"], limit_bytes=num_bytes)
+            limits[f"brim{LIMITED}"] = replace(specs["brim"], limit_bytes=num_bytes)
+        outcomes = race({**specs, **limits}, rounds=options.rounds, once=[f"auto_find{LIMITED}"], say=say)
         found = summarize(outcomes)
         tables.show_contenders(found)
         return {**figures(trials, found), "limit_gib": options.limit_gib, "peers_kernels": kernels()}

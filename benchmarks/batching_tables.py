@@ -26,12 +26,13 @@ def show_contenders(found: Sequence[Contender]) -> None:
     print_table(
         "one epoch (goal: brim is at least so many times faster)",
         ("", "micro-batch", "seconds", "whole", "brim is faster", "goal", "tokens/s", "padding", "updates",
-         "losses differ by", "mean loss", "held out", "peak GiB"),
+         "losses differ by", "mean loss", "held out", "peak GiB", ""),
         [
             (c.name, "–" if c.micro_batch_rows is None else str(c.micro_batch_rows), f"{c.train_s:.1f}",
              f"{c.whole_s:.1f}", f"{c.brim_is_faster:.2f}×", _figure(c.goal, ".1f"), f"{c.tokens_per_s:,.0f}",
              f"{c.padding:.2f}", str(c.num_updates), _figure(c.loss_difference, ".1e"), f"{c.mean_loss:.4f}",
-             _figure(c.held_out_loss, ".4f"), f"{c.peak_bytes / _GIB:.2f}")
+             _figure(c.held_out_loss, ".4f"), f"{c.peak_bytes / _GIB:.2f}",
+             "met" if c.is_met else "NOT MET")
             for c in found
         ],
     )  # fmt: skip

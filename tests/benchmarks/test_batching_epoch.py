@@ -68,6 +68,7 @@ def test_the_summary_compares_rounds_and_losses():
     assert (ours.train_s, ours.brim_is_faster, ours.goal) == (10.0, 1.0, None)
     assert (fixed.train_s, fixed.brim_is_faster, fixed.goal) == (15.0, 1.2, 1.0)
     assert fixed.loss_difference == pytest.approx(0.01)
+    assert (fixed.is_met, packing.is_met) == (False, False)  # other losses; not faster
     assert (packing.brim_is_faster, packing.loss_difference) == (0.9, None)  # its batches hold other rows
     assert fixed.padding == 1.1
 
