@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from brim.errors import BrimError
 from brim.memory.measure.rehearsal import NoMeter, tiny
 from brim.memory.measure.work import run_on
 
@@ -141,3 +142,16 @@ def test_a_list_of_losses_whose_graphs_stay_is_found(asked, monkeypatch, few_obj
     assert len(set(rises)) == 1
     assert rises[0] > 2 * 15 * 300 * 4  # the probabilities of the vocabulary's 300 tokens, in fp32
     assert any(each.shape and each.shape[-1] == 300 for each in bench.stayed())
+
+
+@pytest.mark.parametrize("phase", ["train", "evaluate", "generate"])
+def test_what_does_not_fit_is_no_measurement_of_something_smaller(asked, monkeypatch, phase):
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    def scarce(self, input_ids=None, **others):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(LlamaModel, "forward", scarce)
+    with pytest.raises(BrimError, match="the device ran out of memory: ") as caught:
+        run_on(asked(trainable=phase == "train", phases=(phase,)), CPU, NoMeter())
+    assert "--batch-size" in caught.value.problems[0].fix
