@@ -7,21 +7,23 @@ from brim.batching.buffers import BufferKeeper
 
 
 class Counter(nn.Module):
-    """Adds one to a buffer, makes another anew, and leaves a third alone."""
+    """Adds one to a buffer and to a cache, makes another anew, and leaves one alone."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("added", torch.zeros(3))
         self.register_buffer("made", torch.zeros(3))
         self.register_buffer("constant", torch.ones(3))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
 
     def forward(self):
         self.added += 1
         self.made = self.made + 1
+        self.cache += 1
 
 
 def values(module):
-    return {name: buffer.tolist() for name, buffer in module.named_buffers()}
+    return {name: buffer.tolist() for name, buffer in module.state_dict().items()}
 
 
 def test_each_way_to_change_a_buffer_is_undone_in_every_step():
@@ -35,6 +37,7 @@ def test_each_way_to_change_a_buffer_is_undone_in_every_step():
             keeper.restore()
             assert values(module) == before
             assert module.added is added
+            assert module.cache.item() > 0
         module()
         keeper.done()
         assert values(module) == {"added": [number + 1.0] * 3, "made": [number + 1.0] * 3, "constant": [1.0] * 3}

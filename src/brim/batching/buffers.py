@@ -16,11 +16,12 @@ class _Key:
 
 
 class BufferKeeper:
-    """Puts buffers back to where they were when a step began.
+    """Puts buffers back to where they were when a step began: those that are saved with the module.
 
-    Quantised weights can be buffers of many GiB. So a buffer's first copy lies in the host's memory, and later steps
-    copy those buffers alone whose values the first has changed. Tensors' version counters will not do: BatchNorm
-    changes its averages behind their back.
+    The others are caches, such as a rotary embedding's that grows with the longest row, and what they hold goes with
+    attributes that nobody puts back. Quantised weights can be buffers of many GiB: so a buffer's first copy lies in
+    the host's memory, and later steps copy those alone whose values the first has changed. Tensors' version counters
+    will not do: BatchNorm changes its averages behind their back.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -35,6 +36,7 @@ class BufferKeeper:
             _Key(owner, name, owner.training): buffer
             for owner in self._module.modules()
             for name, buffer in owner.named_buffers(recurse=False)
+            if name not in owner._non_persistent_buffers_set
         }
         self._copies = {}
         for key, buffer in self._buffers.items():

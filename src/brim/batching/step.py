@@ -62,6 +62,7 @@ class GradientStep:
     module: whose buffers are put back when a step begins anew; None where a forward pass changes none.
     on_event: is told of every failure, of how the step goes on, and of every change of the cutter's cap.
     name_row: what to call the row at a position, where one does not fit by itself.
+    tells_lengths: whether the lengths are tokens, to be named in events and errors.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class GradientStep:
         on_event: OnEvent,
         module: nn.Module | None = None,
         name_row: Callable[[int], str] = "row {} of the batch".format,
+        tells_lengths: bool = True,
     ) -> None:
         self._cutter = cutter
         self._parameters = parameters
@@ -80,6 +82,7 @@ class GradientStep:
         self._on_event = on_event
         self._buffers = None if module is None else BufferKeeper(module)
         self._name_row = name_row
+        self._tells_lengths = tells_lengths
 
     def run(self, lengths: ArrayLike) -> StepOutcome:
         """The gradient and the loss of the rows of these lengths, in tokens.
@@ -134,18 +137,17 @@ class GradientStep:
     def _cut_smaller(self, micro_batches: Sequence[MicroBatch], failure: _Failure, tried_alone: set[int]) -> None:
         """Lower the cap; or let a row that is alone already be tried once more."""
         failed = micro_batches[min(failure.number, len(micro_batches) - 1)]
-        self._on_event(
-            {
-                "event": "oom",
-                "micro_batch": failure.number + 1,
-                "num_micro_batches": len(micro_batches),
-                "rows": failed.num_rows,
-                "padded_length": failed.padded_length,
-                "predicted_bytes": failed.peak_bytes,
-                "where": failure.where,
-                "message": failure.message,
-            }
-        )
+        event = {
+            "event": "oom",
+            "micro_batch": failure.number + 1,
+            "num_micro_batches": len(micro_batches),
+            "rows": failed.num_rows,
+            "where": failure.where,
+            "message": failure.message,
+        }
+        if self._tells_lengths:
+            event |= {"padded_length": failed.padded_length, "predicted_bytes": failed.peak_bytes}
+        self._on_event(event)
         change = self._cutter.lower(failed)
         self._say(change)
         if change is not None:
@@ -159,9 +161,11 @@ class GradientStep:
         rows = self._name_row(int(failed.rows[0]))
         if failed.num_rows > 1:
             rows += f" and {failed.num_rows - 1} more, which cannot be cut further,"
+        if self._tells_lengths:
+            rows += f" ({failed.padded_length:,} tokens)"
         return OutOfMemoryError(
             Problem(
-                what=f"{rows} ({failed.padded_length:,} tokens) ran out of memory twice in the {failure.where} pass,"
+                what=f"{rows} ran out of memory twice in the {failure.where} pass,"
                 f" with nothing beside it: {failure.message}",
                 fix="a shorter row, activation checkpointing, a loss in chunks, or weights in fewer bits",
             )

@@ -1,0 +1,244 @@
+"""The gradient of a batch of any size, for people with a training loop of their own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from brim.batching.by_length import ByLength
+from brim.batching.by_rows import ByRows
+from brim.batching.costs import Costs
+from brim.batching.cutter import Cutter
+from brim.batching.step import GradientStep
+from brim.batching.sum_check import require_sum
+from brim.batching.surface import Surface
+from brim.batching.user_batch import count_rows, take_rows
+from brim.errors import InputError, Problem
+
+Loss: TypeAlias = Callable[[Any], Tensor]
+Weight: TypeAlias = Callable[[Any], float | Tensor]
+Lengths: TypeAlias = Callable[[Any], Sequence[int] | NDArray[np.integer] | Tensor]
+
+_NO_LIMIT = 1 << 53  # more than any batch has, and still exact as a float
+# A micro-batch takes a "byte" a token, padding included. Times do not matter where the largest are asked for.
+_PADDED_TOKENS = Surface(base=0.0, lengths=(1,), tokens=((1, 2),), values=((1.0, 2.0),))
+_TOKEN_COSTS = Costs(peak=_PADDED_TOKENS, static_bytes=0, time=_PADDED_TOKENS)
+
+
+class AdaptiveStep:
+    """Accumulates the gradient of a batch's mean loss, in as many pieces as memory demands.
+
+        step = brim.AdaptiveStep(model, loss)
+        for batch in loader:
+            mean_loss = step(batch)  # p.grad of the whole batch
+            optimizer.step()
+
+    The batch goes through whole, as long as it fits. Where memory runs out, what had been computed is dropped, random
+    states and saved buffers are put back, the batch is cut into smaller pieces, and the step begins anew; later steps
+    keep to the smaller size, and try the larger one again after 50 steps (and after 100, 200, … if it fails again).
+    Gradients that were there before are dropped, so that no zero_grad() is needed.
+
+    model: whose parameters learn. Several models go into an nn.ModuleList.
+    loss: of a batch of some of the rows: the sum of their losses as a scalar, or the loss of each. It does the forward
+        pass, and moves the batch to the device, if need be. What it computes for a row must not depend on the others.
+    max_rows: rows of a piece at first; None: the whole batch.
+    lengths: tokens of each row of a batch; then pieces are cut by length, under a limit of rows × longest row.
+    max_tokens: that limit at first; None: the whole batch.
+    weight: of the whole batch, by which the sum is divided; None: its rows. Supervised tokens, for instance.
+    scale: GradScaler.scale, where fp16 needs one.
+    samples: a batch is a list of samples, not columns (tensors whose first dimension is the rows, in tuples, lists and
+        dictionaries).
+    on_event: is told when memory ran out and how it goes on; None: a warning is logged.
+    check: on the first batch, call the loss three times with copies of one row, to see that it is a sum.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        max_rows: int | None = None,
+        lengths: Lengths | None = None,
+        max_tokens: int | None = None,
+        weight: Weight | None = None,
+        scale: Callable[[Tensor], Tensor] | None = None,
+        samples: bool = False,
+        on_event: Callable[[Mapping[str, Any]], None] | None = None,
+        check: bool = True,
+    ) -> None:
+        _require_usable(model, max_rows=max_rows, max_tokens=max_tokens, has_lengths=lengths is not None)
+        self._model = model
+        self._loss = loss
+        self._lengths = lengths
+        self._weight = weight
+        self._scale = scale
+        self._samples = samples
+        self._hear = on_event or _log
+        self._check = check
+        self._batch: Any = None
+        self._num_rows = 0
+        self._divisor = 1.0
+        self._cutter = _cutter(max_rows=max_rows, max_tokens=max_tokens, by_length=lengths is not None)
+        self._step = GradientStep(
+            cutter=self._cutter,
+            parameters=list(model.parameters()),
+            backward=self._backward,
+            on_event=self._translate,
+            module=model,
+            tells_lengths=lengths is not None,
+        )
+
+    def __call__(self, batch: Any) -> float:
+        """The mean loss of the batch; its gradient is in the parameters' `grad`.
+
+        Raises OutOfMemoryError when a single row runs out of memory twice, and InputError for a mistake in the batch,
+        the loss or the weight. Any other exception comes from the loss, and passes through.
+        """
+        self._num_rows = count_rows(batch, samples=self._samples)
+        if self._check:
+            require_sum(self._model, self._loss, batch, samples=self._samples)
+            self._check = False
+        self._divisor = self._weight_of(batch)
+        self._batch = batch
+        try:
+            outcome = self._step.run(self._lengths_of(batch))
+        finally:
+            self._batch = None  # or it would take memory until the next one comes
+        if len(outcome.parts) > 1:
+            _warn_of_batch_norm(self._model)
+        return outcome.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to cut the same, as JSON."""
+        return self._cutter.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Back to a saved state, of a step that was made with the same arguments."""
+        self._cutter.restore(state)
+
+    def _backward(self, rows: NDArray[np.intp]) -> Tensor:
+        """Add the gradient of some rows; their share of the mean loss."""
+        is_all = len(rows) == self._num_rows and bool((np.diff(rows) == 1).all())
+        loss = self._loss(self._batch if is_all else take_rows(self._batch, rows, samples=self._samples))
+        _require_gradient(loss)
+        share = loss.sum(dtype=torch.promote_types(loss.dtype, torch.float32)) / self._divisor
+        (share if self._scale is None else self._scale(share)).backward()  # type: ignore[no-untyped-call]
+        return share.detach()
+
+    def _lengths_of(self, batch: Any) -> NDArray[np.int64]:
+        if self._lengths is None:
+            return np.ones(self._num_rows, dtype=np.int64)
+        lengths = self._lengths(batch)
+        tokens = np.asarray(lengths.tolist() if isinstance(lengths, Tensor) else lengths, dtype=np.int64)
+        if tokens.shape != (self._num_rows,):
+            raise InputError(
+                Problem(
+                    what=f"lengths(batch) has shape {tokens.shape}",
+                    expected=f"a number for each of the {self._num_rows} rows",
+                )
+            )
+        return np.maximum(tokens, 1)
+
+    def _weight_of(self, batch: Any) -> float:
+        weight = float(self._num_rows if self._weight is None else self._weight(batch))
+        if not (weight > 0 and math.isfinite(weight)):
+            raise InputError(
+                Problem(
+                    what=f"weight(batch) is {weight}",
+                    expected="more than 0",
+                    fix="leave such a batch out of the training",
+                )
+            )
+        return weight
+
+    def _translate(self, event: Mapping[str, Any]) -> None:
+        """In rows or in padded tokens, and not beyond what the batch has."""
+        if event["event"] == "cap":
+            if self._lengths is None:
+                most = self._num_rows
+            else:
+                lengths = self._lengths_of(self._batch)
+                most = int(lengths.max()) * self._num_rows
+            unit = "rows" if self._lengths is None else "tokens"
+            event = {**event, "before": min(event["before"], most), "after": min(event["after"], most), "unit": unit}
+        elif event["event"] == "oom":
+            event = {key: value for key, value in event.items() if key != "predicted_bytes"}
+        self._hear(event)
+
+
+def _cutter(*, max_rows: int | None, max_tokens: int | None, by_length: bool) -> Cutter:
+    if by_length:
+        return ByLength(costs=_TOKEN_COSTS, cap_bytes=max_tokens or _NO_LIMIT, most_rows=max_rows, largest=True)
+    return ByRows(max_rows=max_rows or _NO_LIMIT)
+
+
+def _require_usable(model: nn.Module, *, max_rows: int | None, max_tokens: int | None, has_lengths: bool) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            Problem(
+                what=f"AdaptiveStep was given a {type(model).__name__} as the model",
+                expected="an nn.Module, whose parameters learn and whose buffers are put back",
+                fix="nn.ModuleList([…]) for several models",
+            )
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise InputError(
+            Problem(
+                what="DistributedDataParallel waits for all ranks in each backward pass, and each may cut otherwise",
+                expected="the module inside it",
+                fix="AdaptiveStep(model.module, …), and all-reduce the gradients after each step",
+            )
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(Problem(what="no parameter of the model learns", expected="one that requires a gradient"))
+    for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens)):
+        if limit is not None and limit < 1:
+            raise InputError(Problem(what=f"{name} is {limit}", expected="at least 1, or None"))
+    if max_tokens is not None and not has_lengths:
+        raise InputError(
+            Problem(what="max_tokens without lengths", expected="lengths, by which rows are cut, or max_rows")
+        )
+
+
+def _require_gradient(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise InputError(
+            Problem(what=f"loss(batch) is a {type(loss).__name__}", expected="a tensor: the sum of the rows' losses")
+        )
+    if not loss.requires_grad:
+        raise InputError(
+            Problem(
+                what="loss(batch) has no gradient",
+                expected="a loss in which parameters that require a gradient had a part",
+                fix="look for no_grad(), detach() and item() in the loss function, and for frozen parameters",
+            )
+        )
+
+
+def _warn_of_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            warnings.warn(
+                f"{type(module).__name__} {name!r} normalises over the rows of a piece: the gradient depends on how the"
+                " batch is cut. GroupNorm or LayerNorm does not; nor does BatchNorm in eval().",
+                stacklevel=3,
+            )
+            return
+
+
+def _log(event: Mapping[str, Any]) -> None:
+    logger = logging.getLogger("brim")
+    if event["event"] == "oom":
+        logger.warning("out of memory in the %s pass of %d rows: %s", event["where"], event["rows"], event["message"])
+    elif event["event"] == "cap":
+        logger.warning("at most %s %s at a time from now on", f"{event['after']:,}", event["unit"])
