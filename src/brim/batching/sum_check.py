@@ -28,10 +28,7 @@ def require_sum(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, 
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        once, twice, thrice = (
-            float(loss(take_rows(batch, np.zeros(copies, dtype=np.intp), samples=samples)).detach().sum())
-            for copies in (1, 2, 3)
-        )
+        losses = [loss(take_rows(batch, np.zeros(copies, dtype=np.intp), samples=samples)) for copies in (1, 2, 3)]
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -40,6 +37,9 @@ def require_sum(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, 
         for module in training:
             module.training = True
         restore_random_states(states)
+    if not all(isinstance(value, Tensor) for value in losses):
+        return  # the step itself says what is wrong with that
+    once, twice, thrice = (float(value.detach().sum()) for value in losses)
     if once and math.isfinite(once) and all(abs(copies / once - 1) < _TOLERANCE for copies in (twice, thrice)):
         raise InputError(
             Problem(

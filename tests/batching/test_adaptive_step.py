@@ -1,0 +1,497 @@
+"""The gradient of a batch of any size, in a loop of one's own."""
+
+import copy
+import json
+import logging
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import brim
+from brim.batching.adaptive_step import AdaptiveStep
+
+MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def make_model(dtype=torch.float32, dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)).to(dtype)
+
+
+def make_batch(num_rows=12, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(num_rows, 5, generator=generator, dtype=dtype)
+    return inputs, torch.randint(0, 3, (num_rows,), generator=generator)
+
+
+def loss_of(model, *, most_rows=None, reduction="sum"):
+    """The cross-entropy; more than `most_rows` run out of memory."""
+
+    def loss(batch):
+        inputs, targets = batch
+        if most_rows is not None and len(inputs) > most_rows:
+            raise torch.OutOfMemoryError(MEMORY)
+        return F.cross_entropy(model(inputs), targets, reduction=reduction)
+
+    return loss
+
+
+def gradient(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def oracle(model, batch):
+    """The loss and gradient of PyTorch's own mean over the whole batch."""
+    other = copy.deepcopy(model)
+    loss = F.cross_entropy(other(batch[0]), batch[1])
+    loss.backward()
+    return loss.item(), gradient(other)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("max_rows", [None, 12, 5, 1])
+@pytest.mark.parametrize("most_rows", [None, 7, 1])
+def test_the_gradient_is_that_of_the_whole_batch(dtype, tolerance, max_rows, most_rows):
+    model, batch = make_model(dtype), make_batch(dtype=dtype)
+    expected_loss, expected = oracle(model, batch)
+    events = []
+    step = AdaptiveStep(model, loss_of(model, most_rows=most_rows), max_rows=max_rows, on_event=events.append)
+    assert step(batch) == pytest.approx(expected_loss, rel=max(tolerance, 1e-7))
+    assert (gradient(model) - expected).norm() / expected.norm() < tolerance
+    assert bool(events) == (most_rows is not None and most_rows < (max_rows or 12))
+
+
+def test_the_smaller_size_is_kept_and_each_halving_told():
+    model, sizes, events = make_model(), [], []
+    inner = loss_of(model, most_rows=4)
+
+    def loss(batch):
+        sizes.append(len(batch[0]))
+        return inner(batch)
+
+    step = AdaptiveStep(model, loss, on_event=events.append, check=False)
+    step(make_batch())
+    assert sizes == [12, 6, 3, 3, 3, 3]
+    step(make_batch(num_rows=5))
+    assert sizes[6:] == [3, 2]
+    assert [event for event in events if event["event"] != "oom"] == [
+        {"event": "cap", "before": 12, "after": 6, "unit": "rows"},
+        {"event": "replay", "num_micro_batches": 2},
+        {"event": "cap", "before": 6, "after": 3, "unit": "rows"},
+        {"event": "replay", "num_micro_batches": 4},
+    ]
+    assert events[0] == {
+        "event": "oom",
+        "micro_batch": 1,
+        "num_micro_batches": 1,
+        "rows": 12,
+        "where": "forward",
+        "message": MEMORY,
+    }
+
+
+def test_a_larger_size_is_tried_again_after_fifty_steps_that_went_well():
+    model, sizes = make_model(), []
+
+    def loss(batch):
+        sizes.append(len(batch[0]))
+        return loss_of(model, most_rows=8 if len(sizes) < 10 else None)(batch)
+
+    step = AdaptiveStep(model, loss, on_event=lambda _: None, check=False)
+    batch = make_batch()
+    for _ in range(52):
+        step(batch)
+    assert sizes == [12, *[6] * 102, 12]
+
+
+def test_gradients_from_before_are_dropped():
+    model, batch = make_model(), make_batch()
+    _, expected = oracle(model, batch)
+    step = AdaptiveStep(model, loss_of(model))
+    step(batch)
+    step(batch)
+    assert (gradient(model) - expected).norm() / expected.norm() < 1e-6
+
+
+def test_a_batch_that_fits_goes_through_untouched():
+    model, batch, seen = make_model(), make_batch(), []
+
+    def loss(given):
+        seen.append(given)
+        return loss_of(model)(given)
+
+    AdaptiveStep(model, loss, check=False)(batch)
+    assert len(seen) == 1
+    assert seen[0] is batch
+
+
+def test_a_weight_is_of_the_whole_batch():
+    model = make_model()
+    inputs, targets = make_batch()
+    targets[:7] = -100
+
+    def loss(batch):
+        return F.cross_entropy(model(batch["inputs"]), batch["targets"], reduction="sum", ignore_index=-100)
+
+    batch = {"inputs": inputs, "targets": targets}
+    step = AdaptiveStep(model, loss, max_rows=3, weight=lambda batch: (batch["targets"] != -100).sum())
+    expected_loss, expected = oracle(model, (inputs, targets))  # PyTorch's mean leaves out -100, too
+    assert step(batch) == pytest.approx(expected_loss, rel=1e-6)
+    assert (gradient(model) - expected).norm() / expected.norm() < 1e-6
+
+
+def test_a_loss_of_each_row_is_added_up():
+    model, batch = make_model(), make_batch()
+    expected_loss, expected = oracle(model, batch)
+    step = AdaptiveStep(model, loss_of(model, reduction="none"), max_rows=5)
+    assert step(batch) == pytest.approx(expected_loss, rel=1e-6)
+    assert (gradient(model) - expected).norm() / expected.norm() < 1e-6
+
+
+Pair = namedtuple("Pair", ["inputs", "targets"])
+COLUMNS = {
+    "tuple": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "named tuple": Pair,
+    "dictionary": lambda x, y: {
+        "inputs": x,
+        "targets": y,
+        "temperature": 1.0,
+        "names": [str(i) for i in range(len(y))],
+    },
+    "arrays": lambda x, y: {"x": (x.numpy(),), "y": y.numpy()},
+}
+
+
+@pytest.mark.parametrize("form", COLUMNS)
+def test_columns_of_any_form_are_cut_by_rows(form):
+    model = make_model()
+    inputs, targets = make_batch()
+    expected_loss, expected = oracle(model, (inputs, targets))
+    seen = []
+
+    def loss(batch):
+        seen.append(batch)
+        values = list(batch.values()) if isinstance(batch, dict) else list(batch)
+        x = values[0][0] if isinstance(values[0], tuple) else values[0]
+        return F.cross_entropy(model(torch.as_tensor(x)), torch.as_tensor(values[1]), reduction="sum")
+
+    batch = COLUMNS[form](inputs, targets)
+    assert AdaptiveStep(model, loss, max_rows=5, check=False)(batch) == pytest.approx(expected_loss, rel=1e-6)
+    assert (gradient(model) - expected).norm() / expected.norm() < 1e-6
+    assert {type(piece) for piece in seen} == {type(batch)}
+    if form == "dictionary":
+        assert [piece["names"] for piece in seen] == [
+            ["0", "1", "2", "3", "4"],
+            ["5", "6", "7", "8", "9"],
+            ["10", "11"],
+        ]
+        assert [piece["temperature"] for piece in seen] == [1.0] * 3
+
+
+def test_neighbours_are_views_and_take_no_memory():
+    model, (inputs, targets), seen = make_model(), make_batch(), []
+
+    def loss(batch):
+        seen.append(batch[0].untyped_storage().data_ptr())
+        return loss_of(model)(batch)
+
+    AdaptiveStep(model, loss, max_rows=5, check=False)((inputs, targets))
+    assert seen == [inputs.untyped_storage().data_ptr()] * 3
+
+
+def test_one_tensor_is_a_batch():
+    model, (inputs, _) = make_model(), make_batch()
+    assert AdaptiveStep(model, lambda batch: model(batch).square().sum(), max_rows=5)(inputs) == pytest.approx(
+        model(inputs).square().sum().item() / 12, rel=1e-6
+    )
+
+
+def sequences():
+    """Samples of different lengths, and what their tokens' mean loss is."""
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(length, 5, generator=generator) for length in (3, 9, 2, 7, 4, 8, 2, 5)]
+
+
+def padded_loss(model, shapes, most_tokens=None):
+    def loss(samples):
+        padded = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+        shapes.append(tuple(padded.shape[:2]))
+        if most_tokens is not None and padded.shape[0] * padded.shape[1] > most_tokens:
+            raise torch.OutOfMemoryError(MEMORY)
+        mask = torch.arange(padded.shape[1]) < torch.tensor([len(sample) for sample in samples])[:, None]
+        return model(padded).square().sum(-1)[mask].sum()
+
+    return loss
+
+
+def test_samples_are_cut_by_length_under_a_limit_in_padded_tokens():
+    model, shapes, events = make_model(), [], []
+    samples = sequences()
+    step = AdaptiveStep(
+        model,
+        padded_loss(model, shapes, most_tokens=24),
+        lengths=lambda samples: [len(sample) for sample in samples],
+        weight=lambda samples: sum(len(sample) for sample in samples),
+        samples=True,
+        on_event=events.append,
+        check=False,
+    )
+    loss = step(samples)
+    tokens = torch.cat(samples)
+    assert loss == pytest.approx(model(tokens).square().sum().item() / len(tokens), rel=1e-6)
+    caps = [event for event in events if event["event"] == "cap"]
+    # 8 × 9 tokens run out of memory; then 3 × 9, beside 5 × 5.
+    assert [(cap["before"], cap["after"], cap["unit"]) for cap in caps] == [(72, 50, "tokens"), (50, 18, "tokens")]
+    assert all(event["padded_length"] == 9 for event in events if event["event"] == "oom")
+    assert all("predicted_bytes" not in event for event in events)
+    shapes.clear()
+    step(samples)
+    assert all(rows * length <= 18 for rows, length in shapes)
+    assert sum(rows for rows, _ in shapes) == len(samples)
+
+
+def test_a_limit_in_padded_tokens_holds_from_the_start():
+    model, shapes = make_model(), []
+    step = AdaptiveStep(
+        model,
+        padded_loss(model, shapes),
+        lengths=lambda samples: torch.tensor([len(sample) for sample in samples]),
+        max_tokens=20,
+        max_rows=3,
+        samples=True,
+    )
+    step(sequences())
+    assert shapes[:3] == [(1, 3), (2, 3), (3, 3)]  # the check
+    assert all(rows <= 3 and rows * length <= 20 for rows, length in shapes[3:])
+    assert sum(rows for rows, _ in shapes[3:]) == 8
+    assert len(shapes[3:]) == 4  # [9, 8], [7], [5, 4, 3], [2, 2]
+
+
+def test_a_loss_scale_is_applied_and_not_told():
+    model, batch = make_model(), make_batch()
+    expected_loss, expected = oracle(model, batch)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = AdaptiveStep(model, loss_of(model), max_rows=5, scale=scaler.scale)
+    assert step(batch) == pytest.approx(expected_loss, rel=1e-6)
+    assert (gradient(model) / 1024 - expected).norm() / expected.norm() < 1e-6
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    scaler.step(optimizer)
+    scaler.update()
+    moved = torch.cat([(b - p.detach()).flatten() for b, p in zip(before, model.parameters(), strict=True)]) / 0.1
+    assert (moved - expected).norm() / expected.norm() < 1e-5
+
+
+def test_shares_in_sixteen_bits_are_added_up_in_thirty_two():
+    """1,000 times a thousandth: in bfloat16 the sum stops at 0.5."""
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    nn.init.ones_(model.weight)
+    batch = torch.ones(1000, 1, dtype=torch.bfloat16)
+    step = AdaptiveStep(model, lambda batch: model(batch).squeeze(-1), max_rows=1, check=False)
+    assert step(batch) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_dropout_is_the_same_given_the_same_cut():
+    def run(max_rows, most_rows):
+        model = make_model(dropout=0.5)
+        step = AdaptiveStep(
+            model, loss_of(model, most_rows=most_rows), max_rows=max_rows, on_event=lambda _: None, check=False
+        )
+        torch.manual_seed(3)
+        return [step(make_batch()) for _ in range(3)], gradient(model)
+
+    (clean, expected), (replayed, actual) = run(3, None), run(None, 4)
+    assert clean == replayed
+    assert torch.equal(expected, actual)
+
+
+def test_the_state_survives_json_and_cuts_the_same():
+    model = make_model()
+    step = AdaptiveStep(model, loss_of(model, most_rows=4), on_event=lambda _: None, check=False)
+    step(make_batch())
+    sizes = []
+
+    def loss(batch):
+        sizes.append(len(batch[0]))
+        return loss_of(model)(batch)
+
+    resumed = AdaptiveStep(model, loss, check=False)
+    resumed.load_state_dict(json.loads(json.dumps(step.state_dict())))
+    resumed(make_batch())
+    assert sizes == [3, 3, 3, 3]
+
+
+def test_parameters_that_are_frozen_get_no_gradient():
+    model, batch = make_model(), make_batch()
+    model[0].requires_grad_(False)
+    AdaptiveStep(model, loss_of(model), max_rows=5)(batch)
+    assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
+
+
+def test_the_batch_is_not_kept():
+    model, batch = make_model(), make_batch()
+    step = AdaptiveStep(model, loss_of(model))
+    step(batch)
+    assert step._batch is None
+
+
+def test_what_goes_wrong_elsewhere_passes_through():
+    model = make_model()
+    mistake = KeyError("inputs")
+
+    def loss(batch):
+        raise mistake
+
+    with pytest.raises(KeyError) as raised:
+        AdaptiveStep(model, loss)(make_batch())
+    assert raised.value is mistake
+
+
+def test_a_failure_is_logged_where_nobody_listens(caplog):
+    model = make_model()
+    with caplog.at_level(logging.WARNING, logger="brim"):
+        AdaptiveStep(model, loss_of(model, most_rows=6))(make_batch())
+    assert caplog.messages == [
+        f"out of memory in the forward pass of 12 rows: {MEMORY}",
+        "at most 6 rows at a time from now on",
+    ]
+
+
+def test_a_row_that_never_fits():
+    model = make_model()
+    step = AdaptiveStep(model, loss_of(model, most_rows=0), on_event=lambda _: None)
+    with pytest.raises(brim.OutOfMemoryError, match=r"^row 0 of the batch ran out of memory twice in the forward pass"):
+        step(make_batch())
+
+
+def test_batch_norm_is_warned_of_once_it_is_cut():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    AdaptiveStep(model, loss_of(model))(make_batch())
+    with pytest.warns(UserWarning, match="BatchNorm1d '1' normalises over the rows of a piece"):
+        AdaptiveStep(model, loss_of(model), max_rows=6)(make_batch())
+    model.eval()
+    AdaptiveStep(model, loss_of(model), max_rows=6)(make_batch())
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_mean_is_noticed(dropout):
+    model = make_model(dropout=dropout)
+    with pytest.raises(brim.InputError, match="the loss function averages: two copies of a row have the loss of one"):
+        AdaptiveStep(model, loss_of(model, reduction="mean"))(make_batch())
+    assert model.training
+    AdaptiveStep(model, loss_of(model, reduction="mean"), check=False)(make_batch())
+
+
+def test_the_check_leaves_no_trace():
+    model, calls = make_model(dropout=0.5), []
+    model[0].eval()
+
+    def loss(batch):
+        calls.append((len(batch[0]), model.training, model[0].training))
+        return loss_of(model)(batch)
+
+    torch.manual_seed(5)
+    AdaptiveStep(model, loss)(make_batch())
+    drawn, with_check = torch.rand(1), gradient(model)
+    assert calls == [(1, False, False), (2, False, False), (3, False, False), (12, True, False)]
+    torch.manual_seed(5)
+    AdaptiveStep(model, loss, check=False)(make_batch())
+    assert torch.equal(with_check, gradient(model))
+    assert torch.equal(torch.rand(1), drawn)
+
+
+def test_a_sum_that_grows_by_chance_and_one_that_is_zero_are_no_means():
+    model = make_model()
+    AdaptiveStep(model, lambda batch: (model(batch) * torch.randn(len(batch), 3)).sum())(make_batch()[0])
+    AdaptiveStep(model, lambda batch: (model(batch) * 0).sum())(make_batch()[0])
+
+
+MISTAKES = {
+    "rows": (
+        (torch.zeros(8, 5), torch.zeros(7, dtype=torch.long)),
+        {},
+        r"columns of different numbers of rows: batch\[0\] has 8, batch\[1\] has 7",
+    ),
+    "nested": (
+        {"x": (torch.zeros(4, 5), np.zeros(3))},
+        {},
+        r"batch\['x'\]\[0\] has 4, batch\['x'\]\[1\] has 3",
+    ),
+    "empty": ((torch.zeros(0, 5), torch.zeros(0)), {}, "an empty batch"),
+    "empty list": ([], {"samples": True}, "an empty batch"),
+    "scalars": ((torch.tensor(1.0),), {}, "a list without a tensor"),
+    "samples": ([{"x": 1}, {"x": 2}], {}, "fix: samples=True, if these are samples"),
+    "no batch": (None, {}, "a batch of type NoneType"),
+    "columns as samples": ({"x": torch.zeros(3, 5)}, {"samples": True}, "samples=True, and the batch is a dict"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_batch_that_cannot_be_cut(name):
+    batch, options, message = MISTAKES[name]
+    model = make_model()
+    with pytest.raises(brim.InputError, match=message):
+        AdaptiveStep(model, loss_of(model), **options)(batch)
+
+
+LOSSES = {
+    "number": (lambda model, batch: model(batch[0]).sum().item(), r"loss\(batch\) is a float"),
+    "tuple": (lambda model, batch: (model(batch[0]).sum(), None), r"loss\(batch\) is a tuple"),
+    "detached": (lambda model, batch: model(batch[0]).sum().detach(), r"loss\(batch\) has no gradient"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("check", [True, False])
+def test_a_loss_that_teaches_nothing(name, check):
+    wrong, message = LOSSES[name]
+    model = make_model()
+    with pytest.raises(brim.InputError, match=message):
+        AdaptiveStep(model, lambda batch: wrong(model, batch), check=check)(make_batch())
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), torch.tensor(0)])
+def test_a_weight_of_nothing(weight):
+    model = make_model()
+    with pytest.raises(brim.InputError, match=r"weight\(batch\) is "):
+        AdaptiveStep(model, loss_of(model), weight=lambda _: weight)(make_batch())
+
+
+def test_lengths_of_other_rows():
+    model = make_model()
+    with pytest.raises(
+        brim.InputError, match=r"lengths\(batch\) has shape \(3,\)\n  expected: a number for each of the 12"
+    ):
+        AdaptiveStep(model, loss_of(model), lengths=lambda _: [1, 2, 3])(make_batch())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"max_tokens": 0, "lengths": len}, "max_tokens is 0"),
+        ({"max_tokens": 5}, "max_tokens without lengths"),
+    ],
+)
+def test_options_that_contradict_each_other(options, message):
+    model = make_model()
+    with pytest.raises(brim.InputError, match=message):
+        AdaptiveStep(model, loss_of(model), **options)
+
+
+def test_models_that_are_none():
+    model = make_model()
+    with pytest.raises(brim.InputError, match="given a generator as the model"):
+        AdaptiveStep(model.parameters(), loss_of(model))
+    model.requires_grad_(False)
+    with pytest.raises(brim.InputError, match="no parameter of the model learns"):
+        AdaptiveStep(model, loss_of(model))
