@@ -156,6 +156,18 @@ def test_a_peak_above_the_limit_does_not_fit_even_where_it_runs():
     assert find_batch_size(device, how="binary", most=100, limit_bytes=1230).size == 23
 
 
+def test_a_margin_is_aimed_at_and_may_be_used():
+    device = Device(101_000)  # 10,000 rows; with 10,000 bytes free 9,000
+    asked = {"most": 10**6, "limit_bytes": 101_000, "margin_bytes": 10_000}
+    assert find_batch_size(device, bytes_of=device.peak, **asked).size == 9_000
+    assert find_batch_size(device, how="linear", **asked).size == 9_000
+    assert device.sizes == [9_000, 1, 2, 9_000]
+    device = Device(101_000)
+    found = find_batch_size(device, bytes_of=lambda size: 1_000 + 9.5 * size, **asked)
+    assert device.sizes == [9_473]  # over the aim, under the limit
+    assert found.reason == "predicted 9473; 9473 ran and fitted with a peak of 93.5 KiB of 98.6 KiB; 1 probe"
+
+
 def test_without_peaks_a_prediction_is_verified_and_nothing_more():
     device = Device(101_000, shows_peaks=False)
     found = find_batch_size(device, most=10**6, predicted=9_000, limit_bytes=101_000)

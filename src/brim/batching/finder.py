@@ -47,6 +47,7 @@ def find_batch_size(
     predicted: Predicted | None = None,
     bytes_of: Callable[[int], float] | None = None,
     limit_bytes: int | None = None,
+    margin_bytes: int = 0,
     power_of_two: bool = False,
     helps: Sequence[str] = (),
 ) -> Found:
@@ -59,6 +60,7 @@ def find_batch_size(
     predicted: for predict: the size, or a function that works it out; else it follows of bytes_of and limit_bytes.
     bytes_of: for predict: the predicted peak of a size, by which the answer is corrected.
     limit_bytes: what peaks may reach; a probe whose peak is above it does not fit, whatever its outcome.
+    margin_bytes: how far below the limit predictions and corrections aim; a peak in between fits.
     power_of_two: only powers of two, rounded down.
     helps: what would make a single row fit, each with its predicted peak, for the error.
 
@@ -66,7 +68,8 @@ def find_batch_size(
     InputError for arguments that make no sense.
     """
     _require_sound(how, most, start)
-    trials = Trials(fits, Ladder(most=most, power_of_two=power_of_two), limit_bytes=limit_bytes)
+    ladder = Ladder(most=most, power_of_two=power_of_two)
+    trials = Trials(fits, ladder, limit_bytes=limit_bytes, margin_bytes=margin_bytes)
     told = _search(trials, how, start=start, predicted=predicted, curve=curve_of(bytes_of))
     if not trials.fitted:
         raise NothingFitsError(_nothing_fits(trials, helps))
@@ -87,8 +90,8 @@ def _search(trials: Trials, how: Search, *, start: int | None, predicted: Predic
         return f"binary search between 1 and {most}"
     if how == "linear":
         return _linear(trials)
-    if predicted is None and curve.bytes_of is not None and trials.limit_bytes is not None:
-        predicted = max(1, curve.largest(trials.limit_bytes, most))
+    if predicted is None and curve.bytes_of is not None and trials.aim_bytes is not None:
+        predicted = max(1, curve.largest(trials.aim_bytes, most))
     if predicted is None:
         return f"nothing was predicted, so {_linear(trials)}"
     return _predict(trials, predicted if isinstance(predicted, int) else predicted(), curve)

@@ -81,8 +81,8 @@ def correct(trials: Trials, curve: Curve) -> None:
 def _below(trials: Trials, curve: Curve) -> int:
     """Nothing has fitted yet: what the peaks say of the sizes over the limit, else half of the smallest."""
     told = None
-    if trials.limit_bytes is not None and len(trials.probes) <= _MOST_DOWN:
-        told = smaller_size(trials.peaks, limit_bytes=trials.limit_bytes, curve=curve)
+    if trials.aim_bytes is not None and len(trials.probes) <= _MOST_DOWN:
+        told = smaller_size(trials.peaks, limit_bytes=trials.aim_bytes, curve=curve)
     half = trials.failed // 2
     return trials.ladder.at_most(half if told is None or told >= trials.failed else told)
 
@@ -93,8 +93,8 @@ def _above(trials: Trials, curve: Curve, step_back: float) -> int | None:
     if not fitted:
         return None
     told = None
-    if trials.limit_bytes is not None:
-        told = larger_size(trials.peaks, fitted, limit_bytes=trials.limit_bytes, curve=curve, most=ladder.most)
+    if trials.aim_bytes is not None:
+        told = larger_size(trials.peaks, fitted, limit_bytes=trials.aim_bytes, curve=curve, most=ladder.most)
     if failed < ladder.beyond and (told is None or told >= failed):
         told = max(fitted + 1, isqrt(fitted * failed))  # the peaks do not tell of what it failed; from the safe side
     if told is None:

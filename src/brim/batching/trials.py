@@ -10,12 +10,14 @@ from brim.errors import ProbeError, Problem
 class Trials:
     """Tries each size once, and keeps what came of it. A peak above the limit counts as a size that does not fit.
 
-    limit_bytes: of peaks; None: only running out of memory counts.
+    limit_bytes: of peaks; None: only running out of memory counts. margin_bytes: of it, what sizes that have not been
+    tried are to leave free, since peaks vary.
     """
 
-    def __init__(self, fits: Fits, ladder: Ladder, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, fits: Fits, ladder: Ladder, *, limit_bytes: int | None = None, margin_bytes: int = 0) -> None:
         self.ladder = ladder
         self.limit_bytes = limit_bytes
+        self.aim_bytes = None if limit_bytes is None else limit_bytes - margin_bytes
         self.probes: list[Probe] = []
         self._fits = fits
         self._verdicts: dict[int, bool] = {}
