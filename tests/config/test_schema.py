@@ -64,6 +64,7 @@ def test_brims_own_keys_are_few():
         "trainer.use_maximum_batch_size",
         "trainer.batch_search",
         "trainer.chunked_loss",
+        "trainer.dropout_by_row",
         "trainer.on_nonfinite",
         "trainer.learning_rate_scheduler.decay_fraction",
         "trainer.optimizer.beta2_decay",

@@ -15,6 +15,7 @@ from brim.models.load import load_base
 from brim.models.logit_head import LogitHead
 from brim.models.loss_choice import chunked_head
 from brim.models.precision import Precision, precision
+from brim.models.row_dropout import RowDropout, drop_by_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,6 +30,7 @@ class LLM:
     device: torch.device
     precision: Precision
     head: LogitHead | None = None  # the loss is computed in chunks; None: all logits stand at once
+    row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
 
 
@@ -66,8 +68,16 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
     head, choices = chunked_head(config.trainer.chunked_loss, model)
-    kind = precision(cast(Any, config.precision))
-    return LLM(model=model, folder=folder, device=device, precision=kind, head=head, choices=(*attention, *choices))
+    by_row = trainer is not None and trainer.dropout_by_row and config.adapter is not None
+    return LLM(
+        model=model,
+        folder=folder,
+        device=device,
+        precision=precision(cast(Any, config.precision)),
+        head=head,
+        row_dropout=drop_by_row(model, seed=config.random_seed) if by_row else None,
+        choices=(*attention, *choices),
+    )
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

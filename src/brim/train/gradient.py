@@ -36,11 +36,13 @@ class Gradient:
             device=job.device,
             precision=job.precision,
             scaler=scaler,
+            row_dropout=job.row_dropout,
         )
         self._on_event = on_event
         self._parameters = [p for p in job.model.parameters() if p.requires_grad]
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
         self._num_supervised = 0  # tokens of it
+        self._number = 0  # of the step
         self._last = self._indices  # rows that went into the model last
         # No module: language models keep no running averages, and a rotary embedding that grows with the longest row
         # seen keeps that length beside its buffer, which would be put back alone.
@@ -52,12 +54,13 @@ class Gradient:
             name_row=lambda position: f"row {int(job.rows.keys[self._indices[position]])} (numbered from 0)",
         )
 
-    def sum(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome:
+    def sum(self, indices: NDArray[np.intp], num_supervised: int, *, step: int) -> StepOutcome:
         """The gradient of the mean loss over the supervised tokens of these rows, positions among the job's.
 
+        step: its number, which decides with a row's key what is dropped, where that is drawn by row.
         Raises OutOfMemoryError when a row alone runs out of memory; no gradient is left then.
         """
-        self._indices, self._num_supervised = indices, num_supervised
+        self._indices, self._num_supervised, self._number = indices, num_supervised, step
         self._job.model.train()
         return self._step.run(self._job.rows.lengths[indices])
 
@@ -101,7 +104,7 @@ class Gradient:
     def _backward(self, rows: NDArray[np.intp]) -> Tensor:
         """Add the gradient of one micro-batch; its part of the batch's mean loss, a scalar."""
         self._last = rows
-        return self._pass(rows, self._num_supervised)
+        return self._pass(rows, self._num_supervised, step=self._number)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "oom":

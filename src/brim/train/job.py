@@ -15,6 +15,7 @@ from brim.config import GradientClippingConfig
 from brim.data import TokenRows
 from brim.models.logit_head import LogitHead
 from brim.models.precision import Precision
+from brim.models.row_dropout import RowDropout
 from brim.train.checkpoint import CheckpointStore
 from brim.train.learning_rate import LearningRate
 from brim.train.length import RunLength
@@ -60,4 +61,5 @@ class TrainJob:
     store: CheckpointStore
     observer: Observer
     sync_logs: SyncLogs = dict  # before a checkpoint is written, which a resumed run goes by
+    row_dropout: RowDropout | None = None  # to be told which rows a pass is for
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON

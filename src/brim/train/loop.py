@@ -119,7 +119,7 @@ class Loop:
         """The gradient of the batch's mean loss over supervised tokens. Raises OutOfMemoryError, naming the row."""
         self._peaks.begin()
         try:
-            outcome = self._gradient.sum(indices, num_supervised)
+            outcome = self._gradient.sum(indices, num_supervised, step=self.state.step)
         except OutOfMemoryError as error:
             predicted_bytes = self._last_event.get("predicted_bytes")
             raise out_of_memory.of_a_row(

@@ -55,6 +55,7 @@ def build_job(
         store=store,
         observer=observer,
         sync_logs=sync_logs,
+        row_dropout=llm.row_dropout,
         settings=config.model_dump(mode="json"),
     )
 

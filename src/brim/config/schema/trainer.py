@@ -32,6 +32,11 @@ _CHECKPOINTING = (
     "Recompute activations in the backward pass instead of keeping them: less memory, about a third slower. `auto`: "
     "off where the run fits and is faster so."
 )
+_DROPOUT_BY_ROW = (
+    "Draw the adapter's dropout for each row from `random_seed`, the step and the row's number, so that the same is "
+    "dropped however a batch is cut. `false`: as PyTorch draws it, the same rate but other numbers for another cut. "
+    "Dropout of the base model's own, where it has any, stays PyTorch's."
+)
 _EARLY_STOP = "-1 (off), or a whole number of at least 1"
 
 
@@ -121,6 +126,7 @@ class FinetuneTrainer(Section):
     )
     enable_gradient_checkpointing: bool | Literal["auto"] = key("auto", _CHECKPOINTING)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
+    dropout_by_row: bool = key(False, _DROPOUT_BY_ROW, brim=True)
     skip_all_evaluation: bool = key(False, "Do not evaluate while training; early stopping is off then.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
 
