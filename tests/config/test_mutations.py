@@ -22,12 +22,15 @@ VALID = {
         "type": "finetune",
         "batch_size": 2,
         "effective_batch_size": 8,
+        "batch_search": "binary",
+        "enable_gradient_checkpointing": "auto",
         "optimizer": {"type": "adam", "betas": [0.9, 0.99]},
         "learning_rate_scheduler": {"decay": "cosine"},
         "gradient_clipping": {"clipvalue": 1.0},
     },
     "generation": {"temperature": 0.5, "sequence_bias": [[[1], 2.0]], "eos_token_id": [1]},
     "preprocessing": {"split": {"type": "hash", "column": "c", "probabilities": [0.5, 0.25, 0.25]}},
+    "memory": {"budget": "14 GiB", "margin": 0.05},
     "backend": {"type": "local"},
 }
 

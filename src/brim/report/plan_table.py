@@ -9,7 +9,6 @@ from brim.planning.lengths import LengthSummary
 from brim.planning.plan import Candidate, LongRow, TrainingPlan
 from brim.report.memory_table import gib
 from brim.report.plan_words import (
-    bound_in_words,
     duration_in_words,
     memory_in_words,
     padding_in_words,
@@ -57,7 +56,7 @@ def headline(plan: TrainingPlan, *, title: str) -> str:
 
 
 def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """What is taken and why, how long it takes, what it waits for, and what is worth knowing: each with its label."""
+    """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
     yield "memory", memory_in_words(plan)
     for each in plan.candidates:
         if not each.fits:
@@ -68,9 +67,6 @@ def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "taken", way_in_words(plan.chosen.way)
         yield "why", plan.reason
         yield "time", duration_in_words(plan)
-        bound = bound_in_words(plan.chosen)
-        if bound is not None:
-            yield "speed", bound
     for advice in plan.advice:
         yield "note", advice
     if plan.from_cache:

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from brim.planning.plan import Candidate, TrainingPlan, Way
+from brim.planning.plan import TrainingPlan, Way
 from brim.units import format_bytes, format_seconds
-
-# The cause of each, and what follows: a micro-batch that keeps the arithmetic units busy gains nothing by more rows;
-# one that waits for memory reads each weight once for more rows; one that waits for launches has as many whatever its
-# rows. 4-bit weights are turned into 16 bits for every pass in training, so they add arithmetic, traffic and launches.
-_BOUND = {
-    "arithmetic": "wider micro-batches would gain nothing, and 4-bit weights would only save memory",
-    "memory traffic": "wider micro-batches would read the weights less often",
-    "launches": "wider micro-batches would need fewer launches, and 4-bit weights would need more",
-}
 
 
 def way_in_words(way: Way) -> str:
@@ -31,13 +22,6 @@ def padding_in_words(padding: float) -> str:
     return f"{100 * (padding - 1):.1f}%"
 
 
-def bound_in_words(candidate: Candidate) -> str | None:
-    """What a micro-batch waits for, and what follows of it; None where that is not known."""
-    if candidate.bound_by is None:
-        return None
-    return f"bound by {candidate.bound_by}: {_BOUND[candidate.bound_by]}"
-
-
 def memory_in_words(plan: TrainingPlan) -> str:
     """The budget, and what of it PyTorch does not get."""
     budget = plan.budget
@@ -53,7 +37,8 @@ def duration_in_words(plan: TrainingPlan) -> str:
     steps = f"{plan.total_steps:,} {'step' if plan.total_steps == 1 else 'steps'}"
     if plan.seconds is None or plan.chosen is None:
         return steps
-    return f"{steps}, about {format_seconds(plan.seconds)} without evaluation ({plan.chosen.time_source})"
+    bound = "" if plan.chosen.bound_by is None else f", bound by {plan.chosen.bound_by}"
+    return f"{steps}, about {format_seconds(plan.seconds)} without evaluation ({plan.chosen.time_source}{bound})"
 
 
 def steps_per_epoch(plan: TrainingPlan) -> int:

@@ -37,8 +37,7 @@ def _lines(plan: TrainingPlan) -> Iterator[str]:
         return
     yield f"plan: {_cut(plan.chosen)}{source}"
     yield f"memory: {_memory(plan, plan.chosen)}"
-    bound = f"; bound by {plan.chosen.bound_by}" if plan.chosen.bound_by else ""
-    yield f"time: {duration_in_words(plan)}{bound}"
+    yield f"time: {duration_in_words(plan)}"
 
 
 def _cut(chosen: Candidate) -> str:

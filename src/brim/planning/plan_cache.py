@@ -1,0 +1,108 @@
+"""Plans of earlier runs: for the same work on the same device, a plan is not made twice."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from brim.config import Config, FinetuneTrainer
+from brim.planning.budget import Budget
+from brim.planning.cache import Cache, digest
+from brim.planning.plan import TrainingPlan
+from brim.planning.shape_cache import versions
+
+_KIND = "plans"
+_FORMAT = 1
+_STEP = 1.03  # budgets within 3% of each other share a plan: memory that happens to be free is never twice the same
+# What decides neither memory nor time of a training step but by way of the rows' lengths, which count for themselves.
+_IRRELEVANT = {
+    "base_model",  # its config.json counts
+    "input_features",
+    "output_features",
+    "prompt",
+    "chat",
+    "preprocessing",
+    "generation",
+    "backend",
+    "memory",  # the budget that comes of it counts
+    "dataset",
+    "random_seed",  # the order of the lengths counts
+    "trust_remote_code",
+}
+_IRRELEVANT_TO_STEPS = {
+    "eval_batch_size",
+    "learning_rate",
+    "learning_rate_scheduler",
+    "learning_rate_scaling",
+    "on_nonfinite",
+    "early_stop",
+    "steps_per_checkpoint",
+    "checkpoints_per_epoch",
+    "validation_field",
+    "validation_metric",
+    "skip_all_evaluation",
+    "evaluate_training_set",
+}
+
+
+class PlanCache:
+    """The plan of one piece of work under a budget, if an earlier run made it. `note`: what was wrong with the file."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], budget: Budget) -> None:
+        self._cache = Cache(folder, _KIND)
+        self._budget = budget
+        # The device, the margin's cause and what is outside PyTorch are part of the work; only free memory varies.
+        bucket = math.floor(math.log(max(budget.reserved_bytes, 1), _STEP))
+        self._name = digest({"facts": facts, "device": budget.device, "bucket": bucket})
+
+    @property
+    def note(self) -> str | None:
+        return self._cache.note
+
+    def read(self) -> TrainingPlan | None:
+        """The plan, under the budget of today; None where there is none, or it was made for more memory than this."""
+        saved = self._cache.read(self._name)
+        if saved is None:
+            return None
+        try:
+            plan = TrainingPlan.from_dict(saved)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            self._cache.refuse(self._name)
+            return None
+        if plan.budget.reserved_bytes > self._budget.reserved_bytes:
+            return None
+        return replace(plan, budget=self._budget, from_cache=True)
+
+    def write(self, plan: TrainingPlan) -> None:
+        """Keep a plan for later runs."""
+        self._cache.write(self._name, replace(plan, from_cache=False).as_dict())
+
+
+def plan_facts(
+    config: Config, base_config: Mapping[str, Any], lengths: ArrayLike, *, adapter: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All that a plan depends on beside the device's memory.
+
+    config: resolved. base_config: the base model's config.json. lengths: tokens of the rows, in the order in which an
+    epoch takes them. adapter: the settings that trained weights come with.
+    """
+    settings = config.model_dump(mode="json", exclude=_IRRELEVANT)
+    if isinstance(config.trainer, FinetuneTrainer):
+        settings["trainer"] = {k: v for k, v in settings["trainer"].items() if k not in _IRRELEVANT_TO_STEPS}
+    tokens = np.ascontiguousarray(lengths, dtype="<i8")
+    return {
+        "format": _FORMAT,
+        "settings": settings,
+        "base": base_config,
+        "adapter": adapter,
+        "lengths": hashlib.sha256(tokens.tobytes()).hexdigest(),
+        "versions": {**versions(), "release": importlib.metadata.version("brim")},
+    }
