@@ -31,6 +31,13 @@ class TimeEstimate:
         rows, lengths = np.array(shapes, dtype=np.float64).T
         return shares(roofline(self.law, self.speed, rows * lengths, lengths))
 
+    def recomputed(self, shapes: Sequence[Shape]) -> float:
+        """The share of their time that goes into computing activations anew."""
+        rows, lengths = np.array(shapes, dtype=np.float64).T
+        parts = (self.law, self.law.of("recompute"))
+        total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
+        return min(again / total, 1.0)
+
 
 def estimate(
     counts: Mapping[Shape, WorkCount], speed: DeviceSpeed, *, longest: int, shortest: int, most_rows: int

@@ -13,7 +13,7 @@ from brim.units import format_seconds
 
 MOST_S = 30.0
 _SHARE_OF_RUN = 0.02
-CALLS = 4  # of each shape; the first one warms up: caches of primitives, choices of kernels, the allocator
+CALLS = 3  # of each shape; the first one warms up: caches of primitives, choices of kernels, the allocator
 _LEAST_SHAPES = 4  # a floor, a slope by tokens, one by length, and one to see whether the slope rises
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brim.memory.work import Work, WorkCount, WorkPlace
+from brim.memory.work import Work, WorkCount, WorkPhase, WorkPlace
 
 Shape = tuple[int, int]  # rows, tokens of each
 
@@ -38,6 +38,16 @@ class WorkLaw:
             np.maximum(law @ features, 0.0) for law in (self.flops, self.num_bytes, self.kernels)
         )
         return flops, num_bytes, kernels
+
+    def of(self, phase: WorkPhase) -> WorkLaw:
+        """Of one phase alone."""
+        chosen = [number for number, place in enumerate(self.places) if place.phase == phase]
+        return WorkLaw(
+            places=tuple(self.places[number] for number in chosen),
+            flops=self.flops[chosen],
+            num_bytes=self.num_bytes[chosen],
+            kernels=self.kernels[chosen],
+        )
 
 
 def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
