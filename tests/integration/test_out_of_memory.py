@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conftest import make_llama, make_tokenizer
 from tests.integration.test_training_run import stop_after
 
 import brim
@@ -216,3 +220,67 @@ def test_predictions_and_evaluations_say_that_they_take_fewer_rows(tiny_base, su
     told = [line for line in said if "ran out of memory" in line]
     assert [line.split(":")[0] for line in told] == ["generation", "generation", "evaluation", "evaluation"]
     assert told[-1].endswith("they are run again, and from now on 1 together")
+
+
+REAL = """
+import json, resource, sys, warnings
+import brim
+
+warnings.simplefilter("ignore")
+
+def used_bytes():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+class Limit:
+    def __init__(self, mib):
+        self.num_bytes = mib << 20
+
+    def start(self, *, first_step, total_steps):
+        if self.num_bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + self.num_bytes, resource.RLIM_INFINITY))
+
+    def write(self, record): ...
+
+    def close(self):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+config, dataset, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+for mib in (0, 12):
+    brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux alone")
+def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(tmp_path):
+    """Limited from the first step to the end of the run to 12 MiB more than the process has then."""
+    base = tmp_path / "base"
+    base.mkdir()
+    make_tokenizer(base)
+    make_llama(base, hidden_size=64, intermediate_size=128, max_position_embeddings=512)
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        {"question": "x y " * (20 + 3 * (number % 32)), "answer": f" {number}", "split": number // 32}
+        for number in range(64)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = config(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
+    # Freed tensors go back to the system at once, so that the limit is on those that are alive.
+    environment = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, json.dumps(settings), str(data), str(tmp_path)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    free, limited = tmp_path / "0", tmp_path / "12"
+    assert named(free, "oom") == []
+    failed = named(limited, "oom")
+    assert {event["where"] for event in failed} >= {"evaluation"}
+    assert {event["where"] for event in failed} & {"forward", "backward"}
+    assert all("can't allocate memory" in event["message"] for event in failed if "message" in event)
+    np.testing.assert_allclose(losses(limited), losses(free), rtol=1e-5)
+    scores = [[r["loss"] for r in log(run) if r.get("split") == "validation"] for run in (free, limited)]
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
+    assert [r["num_samples"] for r in log(limited) if r.get("split") == "train"] == [32, 64]
