@@ -90,10 +90,31 @@ def test_shapes_are_those_of_the_configuration_unless_given(trained, untrained):
     assert "batch size: 3 (trainer.batch_size)" in prediction.choices
     assert "sequence length: 64 (the model's context)" in prediction.choices
     assert brim.predict_memory(config, phase="evaluate", device="a100-80gb").batch_size == 5
+    generating = {**config, "generation": {"max_new_tokens": 4}, "preprocessing": {"global_max_sequence_length": 16}}
+    assert brim.predict_memory(generating, phase="generate", device="a100-80gb").batch_size == 5
     cut = {**config, "preprocessing": {"global_max_sequence_length": 16}}
     prediction = brim.predict_memory(cut, batch_size=1, device="a100-80gb")
     assert "sequence length: 16 (preprocessing.global_max_sequence_length)" in prediction.choices
     assert not any(choice.startswith("batch size") for choice in prediction.choices)
+
+
+def test_what_a_plan_decides_is_shown_at_its_least_and_said(trained):
+    by_length = {**trained, "trainer": {"type": "finetune", "effective_batch_size": 8}}
+    prediction = brim.predict_memory(by_length, device="a100-80gb")
+    assert prediction.batch_size == 1
+    assert (
+        "batch size: 1 (trainer.batch_size: auto, the least that a micro-batch can be; `brim plan` shows how the rows "
+        "are cut)"
+    ) in prediction.choices
+    off = (
+        "gradient checkpointing: off (trainer.enable_gradient_checkpointing: auto; `brim plan` takes it where it is "
+        "needed)"
+    )
+    assert off in prediction.choices
+    fixed = {"type": "finetune", "batch_size": 1, "effective_batch_size": 8, "enable_gradient_checkpointing": False}
+    the_same = brim.predict_memory({**trained, "trainer": fixed}, device="a100-80gb")
+    assert the_same.reserved_bytes == prediction.reserved_bytes  # two micro-batches of a step, both times
+    assert off not in the_same.choices
 
 
 def test_a_long_context_is_not_taken_for_the_rows(trained, tmp_path):

@@ -180,13 +180,17 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
 
 def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) -> _Shape:
     choices: list[str] = []
+    trainer = asked.config.trainer
+    trains = isinstance(trainer, FinetuneTrainer) and asked.phase in ("train", "load")
     if batch_size is None:
-        trainer = asked.config.trainer
-        trains = isinstance(trainer, FinetuneTrainer) and asked.phase in ("train", "load")
-        key = "eval_batch_size" if asked.phase == "evaluate" else "batch_size"
-        given = trainer.batch_size if trains or key == "batch_size" else trainer.eval_batch_size
+        # A model that is trained generates as many rows at once as it evaluates.
+        of_evaluation = asked.phase == "evaluate" or (isinstance(trainer, FinetuneTrainer) and not trains)
+        key = "eval_batch_size" if of_evaluation else "batch_size"
+        given = trainer.eval_batch_size if of_evaluation else trainer.batch_size
         batch_size = 1 if given == "auto" else given
         choices.append(f"batch size: {batch_size} (trainer.{key}{_CUT_BY_LENGTH if given == 'auto' else ''})")
+    if trains and isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing == "auto":
+        choices.append(f"gradient checkpointing: off (trainer.enable_gradient_checkpointing{_CHECKPOINTED_OR_NOT})")
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
@@ -197,6 +201,7 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
 
 
 _CUT_BY_LENGTH = ": auto, the least that a micro-batch can be; `brim plan` shows how the rows are cut"
+_CHECKPOINTED_OR_NOT = ": auto; `brim plan` takes it where it is needed"
 _UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
 
 
