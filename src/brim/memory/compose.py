@@ -19,19 +19,30 @@ def compose_training(
 
     The first step bears the optimizer's state. Recordings are of the same model, and may be of different shapes.
     """
+    return compose_steps([[recording] * micro_batches for recording in recordings], optimizer)
+
+
+def compose_steps(steps: Sequence[Sequence[Recording]], optimizer: OptimizerRecording) -> EventStream:
+    """As `compose_training`, of steps whose micro-batches are of these recordings."""
     stream = EventStream()
+    first = steps[0][0]
     loaded: Binding = {}
-    play(stream, recordings[0].stream, recordings[0].parts["load"], loaded, label="load")
+    play(stream, first.stream, first.parts["load"], loaded, label="load")
     states: Binding = {}
-    for number, recording in enumerate(recordings):
-        step: Binding = dict(loaded) if recording is recordings[0] else {}
-        for micro_batch in range(micro_batches):
-            part = "first" if micro_batch == 0 else "next"
-            label = f"step {number + 1}" + (f", micro-batch {micro_batch + 1}" if micro_batches > 1 else "")
-            play(stream, recording.stream, recording.parts[part], step, label=label)
-        part = "first" if number == 0 else "steady"
-        _bind_gradients(states, step, recording, optimizer, part)
-        play(stream, optimizer.stream, optimizer.parts[part], states, label=f"step {number + 1}: optimizer")
+    for number, step in enumerate(steps, start=1):
+        bound: Binding = {}
+        before: Recording | None = None
+        for micro_batch, recording in enumerate(step, start=1):
+            if recording is not before:
+                given = {} if before is None else _gradients_handed_on(before, recording, bound)
+                bound = {**(loaded if recording is first else {}), **given}
+            part = "first" if micro_batch == 1 else "next"
+            label = f"step {number}" + (f", micro-batch {micro_batch}" if len(step) > 1 else "")
+            play(stream, recording.stream, recording.parts[part], bound, label=label)
+            before = recording
+        part = "first" if number == 1 else "steady"
+        _bind_gradients(states, bound, step[-1], optimizer, part)
+        play(stream, optimizer.stream, optimizer.parts[part], states, label=f"step {number}: optimizer")
     stream.mark("end")
     return stream
 
@@ -81,6 +92,15 @@ def play(
             bound[storage] = stream.birth(sizes[storage], categories[storage], place)
         else:
             stream.death(bound.pop(~storage), place)
+
+
+def _gradients_handed_on(before: Recording, after: Recording, bound: Binding) -> Binding:
+    """The gradients that a micro-batch left, by the numbers that another recording knows them under."""
+    return {
+        theirs.gradient: bound[ours.gradient]
+        for ours, theirs in zip(before.trained, after.trained, strict=True)
+        if ours.gradient is not None and theirs.gradient is not None
+    }
 
 
 def _bind_gradients(

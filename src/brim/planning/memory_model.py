@@ -17,6 +17,7 @@ class MemoryModel:
 
     peak: Surface  # of a micro-batch's forward and backward pass
     static_bytes: int  # there whatever the shape
+    state_bytes: int  # of them the optimizer's state, which the first step bears
     update_peak_bytes: int  # of the optimizer's own step, the first and the later ones
     load_peak_bytes: int  # of the load of the weights
 
@@ -45,6 +46,7 @@ def memory_model(
     found = MemoryModel(
         peak=sampled(shapes.peak_bytes, where),
         static_bytes=basics.static_bytes,
+        state_bytes=basics.state_bytes,
         update_peak_bytes=max(basics.first_update_bytes, basics.update_bytes),
         load_peak_bytes=basics.load_bytes,
     )

@@ -27,6 +27,7 @@ class Basics:
     """What a way takes whatever the shape; bytes that PyTorch has allocated."""
 
     static_bytes: int  # before a micro-batch: weights, optimizer state, gradients if steps have several, workspaces
+    state_bytes: int  # of them the optimizer's state
     unrecorded_bytes: int  # of them what a micro-batch's own trace does not know: state and workspaces
     first_update_bytes: int  # peak of the optimizer's step that bears its state
     update_bytes: int  # and of those that find it

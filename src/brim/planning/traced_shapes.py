@@ -158,9 +158,11 @@ class TracedShapes:
         last = "step 2, micro-batch 2" if self.micro_batches > 1 else "step 2"
         static_bytes = int(live[parts[last][0] - 1])
         recorded = self.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
+        unrecorded_bytes = static_bytes - int(recorded)
         return Basics(
             static_bytes=static_bytes,
-            unrecorded_bytes=static_bytes - int(recorded),
+            state_bytes=unrecorded_bytes - _workspace_bytes(stream),
+            unrecorded_bytes=unrecorded_bytes,
             first_update_bytes=int(live[slice(*parts["step 1: optimizer"])].max()),
             update_bytes=int(live[slice(*parts["step 2: optimizer"])].max()),
             load_bytes=int(live[slice(*parts["load"])].max()),
@@ -190,6 +192,11 @@ def _as_planned(traced: Workload, *, is_single: bool) -> Workload:
 
 def _last_part(recording: Recording) -> str:
     return "next" if "next" in recording.parts else "first"
+
+
+def _workspace_bytes(stream: EventStream) -> int:
+    sizes = zip(stream.sizes, stream.categories, strict=True)
+    return sum(size for size, category in sizes if category == "workspace")
 
 
 @contextmanager
