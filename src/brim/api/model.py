@@ -83,6 +83,7 @@ class Model:
         *,
         output_directory: str | Path | None = None,
         resume: bool = False,
+        replan: bool = False,
         observer: Observer | None = None,
         say: Say = say_nothing,
     ) -> TrainResult:
@@ -90,6 +91,7 @@ class Model:
 
         dataset: a file, a saved `datasets` folder, a data frame or a mapping of columns; default: the key `dataset`.
         resume: continue the run in that folder exactly where its newest checkpoint stands.
+        replan: do not use what earlier plans found out.
         With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
         """
         output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
@@ -118,6 +120,7 @@ class Model:
             prepared,
             output_directory=output,
             resume=resume,
+            replan=replan,
             observer=observer or Observers([]),
             say=say,
         )

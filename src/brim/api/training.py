@@ -16,8 +16,8 @@ from brim.api.chat import template_texts
 from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
 from brim.api.resuming import where_it_stands, with_kernels_of
+from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, with_choices
-from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, dump
 from brim.data import Prepared, Source
 from brim.errors import CheckpointError, InputError, Problem
@@ -50,6 +50,7 @@ def train(
     *,
     output_directory: Path,
     resume: bool,
+    replan: bool,
     observer: Observer,
     say: Say,
 ) -> tuple[LLM, TrainResult]:
@@ -66,7 +67,9 @@ def train(
     run = create_run_folder(output_directory, resume=resume)
     try:
         with held(run, resume=resume):
-            return _train_in(run, session, trainer, source, prepared, resume=resume, observer=observer, say=say)
+            return _train_in(
+                run, session, trainer, source, prepared, resume=resume, replan=replan, observer=observer, say=say
+            )
     except BaseException:
         if not existed:
             with suppress(OSError):  # it holds what was begun
@@ -82,18 +85,22 @@ def _train_in(
     prepared: Prepared,
     *,
     resume: bool,
+    replan: bool,
     observer: Observer,
     say: Say,
 ) -> tuple[LLM, TrainResult]:
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
-    # Loaded first: a base model that turns out to be unusable leaves no half-begun run behind.
+    # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
     session = with_kernels_of(session, checkpoint, run)
+    planned = plan_of_run(session, prepared, run, checkpoint, replan=replan, say=say)
+    session = planned.session
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
     session = with_choices(session, llm.choices)
     for choice in llm.choices:
         say(str(choice))
-    _write_head(run, session, trainer, prepared, checkpoint=checkpoint)
+    cutter, plan = planned.launched(prepared, llm, say=say)
+    _write_head(run, session, trainer, prepared, plan, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
     metrics_log = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
     tensorboard_log = TensorBoardLog(run.tensorboard)
@@ -108,7 +115,7 @@ def _train_in(
         trainer,
         llm,
         prepared.splits["train"],
-        cutter=_cutter(trainer),
+        cutter=cutter,
         pad_id=session.encoder.pad_id,
         evaluate=(lambda: _evaluate(llm, session, at_once, prepared, evaluated)) if evaluated else None,
         store=store,
@@ -121,7 +128,7 @@ def _train_in(
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:
         store.tidy(state.step, best_step=state.best_step)
-        loop.restore(checkpoint, keep_cutter=_cuts_as_before(trainer, checkpoint))
+        loop.restore(checkpoint, keep_cutter=planned.goes_on)
         checkpoint = None  # its tensors would stay in memory for the whole run
     started = time.perf_counter()
     try:
@@ -167,19 +174,6 @@ def _tell_out_of_memory(num_times: int, run: RunFolder, say: Say) -> None:
         )
 
 
-def _cutter(trainer: FinetuneTrainer) -> ByRows:
-    if trainer.batch_size != "auto":
-        return ByRows(max_rows=trainer.batch_size)
-    assert isinstance(trainer.effective_batch_size, int), "resolved before"
-    return ByRows(max_rows=trainer.effective_batch_size)
-
-
-def _cuts_as_before(trainer: FinetuneTrainer, checkpoint: Checkpoint) -> bool:
-    """Whether what the run had learned of its memory still says something about how it is cut now."""
-    before = checkpoint.state["settings"]["trainer"]
-    return bool(before["batch_size"] == trainer.batch_size)
-
-
 def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[str]:
     """A line for each kind of weights or states that stay in more bits than were asked for."""
     experts = unquantised_experts(llm.model) if config.quantization is not None else None
@@ -196,7 +190,13 @@ def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
 
 
 def _write_head(
-    run: RunFolder, session: Session, trainer: FinetuneTrainer, prepared: Prepared, *, checkpoint: Checkpoint | None
+    run: RunFolder,
+    session: Session,
+    trainer: FinetuneTrainer,
+    prepared: Prepared,
+    planned: Mapping[str, Any],
+    *,
+    checkpoint: Checkpoint | None,
 ) -> None:
     """What the folder holds from the start on."""
     rows = prepared.splits["train"]
@@ -208,6 +208,7 @@ def _write_head(
         "tokens_per_epoch": int(rows.lengths.sum()),
         "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
         "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
+        **planned,
         "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in session.choices],
     }
     _write(run.plan, json.dumps(plan, indent=1) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +33,7 @@ class WayCosts:
     update_s: float  # of the optimizer's own step
     overhead_bytes: Callable[[Sequence[RowsAndTokens]], int]  # reserved beyond allocated, after steps of these shapes
     bound_by: Callable[[Sequence[RowsAndTokens]], BoundBy]
+    advice: Callable[[Sequence[RowsAndTokens]], tuple[str, ...]]  # on what would make it faster
     time_source: TimeSource
 
 
@@ -76,6 +77,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         time_source=known.time_source,
         too_long=(),
         longest_that_fits=task.longest,
+        advice=known.advice(_shapes(totals)),
     )
 
 
@@ -84,6 +86,23 @@ def epoch(task: Task, costs: Costs, *, cap_bytes: int) -> Totals:
     if task.fixed_rows is not None:
         return cut_totals_by_rows(task.lengths, task.effective_batch_size, costs=costs, max_rows=task.fixed_rows)
     return cut_totals(task.lengths, task.effective_batch_size, costs=costs, cap_bytes=cap_bytes, largest=task.largest)
+
+
+def cut_anew(taken: Candidate, task: Task, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
+    """A candidate that fits, once the device has shown other costs or another cap. before: the costs that it has."""
+    assert taken.seconds_per_epoch is not None, "it fits"
+    assert taken.total_bytes is not None, "it fits"
+    update_s = taken.seconds_per_epoch - epoch(task, before, cap_bytes=taken.cap_bytes).seconds
+    totals = epoch(task, now, cap_bytes=cap_bytes)
+    widest = totals.widest
+    return replace(
+        taken,
+        cap_bytes=cap_bytes,
+        widest=(widest.rows, widest.padded_length),
+        micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
+        padding=totals.padded_tokens / totals.real_tokens,
+        seconds_per_epoch=totals.seconds + update_s,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

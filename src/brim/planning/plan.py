@@ -41,6 +41,7 @@ class Candidate:
     time_source: TimeSource
     too_long: tuple[int, ...]  # positions of the rows that do not fit alone
     longest_that_fits: int | None  # tokens of a row that fits alone; None: no row does
+    advice: tuple[str, ...] = ()  # what would make it faster, by what it is bound by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,5 +102,6 @@ def _candidate(saved: Mapping[str, Any]) -> Candidate:
             "way": Way(**saved["way"]),
             "widest": None if rows_and_tokens is None else (rows_and_tokens[0], rows_and_tokens[1]),
             "too_long": tuple(saved["too_long"]),
+            "advice": tuple(saved["advice"]),
         }
     )

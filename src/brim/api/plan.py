@@ -1,0 +1,103 @@
+"""`brim.plan`: how a configuration would train on a device with a data set, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.api.memory import ask, read_architecture
+from brim.api.plan_request import PlanRequest
+from brim.api.planning import plan_run
+from brim.api.session import Say, Session, say_nothing
+from brim.config import Config, FinetuneTrainer, load_config
+from brim.data import Data, Prepared, load_encoder, prepare, read
+from brim.data.chat_day import settled_day
+from brim.errors import ConfigError, InputError, Problem
+from brim.memory.device import Device, cpu_device, device_named
+from brim.planning.plan import TrainingPlan
+
+
+def plan(
+    config: str | Path | Mapping[str, Any] | Config,
+    dataset: Data | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    replan: bool = False,
+    say: Say = say_nothing,
+) -> TrainingPlan:
+    """What `brim train` would decide: micro-batches, memory and time of each way to run, and the one that is taken.
+
+    Reads the tokenizer, the base model's config.json and the data; loads no weights. device: a name of the catalogue,
+    or "cpu"; memory_bytes: of any other GPU; neither: the device at hand. dataset: default: the key `dataset`.
+    replan: do not use what earlier plans found out.
+
+    Raises ConfigError, DataError, ModelError and InputError. A data set with rows that do not fit is no error here: the
+    plan names them, and `chosen` is None.
+    """
+    loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
+    _require_training(loaded.config)
+    if device is None and memory_bytes is None and not torch.cuda.is_available():
+        device = "cpu"
+    asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
+    encoder = load_encoder(asked.folder, trust_remote_code=loaded.config.trust_remote_code)
+    chat, _ = settled_day(asked.config.chat, encoder)
+    settled = asked.config.model_copy(update={"chat": chat})
+    data = dataset if dataset is not None else loaded.config.dataset
+    if data is None:
+        raise ConfigError(_no_data())
+    prepared = prepare(read(data), settled, encoder, context_length=asked.folder.context_length)
+    for line in [*loaded.notes, *asked.choices, *prepared.notes, *prepared.ledger.summary()]:
+        say(line)
+    request = PlanRequest(
+        config=settled,
+        folder=asked.folder,
+        architecture=asked.architecture,
+        device=asked.device,
+        is_at_hand=device in (None, "cpu") and memory_bytes is None,
+        rows=prepared.splits["train"],
+    )
+    return plan_run(request, every_way=True, replan=replan, say=say).plan
+
+
+def request_of(session: Session, prepared: Prepared) -> PlanRequest:
+    """What a run that is about to start here asks of its plan."""
+    return PlanRequest(
+        config=session.config,
+        folder=session.folder,
+        architecture=read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
+        device=device_at_hand(session.device),
+        is_at_hand=True,
+        rows=prepared.splits["train"],
+    )
+
+
+def device_at_hand(device: torch.device) -> Device:
+    """What the memory model knows of the device that torch runs on; a GPU that is none of CUDA's counts as a CPU."""
+    if device.type != "cuda":
+        return cpu_device()
+    found = torch.cuda.get_device_properties(device)
+    return device_named(found.name, memory_bytes=found.total_memory, capability=(found.major, found.minor))
+
+
+def _require_training(config: Config) -> None:
+    if not isinstance(config.trainer, FinetuneTrainer):
+        raise InputError(
+            Problem(
+                what="there is nothing to plan: this configuration does not train",
+                where="trainer.type",
+                fix="set trainer.type: finetune",
+            )
+        )
+
+
+def _no_data() -> Problem:
+    return Problem(
+        what="there is no data set, and a plan depends on how long its rows are",
+        expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+        fix="name a csv, tsv, json, jsonl or parquet file; `brim memory` needs none",
+    )

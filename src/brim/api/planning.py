@@ -1,0 +1,177 @@
+"""The plan of one training run: each way that is open, traced and cut, and the one that is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from brim.api.plan_request import PlanRequest
+from brim.api.session import Say
+from brim.api.way_costs import traced
+from brim.config import Choice
+from brim.errors import Problem
+from brim.planning.at_hand import budget_of
+from brim.planning.budget import Budget
+from brim.planning.cache import cache_folder
+from brim.planning.candidates import WayCosts, candidate
+from brim.planning.choose import choose, ways
+from brim.planning.dropout_notes import dropout_notes
+from brim.planning.lengths import summarize_lengths
+from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way
+from brim.planning.plan_cache import PlanCache, plan_facts
+from brim.units import format_bytes
+
+_MOST_ROWS_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, and the keys that said `auto`."""
+
+    plan: TrainingPlan
+    choices: tuple[Choice, ...]
+
+
+def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
+    """The plan that an earlier run made for the same work, or a new one.
+
+    every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
+    """
+    budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
+    caches = caches_of(request, budget)
+    plan = None if replan else _cached(caches[:1] if every_way else caches)
+    if plan is None:
+        plan = _made(request, budget, every_way=every_way)
+        keep(plan, request, budget, every_way=every_way, say=say)
+    return Planned(plan=plan, choices=_choices(request, plan.chosen, plan.reason))
+
+
+def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
+    """For later runs."""
+    cache = caches_of(request, budget)[0 if every_way else 1]
+    cache.write(plan)
+    if cache.note is not None:
+        say(cache.note)
+
+
+def caches_of(request: PlanRequest, budget: Budget) -> tuple[PlanCache, PlanCache]:
+    """Of plans that looked at every way, and of those that stopped at the best."""
+    facts = plan_facts(request.config, request.folder.config, request.task.lengths)
+    every, best = (
+        PlanCache(cache_folder(), {**facts, "epochs": request.length.total_steps, "every_way": every}, budget)
+        for every in (True, False)
+    )
+    return every, best
+
+
+def _cached(caches: Sequence[PlanCache]) -> TrainingPlan | None:
+    found = (cache.read() for cache in caches)
+    return next((plan for plan in found if plan is not None), None)
+
+
+def _made(request: PlanRequest, budget: Budget, *, every_way: bool) -> TrainingPlan:
+    """Look at the ways in the order of preference; one that more memory would not make faster ends the search."""
+    known: list[WayCosts] = []
+    candidates: list[Candidate] = []
+    for way in _open_ways(request):
+        if way in (each.way for each in known):
+            continue
+        costs = traced(request, way, budget, cache_folder=cache_folder())
+        if costs.way in (each.way for each in known):
+            continue  # the architecture allows no chunks, and whole logits have been looked at
+        known.append(costs)
+        candidates.append(candidate(costs, request.task, budget))
+        if not every_way and candidates[-1].fits and not candidates[-1].cap_binds:
+            break
+    chosen, reason = choose(candidates)
+    taken = None if chosen is None else known[candidates.index(chosen)]
+    return _plan(request, budget, candidates, chosen, taken, reason)
+
+
+def _open_ways(request: PlanRequest) -> list[Way]:
+    trainer = request.trainer
+    checkpointing, chunked = trainer.enable_gradient_checkpointing, trainer.chunked_loss
+    return ways(
+        checkpointing=None if checkpointing == "auto" else checkpointing, chunked=None if chunked == "auto" else chunked
+    )
+
+
+def _plan(
+    request: PlanRequest,
+    budget: Budget,
+    candidates: Sequence[Candidate],
+    chosen: Candidate | None,
+    taken: WayCosts | None,
+    reason: str,
+) -> TrainingPlan:
+    length = request.length
+    return TrainingPlan(
+        budget=budget,
+        lengths=summarize_lengths(request.rows.lengths),
+        effective_batch_size=length.effective_batch_size,
+        total_steps=length.total_steps,
+        candidates=tuple(candidates),
+        chosen=chosen,
+        reason=reason,
+        costs=None if taken is None else taken.costs,
+        seconds=_seconds_of_run(request, chosen),
+        advice=_advice(request, chosen),
+        from_cache=False,
+        state_bytes=0 if taken is None else taken.state_bytes,
+        too_long=() if chosen is not None else _too_long(request, candidates),
+    )
+
+
+def _advice(request: PlanRequest, chosen: Candidate | None) -> tuple[str, ...]:
+    notes = tuple(dropout_notes(request.config, request.architecture.to_dict()))
+    return notes if chosen is None else (*notes, *chosen.advice)
+
+
+def _seconds_of_run(request: PlanRequest, chosen: Candidate | None) -> float | None:
+    if chosen is None or chosen.seconds_per_epoch is None:
+        return None
+    return chosen.seconds_per_epoch * request.length.total_samples / len(request.rows)
+
+
+def _too_long(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[LongRow, ...]:
+    """The rows that do not fit in the way that takes the least."""
+    least = min(candidates, key=lambda each: each.single_row_bytes)
+    positions = np.sort(request.order[list(least.too_long)])
+    return tuple(
+        LongRow(
+            key=int(request.rows.keys[position]),
+            num_tokens=int(request.rows.lengths[position]),
+            total_bytes=least.single_row_bytes,
+        )
+        for position in positions
+    )
+
+
+def _choices(request: PlanRequest, chosen: Candidate | None, reason: str) -> tuple[Choice, ...]:
+    if chosen is None or request.trainer.enable_gradient_checkpointing != "auto":
+        return ()
+    key = "trainer.enable_gradient_checkpointing"
+    return (Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason),)
+
+
+def too_long(plan: TrainingPlan) -> list[Problem]:
+    """Why a run does not begin whose rows do not fit."""
+    shown = plan.too_long[:_MOST_ROWS_NAMED]
+    if not shown:
+        return [Problem(what=f"no way to train fits: {plan.reason}", fix=_fix(plan))]
+    more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
+    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
+    named = ", ".join(f"row {row.key} ({row.num_tokens:,} tokens)" for row in shown)
+    what = f"rows do not fit even alone: {named}{more}. The longest needs {format_bytes(shown[0].total_bytes)}"
+    return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix=_fix(plan))]
+
+
+def _fix(plan: TrainingPlan) -> str:
+    fitting = [each.longest_that_fits for each in plan.candidates if each.longest_that_fits is not None]
+    cut = f"cut rows to {max(fitting):,} tokens (preprocessing.global_max_sequence_length)" if fitting else ""
+    return (
+        "; ".join(filter(None, [*plan.advice, cut]))
+        or "a smaller model, 4 bits, or an adapter; see `brim memory --compare`"
+    )

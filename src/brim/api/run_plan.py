@@ -1,0 +1,115 @@
+"""How a run cuts its batches: as it was planned when it began, or as it is planned now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from brim.api.launch import launch
+from brim.api.plan import device_at_hand, request_of
+from brim.api.planning import plan_run, too_long
+from brim.api.resuming import with_plan_of
+from brim.api.session import Say, Session, with_choices
+from brim.batching.cutter import Cutter
+from brim.batching.cutters import cutter_of
+from brim.data import Prepared
+from brim.errors import InputError, ModelError
+from brim.models.llm import LLM
+from brim.planning.at_hand import budget_of
+from brim.planning.plan import TrainingPlan
+from brim.report.short_plan import short_plan
+from brim.train.checkpoint import Checkpoint
+from brim.train.run_folder import RunFolder
+
+# What a plan is made of beside `memory` and the rows, which are the same.
+_KEYS = ("batch_size", "use_maximum_batch_size", "batch_search", "chunked_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What is known before the weights are loaded."""
+
+    session: Session  # with what was chosen
+    plan: TrainingPlan | None  # None: the run goes on with the one that it has, or the architecture cannot be traced
+    saved: Mapping[str, Any] | None  # what plan.json has of it, where the run goes on
+    cutter: Cutter | None  # where the run goes on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run cuts as its checkpoint does."""
+        return self.cutter is not None
+
+    def launched(self, prepared: Prepared, llm: LLM, *, say: Say) -> tuple[Cutter, Mapping[str, Any]]:
+        """The cutter, proven on the device; and what plan.json is to hold."""
+        if self.cutter is not None and self.saved is not None:
+            return self.cutter, self.saved
+        request = request_of(self.session, prepared)
+        launched = launch(self.plan, request, llm, pad_id=self.session.encoder.pad_id, say=say)
+        if launched.told:
+            say(f"launch: {launched.told}")
+        record = {
+            "plan": None if launched.plan is None else launched.plan.as_dict(),
+            "launch": {"told": launched.told, "probes": [asdict(probe) for probe in launched.probes]},
+        }
+        return launched.cutter, record
+
+
+def plan_of_run(
+    session: Session, prepared: Prepared, run: RunFolder, checkpoint: Checkpoint | None, *, replan: bool, say: Say
+) -> RunPlan:
+    """Go on with the run's own plan where it still holds; else plan.
+
+    Raises InputError naming the rows that do not fit, where micro-batches are cut by length.
+    """
+    saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
+    if saved is not None and checkpoint is not None:
+        session = with_plan_of(session, checkpoint, run)
+        return RunPlan(session=session, plan=None, saved=saved, cutter=cutter_of(checkpoint.state["cutter"]))
+    request = request_of(session, prepared)
+    try:
+        planned = plan_run(request, every_way=False, replan=replan, say=say)
+    except ModelError as error:
+        if request.task.fixed_rows is None:
+            say(f"{error.problems[0].what}; so batch sizes are tried out")
+        return RunPlan(session=session, plan=None, saved=None, cutter=None)
+    if planned.plan.chosen is None and request.task.fixed_rows is None:
+        raise InputError(*too_long(planned.plan))
+    for line in short_plan(planned.plan):
+        say(line)
+    return RunPlan(session=with_choices(session, planned.choices), plan=planned.plan, saved=None, cutter=None)
+
+
+def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:
+    """What plan.json has of the plan, where the checkpoint's cutter may go on with it; None where it is to be made."""
+    before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
+    if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
+        return None
+    if any(now["trainer"][key] != before["trainer"].get(key) for key in _KEYS):
+        return None
+    checkpointing = now["trainer"]["enable_gradient_checkpointing"]
+    if checkpointing not in ("auto", before["trainer"]["enable_gradient_checkpointing"]):
+        return None
+    saved = _saved(run)
+    if saved is None or saved["plan"] is None:
+        return saved
+    device = device_at_hand(session.device)
+    budget = budget_of(session.config.memory, device, is_at_hand=True)
+    needed = TrainingPlan.from_dict(saved["plan"])
+    if needed.budget.device != budget.device:
+        say(f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned anew")
+        return None
+    if needed.chosen is not None and (needed.chosen.total_bytes or 0) > budget.limit_bytes - budget.margin_bytes:
+        say("there is less memory than when the run was planned, so it is planned anew")
+        return None
+    return saved
+
+
+def _saved(run: RunFolder) -> Mapping[str, Any] | None:
+    """What plan.json has; None where it is damaged, or of a version of brim that planned nothing."""
+    try:
+        plan = json.loads(run.plan.read_text(encoding="utf-8"))
+        return {"plan": plan["plan"], "launch": plan["launch"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,102 @@
+"""One way to run, traced: its memory and its time for every shape that the rows can make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from brim.api.memory import ONE_AT_A_TIME, UNTRACEABLE, is_a_mistake_of_brims, untraceable
+from brim.api.plan_request import PlanRequest
+from brim.batching.costs import Costs
+from brim.errors import ModelError
+from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.config_workload import ConfigWorkload
+from brim.memory.cuda.target import CudaTarget
+from brim.memory.device_speed import device_speed
+from brim.planning.budget import Budget
+from brim.planning.candidates import RowsAndTokens, WayCosts
+from brim.planning.memory_model import memory_model
+from brim.planning.overhead import overhead_bytes
+from brim.planning.plan import Way
+from brim.planning.roofline import seconds_of
+from brim.planning.time_advice import time_advice
+from brim.planning.time_estimate import TimeEstimate, estimate
+from brim.planning.traced_shapes import TracedShapes
+from brim.planning.work_law import shapes_to_count
+
+_SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
+
+
+def traced(request: PlanRequest, way: Way, budget: Budget, *, cache_folder: Path | None) -> WayCosts:
+    """Trace the few shapes that it takes. Raises ModelError for an architecture that cannot be traced."""
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+        try:
+            return _traced(request, way, budget, cache_folder)
+        except UNTRACEABLE as error:
+            if is_a_mistake_of_brims(error):
+                raise
+            raise ModelError(untraceable(error, request.folder)) from error
+
+
+def _traced(request: PlanRequest, way: Way, budget: Budget, cache_folder: Path | None) -> WayCosts:
+    shapes = _shapes(request, way, cache_folder)
+    task = request.task
+    model = memory_model(
+        shapes,
+        task.lengths,
+        most_rows=task.fixed_rows or task.effective_batch_size,
+        cap_bytes=budget.reserved_bytes,
+        context_length=request.folder.context_length,
+    )
+    time = _time(request, shapes)
+    shapes.save()
+
+    def overhead(of: Sequence[RowsAndTokens]) -> int:
+        with ONE_AT_A_TIME:
+            return overhead_bytes(shapes, of)
+
+    return WayCosts(
+        way=replace(way, chunked_loss=shapes.basics.chunk_positions is not None),
+        costs=Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface),
+        least_bytes=model.least_bytes,
+        state_bytes=model.state_bytes,
+        update_s=seconds_of(shapes.update_work, time.speed),
+        overhead_bytes=overhead,
+        bound_by=lambda of: time.bound(of).bound_by,
+        advice=lambda of: time_advice(time, of),
+        time_source="estimated",
+    )
+
+
+def _shapes(request: PlanRequest, way: Way, cache_folder: Path | None) -> TracedShapes:
+    device = request.device
+    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+    workload = ConfigWorkload(request.config_of(way), request.folder, request.architecture, target=target)
+    return TracedShapes(
+        workload,
+        device,
+        is_single=request.task.effective_batch_size == 1,
+        settings=AllocatorSettings.from_environment(os.environ),
+        cache_folder=cache_folder,
+    )
+
+
+def _time(request: PlanRequest, shapes: TracedShapes) -> TimeEstimate:
+    task = request.task
+    short = int(np.percentile(task.lengths, _SHORT_PERCENT, method="inverted_cdf"))
+    for rows, tokens in shapes_to_count(
+        shapes.known.work, longest=task.longest, short=short, most_rows=task.effective_batch_size
+    ):
+        shapes.work(rows, tokens)
+    return estimate(
+        shapes.known.work,
+        device_speed(request.device, num_cores=torch.get_num_threads()),
+        longest=task.longest,
+        shortest=int(task.lengths.min()),
+        most_rows=task.effective_batch_size,
+    )
