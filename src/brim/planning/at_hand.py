@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
-from brim.batching.peak_meter import peak_meter
+import os
+
 from brim.config.schema import MemoryConfig
-from brim.memory.device import Device
-from brim.planning.budget import Budget
-from brim.units import format_bytes, parse_bytes
+from brim.memory.device import PACKING_BYTES, Device
+from brim.planning.budget import Budget, Limit, Room, cpu_margin, cuda_margin, decide
+from brim.planning.cpu_room import cpu_limits, resident_bytes, returns_at_once
+from brim.units import format_bytes
 
 
 def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool) -> Budget:
-    """memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts."""
+    """memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
+
+    Raises ConfigError where the device is smaller than the budget, and where nothing would be left to train with.
+    """
+    if not is_at_hand:
+        room = _room(device, limits=(), outside_bytes=device.outside_bytes)
+    elif device.is_cpu:
+        now_bytes = resident_bytes()
+        outside_bytes = device.outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES
+        room = _room(device, limits=tuple(cpu_limits()), outside_bytes=outside_bytes)
+    else:
+        room = _cuda_room(device)
+    return decide(room, budget=memory.budget, margin=memory.margin)
+
+
+def enforce(budget: Budget, device: Device) -> None:
+    """Let PyTorch's allocator reserve no more than the budget leaves it, so that the budget is never exceeded.
+
+    What it has cached counts; it is given back before the allocator gives up. On a CPU nothing is enforced.
+    """
+    if device.is_cpu:
+        return
     import torch
 
-    whole, reason = device.memory_bytes, f"{device.title} has {format_bytes(device.memory_bytes)}"
-    if is_at_hand:
-        free = peak_meter(torch.device("cpu" if device.is_cpu else "cuda")).limit_bytes()
-        if free is not None and free < whole:
-            whole, reason = free, "what is free"
-    limit = whole
-    if isinstance(memory.budget, float):
-        limit, reason = int(memory.budget * device.memory_bytes), "memory.budget"
-    elif memory.budget != "auto":
-        limit, reason = parse_bytes(memory.budget), "memory.budget"
-    margin, why = max(limit // 50, 64 << 20), "2%, at least 64 MiB"
-    if isinstance(memory.margin, float):
-        margin, why = int(memory.margin * limit), "memory.margin"
-    elif memory.margin != "auto":
-        margin, why = parse_bytes(memory.margin), "memory.margin"
-    return Budget(
+    allowed_bytes = budget.limit_bytes - budget.outside_bytes
+    total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(max(allowed_bytes / total_bytes, 0.0), 1.0))
+
+
+def _cuda_room(device: Device) -> Room:
+    """With the context made, what is neither free nor PyTorch's lies outside it: the context itself, other processes.
+
+    Libraries are loaded when they are first used, so it cannot be less than what is usual for the card.
+    """
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
+    has = f"{device.title} has {format_bytes(total_bytes)}"
+    if outside_bytes <= device.outside_bytes:
+        return _room(device, limits=(Limit(num_bytes=total_bytes, reason=has),), outside_bytes=device.outside_bytes)
+    taken = f"{has}, of which {format_bytes(outside_bytes)} are taken by the driver and by others"
+    return _room(device, limits=(Limit(num_bytes=total_bytes, reason=taken),), outside_bytes=outside_bytes)
+
+
+def _room(device: Device, *, limits: tuple[Limit, ...], outside_bytes: int) -> Room:
+    whole = Limit(num_bytes=device.memory_bytes, reason=f"{device.title} has {format_bytes(device.memory_bytes)}")
+    is_cpu = device.is_cpu
+    return Room(
         device=device.name,
-        limit_bytes=limit,
-        outside_bytes=device.outside_bytes,
-        margin_bytes=margin,
-        limit_reason=reason,
-        margin_reason=why,
+        title=device.title,
+        memory_bytes=device.memory_bytes,
+        limits=(*limits, whole),
+        outside_bytes=outside_bytes,
+        margin=cpu_margin(returns_at_once=returns_at_once(os.environ)) if is_cpu else cuda_margin(),
     )
