@@ -333,6 +333,25 @@ def test_parameters_that_are_frozen_get_no_gradient():
     assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
 
 
+def test_parameters_that_come_later_are_dropped_with_the_others():
+    model, sizes = make_model(), []
+
+    def loss(batch):
+        sizes.append(len(batch[0]))
+        if len(sizes) == 3:
+            raise torch.OutOfMemoryError(MEMORY)
+        return loss_of(model)(batch)
+
+    step = AdaptiveStep(model, loss, max_rows=8, on_event=lambda _: None, check=False)
+    step(make_batch(num_rows=4))
+    model.append(nn.Linear(3, 3))
+    batch = make_batch()
+    _, expected = oracle(model, batch)
+    step(batch)
+    assert sizes == [4, 8, 4, 2, 2, 2, 2, 2, 2]
+    assert (gradient(model) - expected).norm() / expected.norm() < 1e-6
+
+
 def test_the_batch_is_not_kept():
     model, batch = make_model(), make_batch()
     step = AdaptiveStep(model, loss_of(model))
@@ -486,6 +505,16 @@ def test_options_that_contradict_each_other(options, message):
     model = make_model()
     with pytest.raises(brim.InputError, match=message):
         AdaptiveStep(model, loss_of(model), **options)
+
+
+def test_a_model_that_waits_for_other_ranks():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(make_model())
+        with pytest.raises(brim.InputError, match=r"fix: AdaptiveStep\(model\.module, …\), and all-reduce"):
+            AdaptiveStep(model, loss_of(model))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_models_that_are_none():

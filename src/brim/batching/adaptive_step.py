@@ -85,13 +85,14 @@ class AdaptiveStep:
         self._samples = samples
         self._hear = on_event or _log
         self._check = check
+        self._parameters: list[nn.Parameter] = []
         self._batch: Any = None
         self._num_rows = 0
         self._divisor = 1.0
         self._cutter = _cutter(max_rows=max_rows, max_tokens=max_tokens, by_length=lengths is not None)
         self._step = GradientStep(
             cutter=self._cutter,
-            parameters=list(model.parameters()),
+            parameters=self._parameters,
             backward=self._backward,
             on_event=self._translate,
             module=model,
@@ -109,6 +110,7 @@ class AdaptiveStep:
             require_sum(self._model, self._loss, batch, samples=self._samples)
             self._check = False
         self._divisor = self._weight_of(batch)
+        self._parameters[:] = self._model.parameters()  # adapters can come and go between steps
         self._batch = batch
         try:
             outcome = self._step.run(self._lengths_of(batch))

@@ -48,7 +48,8 @@ class BufferKeeper:
     def restore(self) -> None:
         """The step begins once more."""
         for key, buffer in self._buffers.items():
-            key.owner._buffers[key.name] = buffer
+            if key.owner._buffers[key.name] is not buffer:
+                key.owner._buffers[key.name] = buffer
         with torch.no_grad():
             for key, copy in self._copies.items():
                 self._buffers[key].copy_(copy)
