@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brim.batching.surface import Surface
 from brim.planning.time_fit import TimeSample, fit_time
 
 SHAPES = [(1, 48), (9, 48), (1, 452), (18, 48), (1, 118), (2, 118), (4, 118), (2, 452), (8, 118), (4, 452), (8, 452)]
@@ -14,6 +15,13 @@ SHAPES = [(1, 48), (9, 48), (1, 452), (18, 48), (1, 118), (2, 118), (4, 118), (2
 
 def law(num_tokens, length, *, fixed=0.02, token=2e-4, attention=3e-7, bend=(10**9, 0.0)):
     return fixed + (token + attention * length) * num_tokens + bend[1] * max(num_tokens - bend[0], 0)
+
+
+def line(fixed, token):
+    return Surface(base=fixed, lengths=(512,), tokens=((1000,),), values=((fixed + 1000 * token,),))
+
+
+ROUGH = line(0.001, 1e-4)  # an estimate that knows no attention, of a device twice as fast
 
 
 def samples(noise=0.0, seed=0, shapes=SHAPES, calls=2, **terms):
@@ -32,25 +40,25 @@ def samples(noise=0.0, seed=0, shapes=SHAPES, calls=2, **terms):
 @given(
     fixed=st.floats(0, 1), token=st.floats(1e-6, 1e-2), attention=st.sampled_from([0.0, 1e-7, 1e-5])
 )  # fmt: skip
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_law_without_noise_is_found(fixed, token, attention):
-    found = fit_time(samples(fixed=fixed, token=token, attention=attention))
-    assert found.relative_error < 1e-3
+    found = fit_time(samples(fixed=fixed, token=token, attention=attention), ROUGH)
+    assert found.relative_error < 0.02  # what is nearer is taken for noise
     for rows, length in [(3, 100), (32, 64), (1, 512)]:
         expected = law(rows * length, length, fixed=fixed, token=token, attention=attention)
-        assert found.seconds(rows * length, length) == pytest.approx(expected, rel=0.01)
+        assert found.seconds(rows * length, length) == pytest.approx(expected, rel=0.05)
 
 
-def test_its_terms_without_noise():
-    found = fit_time(samples())
-    assert (found.fixed_s, found.token_s, found.attention_s) == pytest.approx((0.02, 2e-4, 3e-7))
-    assert found.bends == ()
+def test_an_estimate_that_is_off_by_a_factor_is_scaled():
+    found = fit_time(samples(attention=0.0, noise=0.02), line(0.01, 1e-4))
+    assert found.scale == pytest.approx(2.0, rel=0.05)
+    assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
     assert found.num_samples == len(SHAPES)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_of_some_percent_moves_times_by_as_little(seed):
-    found = fit_time(samples(noise=0.05, seed=seed))
+    found = fit_time(samples(noise=0.05, seed=seed), ROUGH)
     for rows, length in [(1, 64), (3, 100), (32, 64), (1, 512), (16, 452)]:
         assert found.seconds(rows * length, length) == pytest.approx(law(rows * length, length), rel=0.12)
 
@@ -59,7 +67,7 @@ def test_one_shape_that_was_disturbed_counts_less():
     disturbed = samples()
     spoilt = disturbed[6]
     disturbed[6] = TimeSample(rows=spoilt.rows, length=spoilt.length, seconds=tuple(3 * s for s in spoilt.seconds))
-    found = fit_time(disturbed)
+    found = fit_time(disturbed, ROUGH)
     assert found.seconds(1000, 100) == pytest.approx(law(1000, 100), rel=0.05)
     assert found.relative_error > 0.15
 
@@ -67,7 +75,7 @@ def test_one_shape_that_was_disturbed_counts_less():
 def test_time_that_rises_faster_beyond_a_number_of_tokens():
     """Such as on a CPU whose caches the activations leave."""
     bend = (904, 3e-4)
-    found = fit_time(samples(bend=bend))
+    found = fit_time(samples(bend=bend), ROUGH)
     assert found.bends[0][0] in (864, 904, 944)
     for rows, length in [(1, 48), (1, 452), (4, 452), (16, 118)]:
         assert found.seconds(rows * length, length) == pytest.approx(law(rows * length, length, bend=bend), rel=0.03)
@@ -77,23 +85,24 @@ def test_a_floor():
     """A GPU that waits for the host takes the same time up to some tokens."""
     shapes = [(2**power, 64) for power in range(8)]
     made = [TimeSample(rows=rows, length=length, seconds=(max(0.05, 1e-4 * rows * length),)) for rows, length in shapes]
-    found = fit_time(made)
+    found = fit_time(made, line(0.001, 1e-5))
     assert found.seconds(64, 64) == pytest.approx(0.05, rel=0.05)
     assert found.seconds(256, 64) == pytest.approx(0.05, rel=0.1)
     assert found.seconds(8192, 64) == pytest.approx(0.8192, rel=0.05)
 
 
-def test_few_samples_tell_few_terms():
-    assert fit_time(samples(shapes=SHAPES[:1])).seconds(48, 48) == pytest.approx(law(48, 48))
-    four = fit_time(samples(shapes=SHAPES[:4]))
-    assert four.bends == ()
-    assert four.seconds(118, 118) == pytest.approx(law(118, 118), rel=0.01)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_samples_scale_the_estimate(number):
+    found = fit_time(samples(shapes=SHAPES[:number]), ROUGH)
+    ratios = [law(rows * length, length) / float(ROUGH(rows, length)) for rows, length in SHAPES[:number]]
+    assert min(ratios) <= found.scale <= max(ratios)
+    assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
 
 
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_whatever_was_measured_the_surface_is_convex_and_rises(seed, noise):
-    surface = fit_time(samples(noise=noise, seed=seed)).surface(shortest=16, longest=512, most_rows=32)
+    surface = fit_time(samples(noise=noise, seed=seed), ROUGH).surface(shortest=16, longest=512, most_rows=32)
     lines = [
         np.diff([surface.base, *values]) / np.diff([0, *tokens])
         for tokens, values in zip(surface.tokens, surface.values, strict=True)
@@ -106,10 +115,10 @@ def test_whatever_was_measured_the_surface_is_convex_and_rises(seed, noise):
 
 
 def test_the_surface_is_the_law():
-    found = fit_time(samples(bend=(904, 3e-4)))
+    found = fit_time(samples(bend=(904, 3e-4)), ROUGH)
     surface = found.surface(shortest=16, longest=512, most_rows=32)
     for rows, length in [(1, 16), (1, 512), (7, 100), (32, 512), (32, 48)]:
-        assert float(surface(rows, length)) == pytest.approx(found.seconds(rows * length, length))
+        assert float(surface(rows, length)) == pytest.approx(float(found.seconds(rows * length, length)))
 
 
 def test_a_median_of_two_is_the_smaller():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median_low
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from brim.batching.surface import Surface
+
+_Term: TypeAlias = Literal["estimate", "fixed", "tokens", "attention"] | int  # a number: where a bend is
 
 _MOST_BENDS = 2
 _ROUNDS = 8  # of weights by residuals
@@ -39,12 +42,15 @@ class TimeSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFit:
-    """Seconds of a micro-batch as a + b·N + c·N·T + Σ d·max(N − n, 0), none of them negative; N = rows × T tokens.
+    """Seconds of a micro-batch as s·estimate + a + b·N + c·N·T + Σ d·max(N − n, 0); N = rows × T tokens.
 
-    So it is convex in N, and rises no slower for longer rows: a floor, a straight line and what grows worse than in
-    proportion, such as on a CPU whose caches the activations leave.
+    None of the terms is negative, so it is convex in N and rises no slower for longer rows, as the estimate does. Few
+    samples settle how much slower the device is than estimated; more of them a floor, slopes by tokens and length, and
+    what grows worse than in proportion, such as on a CPU whose caches the activations leave.
     """
 
+    estimated: Surface
+    scale: float  # s
     fixed_s: float  # a
     token_s: float  # b
     attention_s: float  # c
@@ -55,66 +61,82 @@ class TimeFit:
     def surface(self, *, shortest: int, longest: int, most_rows: int) -> Surface:
         """For rows of these lengths; exact, since all of it is straight between bends."""
         most = most_rows * longest
-        bends = sorted({bend for bend, _ in self.bends if bend < most} | {most})
-        lengths = (shortest, longest) if shortest < longest and self.attention_s else (longest,)
+        tokens = sorted({*map(int, self.estimated.kinks), *(bend for bend, _ in self.bends), most})
+        lengths = sorted({*self.estimated.lengths, shortest, longest})
+        grid = np.array(tokens, dtype=np.float64)
         return Surface(
-            base=self.fixed_s,
-            lengths=lengths,
-            tokens=(tuple(bends),) * len(lengths),
-            values=tuple(tuple(self.seconds(num_tokens, length) for num_tokens in bends) for length in lengths),
+            base=self.scale * self.estimated.base + self.fixed_s,
+            lengths=tuple(lengths),
+            tokens=(tuple(tokens),) * len(lengths),
+            values=tuple(tuple(self.seconds(grid, length).tolist()) for length in lengths),
         )
 
-    def seconds(self, num_tokens: float, length: float) -> float:
-        """Of one shape."""
-        bent = sum(slope * max(num_tokens - bend, 0) for bend, slope in self.bends)
-        return self.fixed_s + (self.token_s + self.attention_s * length) * num_tokens + bent
+    def seconds(self, num_tokens: ArrayLike, length: float) -> NDArray[np.float64]:
+        """Of shapes of one length."""
+        tokens = np.asarray(num_tokens, dtype=np.float64)
+        straight = self.fixed_s + (self.token_s + self.attention_s * length) * tokens
+        bent = sum((slope * np.maximum(tokens - bend, 0) for bend, slope in self.bends), np.zeros(tokens.shape))
+        return np.asarray(self.scale * self.estimated(tokens / length, length) + straight + bent)
 
 
-def fit_time(samples: Sequence[TimeSample]) -> TimeFit:
+def fit_time(samples: Sequence[TimeSample], estimated: Surface) -> TimeFit:
     """Least squares of relative errors over the medians, in which outliers count less.
 
-    Bends are taken up while they tell more than they cost by Akaike's criterion, corrected for few samples.
+    Terms beside the estimate are taken up while they tell more than they cost by Akaike's criterion, corrected for few
+    samples.
     """
     assert samples, "nothing was timed"
     num_tokens = np.array([sample.num_tokens for sample in samples], dtype=np.float64)
     lengths = np.array([sample.length for sample in samples], dtype=np.float64)
     medians = np.array([sample.median_s for sample in samples])
-    columns = [np.ones(len(samples)), num_tokens]
-    has_lengths = len(set(lengths)) > 1
-    if has_lengths:
-        columns.append(num_tokens * lengths)
-    bends: list[int] = []
-    best = _robust(columns, medians)
-    for _ in range(_MOST_BENDS):
-        tried = [(_robust([*columns, np.maximum(num_tokens - n, 0)], medians), n) for n in _between(num_tokens, bends)]
-        if not tried:
-            break
-        found, bend = min(tried, key=lambda each: each[0].criterion)
-        if found.criterion >= best.criterion:
-            break
-        best, bends = found, [*bends, bend]
-        columns.append(np.maximum(num_tokens - bend, 0))
-    solved = best.solution.tolist()
-    straight = 3 if has_lengths else 2
+    terms: dict[_Term, NDArray[np.float64]] = {
+        "estimate": estimated(num_tokens / lengths, lengths),
+        "fixed": np.ones(len(samples)),
+        "tokens": num_tokens,
+        "attention": num_tokens * lengths,
+    }
+    terms |= {bend: np.maximum(num_tokens - bend, 0) for bend in _between(num_tokens)}
+    solved = _selected(terms, medians)
+    found = dict(zip(solved.terms, solved.solution.tolist(), strict=True))
     return TimeFit(
-        fixed_s=solved[0],
-        token_s=solved[1],
-        attention_s=solved[2] if has_lengths else 0.0,
-        bends=tuple((bend, slope) for bend, slope in sorted(zip(bends, solved[straight:], strict=True)) if slope),
-        relative_error=float(np.sqrt(np.mean(best.residuals**2))),
+        estimated=estimated,
+        scale=found["estimate"],
+        fixed_s=found.get("fixed", 0.0),
+        token_s=found.get("tokens", 0.0),
+        attention_s=found.get("attention", 0.0),
+        bends=tuple((term, found[term]) for term in sorted(t for t in found if isinstance(t, int)) if found[term]),
+        relative_error=float(np.sqrt(np.mean(solved.residuals**2))),
         num_samples=len(samples),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
+    terms: tuple[_Term, ...]
     solution: NDArray[np.float64]
     residuals: NDArray[np.float64]  # relative, of each sample
     criterion: float
 
 
-def _robust(columns: Sequence[NDArray[np.float64]], values: NDArray[np.float64]) -> _Solved:
-    system = np.stack(columns, axis=1) / values[:, None]
+def _selected(terms: Mapping[_Term, NDArray[np.float64]], values: NDArray[np.float64]) -> _Solved:
+    """The best choice of straight terms, and then one bend after the other."""
+    straight: tuple[_Term, ...] = ("fixed", "tokens", "attention")
+    choices = [("estimate", *chosen) for size in range(len(straight) + 1) for chosen in combinations(straight, size)]
+    best = min((_robust(choice, terms, values) for choice in choices), key=lambda each: each.criterion)
+    for _ in range(_MOST_BENDS):
+        bends = [term for term in terms if isinstance(term, int) and term not in best.terms]
+        tried = [_robust((*best.terms, bend), terms, values) for bend in bends]
+        better = min(tried, key=lambda each: each.criterion, default=best)
+        if better.criterion >= best.criterion:
+            break
+        best = better
+    return best
+
+
+def _robust(
+    chosen: tuple[_Term, ...], terms: Mapping[_Term, NDArray[np.float64]], values: NDArray[np.float64]
+) -> _Solved:
+    system = np.stack([terms[term] for term in chosen], axis=1) / values[:, None]
     weights = np.ones(len(values))
     for _ in range(_ROUNDS):
         root = np.sqrt(weights)
@@ -122,7 +144,7 @@ def _robust(columns: Sequence[NDArray[np.float64]], values: NDArray[np.float64])
         residuals = system @ solution - 1.0
         noise = max(1.4826 * float(np.median(np.abs(residuals))), _LEAST_NOISE)
         weights = np.minimum(1.0, _TOLERANCE * noise / np.maximum(np.abs(residuals), 1e-300))
-    return _Solved(solution, residuals, _criterion(residuals, weights, system.shape[1]))
+    return _Solved(chosen, solution, residuals, _criterion(residuals, weights, len(chosen)))
 
 
 def _criterion(residuals: NDArray[np.float64], weights: NDArray[np.float64], num_terms: int) -> float:
@@ -135,20 +157,38 @@ def _criterion(residuals: NDArray[np.float64], weights: NDArray[np.float64], num
 
 
 def _not_negative(system: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with no negative term, exact: the best of all choices of terms; there are five at most."""
-    number = system.shape[1]
+    """Least squares with no negative term: the active-set method of Lawson and Hanson (1974), chapter 23."""
     scale = np.abs(system).max(axis=0)
-    best, least = np.zeros(number), float(wanted @ wanted)
-    for size in range(1, number + 1):
-        for chosen in map(list, combinations(range(number), size)):
-            solved, *_ = np.linalg.lstsq(system[:, chosen] / scale[chosen], wanted, rcond=1e-10)
-            misses = system[:, chosen] / scale[chosen] @ solved - wanted
-            if solved.min() >= 0 and misses @ misses < least * (1 - 1e-12):
-                best, least = np.zeros(number), float(misses @ misses)
-                best[chosen] = solved / scale[chosen]
-    return best
+    scaled = system / scale
+    solution = np.zeros(system.shape[1])
+    free = np.zeros(system.shape[1], dtype=bool)
+    for _ in range(3 * system.shape[1]):
+        pull = np.where(free, -np.inf, scaled.T @ (wanted - scaled @ solution))
+        if pull.max() <= 1e-10:
+            break
+        free[int(pull.argmax())] = True
+        solution = _within(scaled, wanted, solution, free)
+    return np.asarray(solution / scale)
 
 
-def _between(num_tokens: NDArray[np.float64], taken: Sequence[int]) -> list[int]:
+def _within(
+    system: NDArray[np.float64], wanted: NDArray[np.float64], start: NDArray[np.float64], free: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Least squares over the free terms, of which those that would turn negative are let go; changes `free`."""
+    solution = start
+    while free.any():
+        aim = np.zeros(len(start))
+        aim[free] = np.linalg.lstsq(system[:, free], wanted, rcond=1e-10)[0]
+        bad = free & (aim <= 0)
+        if not bad.any():
+            return aim
+        steps = np.where(bad, solution / (solution - aim + 1e-300), np.inf)
+        first = int(steps.argmin())
+        solution = np.maximum(solution + steps[first] * (aim - solution), 0.0)
+        solution[first], free[first] = 0.0, False
+    return np.zeros(len(start))
+
+
+def _between(num_tokens: NDArray[np.float64]) -> list[int]:
     """Where the model may bend: at samples that have others on both sides."""
-    return [int(number) for number in np.unique(num_tokens)[1:-1] if number not in taken]
+    return [int(number) for number in np.unique(num_tokens)[1:-1]]
