@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.memory.tiny_architectures import write_folder
 
 import brim
+from brim.models.objective import next_token_loss
 
 
 def config(base, **trainer):
@@ -49,6 +50,23 @@ def test_losses_do_not_depend_on_the_micro_batch(tiny_base, sums_file, tmp_path)
     run = tmp_path / "not by row"
     brim.Model(config(tiny_base, batch_size=4, dropout_by_row=False)).train(sums_file, output_directory=run)
     assert np.abs(np.array(losses(run)) - sequences[1]).max() > 1e-4
+
+
+def test_nor_on_where_memory_runs_out(tiny_base, sums_file, tmp_path, monkeypatch):
+    clean, scarce = tmp_path / "clean", tmp_path / "scarce"
+    brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=clean)
+    passes = iter(range(1, 1000))
+
+    def scarce_loss(*arguments, **settings):
+        if next(passes) in (2, 9):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return next_token_loss(*arguments, **settings)
+
+    monkeypatch.setattr("brim.train.micro_batch_pass.next_token_loss", scarce_loss)
+    brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=scarce)
+    events = [json.loads(line).get("event") for line in (scarce / "metrics.jsonl").read_text().splitlines()]
+    assert events.count("oom") == 2
+    np.testing.assert_allclose(losses(scarce), losses(clean), rtol=1e-5)
 
 
 def test_checkpointing_changes_nothing(tiny_base, sums_file, tmp_path):
