@@ -54,6 +54,7 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, cache_folder: Path |
         context_length=request.folder.context_length,
     )
     time = _time(request, shapes)
+    update_s = seconds_of(shapes.update_work, time.speed)
     shapes.save()
 
     def overhead(of: Sequence[RowsAndTokens]) -> int:
@@ -65,7 +66,7 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, cache_folder: Path |
         costs=Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface),
         least_bytes=model.least_bytes,
         state_bytes=model.state_bytes,
-        update_s=seconds_of(shapes.update_work, time.speed),
+        update_s=update_s,
         overhead_bytes=overhead,
         bound_by=lambda of: time.bound(of).bound_by,
         advice=lambda of: time_advice(time, of),
