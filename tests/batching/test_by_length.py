@@ -56,6 +56,7 @@ def test_where_rows_add_nothing_the_cap_still_excludes_what_failed():
     assert [micro_batch.num_rows for micro_batch in by_length.cut([10, 10])] == [1, 1]
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=2, max_size=40),
     bytes_per_token=st.floats(0, 50),

@@ -82,6 +82,7 @@ def test_always_at_the_cap_a_model_wrong_by_half_runs_out_five_times_in_500_step
     assert outs_of_memory(50_000, 100_000, 10_000, lambda step, cap: cap) == 9
 
 
+@settings(deadline=None)
 @given(fails=st.lists(st.booleans(), max_size=400), wait_steps=st.integers(1, 4))
 def test_whatever_happens_the_limit_stays_between_one_and_the_launch(fails, wait_steps):
     cap = Cap(now=1000, wait_steps=wait_steps)

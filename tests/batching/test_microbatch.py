@@ -52,6 +52,7 @@ def fits(costs, rows, length, cap_bytes):
     return bool((costs.peak_bytes(np.arange(1, rows + 1), length) <= cap_bytes).all())
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60), max_rows=st.integers(1, 70))
 def test_every_row_once_longest_first_and_no_cut_too_wide(lengths, max_rows):
     cuts = [cut.tolist() for cut in cut_by_rows(np.array(lengths), max_rows=max_rows)]
@@ -62,6 +63,7 @@ def test_every_row_once_longest_first_and_no_cut_too_wide(lengths, max_rows):
     assert 1 <= len(cuts[-1]) <= max_rows
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1), most_rows=st.none() | st.integers(1, 9))
 def test_a_cut_covers_every_row_once_and_respects_the_cap(lengths, costs, share, most_rows):
     cap_bytes = cap_for(costs, lengths, share)
@@ -78,6 +80,7 @@ def test_a_cut_covers_every_row_once_and_respects_the_cap(lengths, costs, share,
         assert most_rows is None or micro_batch.num_rows <= most_rows
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 120), min_size=1, max_size=30), costs=costs(peak=jagged_surfaces()))
 def test_no_micro_batch_is_over_the_cap_where_the_peak_rises_and_falls(lengths, costs):
     cap_bytes = cap_for(costs, lengths, 0.0) + 150
@@ -109,6 +112,7 @@ def test_the_largest_are_the_fewest_with_the_least_padding(lengths, costs, share
     assert (len(found), sum(rows * length for rows, length in found)) == least
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1))
 def test_never_slower_than_filling_each_micro_batch(lengths, costs, share):
     cap_bytes = cap_for(costs, lengths, share)

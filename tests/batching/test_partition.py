@@ -51,6 +51,7 @@ def test_the_queue_finds_what_all_pairs_find(lengths, costs, share, most_rows, l
     assert price(by_queue) == (price(by_pairs) if largest else pytest.approx(price(by_pairs), rel=1e-9))
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=20), costs=costs())
 def test_prices_without_arrays_are_those_of_the_table(lengths, costs):
     lengths = np.sort(np.array(lengths))[::-1]

@@ -68,6 +68,7 @@ def test_they_are_those_of_cutting_batch_by_batch(lengths, batch_size, costs, sh
     check(cut_totals(lengths, batch_size, **settings), shapes, lengths, batch_size, costs)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=90),
     batch_size=st.integers(1, 40),
