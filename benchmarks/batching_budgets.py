@@ -19,8 +19,8 @@ MOST_OUT_OF_MEMORY = 5  # events, with the wrong model
 
 # The largest micro-batches that fit, so that a limit binds: the fastest ones are small on a CPU whatever there is.
 _TRAINER = {"use_maximum_batch_size": True}
-_REFUSED = "do not fit even alone"
-_NO_LIMIT_BYTES = 2**42  # an address space that is limited, so that brim counts against it, but never runs out
+_REFUSALS = ("InputError", "ConfigError")  # what brim raises before it trains
+_STEP_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +55,21 @@ def budget_runs(
 ) -> list[BudgetRun]:
     """All limits, and the wrong model under the limit of 50%.
 
-    A limit is what the process takes beside the model's passes, and a share of what these take without a limit.
+    A limit is what the process takes before the model's passes, and a share of what these took without a limit.
     """
     spec = replace(spec, method=method, trainer=dict(_TRAINER))
-    free = start(replace(spec, limit_bytes=_NO_LIMIT_BYTES if spec.device == "cpu" else None))
-    needed, by_one_row, beside = _bytes(free)
-    runs = [_judged(spec, "none", needed, free, free)]
+    free = start(spec)
+    runs = [_judged(spec, "none", free.passes_bytes, free, free)]
     say(_line(runs[-1]))
     for name, share in SHARES.items():
-        limited = _limited(spec, beside, int(share * needed))
+        allowed = int(share * free.passes_bytes)
+        limited = _limited(spec, free.beside_bytes, allowed)
         for wrong_by in (None, WRONG_BY) if name == "50%" else (None,):
-            runs.append(_tried(replace(limited, wrong_by=wrong_by), name, int(share * needed), free, start))
+            runs.append(_tried(replace(limited, wrong_by=wrong_by), name, allowed, free, start))
             say(_line(runs[-1]))
-    runs.append(_smallest(spec, beside, by_one_row, free, start))
+    runs.append(_smallest(spec, free, start))
     say(_line(runs[-1]))
     return runs
-
-
-def _bytes(free: Outcome) -> tuple[int, int, int]:
-    """Of a run without a limit: what its passes take, what the longest row alone takes, and what stands beside."""
-    assert free.plan is not None, "brim's runs have one"
-    plan = free.plan["plan"]
-    beside = plan["budget"]["outside_bytes"]
-    return plan["chosen"]["total_bytes"] - beside, plan["chosen"]["single_row_bytes"] - beside, beside
 
 
 def _limited(spec: Spec, beside: int, allowed: int) -> Spec:
@@ -87,14 +79,18 @@ def _limited(spec: Spec, beside: int, allowed: int) -> Spec:
     return replace(spec, limit_bytes=allowed, memory={"budget": f"{beside + allowed} B"})
 
 
-def _smallest(spec: Spec, beside: int, by_one_row: int, free: Outcome, start: Callable[[Spec], Outcome]) -> BudgetRun:
-    """The first limit, in steps of a fiftieth, at which brim does not refuse the longest row: a margin stays free."""
-    allowed = by_one_row
-    while True:
-        tried = _tried(_limited(spec, beside, allowed), SMALLEST, allowed, free, start)
-        if tried.failure is None or _REFUSED not in tried.failure or allowed > 2 * by_one_row:
-            return tried
-        allowed += by_one_row // 50
+def _smallest(spec: Spec, free: Outcome, start: Callable[[Spec], Outcome]) -> BudgetRun:
+    """The least limit, to within a few MiB, at which brim does not refuse the longest row."""
+    refused, taken, smallest = 0, free.passes_bytes, None
+    while taken - refused > _STEP_BYTES:
+        allowed = (refused + taken) // 2
+        tried = _tried(_limited(spec, free.beside_bytes, allowed), SMALLEST, allowed, free, start)
+        if tried.failure is not None and any(error in tried.failure for error in _REFUSALS):
+            refused = allowed
+        else:
+            taken, smallest = allowed, tried
+    assert smallest is not None, "brim refused all that the run without a limit took"
+    return smallest
 
 
 def _tried(spec: Spec, limit: str, tensor_bytes: int, free: Outcome, start: Callable[[Spec], Outcome]) -> BudgetRun:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 
 class Padded:
@@ -28,11 +31,40 @@ def counting_padded_tokens() -> Iterator[Padded]:
         padded.num_tokens += sum(cut.num_rows * cut.padded_length for cut in cuts)
         return outcome
 
-    GradientStep.run = counted  # type: ignore[method-assign]
-    try:
+    with patch.object(GradientStep, "run", counted):
         yield padded
-    finally:
-        GradientStep.run = run  # type: ignore[method-assign]
+
+
+class AddressSpace:
+    """What the process has mapped when its budget is worked out; 0 before that."""
+
+    def __init__(self) -> None:
+        self.mapped_bytes = 0
+
+
+@contextmanager
+def noting_address_space() -> Iterator[AddressSpace]:
+    """Within it, the size of the process is noted when a run's budget is worked out."""
+    from brim.planning.at_hand import budget_of
+
+    noted = AddressSpace()
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        noted.mapped_bytes = process_bytes("VmSize")
+        return budget_of(*arguments, **options)
+
+    with patch("brim.api.planning.budget_of", noting):
+        yield noted
+
+
+def process_bytes(key: str) -> int:
+    """Of this process, as Linux counts it: VmSize, VmPeak, VmRSS, …; 0 where it does not."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(rf"^{key}:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 @contextmanager
@@ -50,8 +82,5 @@ def foretelling_wrongly(factor: float | None) -> Iterator[None]:
         scale = costs.scale if factor is None else costs.scale * factor
         make(self, costs=replace(costs, scale=scale), **options)
 
-    ByLength.__init__ = wrong  # type: ignore[method-assign]
-    try:
+    with patch.object(ByLength, "__init__", wrong):
         yield
-    finally:
-        ByLength.__init__ = make  # type: ignore[method-assign]

@@ -65,6 +65,8 @@ class Outcome:
     peak_bytes: int  # of the process; on a GPU, allocated
     held_out_loss: float | None
     plan: dict[str, Any] | None = None  # brim's plan.json
+    beside_bytes: int = 0  # address space before the model's passes; on a GPU, what lies outside PyTorch
+    passes_bytes: int = 0  # what the model and its passes then took of it, at the peak; on a GPU, reserved
 
 
 def run(spec: Spec) -> Outcome:
@@ -117,15 +119,17 @@ def _limit(spec: Spec) -> None:
 
 def _train_brim(spec: Spec, folder: Path) -> Outcome:
     import brim
-    from benchmarks.batching_hooks import counting_padded_tokens, foretelling_wrongly
+    from benchmarks.batching_hooks import counting_padded_tokens, foretelling_wrongly, noting_address_space
 
     settings = spec.subject.settings(method=spec.method, trainer=spec.trainer, memory=spec.memory)
-    with counting_padded_tokens() as padded, foretelling_wrongly(spec.wrong_by):
+    with counting_padded_tokens() as padded, noting_address_space() as space, foretelling_wrongly(spec.wrong_by):
         started = time.perf_counter()
         result = brim.Model(settings).train(_rows(spec, folder), output_directory=folder / "run")
         whole_s = time.perf_counter() - started
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     steps = [record for record in records if record.get("split") == "train" and "event" not in record]
+    plan = json.loads((folder / "run" / "plan.json").read_text("utf-8"))
+    beside_bytes, passes_bytes = _taken(spec, plan, space.mapped_bytes)
     return Outcome(
         train_s=result.seconds,
         whole_s=whole_s,
@@ -137,7 +141,9 @@ def _train_brim(spec: Spec, folder: Path) -> Outcome:
         num_out_of_memory=sum(record.get("event") == "oom" for record in records),
         peak_bytes=_peak_bytes(spec),
         held_out_loss=_held_out_loss(spec, folder / "run" / "model"),
-        plan=json.loads((folder / "run" / "plan.json").read_text("utf-8")),
+        plan=plan,
+        beside_bytes=beside_bytes,
+        passes_bytes=passes_bytes,
     )
 
 
@@ -187,6 +193,17 @@ def _held_out_loss(spec: Spec, trained: Path) -> float | None:
     settings["adapter"]["pretrained_adapter_weights"] = str(trained)
     result = brim.Model(settings).evaluate(spec.subject.held_out)
     return float(result.metrics["loss"])
+
+
+def _taken(spec: Spec, plan: dict[str, Any], mapped_bytes: int) -> tuple[int, int]:
+    """Bytes beside the model's passes, and bytes of these."""
+    if spec.device == "cuda":
+        import torch
+
+        return plan["plan"]["budget"]["outside_bytes"], int(torch.cuda.max_memory_reserved())
+    from benchmarks.batching_hooks import process_bytes
+
+    return mapped_bytes, process_bytes("VmPeak") - mapped_bytes
 
 
 def _peak_bytes(spec: Spec) -> int:

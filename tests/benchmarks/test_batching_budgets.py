@@ -8,7 +8,7 @@ from benchmarks.batching_budgets import WRONG_BY, budget_runs
 from benchmarks.batching_run import Outcome, RunFailed, Spec
 
 SPEC = Spec(folder="nowhere", device="cpu", contender="brim", num_threads=1)
-PLAN = {"plan": {"budget": {"outside_bytes": 1000}, "chosen": {"total_bytes": 5000, "single_row_bytes": 1500}}}
+MIB = 2**20
 OUTCOME = Outcome(
     train_s=1.0,
     whole_s=1.0,
@@ -20,7 +20,8 @@ OUTCOME = Outcome(
     num_out_of_memory=0,
     peak_bytes=1,
     held_out_loss=None,
-    plan=PLAN,
+    beside_bytes=1000 * MIB,
+    passes_bytes=4000 * MIB,
 )
 
 
@@ -32,31 +33,32 @@ def test_limits_are_shares_of_what_the_passes_take_beside_what_the_process_takes
         return OUTCOME
 
     runs = budget_runs(SPEC, "lora", say=lambda line: None, start=start)
-    assert asked[1:] == [(5000, None), (3000, None), (3000, WRONG_BY), (2000, None), (1500, None)]
+    shares = [(5000 * MIB, None), (3000 * MIB, None), (3000 * MIB, WRONG_BY), (2000 * MIB, None)]
+    assert asked[:5] == [(None, None), *shares]
     assert [run.limit for run in runs] == ["none", "100%", "50%", "50%", "25%", "one row"]
     assert all(run.is_met for run in runs)
 
 
-def test_the_smallest_limit_is_raised_until_the_longest_row_is_not_refused():
+def test_the_smallest_limit_is_the_least_that_brim_does_not_refuse():
     def start(spec: Spec) -> Outcome:
-        if spec.limit_bytes is not None and spec.limit_bytes < 1520:
-            raise RunFailed("InputError: rows do not fit even alone: row 3")
+        if spec.limit_bytes is not None and spec.limit_bytes < 1520 * MIB:
+            raise RunFailed("brim.errors.InputError: rows do not fit even alone: row 3")
         return OUTCOME
 
     smallest = budget_runs(SPEC, "full", say=lambda line: None, start=start)[-1]
-    assert (smallest.limit, smallest.tensor_bytes, smallest.goal) == ("one row", 520, 1e-4)
-    assert smallest.is_met
+    assert (smallest.limit, smallest.goal, smallest.is_met) == ("one row", 1e-4, True)
+    assert 520 * MIB <= smallest.tensor_bytes < 536 * MIB
 
 
 def test_a_run_meets_its_goal_with_close_losses_and_few_failures_alone():
     by_limit = {
-        5000: replace(OUTCOME, losses=[2.0, 1.0 + 2e-5]),  # further than 1e-5
-        3000: replace(OUTCOME, num_out_of_memory=1),  # allowed to the wrong model alone
-        2000: OUTCOME,
+        5000 * MIB: replace(OUTCOME, losses=[2.0, 1.0 + 2e-5]),  # further than 1e-5
+        3000 * MIB: replace(OUTCOME, num_out_of_memory=1),  # allowed to the wrong model alone
+        2000 * MIB: OUTCOME,
     }
 
     def start(spec: Spec) -> Outcome:
-        if spec.limit_bytes == 1500:
+        if spec.limit_bytes is not None and spec.limit_bytes < 1500 * MIB:
             raise RunFailed("killed")
         return by_limit.get(spec.limit_bytes or 0, OUTCOME)
 
