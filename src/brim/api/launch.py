@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from brim.api.calibrating import corrected
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.batching.ballast import gradients_at_hand, standing_for
@@ -21,11 +23,13 @@ from brim.batching.cutter import Cutter
 from brim.batching.finder import Search, find_batch_size
 from brim.batching.microbatch import MicroBatch
 from brim.batching.no_trace import no_trace
+from brim.batching.peak_meter import Counts, peak_meter
 from brim.batching.probe import Probe
 from brim.batching.prober import Prober
 from brim.batching.totals import Shape
 from brim.errors import OutOfMemoryError, Problem
 from brim.models.llm import LLM
+from brim.planning.at_hand import enforce
 from brim.planning.candidates import cut_anew, epoch
 from brim.planning.plan import Candidate, TimeSource, TrainingPlan
 from brim.planning.probe_rows import rows_of_shape
@@ -45,6 +49,7 @@ class Launched:
     cutter: Cutter
     plan: TrainingPlan | None  # as it is after what was tried
     probes: tuple[Probe, ...]
+    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted of a probe, and the probe
     told: str  # one line; empty where nothing is to be told
 
 
@@ -54,6 +59,8 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     plan: None where the architecture cannot be traced: then sizes are tried out.
     Raises OutOfMemoryError when a row alone runs out of memory.
     """
+    if plan is not None and request.config.memory.budget != "auto":
+        enforce(plan.budget, request.device)
     trial = _Trial(request, llm, pad_id, state_bytes=0 if plan is None else plan.state_bytes)
     trainer, costs = request.trainer, None if plan is None else plan.costs
     if trainer.batch_size != "auto":
@@ -70,10 +77,13 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: _Tria
     assert plan.chosen is not None, "it has costs"
     cap_bytes = plan.chosen.cap_bytes
     probes: list[Probe] = []
+    measured: list[tuple[int, Probe]] = []
     while probes or not _is_ample(plan):
         widest = epoch(request.task, costs, cap_bytes=cap_bytes).widest
         probes.append(trial.probe(widest.rows, widest.padded_length))
         if probes[-1].outcome == "fits":
+            measured.append((widest.peak_bytes, probes[-1]))
+            costs = corrected(costs, probes[-1], widest.peak_bytes)
             break
         cap_bytes = _lowered(costs, cap_bytes, widest)
         say(
@@ -82,12 +92,14 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: _Tria
         )
     timed, told_time = _timed(plan, costs, cap_bytes, request, trial)
     source: TimeSource = plan.chosen.time_source if timed is None else "measured"
-    chosen = cut_anew(plan.chosen, request.task, costs, timed or costs, cap_bytes=cap_bytes)
+    assert plan.costs is not None, "they were given"
+    chosen = cut_anew(plan.chosen, request.task, plan.costs, timed or costs, cap_bytes=cap_bytes)
     plan = replace(plan, chosen=replace(chosen, time_source=source), costs=timed or costs)
     return Launched(
         cutter=ByLength(costs=timed or costs, cap_bytes=cap_bytes, largest=request.task.largest),
         plan=plan,
         probes=tuple(probes),
+        measured=tuple(measured),
         told=f"{_tried_shape(probes, chosen)}; {told_time}",
     )
 
@@ -150,7 +162,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     """The most of the longest rows that run together; without a memory model, of any rows."""
     task = request.task
     found = find_batch_size(
-        lambda size: trial.probe(size, task.longest),
+        lambda size: trial.probe_size(size, task.longest),
         how=how,
         most=task.effective_batch_size,
         limit_bytes=trial.limit_bytes,
@@ -188,7 +200,20 @@ class _Trial:
         )
 
     def probe(self, rows: int, tokens: int) -> Probe:
-        """Try a shape."""
+        """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
+        device = self._llm.device
+        if device.type == "cuda":
+            return self._prober(tokens, counts="allocated")(rows)
+        meter = peak_meter(device)
+        meter.begin()
+        before_bytes = meter.peak_bytes()
+        probe = self._prober(tokens)(rows)
+        if probe.peak_bytes is None or before_bytes is None:
+            return replace(probe, peak_bytes=None)
+        return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + _held_bytes(self._llm.model))
+
+    def probe_size(self, rows: int, tokens: int) -> Probe:
+        """Try a shape. Its peak is as the device counts it: what PyTorch reserved, or this process's memory."""
         return self._prober(tokens)(rows)
 
     def run_shape(self, rows: int, tokens: int) -> None:
@@ -207,12 +232,13 @@ class _Trial:
         """What a peak may reach, as it is measured."""
         return self._prober(2).limit_bytes
 
-    def _prober(self, tokens: int) -> Prober:
+    def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
         return Prober(
             lambda size: self._in_midst_of_step(rows_of_shape(self._lengths, rows=size, tokens=tokens)),
             model=self._llm.model,
             device=self._llm.device,
             num_steps=1,
+            counts=counts,
         )
 
     def _in_midst_of_step(self, rows: NDArray[np.intp]) -> None:
@@ -225,3 +251,8 @@ class _Trial:
     def _forward_backward(self, rows: NDArray[np.intp]) -> None:
         self._llm.model.train()
         self._pass(rows, max(int(self._num_supervised[rows].sum()), 1), step=0)
+
+
+def _held_bytes(model: nn.Module) -> int:
+    """Of weights and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from brim.api.calibrating import calibrations_of
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.api.way_costs import traced
@@ -15,6 +16,7 @@ from brim.errors import Problem
 from brim.planning.at_hand import budget_of
 from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
+from brim.planning.calibration import Correction
 from brim.planning.candidates import WayCosts, candidate
 from brim.planning.choose import choose, ways
 from brim.planning.dropout_notes import dropout_notes
@@ -39,11 +41,14 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
 
     every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
     """
+    correction = calibrations_of(request).correction()
+    if correction.outside_bytes is not None:
+        request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
     budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
     caches = caches_of(request, budget)
     plan = None if replan else _cached(caches[:1] if every_way else caches)
     if plan is None:
-        plan = _made(request, budget, every_way=every_way)
+        plan = _made(request, budget, correction, every_way=every_way)
         keep(plan, request, budget, every_way=every_way, say=say)
     return Planned(plan=plan, choices=_choices(request, plan.chosen, plan.reason))
 
@@ -59,8 +64,11 @@ def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way:
 def caches_of(request: PlanRequest, budget: Budget) -> tuple[PlanCache, PlanCache]:
     """Of plans that looked at every way, and of those that stopped at the best."""
     facts = plan_facts(request.config, request.folder.config, request.task.lengths)
+    scale = calibrations_of(request).correction().scale
     every, best = (
-        PlanCache(cache_folder(), {**facts, "epochs": request.length.total_steps, "every_way": every}, budget)
+        PlanCache(
+            cache_folder(), {**facts, "steps": request.length.total_steps, "every_way": every, "scale": scale}, budget
+        )
         for every in (True, False)
     )
     return every, best
@@ -71,14 +79,14 @@ def _cached(caches: Sequence[PlanCache]) -> TrainingPlan | None:
     return next((plan for plan in found if plan is not None), None)
 
 
-def _made(request: PlanRequest, budget: Budget, *, every_way: bool) -> TrainingPlan:
+def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> TrainingPlan:
     """Look at the ways in the order of preference; one that more memory would not make faster ends the search."""
     known: list[WayCosts] = []
     candidates: list[Candidate] = []
     for way in _open_ways(request):
         if way in (each.way for each in known):
             continue
-        costs = traced(request, way, budget, cache_folder=cache_folder())
+        costs = traced(request, way, budget, correction, cache_folder=cache_folder())
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         known.append(costs)
@@ -87,7 +95,7 @@ def _made(request: PlanRequest, budget: Budget, *, every_way: bool) -> TrainingP
             break
     chosen, reason = choose(candidates)
     taken = None if chosen is None else known[candidates.index(chosen)]
-    return _plan(request, budget, candidates, chosen, taken, reason)
+    return _plan(request, budget, candidates, chosen, taken, reason, correction)
 
 
 def _open_ways(request: PlanRequest) -> list[Way]:
@@ -105,6 +113,7 @@ def _plan(
     chosen: Candidate | None,
     taken: WayCosts | None,
     reason: str,
+    correction: Correction,
 ) -> TrainingPlan:
     length = request.length
     return TrainingPlan(
@@ -117,15 +126,17 @@ def _plan(
         reason=reason,
         costs=None if taken is None else taken.costs,
         seconds=_seconds_of_run(request, chosen),
-        advice=_advice(request, chosen),
+        advice=_advice(request, chosen, correction),
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
         too_long=() if chosen is not None else _too_long(request, candidates),
     )
 
 
-def _advice(request: PlanRequest, chosen: Candidate | None) -> tuple[str, ...]:
+def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correction) -> tuple[str, ...]:
     notes = tuple(dropout_notes(request.config, request.architecture.to_dict()))
+    if correction.scale != 1:
+        notes = (f"what micro-batches add to the memory is corrected by what was {correction.reason}", *notes)
     return notes if chosen is None else (*notes, *chosen.advice)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
+from brim.api.calibrating import remember
 from brim.api.launch import launch
 from brim.api.plan import device_at_hand, request_of
-from brim.api.planning import plan_run, too_long
+from brim.api.plan_request import PlanRequest
+from brim.api.planning import keep, plan_run, too_long
 from brim.api.resuming import with_plan_of
 from brim.api.session import Say, Session, with_choices
+from brim.batching.costs import Costs
 from brim.batching.cutter import Cutter
 from brim.batching.cutters import cutter_of
+from brim.batching.probe import Probe
 from brim.data import Prepared
 from brim.errors import InputError, ModelError
 from brim.models.llm import LLM
@@ -21,6 +27,7 @@ from brim.planning.at_hand import budget_of
 from brim.planning.plan import TrainingPlan
 from brim.report.short_plan import short_plan
 from brim.train.checkpoint import Checkpoint
+from brim.train.peaks import Peak
 from brim.train.run_folder import RunFolder
 
 # What a plan is made of beside `memory` and the rows, which are the same.
@@ -32,28 +39,52 @@ class RunPlan:
     """What is known before the weights are loaded."""
 
     session: Session  # with what was chosen
+    request: PlanRequest
     plan: TrainingPlan | None  # None: the run goes on with the one that it has, or the architecture cannot be traced
-    saved: Mapping[str, Any] | None  # what plan.json has of it, where the run goes on
-    cutter: Cutter | None  # where the run goes on
+    saved: Mapping[str, Any] | None = None  # what plan.json has of it, where the run goes on
+    cutter: Cutter | None = None  # where the run goes on
 
     @property
     def goes_on(self) -> bool:
         """Whether the run cuts as its checkpoint does."""
         return self.cutter is not None
 
-    def launched(self, prepared: Prepared, llm: LLM, *, say: Say) -> tuple[Cutter, Mapping[str, Any]]:
-        """The cutter, proven on the device; and what plan.json is to hold."""
+    def launched(self, llm: LLM, *, say: Say) -> LaunchedRun:
+        """Prove the plan on the device, and keep it for later runs."""
         if self.cutter is not None and self.saved is not None:
-            return self.cutter, self.saved
-        request = request_of(self.session, prepared)
-        launched = launch(self.plan, request, llm, pad_id=self.session.encoder.pad_id, say=say)
+            return LaunchedRun(cutter=self.cutter, record=self.saved, request=self.request)
+        launched = launch(self.plan, self.request, llm, pad_id=self.session.encoder.pad_id, say=say)
         if launched.told:
             say(f"launch: {launched.told}")
+        if launched.plan is not None and launched.plan != self.plan:
+            keep(launched.plan, self.request, launched.plan.budget, every_way=False, say=say)
         record = {
             "plan": None if launched.plan is None else launched.plan.as_dict(),
             "launch": {"told": launched.told, "probes": [asdict(probe) for probe in launched.probes]},
         }
-        return launched.cutter, record
+        return LaunchedRun(
+            cutter=launched.cutter,
+            record=record,
+            request=self.request,
+            costs=None if launched.plan is None else launched.plan.costs,
+            measured=launched.measured,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRun:
+    """What the loop cuts by, and what the run's folder keeps of it."""
+
+    cutter: Cutter
+    record: Mapping[str, Any]  # for plan.json
+    request: PlanRequest
+    costs: Costs | None = None
+    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted of a probe, and the probe
+
+    def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
+        """Let later plans know what the steps took."""
+        if self.costs is not None:
+            remember(self.request, self.costs, steps, self.measured, device)
 
 
 def plan_of_run(
@@ -63,22 +94,22 @@ def plan_of_run(
 
     Raises InputError naming the rows that do not fit, where micro-batches are cut by length.
     """
+    request = request_of(session, prepared)
     saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
     if saved is not None and checkpoint is not None:
-        session = with_plan_of(session, checkpoint, run)
-        return RunPlan(session=session, plan=None, saved=saved, cutter=cutter_of(checkpoint.state["cutter"]))
-    request = request_of(session, prepared)
+        session, cutter = with_plan_of(session, checkpoint, run), cutter_of(checkpoint.state["cutter"])
+        return RunPlan(session=session, request=request, plan=None, saved=saved, cutter=cutter)
     try:
         planned = plan_run(request, every_way=False, replan=replan, say=say)
     except ModelError as error:
         if request.task.fixed_rows is None:
             say(f"{error.problems[0].what}; so batch sizes are tried out")
-        return RunPlan(session=session, plan=None, saved=None, cutter=None)
+        return RunPlan(session=session, request=request, plan=None)
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
     for line in short_plan(planned.plan):
         say(line)
-    return RunPlan(session=with_choices(session, planned.choices), plan=planned.plan, saved=None, cutter=None)
+    return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
 
 
 def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:

@@ -99,8 +99,8 @@ def _train_in(
     session = with_choices(session, llm.choices)
     for choice in llm.choices:
         say(str(choice))
-    cutter, plan = planned.launched(prepared, llm, say=say)
-    _write_head(run, session, trainer, prepared, plan, checkpoint=checkpoint)
+    launched = planned.launched(llm, say=say)
+    _write_head(run, session, trainer, prepared, launched.record, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
     metrics_log = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
     tensorboard_log = TensorBoardLog(run.tensorboard)
@@ -115,7 +115,7 @@ def _train_in(
         trainer,
         llm,
         prepared.splits["train"],
-        cutter=cutter,
+        cutter=launched.cutter,
         pad_id=session.encoder.pad_id,
         evaluate=(lambda: _evaluate(llm, session, at_once, prepared, evaluated)) if evaluated else None,
         store=store,
@@ -138,6 +138,7 @@ def _train_in(
         with stop_request() as stop:
             loop.run(stop)
         seconds = time.perf_counter() - started
+        launched.remember(loop.peaks, llm.device)
         llm.model.eval()
         _take_best(llm, store, loop.state, say)
         metrics = _evaluate(llm, session, at_once, prepared, _splits_of_the_card(trainer, prepared))

@@ -19,6 +19,7 @@ from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device_speed import device_speed
 from brim.planning.budget import Budget
+from brim.planning.calibration import Correction
 from brim.planning.candidates import RowsAndTokens, WayCosts
 from brim.planning.memory_model import memory_model
 from brim.planning.overhead import overhead_bytes
@@ -32,18 +33,20 @@ from brim.planning.work_law import shapes_to_count
 _SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
 
 
-def traced(request: PlanRequest, way: Way, budget: Budget, *, cache_folder: Path | None) -> WayCosts:
+def traced(
+    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, cache_folder: Path | None
+) -> WayCosts:
     """Trace the few shapes that it takes. Raises ModelError for an architecture that cannot be traced."""
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
         try:
-            return _traced(request, way, budget, cache_folder)
+            return _traced(request, way, budget, correction.scale, cache_folder)
         except UNTRACEABLE as error:
             if is_a_mistake_of_brims(error):
                 raise
             raise ModelError(untraceable(error, request.folder)) from error
 
 
-def _traced(request: PlanRequest, way: Way, budget: Budget, cache_folder: Path | None) -> WayCosts:
+def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, cache_folder: Path | None) -> WayCosts:
     shapes = _shapes(request, way, cache_folder)
     task = request.task
     model = memory_model(
@@ -63,7 +66,7 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, cache_folder: Path |
 
     return WayCosts(
         way=replace(way, chunked_loss=shapes.basics.chunk_positions is not None),
-        costs=Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface),
+        costs=Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface, scale=scale),
         least_bytes=model.least_bytes,
         state_bytes=model.state_bytes,
         update_s=update_s,
