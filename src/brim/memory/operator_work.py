@@ -98,7 +98,7 @@ def _rule(func: Any) -> Rule | None:
     name: str = func._schema.name
     if name in _FREE or any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns):
         return None
-    if "attention" in name:
+    if name.startswith("aten::_scaled_dot_product_"):
         return _attention(func)
     if func.overloadpacket in flop_registry:
         return _product(flop_registry[func.overloadpacket])
