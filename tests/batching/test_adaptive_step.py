@@ -1,6 +1,7 @@
 """The gradient of a batch of any size, in a loop of one's own."""
 
 import copy
+import gc
 import json
 import logging
 from collections import namedtuple
@@ -15,6 +16,14 @@ import brim
 from brim.batching.adaptive_step import AdaptiveStep
 
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """Each recovery collects garbage: among the objects of this module alone, not among those of all libraries."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def make_model(dtype=torch.float32, dropout=0.0):

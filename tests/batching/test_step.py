@@ -19,6 +19,14 @@ LENGTHS = np.array([5, 3, 8, 2, 7, 4, 6, 3])
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation."
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """Each recovery collects garbage: among the objects of this module alone, not among those of all libraries."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 class Halving:
     """At most so many rows; half of them after each failure."""
 
