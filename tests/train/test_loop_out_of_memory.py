@@ -210,6 +210,15 @@ def test_a_row_that_fits_at_the_second_try_is_learned_from_once(tmp_path):
     assert equal(run.weights, clean.weights)
 
 
+def test_with_predicted_bytes_they_are_named_with_the_limit(tmp_path):
+    plane = Surface(base=0, lengths=(1,), tokens=((1, 100),), values=((1024, 102400),))
+    costs = Costs(peak=plane, static_bytes=0, time=plane)
+    run = Run(tmp_path, cutter=ByLength(costs=costs, cap_bytes=15 * 1024), lengths=[10], size=1)
+    Shortage(run.model, forward=[1, 2])
+    with pytest.raises(OutOfMemoryError, match=r"Tried .*\.; predicted: 10\.0 KiB; limit of a micro-batch: 15\.0 KiB"):
+        run.train()
+
+
 def test_peaks_are_kept_by_the_shape_that_was_predicted_to_take_the_most(tmp_path):
     plane = Surface(base=0, lengths=(1,), tokens=((1, 100),), values=((10, 1000),))
     costs = Costs(peak=plane, static_bytes=0, time=plane)

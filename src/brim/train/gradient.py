@@ -64,9 +64,10 @@ class Gradient:
         self._job.model.train()
         return self._step.run(self._job.rows.lengths[indices])
 
-    def rows_of(self, part: Part) -> NDArray[np.intp]:
-        """Positions among the job's rows."""
-        return self._indices[part.micro_batch.rows]
+    def keys_of(self, parts: Sequence[Part]) -> list[int]:
+        """The keys of the rows of one or more parts, in order."""
+        rows = np.concatenate([self._rows_of(part) for part in parts])
+        return sorted(int(key) for key in self._job.rows.keys[rows])
 
     def at_fault(self, parts: Sequence[Part], random_before: Mapping[str, Tensor]) -> list[int]:
         """The micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
@@ -96,9 +97,13 @@ class Gradient:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def _rows_of(self, part: Part) -> NDArray[np.intp]:
+        """Positions among the job's rows."""
+        return self._indices[part.micro_batch.rows]
+
     def _is_finite(self, part: Part) -> bool:
         self.drop()
-        self._backward(self.rows_of(part))
+        self._backward(self._rows_of(part))
         return all(bool(p.grad.isfinite().all()) for p in self._parameters if p.grad is not None)
 
     def _backward(self, rows: NDArray[np.intp]) -> Tensor:

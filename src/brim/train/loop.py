@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from brim.batching.by_length import ByLength
 from brim.batching.oom import is_out_of_memory
 from brim.batching.random_states import random_states, restore_random_states
 from brim.batching.second_try import second_try
-from brim.batching.step import Part, StepOutcome
+from brim.batching.step import StepOutcome
 from brim.data.order import rows_of_step
 from brim.errors import BrimError, Interrupted, OutOfMemoryError, Problem
 from brim.train import out_of_memory
@@ -115,15 +117,19 @@ class Loop:
             "peak_bytes": self._peaks.most_bytes(),
         }
 
-    def _accumulate(self, indices: np.ndarray[Any, Any], num_supervised: int) -> StepOutcome:
+    def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome:
         """The gradient of the batch's mean loss over supervised tokens. Raises OutOfMemoryError, naming the row."""
         self._peaks.begin()
         try:
             outcome = self._gradient.sum(indices, num_supervised, step=self.state.step)
         except OutOfMemoryError as error:
-            predicted_bytes = self._last_event.get("predicted_bytes")
+            cutter = self._job.cutter
             raise out_of_memory.of_a_row(
-                error, step=self.state.step + 1, predicted_bytes=predicted_bytes, settings=self._job.settings
+                error,
+                step=self.state.step + 1,
+                predicted_bytes=self._last_event.get("predicted_bytes"),
+                cap_bytes=cutter.cap_bytes if isinstance(cutter, ByLength) else None,
+                settings=self._job.settings,
             ) from None
         # The optimizer's state is born in the first update, and the prediction counts it.
         if self.state.step and not outcome.num_out_of_memory:
@@ -195,7 +201,7 @@ class Loop:
             norm=norm,
             micro_batches=[number + 1 for number in at_fault],
             num_micro_batches=len(outcome.parts),
-            rows=self._keys([outcome.parts[number] for number in at_fault]),
+            rows=self._gradient.keys_of([outcome.parts[number] for number in at_fault]),
         )
         if job.on_nonfinite == "stop":
             raise not_finite.stop()
@@ -204,10 +210,6 @@ class Loop:
         if state.num_skipped_in_a_row == MOST_IN_A_ROW:
             raise not_finite.too_many()
         return not_finite
-
-    def _keys(self, parts: Sequence[Part]) -> list[int]:
-        rows = np.concatenate([self._gradient.rows_of(part) for part in parts])
-        return sorted(int(key) for key in self._job.rows.keys[rows])
 
     def _ended_before_update(self, error: OutOfMemoryError, random_before: Mapping[str, Tensor]) -> OutOfMemoryError:
         """Save the state as it was before the step, which has touched neither weights nor optimizer; what to raise."""

@@ -17,13 +17,14 @@ def event(where: str, message: str) -> dict[str, Any]:
 
 
 def of_a_row(
-    error: OutOfMemoryError, *, step: int, predicted_bytes: int | None, settings: Settings
+    error: OutOfMemoryError, *, step: int, predicted_bytes: int | None, cap_bytes: int | None, settings: Settings
 ) -> OutOfMemoryError:
     """The error that names a row which runs out of memory by itself, with its place and what would help."""
     problem = error.problems[0]
     predicted = "" if predicted_bytes is None else f"; predicted: {format_bytes(predicted_bytes)}"
+    cap = "" if cap_bytes is None else f"; limit of a micro-batch: {format_bytes(cap_bytes)}"
     return OutOfMemoryError(
-        replace(problem, what=problem.what + predicted, where=f"step {step:,}", fix=for_a_row(settings))
+        replace(problem, what=f"{problem.what}{predicted}{cap}", where=f"step {step:,}", fix=for_a_row(settings))
     )
 
 
