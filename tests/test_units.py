@@ -14,7 +14,17 @@ def test_bytes(num_bytes, text):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(3.21, "3.2 s"), (59.99, "1 min 0 s"), (95, "1 min 35 s"), (7500, "2 h 5 min")]
+    ("seconds", "text"),
+    [
+        (0.00421, "4.2 ms"),
+        (0.0421, "42 ms"),
+        (0.0995, "0.1 s"),
+        (0, "0.0 s"),
+        (3.21, "3.2 s"),
+        (59.99, "1 min 0 s"),
+        (95, "1 min 35 s"),
+        (7500, "2 h 5 min"),
+    ],
 )
 def test_seconds(seconds, text):
     assert format_seconds(seconds) == text

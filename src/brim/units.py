@@ -28,7 +28,9 @@ def parse_bytes(text: str) -> int:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in the two units that matter: 3.2 -> '3.2 s', 95 -> '1 min 35 s', 7500 -> '2 h 5 min'."""
+    """A duration: 0.0042 -> '4.2 ms', 3.2 -> '3.2 s', 95 -> '1 min 35 s', 7500 -> '2 h 5 min'."""
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.1f} ms" if seconds < 0.00995 else f"{1000 * seconds:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -44,10 +44,9 @@ def test_the_whole_plan():
         "",
         "memory      15.0 GiB (all that the device has), less 512.0 MiB outside PyTorch",
         "            and a margin of 300.0 MiB (2% of the budget)",
-        "too large   no checkpointing, whole logits: the longest row, 1,417 tokens, takes",
-        "            15.0 GiB alone, and 13.0 GiB are there",
-        "            checkpointing, whole logits: the longest row, 1,417 tokens, takes",
-        "            15.0 GiB alone, and 13.0 GiB are there",
+        "too large   no checkpointing, whole logits; checkpointing, whole logits: the",
+        "            longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are",
+        "            there",
         "taken       no checkpointing, loss in chunks",
         "why         an epoch takes 2 min 0 s, checkpointing, loss in chunks 2 min 40 s",
         "time        12 steps, about 6 min 0 s without evaluation (estimated, bound by",
@@ -60,6 +59,9 @@ def test_the_whole_plan():
 def test_no_way_that_fits_names_the_rows_the_longest_first():
     told = printed(plan_that_does_not_fit(num_long=12))
     assert "taken       none: rows of up to 1,024 tokens fit" in told
+    assert "too large   every way: the longest row, 1,417 tokens, takes 15.0 GiB alone, and" in told, (
+        "one reason is told once"
+    )
     at = told.index("row (from 0)  tokens  needed alone")
     assert told[at + 1 : at + 3] == [
         "          77   1,411      16.0 GiB",
@@ -69,12 +71,16 @@ def test_no_way_that_fits_names_the_rows_the_longest_first():
     assert not [line for line in told if line.startswith(("why", "time"))]
 
 
-def test_no_row_is_short_enough():
-    plan = plan_that_does_not_fit(num_long=11)
+def test_one_row_more_than_are_shown_is_one():
+    assert printed(plan_that_does_not_fit(num_long=11))[-1] == "and 1 more row that does not fit"
+
+
+def test_where_no_row_is_short_enough_none_is_named():
+    plan = plan_that_does_not_fit(num_long=100)
     candidates = tuple(replace(each, longest_that_fits=None) for each in plan.candidates)
     told = printed(replace(plan, candidates=candidates))
     assert "taken       none: no row is short enough" in told
-    assert told[-1] == "and 1 more row that does not fit"
+    assert not any("row (from 0)" in line for line in told)
 
 
 def test_a_plan_that_was_found_says_so():

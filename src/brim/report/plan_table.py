@@ -44,7 +44,7 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
         Text(),
         _labelled(facts(plan)),
     ]
-    if plan.too_long:
+    if 0 < len(plan.too_long) < plan.lengths.num_rows:
         parts += [Text(), _long_rows(plan.too_long), *map(Text, _hidden(plan.too_long))]
     return Group(*parts)
 
@@ -58,9 +58,7 @@ def headline(plan: TrainingPlan, *, title: str) -> str:
 def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
     yield "memory", memory_in_words(plan)
-    for each in plan.candidates:
-        if not each.fits:
-            yield "too large", f"{way_in_words(each.way)}: {each.reason}"
+    yield from _too_large(plan.candidates)
     if plan.chosen is None:
         yield "taken", f"none{_longest(plan.candidates)}"
     else:
@@ -73,18 +71,27 @@ def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "source", "an earlier plan for the same model, data and device; --replan looks again"
 
 
+def _too_large(candidates: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
+    """Why ways do not fit; those with one reason come together."""
+    ways: dict[str, list[str]] = {}
+    for each in candidates:
+        if not each.fits:
+            ways.setdefault(each.reason, []).append(way_in_words(each.way))
+    for reason, names in ways.items():
+        every = len(names) == len(candidates) > 1
+        yield "too large", f"{'every way' if every else '; '.join(names)}: {reason}"
+
+
 def _labelled(lines: Iterable[tuple[str, str]]) -> Table:
-    """Lines beside their labels; a label that comes again stands once."""
+    """Lines beside their labels."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 3))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    before = ""
     for label, line in lines:
-        table.add_row("" if label == before else label, Text(line))
-        before = label
+        table.add_row(label, Text(line))
     return table
 
 

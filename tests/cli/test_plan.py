@@ -1,0 +1,80 @@
+"""`brim plan`: a table for people, JSON for programs, and refusals before anything slow."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from brim.planning.plan import TrainingPlan
+
+# One way is left open: each way takes a few traces.
+ONE_WAY = ("trainer.enable_gradient_checkpointing=false", "trainer.chunked_loss=false")
+BY_LENGTH = ("trainer.batch_size=auto", "trainer.effective_batch_size=8", *ONE_WAY)
+DATA = ("--dataset", "sums.jsonl")
+
+
+def test_the_plan_is_a_table_in_80_columns(brim, project):
+    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, "--device", "t4")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].endswith(": train, updates of 8 rows, on t4")
+    assert lines[2].startswith("28 rows, ")
+    assert max(map(len, lines)) <= 80
+    (taken,) = [line for line in lines if line.startswith("→")]
+    assert taken.split()[1:3] == ["off", "whole"]
+    assert re.search(r"^why +the only way that is left open *$", done.out, flags=re.MULTILINE)
+    assert re.search(r"^time +8 steps, about .* without evaluation \(estimated", done.out, flags=re.MULTILINE)
+
+
+def test_the_plan_is_json_and_the_second_one_is_found(brim, project):
+    arguments = ("plan", "config.yaml", *BY_LENGTH, "trainer.epochs=3", *DATA, "--device", "t4", "--json")
+    first, second, third = (
+        TrainingPlan.from_dict(json.loads(brim(*arguments, *more).out)) for more in ((), (), ("--replan",))
+    )
+    assert (first.effective_batch_size, first.total_steps, first.lengths.num_rows) == (8, 12, 28)
+    assert [plan.from_cache for plan in (first, second, third)] == [False, True, False]
+    assert second.candidates == first.candidates
+    assert third.chosen is not None
+
+
+def test_a_number_of_rows_is_planned_as_it_is(brim, project):
+    done = brim("plan", "config.yaml", *ONE_WAY, *DATA, "--device", "t4", "--json")
+    plan = TrainingPlan.from_dict(json.loads(done.out))
+    assert plan.chosen is not None
+    assert plan.chosen.widest is not None
+    assert plan.chosen.widest[0] == 4
+    assert plan.chosen.micro_batches_per_step == 7 / 4  # 28 rows in steps of 8, 8, 8 and 4
+
+
+def test_what_fits_in_no_way_is_a_plan_too(brim, project):
+    memory = ("--memory", "667MiB", "memory.margin=0")  # 666 MiB of it are the CUDA context
+    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory)
+    assert done.code == 0
+    assert re.search(r"^taken +none: no row is short enough *$", done.out, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--device", "t4", "--memory", "14GiB"),
+            "brim: command line: both --device and --memory are given\n"
+            "  fix: keep one: a device's memory is known by its name\n",
+        ),
+        (("--memory", "14"), "brim: --memory: '14' is not a number of bytes with a unit\n"),
+        (("--device", "a1000"), "brim: unknown device 'a1000'\n"),
+        (("memory.budget=14",), "brim: override memory.budget=14: memory.budget is 14\n"),
+        (
+            ("trainer={type: none}",),
+            "brim: trainer.type: there is nothing to plan: this configuration does not train\n",
+        ),
+        ((), "brim: there is no data set, and a plan depends on how long its rows are\n"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(brim, project, options, message):
+    done = brim("plan", "config.yaml", *options)
+    assert done.code == 2
+    assert done.out == ""
+    assert message.removesuffix("\n") in done.err
