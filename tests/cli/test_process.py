@@ -80,8 +80,8 @@ def test_memory_that_is_used_up_is_one_message(error):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "brim: the memory of the device, or of the machine, is used up\n"
-        "  fix: lower trainer.batch_size (trainer.effective_batch_size may stay) and trainer.eval_batch_size, set "
-        "trainer.enable_gradient_checkpointing: true, or cut rows with preprocessing.global_max_sequence_length\n"
+        "  fix: free memory, load the base in fewer bits (quantization.bits: 4), or cut rows with "
+        "preprocessing.global_max_sequence_length; `brim memory` says what takes how much\n"
     )
 
 

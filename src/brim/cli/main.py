@@ -22,8 +22,8 @@ _SWITCHED_OFF = {
 }
 _OUT_OF_MEMORY = Problem(
     what="the memory of the device, or of the machine, is used up",
-    fix="lower trainer.batch_size (trainer.effective_batch_size may stay) and trainer.eval_batch_size, set "
-    "trainer.enable_gradient_checkpointing: true, or cut rows with preprocessing.global_max_sequence_length",
+    fix="free memory, load the base in fewer bits (quantization.bits: 4), or cut rows with "
+    "preprocessing.global_max_sequence_length; `brim memory` says what takes how much",
 )
 
 
