@@ -18,7 +18,18 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 
-_PACKAGES = ("brim", "torch", "transformers", "peft", "accelerate", "lightning", "trl", "tokenizers", "tensorboardX", "rich")
+_PACKAGES = (
+    "brim",
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "lightning",
+    "trl",
+    "tokenizers",
+    "tensorboardX",
+    "rich",
+)
 
 
 def write_report(name: str, *, figures: Mapping[str, Any], num_threads: int, folder: Path = RESULTS) -> Path:
