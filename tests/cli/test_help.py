@@ -14,7 +14,7 @@ OPTIONS = {
         *("--compare", "--explain", "--measure", "--layers", "--steps", "--plot", "--json"),
     },
     "plan": {"--dataset", "--device", "--memory", "--replan", "--json"},
-    "train": {"--dataset", "--output-directory", "--resume", "--json"},
+    "train": {"--dataset", "--output-directory", "--resume", "--replan", "--json"},
     "evaluate": {"--dataset", "--split", "--texts", "--rows", "--json"},
     "predict": {"--dataset", "--output", "--split", "--json"},
     "export": {"--output", "--merge", "--dtype", "--max-divergence", "--dataset", "--format", "--json"},

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file
 from brim.cli.say import say
 
 
@@ -24,6 +24,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in that folder; start anew if there is none.")
     ] = False,
+    replan: ReplanOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model and write a run folder. With `trainer.type: none`, evaluate the model on the splits."""
@@ -40,7 +41,12 @@ def train(
     if config.is_dir():
         require_trust_said_again(model.config, overrides or [], file)
     result = model.train(
-        dataset, output_directory=output_directory, resume=resume, observer=TrainProgress(sys.stderr), say=say
+        dataset,
+        output_directory=output_directory,
+        resume=resume,
+        replan=replan,
+        observer=TrainProgress(sys.stderr),
+        say=say,
     )
     folder = result.output_directory
     if as_json:
