@@ -91,7 +91,8 @@ class Task:
         )
 
     def backward(self, rows):
-        self.alive_at_start.append(sum(reference() is not None for reference in self.born))
+        if all(parameter.grad is None for parameter in self.model.parameters()):  # a pass begins
+            self.alive_at_start.append(sum(reference() is not None for reference in self.born))
         number, self.num_passes = self.num_passes, self.num_passes + 1
         self.rows = rows
 
@@ -106,9 +107,10 @@ class Task:
             hidden = FailsWhenTold.apply(hidden, fail)
         output = self.model[3](hidden)
         loss = (output - self.targets[rows]).square().sum() / len(LENGTHS)
-        self.born += [weakref.ref(tensor) for tensor in (hidden, output, loss)]
+        share = loss.detach()
+        self.born += [weakref.ref(tensor) for tensor in (hidden, output, loss, share)]
         loss.backward()
-        return loss.detach()
+        return share
 
     def fails(self, number, place):
         return self.failures.get(number) == place
@@ -238,24 +240,38 @@ def test_rows_may_be_named_by_whoever_knows_their_names():
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", ["not", "kept", "kept as the cause of another", "kept as the context of another"])
 def test_nothing_of_the_failed_pass_is_left_when_the_next_begins(where, kept):
+    """Also where someone holds on to the exception, as a debugger would, and where nobody collects garbage."""
     task = Task(max_rows=4, failures={1: where, 3: where})
-    errors = []
+    errors, inner = [], task.backward
 
     def error(message):
         errors.append(torch.OutOfMemoryError(message))
         return errors[-1]
 
-    if kept:
-        task.error = error  # someone holds on to the exception, as a debugger would
+    def backward(rows):
+        try:
+            return inner(rows)
+        except torch.OutOfMemoryError as cause:
+            if kept.endswith("cause of another"):
+                raise RuntimeError(MEMORY) from cause
+            if kept.endswith("context of another"):
+                raise RuntimeError(MEMORY)
+            raise
+
+    if kept != "not":
+        task.error = error
+    step = GradientStep(
+        cutter=task.cutter, parameters=list(task.model.parameters()), backward=backward, on_event=task.events.append
+    )
     gc.disable()
     try:
-        task.step.run(LENGTHS)
+        step.run(LENGTHS)
     finally:
         gc.enable()
-    assert len(errors) == 2 * kept
-    assert set(task.alive_at_start) == {0}
+    assert len(errors) == (0 if kept == "not" else 2)
+    assert task.alive_at_start == [0, 0, 0]
 
 
 def test_gradients_are_gone_before_the_next_pass_begins():
