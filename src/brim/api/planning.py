@@ -83,17 +83,21 @@ def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every
     """Look at the ways in the order of preference; one that more memory would not make faster ends the search."""
     known: list[WayCosts] = []
     candidates: list[Candidate] = []
+    is_left_out = False
     for way in _open_ways(request):
         if way in (each.way for each in known):
             continue
+        if not every_way and candidates and candidates[-1].fits and not candidates[-1].cap_binds:
+            is_left_out = True
+            break
         costs = traced(request, way, budget, correction, cache_folder=cache_folder())
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         known.append(costs)
         candidates.append(candidate(costs, request.task, budget))
-        if not every_way and candidates[-1].fits and not candidates[-1].cap_binds:
-            break
     chosen, reason = choose(candidates)
+    if is_left_out and chosen is candidates[-1]:
+        reason = "it fits, and more memory would not make it faster"
     taken = None if chosen is None else known[candidates.index(chosen)]
     return _plan(request, budget, candidates, chosen, taken, reason, correction)
 
