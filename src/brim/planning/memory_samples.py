@@ -180,7 +180,8 @@ class _Peaks:
         tokens: list[tuple[int, ...]] = []
         values: list[tuple[float, ...]] = []
         for line in lines:
-            below = _filled(line, below, kink=self._chunk + 1) if tokens else self._bent(line)
+            points = self._bent(line)
+            below = _filled(points, below, first=line[0]) if tokens else points
             tokens.append(tuple(num_tokens for num_tokens, _ in below[1:]))
             values.append(tuple(np.maximum.accumulate([value for _, value in below[1:]]).tolist()))
         return Surface(
@@ -198,9 +199,19 @@ class _Peaks:
         return points + [(sample.num_tokens, float(sample.peak_bytes)) for sample in line]
 
     def _bent(self, line: Sequence[Sample]) -> list[tuple[int, float]]:
-        """The points, with the place where a chunk is just full; the sample there has a few positions more."""
+        """The points, with the place where a chunk is just full, as if the sample with a row more were there.
+
+        Where that sample is the last, the line goes on from it as it came to it.
+        """
+        points = self._points(line)
         full = [sample for sample in line if 1 < sample.rows == self._chunk_rows(sample.tokens)]
-        return sorted([*self._points(line), *((self._chunk + 1, float(sample.peak_bytes)) for sample in full)])
+        if not full:
+            return points
+        bent = sorted([*points, (self._chunk + 1, float(full[0].peak_bytes))])
+        if full[0] == line[-1]:
+            (left, low), (right, high) = points[-2:]
+            bent.append((2 * right, high + (high - low) / (right - left) * right))
+        return bent
 
     def _chunk_rows(self, tokens: int) -> int:
         """The fewest rows of this length that fill a chunk of the loss."""
@@ -225,22 +236,23 @@ def _round(number: int, *, halves: int) -> int:
     return three_quarters if power >= 2 * halves and number <= three_quarters else power
 
 
-def _filled(line: Sequence[Sample], shorter: Sequence[tuple[int, float]], *, kink: int) -> list[tuple[int, float]]:
-    """The line's points; before its first, and at the kink, those of shorter rows, raised in proportion to N.
+def _filled(
+    line: Sequence[tuple[int, float]], shorter: Sequence[tuple[int, float]], *, first: Sample
+) -> list[tuple[int, float]]:
+    """The line's points, and before its first sample those of the line of shorter rows, raised in proportion to N.
 
     A row of T tokens has none of fewer than T. Rows of lengths between the two lines do, and what depends on the
     length, attention's scores, grows with N · T.
     """
-    first = line[0]
     tokens, values = zip(*shorter, strict=True)
     missing = max(first.peak_bytes - _along(tokens, values, first.num_tokens), 0.0)
-    below = [
-        (num_tokens, value + missing * num_tokens / first.num_tokens)
+    own = dict(line)
+    before = {
+        num_tokens: value + missing * num_tokens / first.num_tokens
         for num_tokens, value in shorter
-        if num_tokens < first.num_tokens or num_tokens == kink
-    ]
-    own = {sample.num_tokens: float(sample.peak_bytes) for sample in line}
-    return sorted([*((number, value) for number, value in below if number not in own), *own.items()])
+        if num_tokens < first.num_tokens
+    }
+    return sorted({**before, **{number: value for number, value in own.items() if number or not before}}.items())
 
 
 def _along(tokens: Sequence[int], values: Sequence[float], num_tokens: int) -> float:
