@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
@@ -181,8 +183,8 @@ class GradientStep:
 
 
 def _total(parts: Sequence[Part]) -> float:
-    first, *others = (part.loss for part in parts)
-    return float(sum(others, start=first))
+    """Exact: shares of a thousand micro-batches, added up in fp32 one by one, would be off by 1e-5."""
+    return math.fsum(torch.stack([part.loss for part in parts]).tolist())
 
 
 def _where(raised: TracebackType | None) -> Where:
