@@ -18,7 +18,7 @@ _Term: TypeAlias = Literal["estimate", "fixed", "tokens", "attention"] | int  # 
 
 _MOST_BENDS = 2
 _ROUNDS = 8  # of weights by residuals
-_LEAST_NOISE = 0.02  # relative: what is nearer to the model than that is no outlier
+_LEAST_NOISE = 0.01  # relative: what is nearer to the model than that is no outlier
 _TOLERANCE = 1.345  # of the noise, from where on a sample counts less: Huber (1964), 95% efficient where none is off
 
 
@@ -144,15 +144,16 @@ def _robust(
         residuals = system @ solution - 1.0
         noise = max(1.4826 * float(np.median(np.abs(residuals))), _LEAST_NOISE)
         weights = np.minimum(1.0, _TOLERANCE * noise / np.maximum(np.abs(residuals), 1e-300))
-    return _Solved(chosen, solution, residuals, _criterion(residuals, weights, len(chosen)))
+    losses = weights * (2 - weights) * residuals**2  # Huber's: straight where a sample counts less
+    return _Solved(chosen, solution, residuals, _criterion(losses, len(chosen)))
 
 
-def _criterion(residuals: NDArray[np.float64], weights: NDArray[np.float64], num_terms: int) -> float:
+def _criterion(losses: NDArray[np.float64], num_terms: int) -> float:
     """AICc; infinite where there are too few samples to tell. Timings are not known better than _LEAST_NOISE."""
-    number, spare = len(residuals), len(residuals) - num_terms - 1
+    number, spare = len(losses), len(losses) - num_terms - 1
     if spare <= 0:
         return math.inf
-    squares = max(float(np.mean(weights * residuals**2)), _LEAST_NOISE**2)
+    squares = max(float(np.mean(losses)), _LEAST_NOISE**2)
     return number * math.log(squares) + 2 * num_terms * number / spare
 
 
