@@ -192,7 +192,7 @@ def test_the_batch_size_of_a_call_is_for_that_call(zero_shot, sums_file, monkeyp
     model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), evaluation.score_rows, [], []
 
     def look_and_score(*arguments, **more):
-        scored.append(more["batch_rows"])
+        scored.append(more["batch_rows"].num_rows)
         return score(*arguments, **more)
 
     monkeypatch.setattr(evaluation, "score_rows", look_and_score)
