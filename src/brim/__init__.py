@@ -24,6 +24,7 @@ from brim.errors import (
 if TYPE_CHECKING:
     from brim.api.memory import predict_memory
     from brim.api.model import Model
+    from brim.api.plan import plan
     from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
     from brim.api.upload import UploadResult
     from brim.batching.adaptive_step import AdaptiveStep
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from brim.batching.probe import Probe
     from brim.batching.prober import Prober
     from brim.memory.prediction import MemoryPrediction
+    from brim.planning.plan import TrainingPlan
 
 __all__ = [
     "AdaptiveStep",
@@ -56,9 +58,11 @@ __all__ = [
     "Prober",
     "Problem",
     "TrainResult",
+    "TrainingPlan",
     "UploadResult",
     "WriteError",
     "find_batch_size",
+    "plan",
     "predict_memory",
 ]
 
@@ -70,11 +74,13 @@ _LAZY = {
     "ExportResult": "brim.api.results",
     "PredictResult": "brim.api.results",
     "TrainResult": "brim.api.results",
+    "TrainingPlan": "brim.planning.plan",
     "UploadResult": "brim.api.upload",
     "Found": "brim.batching.finder",
     "Probe": "brim.batching.probe",
     "Prober": "brim.batching.prober",
     "find_batch_size": "brim.batching.finder",
+    "plan": "brim.api.plan",
     "predict_memory": "brim.api.memory",
 }
 

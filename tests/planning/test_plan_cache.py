@@ -84,6 +84,44 @@ def test_a_budget_of_nothing_has_a_place_too(tmp_path):
     assert cache.read() is not None
 
 
+def _ample(plan):
+    """The first way, cut as if there were no limit."""
+    chosen = replace(plan.chosen, cap_binds=False)
+    return replace(plan, chosen=chosen, candidates=(chosen,))
+
+
+def test_a_plan_that_no_limit_cuts_is_used_under_any_budget_that_it_fits(tmp_path):
+    plan = _ample(hand_made_plan())
+    PlanCache(tmp_path, _facts(), plan.budget).write(plan)
+    spare_bytes = plan.budget.limit_bytes - plan.budget.margin_bytes - plan.chosen.total_bytes
+    for less_bytes in (-40 * MIB * 1024, MIB, spare_bytes):
+        budget = _less(plan, less_bytes)
+        found = PlanCache(tmp_path, _facts(), budget).read()
+        assert found is not None
+        assert found.budget == budget
+        assert found.chosen.cap_bytes == plan.chosen.cap_bytes - max(less_bytes, 0)
+        assert found.candidates == (found.chosen,)
+        assert replace(found.chosen, cap_bytes=plan.chosen.cap_bytes) == plan.chosen
+    assert PlanCache(tmp_path, _facts(), _less(plan, spare_bytes + 1)).read() is None
+
+
+def test_a_plan_for_which_others_were_too_large_is_not_used_under_a_larger_budget(tmp_path):
+    plan = hand_made_plan()
+    plan = replace(plan, chosen=replace(plan.chosen, cap_binds=False))
+    PlanCache(tmp_path, _facts(), plan.budget).write(plan)
+    assert PlanCache(tmp_path, _facts(), _less(plan, -1024 * MIB)).read() is None
+
+
+def test_a_plan_that_was_measured_to_promise_too_much_is_not_used(tmp_path):
+    plan = hand_made_plan()
+    plan = replace(plan, costs=replace(plan.costs, scale=1.2))
+    cache = PlanCache(tmp_path, _facts(), plan.budget)
+    cache.write(plan)
+    assert cache.read(scale=0.7) is not None  # it runs as it did
+    assert cache.read(scale=1.21) is not None  # within 1%
+    assert cache.read(scale=1.22) is None
+
+
 @pytest.mark.parametrize("content", ["[]", "{}", '{"chosen": 3}', "3"])
 def test_what_is_no_plan_is_said(tmp_path, content):
     plan = hand_made_plan()

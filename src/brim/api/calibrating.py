@@ -37,7 +37,7 @@ def corrected(costs: Costs, probe: Probe, predicted_bytes: int) -> Costs:
     """The costs with what a probe has shown, where it took more than predicted."""
     if probe.peak_bytes is None:
         return costs
-    peak = Peak(predicted_bytes=_uncorrected(costs, predicted_bytes), measured_bytes=probe.peak_bytes)
+    peak = Peak(predicted_bytes=uncorrected(costs, predicted_bytes), measured_bytes=probe.peak_bytes)
     found = at_once(Correction(scale=costs.scale), peak, static_bytes=costs.static_bytes)
     return replace(costs, scale=found.scale)
 
@@ -49,20 +49,19 @@ def remember(
     probes: Sequence[tuple[int, Probe]],
     device: torch.device,
 ) -> None:
-    """Keep what a run has measured. probes: with the bytes that were predicted of each."""
-    seen = [(step.predicted_bytes, step.measured_bytes) for step in steps]
+    """Keep what a run has measured. probes: with the bytes that were predicted of each before any correction."""
+    seen = [(uncorrected(costs, step.predicted_bytes), step.measured_bytes) for step in steps]
     seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in probes]
     peaks = [
-        Peak(predicted_bytes=_uncorrected(costs, predicted), measured_bytes=measured)
-        for predicted, measured in seen
-        if measured is not None
+        Peak(predicted_bytes=predicted, measured_bytes=measured) for predicted, measured in seen if measured is not None
     ]
     found = of_run(peaks, static_bytes=costs.static_bytes, outside_bytes=_outside_bytes(device))
     if found is not None:
         calibrations_of(request).add(found)
 
 
-def _uncorrected(costs: Costs, predicted_bytes: int) -> int:
+def uncorrected(costs: Costs, predicted_bytes: int) -> int:
+    """What these costs predicted, as it would be without their correction."""
     return costs.static_bytes + round((predicted_bytes - costs.static_bytes) / costs.scale)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from brim.api.calibrating import corrected
+from brim.api.calibrating import corrected, uncorrected
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.batching.ballast import gradients_at_hand, standing_for
@@ -23,13 +23,14 @@ from brim.batching.cutter import Cutter
 from brim.batching.finder import Search, find_batch_size
 from brim.batching.microbatch import MicroBatch
 from brim.batching.no_trace import no_trace
-from brim.batching.peak_meter import Counts, peak_meter
+from brim.batching.peak_meter import AddressSpacePeak, Counts, peak_meter
 from brim.batching.probe import Probe
 from brim.batching.prober import Prober
 from brim.batching.totals import Shape
 from brim.errors import OutOfMemoryError, Problem
 from brim.models.llm import LLM
-from brim.planning.at_hand import enforce
+from brim.planning.at_hand import budget_of
+from brim.planning.budget import Budget
 from brim.planning.candidates import cut_anew, epoch
 from brim.planning.plan import Candidate, TimeSource, TrainingPlan
 from brim.planning.probe_rows import rows_of_shape
@@ -49,7 +50,7 @@ class Launched:
     cutter: Cutter
     plan: TrainingPlan | None  # as it is after what was tried
     probes: tuple[Probe, ...]
-    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted of a probe, and the probe
+    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
     told: str  # one line; empty where nothing is to be told
 
 
@@ -59,49 +60,82 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     plan: None where the architecture cannot be traced: then sizes are tried out.
     Raises OutOfMemoryError when a row alone runs out of memory.
     """
-    if plan is not None and request.config.memory.budget != "auto":
-        enforce(plan.budget, request.device)
     trial = _Trial(request, llm, pad_id, state_bytes=0 if plan is None else plan.state_bytes)
     trainer, costs = request.trainer, None if plan is None else plan.costs
     if trainer.batch_size != "auto":
         assert request.task.fixed_rows is not None, "as the configuration says"
         return Launched(cutter=ByRows(max_rows=request.task.fixed_rows), plan=plan, probes=(), told="")
     if plan is None or costs is None or trainer.batch_search != "predict":
-        how: Search = "doubling" if trainer.batch_search == "predict" else trainer.batch_search
+        how: Search = "linear" if trainer.batch_search == "predict" else trainer.batch_search
         return _searched(how, plan, request, trial)
     return _proven(plan, costs, request, trial, say)
 
 
 def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: _Trial, say: Say) -> Launched:
-    """The widest micro-batch of the plan is tried, and where it runs out of memory that of a lower cap; then timed."""
+    """The widest micro-batch of the plan is tried, and where it runs out of memory that of a lower cap; then timed.
+
+    Measured times may ask for wider ones, which are then tried, too.
+    """
     assert plan.chosen is not None, "it has costs"
-    cap_bytes = plan.chosen.cap_bytes
-    probes: list[Probe] = []
-    measured: list[tuple[int, Probe]] = []
-    while probes or not _is_ample(plan):
-        widest = epoch(request.task, costs, cap_bytes=cap_bytes).widest
-        probes.append(trial.probe(widest.rows, widest.padded_length))
-        if probes[-1].outcome == "fits":
-            measured.append((widest.peak_bytes, probes[-1]))
-            costs = corrected(costs, probes[-1], widest.peak_bytes)
-            break
-        cap_bytes = _lowered(costs, cap_bytes, widest)
-        say(
-            f"{widest.rows:,} × {widest.padded_length:,} tokens ran out of memory when they were tried: "
-            f"micro-batches are cut to {format_bytes(cap_bytes)}"
-        )
-    timed, told_time = _timed(plan, costs, cap_bytes, request, trial)
+    proof = _Proof(request, trial, say, costs=costs, cap_bytes=plan.chosen.cap_bytes)
+    if not _is_ample(plan.chosen, plan.budget):
+        proof.extend()
+    timed, told_time = _timed(plan, proof.costs, proof.cap_bytes, request, trial)
     source: TimeSource = plan.chosen.time_source if timed is None else "measured"
-    assert plan.costs is not None, "they were given"
-    chosen = cut_anew(plan.chosen, request.task, plan.costs, timed or costs, cap_bytes=cap_bytes)
-    plan = replace(plan, chosen=replace(chosen, time_source=source), costs=timed or costs)
+    proof.costs = timed or proof.costs
+    chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
+    if not _is_ample(chosen, plan.budget):
+        proof.extend()
+        chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
+    plan = replace(plan, chosen=replace(chosen, time_source=source), costs=proof.costs)
     return Launched(
-        cutter=ByLength(costs=timed or costs, cap_bytes=cap_bytes, largest=request.task.largest),
+        cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
         plan=plan,
-        probes=tuple(probes),
-        measured=tuple(measured),
-        told=f"{_tried_shape(probes, chosen)}; {told_time}",
+        probes=tuple(proof.probes),
+        measured=tuple(proof.measured),
+        told=f"{proof.told}; {told_time}",
     )
+
+
+class _Proof:
+    """What has been tried of a plan, and what its costs and its cap are since."""
+
+    def __init__(self, request: PlanRequest, trial: _Trial, say: Say, *, costs: Costs, cap_bytes: int) -> None:
+        self._request, self._trial, self._say = request, trial, say
+        self.costs, self.cap_bytes = costs, cap_bytes
+        self.probes: list[Probe] = []
+        self.measured: list[tuple[int, Probe]] = []
+        self._widest: Shape | None = None  # that ran and fitted
+
+    def extend(self) -> None:
+        """Try the widest micro-batch, where none that takes as much has run; a lower cap where it does not fit."""
+        while (widest := self._untried()) is not None:
+            probe = self._trial.probe(widest.rows, widest.padded_length)
+            self.probes.append(probe)
+            if probe.outcome == "fits":
+                self._widest = widest
+                self.measured.append((uncorrected(self.costs, widest.peak_bytes), probe))
+                self.costs = corrected(self.costs, probe, widest.peak_bytes)
+                continue
+            self.cap_bytes = _lowered(self.costs, self.cap_bytes, widest, self._request)
+            self._say(
+                f"{widest.rows:,} × {widest.padded_length:,} tokens ran out of memory when they were tried: "
+                f"micro-batches are cut to {format_bytes(self.cap_bytes)}"
+            )
+
+    @property
+    def told(self) -> str:
+        """What was tried, for people."""
+        if self._widest is None:
+            return f"not tried before the first step, since it needs less than {_AMPLE:.0%} of the memory"
+        return f"{self._widest.rows:,} × {self._widest.padded_length:,} tokens ran and fitted ({_tried(self.probes)})"
+
+    def _untried(self) -> Shape | None:
+        widest = epoch(self._request.task, self.costs, cap_bytes=self.cap_bytes).widest
+        if self._widest is None:
+            return widest
+        proven_bytes = float(self.costs.peak_bytes(self._widest.rows, self._widest.padded_length))
+        return widest if widest.peak_bytes > np.ceil(proven_bytes) else None
 
 
 def _timed(
@@ -128,30 +162,24 @@ def _timed(
     return replace(costs, time=seconds), told
 
 
-def _tried_shape(probes: Sequence[Probe], chosen: Candidate) -> str:
-    if not probes:
-        return f"not tried before the first step, since it needs less than {_AMPLE:.0%} of the memory"
-    assert chosen.widest is not None, "it fits"
-    rows, tokens = chosen.widest
-    return f"{rows:,} × {tokens:,} tokens ran and fitted ({_tried(probes)})"
+def _is_ample(taken: Candidate, budget: Budget) -> bool:
+    assert taken.total_bytes is not None, "asked of plans that fit"
+    return taken.total_bytes <= _AMPLE * budget.limit_bytes
 
 
-def _is_ample(plan: TrainingPlan) -> bool:
-    assert plan.chosen is not None, "asked of plans that fit"
-    return (plan.chosen.total_bytes or 0) <= _AMPLE * plan.budget.limit_bytes
-
-
-def _lowered(costs: Costs, cap_bytes: int, failed: Shape) -> int:
+def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) -> int:
     """As within a run; but the run begins with it, and is not to rise above it."""
     cutter = ByLength(costs=costs, cap_bytes=cap_bytes)
     micro_batch = MicroBatch(
         rows=np.arange(failed.rows), padded_length=failed.padded_length, peak_bytes=failed.peak_bytes
     )
     if cutter.lower(micro_batch) is None:
+        position = rows_of_shape(request.rows.lengths, rows=1, tokens=failed.padded_length)[0]
         raise OutOfMemoryError(
             Problem(
-                what=f"a row of {failed.padded_length:,} tokens ran out of memory alone, when it was tried before the "
-                f"first step; it was predicted to take {format_bytes(failed.peak_bytes)}",
+                what=f"row {int(request.rows.keys[position])} ({failed.padded_length:,} tokens) ran out of memory "
+                "alone, when it was tried before the first step; it was predicted to take "
+                f"{format_bytes(failed.peak_bytes)}",
                 fix="`brim plan` shows what would help; is something else on the device?",
             )
         )
@@ -161,17 +189,20 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape) -> int:
 def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: _Trial) -> Launched:
     """The most of the longest rows that run together; without a memory model, of any rows."""
     task = request.task
+    budget = budget_of(request.config.memory, request.device, is_at_hand=True) if plan is None else plan.budget
     found = find_batch_size(
         lambda size: trial.probe_size(size, task.longest),
         how=how,
         most=task.effective_batch_size,
-        limit_bytes=trial.limit_bytes,
+        limit_bytes=trial.limit_bytes(budget),
     )
     told = f"{how}: {found.size} of the longest rows, {task.longest:,} tokens, fit together; {_tried(found.probes)}"
     if plan is None or plan.costs is None:
         return Launched(cutter=ByRows(max_rows=found.size), plan=plan, probes=found.probes, told=told)
+    assert plan.chosen is not None, "it has costs"
     costs = plan.costs
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
+    plan = replace(plan, chosen=cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes))
     cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
     return Launched(cutter=cutter, plan=plan, probes=found.probes, told=told)
 
@@ -227,10 +258,16 @@ class _Trial:
             torch.cuda.synchronize(self._llm.device)
         return time.perf_counter()
 
-    @property
-    def limit_bytes(self) -> int | None:
-        """What a peak may reach, as it is measured."""
-        return self._prober(2).limit_bytes
+    def limit_bytes(self, budget: Budget) -> int | None:
+        """What a peak may reach, as `probe_size` measures it: what there is, and no more than the budget."""
+        there_bytes = self._prober(2).limit_bytes
+        if there_bytes is None:
+            return None
+        if self._llm.device.type == "cuda":
+            return min(there_bytes, budget.reserved_bytes)
+        if isinstance(peak_meter(self._llm.device), AddressSpacePeak):
+            return there_bytes  # addresses, of which a budget of resident bytes says nothing
+        return min(there_bytes, budget.limit_bytes - budget.margin_bytes)
 
     def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
         return Prober(

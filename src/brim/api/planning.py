@@ -45,59 +45,64 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
     if correction.outside_bytes is not None:
         request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
     budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
-    caches = caches_of(request, budget)
-    plan = None if replan else _cached(caches[:1] if every_way else caches)
+    plan = None if replan else _cached(request, budget, correction, every_way=every_way)
     if plan is None:
         plan = _made(request, budget, correction, every_way=every_way)
-        keep(plan, request, budget, every_way=every_way, say=say)
-    return Planned(plan=plan, choices=_choices(request, plan.chosen, plan.reason))
+        if every_way or plan.chosen is not None:
+            keep(plan, request, budget, every_way=every_way, say=say)
+    return Planned(plan=plan, choices=_choices(request, plan))
 
 
 def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
     """For later runs."""
-    cache = caches_of(request, budget)[0 if every_way else 1]
+    cache = _cache_of(request, budget, calibrations_of(request).correction(), every_way=every_way)
     cache.write(plan)
     if cache.note is not None:
         say(cache.note)
 
 
-def caches_of(request: PlanRequest, budget: Budget) -> tuple[PlanCache, PlanCache]:
-    """Of plans that looked at every way, and of those that stopped at the best."""
+def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> PlanCache:
+    """Of plans that show every way, or of those by which runs go.
+
+    A run goes by its plan again, to the bit, unless what was measured since says that it promises too much.
+    """
     facts = plan_facts(request.config, request.folder.config, request.task.lengths)
-    scale = calibrations_of(request).correction().scale
-    every, best = (
-        PlanCache(
-            cache_folder(), {**facts, "steps": request.length.total_steps, "every_way": every, "scale": scale}, budget
-        )
-        for every in (True, False)
-    )
-    return every, best
+    facts |= {"steps": request.length.total_steps, "every_way": every_way}
+    return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
-def _cached(caches: Sequence[PlanCache]) -> TrainingPlan | None:
-    found = (cache.read() for cache in caches)
-    return next((plan for plan in found if plan is not None), None)
+def _cached(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> TrainingPlan | None:
+    """For a run the plan of an earlier run, which may have measured; else one that was only shown."""
+    for shown in (True,) if every_way else (False, True):
+        plan = _cache_of(request, budget, correction, every_way=shown).read(scale=correction.scale)
+        if plan is not None:
+            return plan
+    return None
 
 
 def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> TrainingPlan:
-    """Look at the ways in the order of preference; one that more memory would not make faster ends the search."""
+    """Look at the ways in the order of preference; one that more memory would not make faster ends the search.
+
+    Those after it are looked at to be shown, and not taken: a run does not look at them.
+    """
     known: list[WayCosts] = []
     candidates: list[Candidate] = []
-    is_left_out = False
-    for way in _open_ways(request):
+    open_ways = _open_ways(request)
+    num_open, has_more = len(open_ways), False
+    for way in open_ways:
         if way in (each.way for each in known):
             continue
-        if not every_way and candidates and candidates[-1].fits and not candidates[-1].cap_binds:
-            is_left_out = True
-            break
         costs = traced(request, way, budget, correction, cache_folder=cache_folder())
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         known.append(costs)
         candidates.append(candidate(costs, request.task, budget))
-    chosen, reason = choose(candidates)
-    if is_left_out and chosen is candidates[-1]:
-        reason = "it fits, and more memory would not make it faster"
+        if candidates[-1].fits and not candidates[-1].cap_binds:
+            num_open = min(num_open, len(candidates))
+            if not every_way:
+                has_more = way != open_ways[-1]
+                break
+    chosen, reason = choose(candidates[:num_open], has_more=has_more or len(candidates) > num_open)
     taken = None if chosen is None else known[candidates.index(chosen)]
     return _plan(request, budget, candidates, chosen, taken, reason, correction)
 
@@ -164,11 +169,19 @@ def _too_long(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[Lo
     )
 
 
-def _choices(request: PlanRequest, chosen: Candidate | None, reason: str) -> tuple[Choice, ...]:
-    if chosen is None or request.trainer.enable_gradient_checkpointing != "auto":
+def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
+    """What the configuration leaves open. Chunks are taken wherever they can be, unless the plan is against them."""
+    chosen, reason = plan.chosen, plan.reason
+    if chosen is None:
         return ()
-    key = "trainer.enable_gradient_checkpointing"
-    return (Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason),)
+    choices = []
+    if request.trainer.enable_gradient_checkpointing == "auto":
+        key = "trainer.enable_gradient_checkpointing"
+        choices.append(Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason))
+    has_chunks = any(each.way.chunked_loss for each in plan.candidates)
+    if request.trainer.chunked_loss == "auto" and has_chunks and not chosen.way.chunked_loss:
+        choices.append(Choice(key="trainer.chunked_loss", value=False, reason=reason))
+    return tuple(choices)
 
 
 def too_long(plan: TrainingPlan) -> list[Problem]:

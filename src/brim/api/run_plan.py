@@ -23,7 +23,7 @@ from brim.batching.probe import Probe
 from brim.data import Prepared
 from brim.errors import InputError, ModelError
 from brim.models.llm import LLM
-from brim.planning.at_hand import budget_of
+from brim.planning.at_hand import budget_of, enforce
 from brim.planning.plan import TrainingPlan
 from brim.report.short_plan import short_plan
 from brim.train.checkpoint import Checkpoint
@@ -79,7 +79,7 @@ class LaunchedRun:
     record: Mapping[str, Any]  # for plan.json
     request: PlanRequest
     costs: Costs | None = None
-    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted of a probe, and the probe
+    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
 
     def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
         """Let later plans know what the steps took."""
@@ -95,6 +95,8 @@ def plan_of_run(
     Raises InputError naming the rows that do not fit, where micro-batches are cut by length.
     """
     request = request_of(session, prepared)
+    if request.config.memory.budget != "auto":
+        enforce(budget_of(request.config.memory, request.device, is_at_hand=True), request.device)
     saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
     if saved is not None and checkpoint is not None:
         session, cutter = with_plan_of(session, checkpoint, run), cutter_of(checkpoint.state["cutter"])
@@ -107,9 +109,21 @@ def plan_of_run(
         return RunPlan(session=session, request=request, plan=None)
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
-    for line in short_plan(planned.plan):
+    for line in [*short_plan(planned.plan), *_at_own_risk(planned.plan, request)]:
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
+
+
+def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
+    """What is told where a number of rows was asked for that is predicted not to fit."""
+    if plan.chosen is not None:
+        return []
+    rows = "row" if request.trainer.batch_size == 1 else "rows"
+    return [
+        f"the run goes on with micro-batches of {request.trainer.batch_size} {rows}, as trainer.batch_size says; "
+        "where memory runs out they are halved. batch_size: auto cuts them so that they fit",
+        *(problem.what for problem in (too_long(plan) if plan.too_long else ())),
+    ]
 
 
 def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:

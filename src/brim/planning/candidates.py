@@ -92,16 +92,18 @@ def cut_anew(taken: Candidate, task: Task, before: Costs, now: Costs, *, cap_byt
     """A candidate that fits, once the device has shown other costs or another cap. before: the costs that it has."""
     assert taken.seconds_per_epoch is not None, "it fits"
     assert taken.total_bytes is not None, "it fits"
-    update_s = taken.seconds_per_epoch - epoch(task, before, cap_bytes=taken.cap_bytes).seconds
-    totals = epoch(task, now, cap_bytes=cap_bytes)
+    had, totals = epoch(task, before, cap_bytes=taken.cap_bytes), epoch(task, now, cap_bytes=cap_bytes)
     widest = totals.widest
+    more_bytes = widest.peak_bytes - had.widest.peak_bytes
     return replace(
         taken,
+        total_bytes=max(taken.total_bytes + more_bytes, taken.single_row_bytes),
         cap_bytes=cap_bytes,
+        cap_binds=epoch(task, now, cap_bytes=_NO_CAP).widest.peak_bytes > cap_bytes,
         widest=(widest.rows, widest.padded_length),
         micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
         padding=totals.padded_tokens / totals.real_tokens,
-        seconds_per_epoch=totals.seconds + update_s,
+        seconds_per_epoch=taken.seconds_per_epoch + totals.seconds - had.seconds,
     )
 
 

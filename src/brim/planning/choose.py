@@ -26,10 +26,11 @@ def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
     ]
 
 
-def choose(candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[Candidate | None, str]:
     """The fastest that fits, and why; of ways as fast as each other the one that is preferred.
 
-    candidates: in the order of preference. None where none fits.
+    candidates: in the order of preference. None where none fits. has_more: there are further ways, which are not
+    looked at, since the last of these would not be faster with more memory.
     """
     best: Candidate | None = None
     for each in candidates:
@@ -37,7 +38,7 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
             best = each
     if best is None:
         return None, "; ".join(f"{describe(each.way)}: {each.reason}" for each in candidates)
-    return best, _why(best, candidates)
+    return best, _why(best, candidates, has_more=has_more)
 
 
 def describe(way: Way) -> str:
@@ -52,11 +53,11 @@ def _is_faster(one: Candidate, other: Candidate) -> bool:
     return one.seconds_per_epoch < other.seconds_per_epoch * (1 - _WORTH)
 
 
-def _why(best: Candidate, candidates: Sequence[Candidate]) -> str:
+def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) -> str:
     others = [each for each in candidates if each is not best]
     fitting = [each for each in others if each.seconds_per_epoch is not None]
     if not others:
-        return "the only way that is left open"
+        return "it fits, and more memory would not make it faster" if has_more else "the only way that is left open"
     if not fitting:
         return f"the only way that fits: {others[0].reason}"
     assert best.seconds_per_epoch is not None, "it fits"

@@ -22,6 +22,7 @@ from brim.planning.shape_cache import versions
 _KIND = "plans"
 _FORMAT = 1
 _STEP = 1.03  # budgets within 3% of each other share a plan: memory that happens to be free is never twice the same
+_ALIKE = 0.01  # as in planning/calibration.py: a correction by less changes nothing
 # What decides neither memory nor time of a training step but by way of the rows' lengths, which count for themselves.
 _IRRELEVANT = {
     "base_model",  # its config.json counts
@@ -61,29 +62,58 @@ class PlanCache:
         self._budget = budget
         # The device, the margin's cause and what is outside PyTorch are part of the work; only free memory varies.
         bucket = math.floor(math.log(max(budget.reserved_bytes, 1), _STEP))
-        self._name = digest({"facts": facts, "device": budget.device, "bucket": bucket})
+        self._name, self._name_of_ample = (
+            digest({"facts": facts, "device": budget.device, "bucket": each}) for each in (bucket, "any")
+        )
 
     @property
     def note(self) -> str | None:
         return self._cache.note
 
-    def read(self) -> TrainingPlan | None:
-        """The plan, under the budget of today; None where there is none, or it was made for more memory than this."""
-        saved = self._cache.read(self._name)
-        if saved is None:
-            return None
-        try:
-            plan = TrainingPlan.from_dict(saved)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-            self._cache.refuse(self._name)
-            return None
-        if plan.budget.reserved_bytes > self._budget.reserved_bytes:
+    def read(self, *, scale: float = 1.0) -> TrainingPlan | None:
+        """The plan, under the budget of today; None where there is none, or it asks for more memory than there is.
+
+        scale: what runs have measured since of what shapes add to the memory; a plan that expects less is not used.
+        """
+        plan = self._read(self._name)
+        if plan is None or plan.budget.reserved_bytes > self._budget.reserved_bytes:
+            plan = self._read(self._name_of_ample)
+            plan = None if plan is None else _under(plan, self._budget)
+        if plan is None or (plan.costs is not None and plan.costs.scale * (1 + _ALIKE) < scale):
             return None
         return replace(plan, budget=self._budget, from_cache=True)
 
     def write(self, plan: TrainingPlan) -> None:
-        """Keep a plan for later runs."""
-        self._cache.write(self._name, replace(plan, from_cache=False).as_dict())
+        """Keep a plan for later runs; one that more memory would not change is kept for any budget that it fits."""
+        name = self._name_of_ample if _is_ample(plan) else self._name
+        self._cache.write(name, replace(plan, from_cache=False).as_dict())
+
+    def _read(self, name: str) -> TrainingPlan | None:
+        saved = self._cache.read(name)
+        if saved is None:
+            return None
+        try:
+            return TrainingPlan.from_dict(saved)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            self._cache.refuse(name)
+            return None
+
+
+def _is_ample(plan: TrainingPlan) -> bool:
+    """Whether the first way that was looked at was taken, and cut as if there were no limit."""
+    return plan.candidates == (plan.chosen,) and not plan.candidates[0].cap_binds
+
+
+def _under(plan: TrainingPlan, budget: Budget) -> TrainingPlan | None:
+    """An ample plan under another budget, with the same cuts; None where it does not fit."""
+    chosen = plan.chosen
+    if chosen is None or chosen.total_bytes is None:
+        return None
+    if chosen.total_bytes - plan.budget.outside_bytes > budget.reserved_bytes:
+        return None
+    less_bytes = max(plan.budget.reserved_bytes - budget.reserved_bytes, 0)
+    chosen = replace(chosen, cap_bytes=chosen.cap_bytes - less_bytes)
+    return replace(plan, chosen=chosen, candidates=(chosen,))
 
 
 def plan_facts(
