@@ -80,8 +80,8 @@ def random_case(number: int, seed: str) -> Case:
         layers=draw.randint(1, 4),
         heads=draw.choice((2, 4)),
         vocabulary=draw.choice((256, 512, 1024, 2048)),
-        tokens=draw.randint(16, 160),
-        room_bytes=int(MIB * 2 ** draw.uniform(5.5, 7.2)),  # 45 to 147 MiB
+        tokens=draw.randint(16, 112),
+        room_bytes=int(MIB * 2 ** draw.uniform(5.0, 6.7)),  # 32 to 104 MiB
     )
 
 
