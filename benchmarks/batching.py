@@ -51,7 +51,7 @@ class Bench:
         if self.subject.device == "cuda" and kernels()["liger-kernel"] is None:
             say("liger-kernel is not installed: the peers run without its kernels")
         say("the hand search")
-        trials = hand_search(self.subject, num_rows=options.search_rows, num_threads=options.threads)
+        trials = hand_search(self.subject, num_rows=options.search_rows, num_threads=options.threads, say=say)
         tables.show_trials(trials)
         specs = contenders({"brim": self._spec}, trials)
         limits = {}

@@ -58,7 +58,7 @@ class Contender:
         return has_same_losses and (self.goal is None or self.brim_is_faster >= self.goal)
 
 
-def hand_search(subject: Subject, *, num_rows: int, num_threads: int) -> list[Trial]:
+def hand_search(subject: Subject, *, num_rows: int, num_threads: int, say: Callable[[str], None]) -> list[Trial]:
     """Each way with each size, once. num_rows: of the data set, the first ones."""
     lengths = [int(length) for length in subject.lengths()]
     trials = []
@@ -69,6 +69,7 @@ def hand_search(subject: Subject, *, num_rows: int, num_threads: int) -> list[Tr
                 num_rows=num_rows, micro_batch_rows=micro_batch, accumulation_steps=accumulation,
             )  # fmt: skip
             trials.append(_try(spec, way))
+            say(f"  {way}, {micro_batch} × {accumulation}: {trials[-1].tokens_per_s or 'failed'} tokens/s")
     return trials
 
 

@@ -41,6 +41,7 @@ class Spec:
     method: Method = "lora"
     trainer: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] | None = None
+    environment: dict[str, str] = field(default_factory=dict)  # variables, set before it starts
     wrong_by: float | None = None  # what the memory model foretells, times this
     micro_batch_rows: int = 1  # of a peer
     accumulation_steps: int = 32  # of a peer
@@ -78,6 +79,7 @@ def run(spec: Spec) -> Outcome:
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(Path(spec.folder) / "datasets"),
         **({"BRIM_CACHE_DIR": spec.cache} if spec.cache else {}),
+        **spec.environment,
     }
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.batching_run", json.dumps(asdict(spec))],

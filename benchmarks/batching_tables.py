@@ -41,10 +41,12 @@ def show_contenders(found: Sequence[Contender]) -> None:
 def show_budgets(runs: Sequence[BudgetRun]) -> None:
     print_table(
         "losses under limits",
-        ("", "limit", "GiB of tensors", "promised", "micro-batches", "out of memory", "losses differ by", "goal", ""),
+        ("", "limit", "GiB of tensors", "promised", "micro-batches", "out of memory", "probes", "losses differ by",
+         "goal", ""),
         [
             (r.method, r.limit, f"{r.tensor_bytes / _GIB:.2f}", "" if r.wrong_by is None else f"×{1 / r.wrong_by:g}",
              _figure(r.num_micro_batches, "d"), _figure(r.num_out_of_memory, "d"),
+             _figure(r.num_probes_out_of_memory, "d"),
              _figure(r.loss_difference, ".1e"), f"{r.goal:.0e}", "met" if r.is_met else "NOT MET")
             for r in runs
         ],

@@ -22,6 +22,7 @@ OUTCOME = Outcome(
     held_out_loss=None,
     beside_bytes=1000 * MIB,
     passes_bytes=4000 * MIB,
+    plan={"launch": {"probes": [{"outcome": "fits"}]}},
 )
 
 
@@ -33,9 +34,10 @@ def test_limits_are_shares_of_what_the_passes_take_beside_what_the_process_takes
         return OUTCOME
 
     runs = budget_runs(SPEC, "lora", say=lambda line: None, start=start)
-    shares = [(5000 * MIB, None), (3000 * MIB, None), (3000 * MIB, WRONG_BY), (2000 * MIB, None)]
-    assert asked[:5] == [(None, None), *shares]
-    assert [run.limit for run in runs] == ["none", "100%", "50%", "50%", "25%", "one row"]
+    shares = [(5000, None), (3000, None), (3000, WRONG_BY), (2000, None), (2000, WRONG_BY)]
+    assert asked[:6] == [(None, None), *((mib * MIB, wrong) for mib, wrong in shares)]
+    assert [run.limit for run in runs] == ["none", "100%", "50%", "50%", "25%", "25%", "one row"]
+    assert {run.num_probes_out_of_memory for run in runs} == {0}
     assert all(run.is_met for run in runs)
 
 
@@ -54,7 +56,7 @@ def test_a_run_meets_its_goal_with_close_losses_and_few_failures_alone():
     by_limit = {
         5000 * MIB: replace(OUTCOME, losses=[2.0, 1.0 + 2e-5]),  # further than 1e-5
         3000 * MIB: replace(OUTCOME, num_out_of_memory=1),  # allowed to the wrong model alone
-        2000 * MIB: OUTCOME,
+        2000 * MIB: replace(OUTCOME, plan={"launch": {"probes": [{"outcome": "out_of_memory"}] * 6}}),
     }
 
     def start(spec: Spec) -> Outcome:
@@ -68,7 +70,8 @@ def test_a_run_meets_its_goal_with_close_losses_and_few_failures_alone():
         ("100%", None, False),
         ("50%", None, False),
         ("50%", WRONG_BY, True),
-        ("25%", None, True),
+        ("25%", None, False),
+        ("25%", WRONG_BY, False),  # six are too many
         ("one row", None, False),
     ]
     assert runs[-1].failure == "killed"
