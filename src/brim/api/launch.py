@@ -115,13 +115,25 @@ class _Proof:
             if probe.outcome == "fits":
                 self._widest = widest
                 self.measured.append((uncorrected(self.costs, widest.peak_bytes), probe))
-                self.costs = corrected(self.costs, probe, widest.peak_bytes)
+                self._correct(probe, widest.peak_bytes)
                 continue
             self.cap_bytes = _lowered(self.costs, self.cap_bytes, widest, self._request)
             self._say(
                 f"{widest.rows:,} × {widest.padded_length:,} tokens ran out of memory when they were tried: "
                 f"micro-batches are cut to {format_bytes(self.cap_bytes)}"
             )
+
+    def _correct(self, probe: Probe, predicted_bytes: int) -> None:
+        """Take a probe into the costs; a row that ran, or is smaller than what ran, is not refused for it."""
+        longest = self._request.task.longest
+        self.costs = corrected(self.costs, probe, predicted_bytes)
+        alone_bytes = float(self.costs.peak_bytes(1, longest))
+        if alone_bytes > self.cap_bytes:
+            self._say(
+                f"by what was measured, the longest row ({longest:,} tokens) takes {format_bytes(round(alone_bytes))} "
+                f"alone, more than the {format_bytes(self.cap_bytes)} that the plan leaves for it: rows go one by one"
+            )
+            self.costs = replace(self.costs, scale=self.costs.scale_to(self.cap_bytes, length=longest))
 
     @property
     def told(self) -> str:
@@ -173,7 +185,8 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
     micro_batch = MicroBatch(
         rows=np.arange(failed.rows), padded_length=failed.padded_length, peak_bytes=failed.peak_bytes
     )
-    if cutter.lower(micro_batch) is None:
+    alone_bytes = int(np.ceil(costs.peak_bytes(1, request.task.longest)))
+    if cutter.lower(micro_batch) is None or alone_bytes >= failed.peak_bytes:
         position = rows_of_shape(request.rows.lengths, rows=1, tokens=failed.padded_length)[0]
         raise OutOfMemoryError(
             Problem(
@@ -183,7 +196,7 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
                 fix="`brim plan` shows what would help; is something else on the device?",
             )
         )
-    return cutter.cap_bytes
+    return max(cutter.cap_bytes, alone_bytes)  # the longest row will be tried, and then it is known
 
 
 def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: _Trial) -> Launched:
@@ -219,6 +232,7 @@ class _Trial:
     def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
         self._lengths, self._num_supervised = request.rows.lengths, request.rows.num_supervised
         self._llm, self._state_bytes = llm, state_bytes
+        self._is_warm = False
         self._pass = MicroBatchPass(
             model=llm.model,
             head=llm.head,
@@ -235,6 +249,10 @@ class _Trial:
         device = self._llm.device
         if device.type == "cuda":
             return self._prober(tokens, counts="allocated")(rows)
+        if not self._is_warm:
+            # Threads, libraries' buffers and what is imported at first use would count as the micro-batch's.
+            self._prober(int(self._lengths.min()))(1)
+            self._is_warm = True
         meter = peak_meter(device)
         meter.begin()
         before_bytes = meter.peak_bytes()

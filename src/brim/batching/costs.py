@@ -35,6 +35,11 @@ class Costs:
         """Predicted for `rows` rows of `length` tokens, padding included; shapes broadcast."""
         return self.time(rows, length)
 
+    def scale_to(self, peak_bytes: int, *, length: int) -> float:
+        """The scale with which one row of this length, in tokens, peaks there."""
+        added = float(self.peak(1, length)) - self.static_bytes
+        return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
