@@ -46,7 +46,7 @@ class BudgetRun:
 
     @property
     def is_met(self) -> bool:
-        """It ended, with the losses that are promised, and memory ran out no more often than it may, probes included."""
+        """It ended, with the losses that are promised, and memory ran out no more often than it may, in probes too."""
         num_times = (self.num_out_of_memory or 0) + (self.num_probes_out_of_memory or 0)
         is_close = self.loss_difference is not None and self.loss_difference <= self.goal
         return is_close and num_times <= self.most_out_of_memory
