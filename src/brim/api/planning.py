@@ -172,11 +172,11 @@ def _too_long(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[Lo
 def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
     """What the configuration leaves open. Chunks are taken wherever they can be, unless the plan is against them."""
     chosen, reason = plan.chosen, plan.reason
+    key, choices = "trainer.enable_gradient_checkpointing", []
+    is_open = request.trainer.enable_gradient_checkpointing == "auto"
     if chosen is None:
-        return ()
-    choices = []
-    if request.trainer.enable_gradient_checkpointing == "auto":
-        key = "trainer.enable_gradient_checkpointing"
+        return (Choice(key=key, value=True, reason="no way fits, and this takes the least"),) if is_open else ()
+    if is_open:
         choices.append(Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason))
     has_chunks = any(each.way.chunked_loss for each in plan.candidates)
     if request.trainer.chunked_loss == "auto" and has_chunks and not chosen.way.chunked_loss:

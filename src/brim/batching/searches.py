@@ -15,7 +15,7 @@ Where the line or the prediction misleads, sizes are halved until one fits, and 
 
 from __future__ import annotations
 
-from math import isqrt
+from math import ceil, isqrt
 
 from brim.batching.correction import Curve, larger_size, smaller_size
 from brim.batching.trials import Trials
@@ -99,5 +99,5 @@ def _above(trials: Trials, curve: Curve, step_back: float) -> int | None:
         told = max(fitted + 1, isqrt(fitted * failed))  # the peaks do not tell of what it failed; from the safe side
     if told is None:
         return None
-    size = ladder.at_most(min(told, int((failed - 1) / step_back)))
+    size = ladder.at_most(min(told, ceil((failed - 1) / step_back)))
     return size if fitted * WORTH_A_PROBE <= size < failed else None

@@ -1,0 +1,99 @@
+"""A run that is planned, its model loaded, and a device that runs out of memory when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import torch
+
+from brim.api.plan import request_of
+from brim.api.plan_request import PlanRequest
+from brim.api.planning import plan_run
+from brim.api.session import Session, open_session, say_nothing, with_choices
+from brim.config import load_config
+from brim.data import Prepared, prepare, read
+from brim.models.llm import LLM, load_llm
+from brim.planning.plan import TrainingPlan
+
+OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def settings(base: Any, *, trainer: Any = None, **changes: Any) -> dict[str, Any]:
+    """Adaptive batches of 8 rows; LoRA without dropout."""
+    return {
+        "base_model": str(base),
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "adapter": {"type": "lora", "dropout": 0.0},
+        "preprocessing": {"split": "fixed"},
+        "generation": {"max_new_tokens": 6},
+        **changes,
+        "trainer": {
+            "type": "finetune",
+            "epochs": 2,
+            "effective_batch_size": 8,
+            "learning_rate": 0.01,
+            "skip_all_evaluation": True,
+            "enable_gradient_checkpointing": False,
+            **(trainer or {}),
+        },
+    }
+
+
+def uneven() -> pd.DataFrame:
+    """24 rows to train on, the longest seven times as long as the shortest, so that cuts differ."""
+    return pd.DataFrame(
+        [{"question": f"add {n} and 1 =", "answer": f" {n + 1}" * (1 + (7 * n) % 24), "split": 0} for n in range(24)]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """All that `launch` is given."""
+
+    session: Session
+    prepared: Prepared
+    request: PlanRequest
+    plan: TrainingPlan
+    llm: LLM
+
+
+def ready(base: Any, *, trainer: Any = None, **changes: Any) -> Ready:
+    session = open_session(load_config(settings(base, trainer=trainer, **changes)).config)
+    prepared = prepare(read(uneven()), session.config, session.encoder, context_length=session.folder.context_length)
+    request = request_of(session, prepared)
+    planned = plan_run(request, every_way=False, replan=False, say=say_nothing)
+    session = with_choices(session, planned.choices)
+    llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    return Ready(session=session, prepared=prepared, request=request, plan=planned.plan, llm=llm)
+
+
+def tight(plan: TrainingPlan, *, cap_bytes: int | None = None) -> TrainingPlan:
+    """The plan with no more memory than it needs, so that it is tried."""
+    assert plan.chosen is not None
+    assert plan.chosen.total_bytes is not None
+    chosen = plan.chosen if cap_bytes is None else replace(plan.chosen, cap_bytes=cap_bytes, cap_binds=True)
+    budget = replace(plan.budget, limit_bytes=plan.chosen.total_bytes, margin_bytes=0)
+    return replace(plan, budget=budget, chosen=chosen, candidates=(chosen,))
+
+
+@contextmanager
+def scarce(llm: LLM, *, most_tokens: int) -> Iterator[list[tuple[int, int]]]:
+    """Forward passes of more padded tokens run out of memory; the shapes that were tried."""
+    tried: list[tuple[int, int]] = []
+
+    def watch(module: Any, arguments: Any) -> None:
+        shape = tuple(arguments[0].shape)
+        tried.append(shape)
+        if shape[0] * shape[1] > most_tokens:
+            raise torch.OutOfMemoryError(OUT)
+
+    hook = llm.model.get_input_embeddings().register_forward_pre_hook(watch)
+    try:
+        yield tried
+    finally:
+        hook.remove()

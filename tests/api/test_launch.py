@@ -1,0 +1,229 @@
+"""A plan is brought to the device: what is tried, what follows from it, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.api.planned_run import ready, scarce, tight
+
+from brim.api.launch import launch
+from brim.api.session import say_nothing
+from brim.batching.by_length import ByLength
+from brim.batching.by_rows import ByRows
+from brim.batching.random_states import random_states
+from brim.batching.surface import Surface
+from brim.errors import NothingFitsError, OutOfMemoryError
+from brim.planning.candidates import epoch
+
+NO_LIMIT = 10**9
+WARMING = (1, 7)  # the shortest row: what the first pass of a process leaves behind is not the micro-batch's
+
+
+@pytest.fixture(scope="module")
+def run(tiny_base):
+    made = ready(tiny_base)
+    gc.collect()
+    gc.freeze()  # each probe collects garbage, which takes its time where much has been imported
+    yield made
+    gc.unfreeze()
+
+
+def launched(run, plan, say=say_nothing, request=None):
+    return launch(plan, request or run.request, run.llm, pad_id=run.session.encoder.pad_id, say=say)
+
+
+def with_trainer(run, **update):
+    config = run.request.config
+    trainer = config.trainer.model_copy(update=update)
+    return replace(run.request, config=config.model_copy(update={"trainer": trainer}))
+
+
+def untimed(monkeypatch):
+    """As for a run that is too short to be worth timing."""
+    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 0.0)
+
+
+def seconds(*, of_each):
+    """A second a token, and some for each micro-batch."""
+    return Surface(base=of_each, lengths=(16,), tokens=((16,),), values=((of_each + 16.0,),))
+
+
+def state_of(llm):
+    """All that a probe could change."""
+    return {
+        **{f"weight {name}": value.clone() for name, value in llm.model.state_dict().items()},
+        **{f"random {name}": value for name, value in random_states().items()},
+        "gradients": torch.tensor([p.grad is not None for p in llm.model.parameters()]),
+        "modes": torch.tensor([module.training for module in llm.model.modules()]),
+    }
+
+
+def assert_equal(before, after):
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_a_plan_with_memory_to_spare_is_not_tried(run, monkeypatch):
+    untimed(monkeypatch)
+    with scarce(run.llm, most_tokens=0) as tried:
+        found = launched(run, run.plan)
+    assert tried == []
+    assert found.probes == found.measured == ()
+    assert found.told.startswith("not tried before the first step, since it needs less than 50% of the memory; time ")
+    assert found.plan == run.plan
+    assert found.cutter.state() == ByLength(costs=run.plan.costs, cap_bytes=run.plan.chosen.cap_bytes).state()
+
+
+def test_a_tight_plan_is_tried_once_with_its_widest_micro_batch(run, monkeypatch):
+    untimed(monkeypatch)
+    plan = tight(run.plan)
+    with scarce(run.llm, most_tokens=NO_LIMIT) as tried:
+        found = launched(run, plan)
+    assert tried == [WARMING, plan.chosen.widest]
+    (probe,) = found.probes
+    assert (probe.size, probe.steps, probe.outcome) == (plan.chosen.widest[0], 1, "fits")
+    rows, tokens = plan.chosen.widest
+    assert found.told.startswith(f"{rows:,} × {tokens:,} tokens ran and fitted (1 probe); time not measured")
+    predicted = int(np.ceil(plan.costs.peak_bytes(rows, tokens)))
+    assert [predicted_bytes for predicted_bytes, _ in found.measured] == [predicted]
+
+
+def test_nothing_is_left_of_probes_and_timings(run, monkeypatch):
+    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
+    before = state_of(run.llm)
+    with scarce(run.llm, most_tokens=NO_LIMIT) as tried:
+        found = launched(run, tight(run.plan))
+    assert len(tried) > 12  # four shapes at least, each three times
+    assert found.plan.chosen.time_source == "measured"
+    assert "; timed " in found.told
+    assert_equal(before, state_of(run.llm))
+
+
+def test_nothing_is_left_of_probes_that_ran_out_of_memory(run, monkeypatch):
+    untimed(monkeypatch)
+    before = state_of(run.llm)
+    with scarce(run.llm, most_tokens=200):
+        launched(run, tight(run.plan))
+    assert_equal(before, state_of(run.llm))
+
+
+def test_what_runs_out_of_memory_lowers_the_cap_until_it_fits(run, monkeypatch):
+    untimed(monkeypatch)
+    monkeypatch.setattr("brim.api.launch.corrected", lambda costs, probe, predicted_bytes: costs)
+    plan, said = tight(run.plan), []
+    with scarce(run.llm, most_tokens=200) as tried:
+        found = launched(run, plan, say=said.append)
+    assert tried.pop(0) == WARMING
+    assert [probe.outcome for probe in found.probes] == ["out_of_memory"] * (len(tried) - 1) + ["fits"]
+    assert len(tried) == len(set(tried)) == 1 + len(said)
+    assert said[0].startswith(f"{tried[0][0]} × {tried[0][1]} tokens ran out of memory when they were tried: ")
+    rows, tokens = found.plan.chosen.widest
+    assert tried[-1] == (rows, tokens)
+    assert rows * tokens <= 200
+    assert found.cutter.cap_bytes == found.plan.chosen.cap_bytes < plan.chosen.cap_bytes
+    assert found.plan.chosen.cap_binds
+    assert found.plan.chosen.total_bytes < plan.chosen.total_bytes
+    assert found.plan.chosen.micro_batches_per_step > plan.chosen.micro_batches_per_step
+    assert epoch(run.request.task, found.plan.costs, cap_bytes=found.cutter.cap_bytes).widest.rows == rows
+
+
+def test_a_row_that_runs_out_of_memory_alone_is_named(run):
+    longest = int(np.argmax(run.request.rows.lengths))
+    key, length = int(run.request.rows.keys[longest]), int(run.request.rows.lengths[longest])
+    with scarce(run.llm, most_tokens=length - 1), pytest.raises(OutOfMemoryError) as caught:
+        launched(run, tight(run.plan))
+    assert caught.value.problems[0].what.startswith(f"row {key} ({length} tokens) ran out of memory alone, when it was")
+    assert caught.value.exit_code == 1
+
+
+def test_a_peak_above_the_prediction_corrects_the_costs_once(run, monkeypatch):
+    untimed(monkeypatch)
+    plan = tight(run.plan, cap_bytes=run.plan.costs.static_bytes + 2_000_000)
+    static_bytes = plan.costs.static_bytes
+
+    def one_and_a_half(trial, rows, tokens):
+        added = int(np.ceil(plan.costs.peak_bytes(rows, tokens))) - static_bytes
+        return replace(probe, size=rows, peak_bytes=static_bytes + round(1.5 * added))
+
+    with scarce(run.llm, most_tokens=NO_LIMIT):
+        probe = launched(run, plan).probes[0]
+    monkeypatch.setattr("brim.planning.calibration._TELLING_SHARE", 0.0)
+    monkeypatch.setattr("brim.api.launch._Trial.probe", one_and_a_half)
+    found = launched(run, plan)
+    assert found.plan.costs.scale == pytest.approx(1.5, rel=1e-5)
+    (predicted_bytes, seen), *_ = found.measured
+    ratio = (seen.peak_bytes - static_bytes) / (predicted_bytes - static_bytes)
+    assert ratio == pytest.approx(1.5, rel=1e-5)  # of the uncorrected prediction
+    widest = epoch(run.request.task, found.plan.costs, cap_bytes=found.cutter.cap_bytes).widest
+    assert widest.peak_bytes <= found.cutter.cap_bytes == plan.chosen.cap_bytes
+    assert found.plan.chosen.micro_batches_per_step > plan.chosen.micro_batches_per_step
+
+
+def test_measured_times_that_ask_for_wider_micro_batches_have_them_tried(run, monkeypatch):
+    plan = tight(run.plan)
+    costs = replace(plan.costs, time=seconds(of_each=0.0))  # as estimated: whatever is padded is lost
+    totals = epoch(run.request.task, costs, cap_bytes=plan.chosen.cap_bytes)
+    chosen = replace(plan.chosen, widest=(totals.widest.rows, totals.widest.padded_length))
+    plan = replace(plan, costs=costs, chosen=chosen, candidates=(chosen,))
+    timed = replace(costs, time=seconds(of_each=1e6))
+    monkeypatch.setattr("brim.api.launch._timed", lambda *given: (timed, "timed"))
+    with scarce(run.llm, most_tokens=NO_LIMIT) as tried:
+        found = launched(run, plan)
+    assert tried.pop(0) == WARMING
+    assert tried[0] == chosen.widest
+    assert tried[-1] == found.plan.chosen.widest
+    assert len(tried) == 2
+    assert tried[0][0] * tried[0][1] < tried[1][0] * tried[1][1]
+    assert found.told.startswith(f"{tried[1][0]} × {tried[1][1]} tokens ran and fitted (2 probes); timed")
+
+
+def test_a_number_of_rows_is_taken_as_it_is(run):
+    request = with_trainer(run, batch_size=3)
+    with scarce(run.llm, most_tokens=0) as tried:
+        found = launched(run, run.plan, request=request)
+    assert tried == []
+    assert found.cutter.state() == ByRows(max_rows=3).state()
+    assert found.told == ""
+
+
+@pytest.mark.parametrize("how", ["linear", "binary", "doubling", "halving"])
+def test_a_search_tries_the_longest_rows(run, how):
+    longest = run.request.task.longest
+    before = state_of(run.llm)
+    with scarce(run.llm, most_tokens=5 * longest) as tried:
+        found = launched(run, run.plan, request=with_trainer(run, batch_search=how))
+    assert {tokens for _, tokens in tried} == {longest}
+    largest = {"halving": 4, "doubling": 4}.get(how, 5)
+    assert found.told.startswith(f"{how}: {largest} of the longest rows, {longest} tokens, fit together; ")
+    assert found.cutter.cap_bytes == int(np.ceil(run.plan.costs.peak_bytes(largest, longest)))
+    assert found.plan.chosen.cap_bytes == found.cutter.cap_bytes
+    assert_equal(before, state_of(run.llm))
+
+
+def test_without_a_plan_rows_are_counted(run):
+    longest = run.request.task.longest
+    with scarce(run.llm, most_tokens=3 * longest):
+        found = launched(run, None)
+    assert found.plan is None
+    assert found.cutter.state() == ByRows(max_rows=3).state()
+    assert found.told.startswith(f"linear: 3 of the longest rows, {longest} tokens, fit together; ")
+
+
+def test_a_search_stays_within_the_budget(run, monkeypatch):
+    """Peaks are this process's resident memory; the budget leaves less than it has."""
+    plan = replace(run.plan, budget=replace(run.plan.budget, limit_bytes=run.plan.budget.margin_bytes + 2**20))
+    with pytest.raises(NothingFitsError, match=r"not even one row fits: batch size 1 took .* of 1.0 MiB"):
+        launched(run, plan, request=with_trainer(run, batch_search="doubling"))
+
+
+def test_the_largest_is_cut_into_the_fewest(run, monkeypatch):
+    untimed(monkeypatch)
+    request = with_trainer(run, use_maximum_batch_size=True)
+    found = launched(run, run.plan, request=request)
+    assert found.cutter.state()["largest"] is True
+    lengths = run.request.rows.lengths[:8]
+    assert len(found.cutter.cut(lengths)) == 1
