@@ -11,8 +11,11 @@ from brim.api.calibrating import calibrations_of
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.api.way_costs import traced
+from brim.api.what_helps import what_helps
 from brim.config import Choice
 from brim.errors import Problem
+from brim.memory.device import cpu_device, devices
+from brim.models.adapter_folder import open_adapter
 from brim.planning.at_hand import budget_of
 from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
@@ -66,7 +69,10 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
 
     A run goes by its plan again, to the bit, unless what was measured since says that it promises too much.
     """
-    facts = plan_facts(request.config, request.folder.config, request.task.lengths)
+    adapter = request.config.adapter
+    trained = None if adapter is None else adapter.pretrained_adapter_weights
+    settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
+    facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
     facts |= {"steps": request.length.total_steps, "every_way": every_way}
     return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
@@ -138,6 +144,7 @@ def _plan(
         advice=_advice(request, chosen, correction),
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
+        helps=() if chosen is not None else _helps(request, candidates),
         too_long=() if chosen is not None else _too_long(request, candidates),
     )
 
@@ -153,6 +160,22 @@ def _seconds_of_run(request: PlanRequest, chosen: Candidate | None) -> float | N
     if chosen is None or chosen.seconds_per_epoch is None:
         return None
     return chosen.seconds_per_epoch * request.length.total_samples / len(request.rows)
+
+
+def _helps(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    device = request.device
+    is_named = not request.is_at_hand or device.is_cpu
+    is_known = is_named and any(device.name == each.name for each in (*devices(), cpu_device()))
+    found = what_helps(
+        request.config,
+        longest=request.task.longest,
+        device=device.name if is_known else None,
+        memory_bytes=device.memory_bytes if is_named and not is_known else None,
+    )
+    fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
+    shorter = [f"rows of {max(fitting):,} tokens: preprocessing.global_max_sequence_length"] if fitting else []
+    now_bytes = min(each.single_row_bytes for each in candidates)
+    return (*(str(each) for each in found if each.total_bytes < now_bytes), *shorter)
 
 
 def _too_long(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[LongRow, ...]:
@@ -197,9 +220,4 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
 
 
 def _fix(plan: TrainingPlan) -> str:
-    fitting = [each.longest_that_fits for each in plan.candidates if each.longest_that_fits is not None]
-    cut = f"cut rows to {max(fitting):,} tokens (preprocessing.global_max_sequence_length)" if fitting else ""
-    return (
-        "; ".join(filter(None, [*plan.advice, cut]))
-        or "a smaller model, 4 bits, or an adapter; see `brim memory --compare`"
-    )
+    return "; or ".join(plan.helps) or "take a smaller model; `brim memory --compare` shows what each way takes"

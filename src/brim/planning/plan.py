@@ -69,6 +69,7 @@ class TrainingPlan:
     advice: tuple[str, ...]  # what would help, and promises that do not hold (dropout)
     from_cache: bool
     state_bytes: int = 0  # of the optimizer, from its first step on; there in every micro-batch after it
+    helps: tuple[str, ...] = ()  # where none fits: what would take less, each with its prediction
     too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,6 +90,7 @@ class TrainingPlan:
                 "chosen": None if chosen is None else _candidate(chosen),
                 "costs": None if costs is None else Costs.from_dict(costs),
                 "advice": tuple(saved["advice"]),
+                "helps": tuple(saved["helps"]),
                 "too_long": tuple(LongRow(**row) for row in saved["too_long"]),
             }
         )

@@ -65,6 +65,8 @@ def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "taken", way_in_words(plan.chosen.way)
         yield "why", plan.reason
         yield "time", duration_in_words(plan)
+    for each in plan.helps:
+        yield "would help", each
     for advice in plan.advice:
         yield "note", advice
     if plan.from_cache:
