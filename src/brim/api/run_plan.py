@@ -24,6 +24,7 @@ from brim.data import Prepared
 from brim.errors import InputError, ModelError
 from brim.models.llm import LLM
 from brim.planning.at_hand import budget_of, enforce
+from brim.planning.heap_settings import map_large_blocks
 from brim.planning.plan import TrainingPlan
 from brim.report.short_plan import short_plan
 from brim.train.checkpoint import Checkpoint
@@ -99,6 +100,8 @@ def plan_of_run(
         enforce(budget_of(request.config.memory, request.device, is_at_hand=True), request.device)
     saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
     if saved is not None and checkpoint is not None:
+        if saved["plan"] is not None:
+            _settle_heap(TrainingPlan.from_dict(saved["plan"]), request)
         session, cutter = with_plan_of(session, checkpoint, run), cutter_of(checkpoint.state["cutter"])
         return RunPlan(session=session, request=request, plan=None, saved=saved, cutter=cutter)
     try:
@@ -109,9 +112,16 @@ def plan_of_run(
         return RunPlan(session=session, request=request, plan=None)
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
+    _settle_heap(planned.plan, request)
     for line in [*short_plan(planned.plan), *_at_own_risk(planned.plan, request)]:
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
+
+
+def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> None:
+    """Where memory decides how batches are cut, what is freed on a CPU is to go back to the system."""
+    if request.device.is_cpu and (plan.chosen is None or plan.chosen.cap_binds):
+        map_large_blocks()
 
 
 def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:

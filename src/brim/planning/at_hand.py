@@ -8,6 +8,7 @@ from brim.config.schema import MemoryConfig
 from brim.memory.device import PACKING_BYTES, Device
 from brim.planning.budget import Budget, Limit, Room, cpu_margin, cuda_margin, decide
 from brim.planning.cpu_room import cpu_limits, resident_bytes, returns_at_once
+from brim.planning.heap_settings import map_large_blocks
 from brim.units import format_bytes
 
 
@@ -30,9 +31,11 @@ def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool) -> Budg
 def enforce(budget: Budget, device: Device) -> None:
     """Let PyTorch's allocator reserve no more than the budget leaves it, so that the budget is never exceeded.
 
-    What it has cached counts; it is given back before the allocator gives up. On a CPU nothing is enforced.
+    What it has cached counts; it is given back before the allocator gives up. On a CPU nothing can be enforced, but
+    what is freed goes back to the system.
     """
     if device.is_cpu:
+        map_large_blocks()
         return
     import torch
 

@@ -12,7 +12,7 @@ _MIB = 2**20
 PREDICTION_SHARE = 0.01
 # One kind of card (A100) shows 0.53 GiB outside PyTorch in most processes and 1.00 with more libraries loaded.
 OUTSIDE_SPREAD_BYTES = 480 * _MIB
-# What the C library holds beyond what lives: 15% in a trial (docs/decisions/0010-resident-memory-on-a-cpu.md).
+# What the C library holds beyond what lives, once it maps large blocks by themselves: planning/heap_settings.py.
 HEAP_SHARE = 0.15
 
 
@@ -87,7 +87,7 @@ def cpu_margin(*, returns_at_once: bool) -> Margin:
     """returns_at_once: the C library maps each tensor by itself, and keeps nothing that is freed."""
     if returns_at_once:
         return Margin(share=PREDICTION_SHARE, num_bytes=0, reason="a prediction can be off by 1%")
-    return Margin(share=HEAP_SHARE, num_bytes=0, reason="the C library's heap keeps up to 15% beyond what lives")
+    return Margin(share=HEAP_SHARE, num_bytes=0, reason="the C library keeps up to 15% of it, freed")
 
 
 def cuda_margin(*, outside_spread_bytes: int = OUTSIDE_SPREAD_BYTES) -> Margin:
