@@ -11,7 +11,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 data = TensorDataset(torch.randn(4096, 16), torch.randint(0, 4, (4096,)))
 
 
-def loss(batch):
+def loss(batch: list[torch.Tensor]) -> torch.Tensor:
     inputs, targets = batch
     return cross_entropy(model(inputs), targets, reduction="sum")
 
