@@ -1,0 +1,59 @@
+"""The budget on the device at hand; CUDA's answers are made up."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from brim.config.schema import MemoryConfig
+from brim.memory.device import cpu_device, find_device
+from brim.planning.at_hand import budget_of, enforce
+
+GIB, MIB = 2**30, 2**20
+T4 = replace(find_device("t4"), memory_bytes=15 * GIB)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card with 15 GiB, of which a context of 100 MiB and 2 GiB of PyTorch's are taken."""
+    state = SimpleNamespace(total=15 * GIB, free=13 * GIB - 100 * MIB, reserved=2 * GIB, fraction=None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (state.free, state.total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: state.reserved)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=state.total))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: setattr(state, "fraction", share))
+    return state
+
+
+def test_libraries_that_are_still_to_be_loaded_count(card):
+    budget = budget_of(MemoryConfig(), T4, is_at_hand=True)
+    assert (budget.limit_bytes, budget.outside_bytes) == (T4.memory_bytes, T4.outside_bytes)
+    assert budget.margin_bytes == round(0.01 * (T4.memory_bytes - T4.outside_bytes)) + 480 * MIB
+
+
+def test_what_other_processes_take_is_not_there(card):
+    card.free -= 4 * GIB
+    budget = budget_of(MemoryConfig(), T4, is_at_hand=True)
+    assert budget.outside_bytes == 4 * GIB + 100 * MIB
+    assert (
+        "4.1 GiB are taken by the driver and by others" in budget_of(MemoryConfig(), T4, is_at_hand=True).limit_reason
+    )
+
+
+def test_a_budget_is_what_pytorch_may_reserve_and_what_is_outside(card):
+    budget = budget_of(MemoryConfig(budget="10 GiB"), T4, is_at_hand=True)
+    enforce(budget, T4)
+    assert card.fraction == (10 * GIB - T4.outside_bytes) / (15 * GIB)
+
+
+def test_a_device_that_is_not_at_hand_is_not_asked(monkeypatch):
+    budget = budget_of(MemoryConfig(), T4, is_at_hand=False)
+    assert (budget.limit_bytes, budget.outside_bytes) == (T4.memory_bytes, T4.outside_bytes)
+    assert budget.limit_reason == "NVIDIA T4 has 15.0 GiB"
+
+
+def test_a_cpu_has_what_is_there_beside_the_process():
+    budget = budget_of(MemoryConfig(budget=1.0), cpu_device(), is_at_hand=True)
+    assert 0 < budget.reserved_bytes < budget.limit_bytes <= cpu_device().memory_bytes
+    assert budget.margin_bytes == pytest.approx(0.15 * (budget.limit_bytes - budget.outside_bytes), abs=1)
