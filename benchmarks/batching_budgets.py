@@ -22,6 +22,8 @@ _TRAINER = {"use_maximum_batch_size": True}
 # glibc's heap keeps much of what is freed. Mapped by itself, every tensor goes back, and what is taken is what lives.
 # For the run without a limit alone: under one, brim sees to this by itself.
 _MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+_REFUSALS = ("InputError", "ConfigError")  # what brim raises before it trains
+_STEP_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
