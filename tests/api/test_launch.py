@@ -73,7 +73,7 @@ def test_a_plan_with_memory_to_spare_is_not_tried(run, monkeypatch):
         found = launched(run, run.plan)
     assert tried == []
     assert found.probes == found.measured == ()
-    assert found.told.startswith("not tried before the first step, since it needs less than 50% of the memory; time ")
+    assert found.told.startswith("not tried before the first step, since it needs less than half of the memory; time ")
     assert found.plan == run.plan
     assert found.cutter.state() == ByLength(costs=run.plan.costs, cap_bytes=run.plan.chosen.cap_bytes).state()
 

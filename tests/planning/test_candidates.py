@@ -29,6 +29,7 @@ def way_costs(**changes):
         bound_by=lambda shapes: "arithmetic",
         advice=lambda shapes: (f"{len(shapes)} shapes",),
         time_source="estimated",
+        traced_at=lambda rows, tokens: COSTS,
     )
     return replace(known, **changes)
 

@@ -38,9 +38,7 @@ from brim.planning.time_fit import fit_time
 from brim.planning.time_probe import time_shapes
 from brim.planning.time_shapes import shapes_to_time
 from brim.train.micro_batch_pass import MicroBatchPass
-from brim.units import format_bytes
-
-_AMPLE = 0.5  # of the budget: below it a plan is not tried first, since no prediction is off by so much
+from brim.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +76,40 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: _Tria
     """
     assert plan.chosen is not None, "it has costs"
     proof = _Proof(request, trial, say, costs=costs, cap_bytes=plan.chosen.cap_bytes)
-    if not _is_ample(plan.chosen, plan.budget):
+    if not plan.is_ample:
         proof.extend()
     timed, told_time = _timed(plan, proof.costs, proof.cap_bytes, request, trial)
     source: TimeSource = plan.chosen.time_source if timed is None else "measured"
     proof.costs = timed or proof.costs
     chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
-    if not _is_ample(chosen, plan.budget):
+    if not replace(plan, chosen=chosen).is_ample:
         proof.extend()
         chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
-    plan = replace(plan, chosen=replace(chosen, time_source=source), costs=proof.costs)
+    plan = _taking(plan, replace(chosen, time_source=source), proof.costs)
+    if timed is not None and plan.seconds is not None:
+        told_time += f", by which the run takes about {format_seconds(plan.seconds)}"
     return Launched(
         cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
         plan=plan,
         probes=tuple(proof.probes),
         measured=tuple(proof.measured),
         told=f"{proof.told}; {told_time}",
+    )
+
+
+def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs) -> TrainingPlan:
+    """The plan with what the device has shown of the way that it takes."""
+    before = plan.chosen
+    assert before is not None, "asked of plans that fit"
+    assert before.seconds_per_epoch is not None, "it fits"
+    assert chosen.seconds_per_epoch is not None, "it fits"
+    factor = chosen.seconds_per_epoch / before.seconds_per_epoch
+    return replace(
+        plan,
+        chosen=chosen,
+        candidates=tuple(chosen if each == before else each for each in plan.candidates),
+        costs=costs,
+        seconds=None if plan.seconds is None else factor * plan.seconds,
     )
 
 
@@ -139,7 +155,7 @@ class _Proof:
     def told(self) -> str:
         """What was tried, for people."""
         if self._widest is None:
-            return f"not tried before the first step, since it needs less than {_AMPLE:.0%} of the memory"
+            return "not tried before the first step, since it needs less than half of the memory"
         return f"{self._widest.rows:,} × {self._widest.padded_length:,} tokens ran and fitted ({_tried(self.probes)})"
 
     def _untried(self) -> Shape | None:
@@ -172,11 +188,6 @@ def _timed(
     seconds = fit.surface(shortest=int(task.lengths.min()), longest=task.longest, most_rows=task.effective_batch_size)
     told = f"timed {len(samples)} shapes of micro-batches, the model is off by {fit.relative_error:.0%}"
     return replace(costs, time=seconds), told
-
-
-def _is_ample(taken: Candidate, budget: Budget) -> bool:
-    assert taken.total_bytes is not None, "asked of plans that fit"
-    return taken.total_bytes <= _AMPLE * budget.limit_bytes
 
 
 def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) -> int:
@@ -215,7 +226,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     assert plan.chosen is not None, "it has costs"
     costs = plan.costs
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
-    plan = replace(plan, chosen=cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes))
+    plan = _taking(plan, cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes), costs)
     cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
     return Launched(cutter=cutter, plan=plan, probes=found.probes, told=told)
 

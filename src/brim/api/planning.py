@@ -20,7 +20,7 @@ from brim.planning.at_hand import budget_of
 from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
 from brim.planning.calibration import Correction
-from brim.planning.candidates import WayCosts, candidate
+from brim.planning.candidates import WayCosts, verified
 from brim.planning.choose import choose, ways
 from brim.planning.dropout_notes import dropout_notes
 from brim.planning.lengths import summarize_lengths
@@ -48,7 +48,7 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
     if correction.outside_bytes is not None:
         request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
     budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
-    plan = None if replan else _cached(request, budget, correction, every_way=every_way)
+    plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
     if plan is None:
         plan = _made(request, budget, correction, every_way=every_way)
         if every_way or plan.chosen is not None:
@@ -77,10 +77,15 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
-def _cached(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> TrainingPlan | None:
+def _cached(
+    request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool, say: Say
+) -> TrainingPlan | None:
     """For a run the plan of an earlier run, which may have measured; else one that was only shown."""
     for shown in (True,) if every_way else (False, True):
-        plan = _cache_of(request, budget, correction, every_way=shown).read(scale=correction.scale)
+        cache = _cache_of(request, budget, correction, every_way=shown)
+        plan = cache.read(scale=correction.scale)
+        if cache.note is not None:
+            say(cache.note)
         if plan is not None:
             return plan
     return None
@@ -101,8 +106,9 @@ def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every
         costs = traced(request, way, budget, correction, cache_folder=cache_folder())
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
+        costs, looked_at = verified(costs, request.task, budget)
         known.append(costs)
-        candidates.append(candidate(costs, request.task, budget))
+        candidates.append(looked_at)
         if candidates[-1].fits and not candidates[-1].cap_binds:
             num_open = min(num_open, len(candidates))
             if not every_way:

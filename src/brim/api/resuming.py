@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -62,6 +62,12 @@ def with_kernels_of(session: Session, checkpoint: Checkpoint | None, run: RunFol
 def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Session:
     """The session with what the run's own plan chose, where the configuration leaves it open."""
     return _as_before(session, checkpoint, run, _PLANNED)
+
+
+def in_order(choices: Sequence[Choice]) -> list[Choice]:
+    """As a run makes them that is not stopped: those that only a plan or the model could make come last."""
+    late = (*_PLANNED, *_KERNELS)
+    return sorted(choices, key=lambda choice: late.index(choice.key) if choice.key in late else -1)
 
 
 def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:

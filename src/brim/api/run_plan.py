@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from brim.data import Prepared
 from brim.errors import InputError, ModelError
 from brim.models.llm import LLM
 from brim.planning.at_hand import budget_of, enforce
+from brim.planning.cpu_room import returns_at_once
 from brim.planning.heap_settings import map_large_blocks
 from brim.planning.plan import TrainingPlan
 from brim.report.short_plan import short_plan
@@ -119,8 +121,8 @@ def plan_of_run(
 
 
 def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> None:
-    """Where memory decides how batches are cut, what is freed on a CPU is to go back to the system."""
-    if request.device.is_cpu and (plan.chosen is None or plan.chosen.cap_binds):
+    """Where memory may become scarce, what a CPU frees goes back to the system. The user's own setting wins."""
+    if request.device.is_cpu and not plan.is_ample and not returns_at_once(os.environ):
         map_large_blocks()
 
 

@@ -15,7 +15,7 @@ import torch
 from brim.api.chat import template_texts
 from brim.api.evaluation import settings_of
 from brim.api.results import TrainResult
-from brim.api.resuming import where_it_stands, with_kernels_of
+from brim.api.resuming import in_order, where_it_stands, with_kernels_of
 from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, with_choices
 from brim.config import Config, FinetuneTrainer, dump
@@ -210,7 +210,7 @@ def _write_head(
         "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
         "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
         **planned,
-        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in session.choices],
+        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in in_order(session.choices)],
     }
     _write(run.plan, json.dumps(plan, indent=1) + "\n")
     _write(run.config, dump(session.config))

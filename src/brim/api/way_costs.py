@@ -21,7 +21,7 @@ from brim.memory.device_speed import device_speed
 from brim.planning.budget import Budget
 from brim.planning.calibration import Correction
 from brim.planning.candidates import RowsAndTokens, WayCosts
-from brim.planning.memory_model import memory_model
+from brim.planning.memory_model import memory_model, verified
 from brim.planning.overhead import overhead_bytes
 from brim.planning.plan import Way
 from brim.planning.roofline import seconds_of
@@ -53,7 +53,7 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, cache_
         shapes,
         task.lengths,
         most_rows=task.fixed_rows or task.effective_batch_size,
-        cap_bytes=budget.reserved_bytes,
+        cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
         context_length=request.folder.context_length,
     )
     time = _time(request, shapes)
@@ -64,9 +64,14 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, cache_
         with ONE_AT_A_TIME:
             return overhead_bytes(shapes, of)
 
+    def traced_at(rows: int, tokens: int) -> Costs:
+        with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+            return replace(costs, peak=verified(model, shapes, rows=rows, tokens=tokens).peak)
+
+    costs = Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface, scale=scale)
     return WayCosts(
         way=replace(way, chunked_loss=shapes.basics.chunk_positions is not None),
-        costs=Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface, scale=scale),
+        costs=costs,
         least_bytes=model.least_bytes,
         state_bytes=model.state_bytes,
         update_s=update_s,
@@ -74,6 +79,7 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, cache_
         bound_by=lambda of: time.bound(of).bound_by,
         advice=lambda of: time_advice(time, of),
         time_source="estimated",
+        traced_at=traced_at,
     )
 
 

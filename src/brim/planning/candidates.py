@@ -35,6 +35,7 @@ class WayCosts:
     bound_by: Callable[[Sequence[RowsAndTokens]], BoundBy]
     advice: Callable[[Sequence[RowsAndTokens]], tuple[str, ...]]  # on what would make it faster
     time_source: TimeSource
+    traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,18 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         longest_that_fits=task.longest,
         advice=known.advice(_shapes(totals)),
     )
+
+
+def verified(known: WayCosts, task: Task, budget: Budget) -> tuple[WayCosts, Candidate]:
+    """The candidate; where its cap binds, after a trace of its widest micro-batch, which decides whether it fits.
+
+    Between traces a peak is predicted from above, so that a little room can be lost; or, rarely, from below.
+    """
+    found = candidate(known, task, budget)
+    if found.widest is None or not found.cap_binds:
+        return known, found
+    known = replace(known, costs=known.traced_at(*found.widest))
+    return known, candidate(known, task, budget)
 
 
 def epoch(task: Task, costs: Costs, *, cap_bytes: int) -> Totals:

@@ -12,6 +12,7 @@ from brim.planning.lengths import LengthSummary
 
 BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]
 TimeSource: TypeAlias = Literal["measured", "estimated"]
+AMPLE_SHARE = 0.5  # of the budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,13 @@ class TrainingPlan:
     state_bytes: int = 0  # of the optimizer, from its first step on; there in every micro-batch after it
     helps: tuple[str, ...] = ()  # where none fits: what would take less, each with its prediction
     too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether there is so much more than it needs that no prediction is off by enough to matter."""
+        if self.chosen is None or self.chosen.total_bytes is None:
+            return False
+        return self.chosen.total_bytes <= AMPLE_SHARE * self.budget.limit_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

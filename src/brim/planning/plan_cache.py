@@ -85,8 +85,8 @@ class PlanCache:
 
     def write(self, plan: TrainingPlan) -> None:
         """Keep a plan for later runs; one that more memory would not change is kept for any budget that it fits."""
-        name = self._name_of_ample if _is_ample(plan) else self._name
-        self._cache.write(name, replace(plan, from_cache=False).as_dict())
+        for name in (self._name, self._name_of_ample) if _is_ample(plan) else (self._name,):
+            self._cache.write(name, replace(plan, from_cache=False).as_dict())
 
     def _read(self, name: str) -> TrainingPlan | None:
         saved = self._cache.read(name)
