@@ -1,0 +1,111 @@
+"""brim.plan: what a run would decide, with nothing loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.api.planned_run import settings, uneven
+
+import brim
+from brim.api.plan_request import PlanRequest
+from brim.api.planning import too_long
+from brim.planning.candidates import epoch
+
+SEED = 3
+
+
+def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
+    said = []
+    plan = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), device="cpu", say=said.append)
+    assert isinstance(plan, brim.TrainingPlan)
+    assert (plan.effective_batch_size, plan.total_steps, plan.lengths.num_rows) == (8, 6, 24)
+    assert plan.budget.device == "cpu"
+    chosen = plan.chosen
+    assert chosen.way.gradient_checkpointing is False
+    assert chosen.time_source == "estimated"
+    assert plan.seconds == pytest.approx(2 * chosen.seconds_per_epoch)
+    assert chosen.total_bytes <= plan.budget.limit_bytes - plan.budget.margin_bytes
+    assert plan.too_long == ()
+    assert "adapter.alpha: 16 (twice adapter.r)" in said
+
+
+def test_the_rows_are_cut_in_the_order_in_which_the_run_takes_them(tiny_base):
+    plan = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), device="cpu")
+    request = _request(tiny_base, random_seed=SEED)
+    from brim.data.order import rows_of_step
+
+    batches = [rows_of_step(num_rows=24, seed=SEED, consumed_samples=8 * n, size=8)[1] for n in range(3)]
+    np.testing.assert_array_equal(request.task.lengths, request.rows.lengths[np.concatenate(batches)])
+    totals = epoch(request.task, plan.costs, cap_bytes=plan.chosen.cap_bytes)
+    assert plan.chosen.micro_batches_per_step == totals.num_micro_batches / 3
+
+
+def test_a_plan_is_made_once_for_the_same_work(tiny_base):
+    config = settings(tiny_base, random_seed=SEED + 1)
+    first = brim.plan(config, uneven(), device="t4")
+    again = brim.plan(config, uneven(), device="t4")
+    assert (first.from_cache, again.from_cache) == (False, True)
+    assert replace(again, from_cache=False) == first
+    assert not brim.plan(config, uneven(), device="t4", replan=True).from_cache
+    assert not brim.plan(config, uneven()[::-1].reset_index(drop=True), device="t4").from_cache
+
+
+def test_every_way_is_shown_and_the_one_is_taken_that_a_run_would_take(tiny_base):
+    config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"})
+    plan = brim.plan(config, uneven(), device="cpu")
+    ways = [(each.way.gradient_checkpointing, each.way.chunked_loss) for each in plan.candidates]
+    assert ways == [(False, True), (False, False), (True, True), (True, False)]
+    assert plan.chosen == plan.candidates[0]  # it fits with room to spare; the others are for people to see
+    assert plan.reason == "it fits, and more memory would not make it faster"
+
+
+def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_base):
+    config = settings(tiny_base, random_seed=SEED, memory={"margin": "0 MiB"})
+    roomy = brim.plan(config, uneven(), memory_bytes=2**30)
+    alone = roomy.chosen.single_row_bytes
+    plan = brim.plan(config, uneven(), memory_bytes=alone - 1)
+    assert plan.chosen is None
+    assert plan.costs is None
+    request = _request(tiny_base, random_seed=SEED)
+    longest = int(request.rows.lengths.max())
+    keys = [int(key) for key, length in zip(request.rows.keys, request.rows.lengths, strict=True) if length == longest]
+    assert [(row.key, row.num_tokens) for row in plan.too_long] == [(key, longest) for key in keys]
+    (problem,) = too_long(plan)
+    assert problem.what.startswith(f"rows do not fit even alone: row {keys[0]} ({longest} tokens)")
+    fits = plan.candidates[0].longest_that_fits
+    assert fits < longest
+    assert f"{fits} tokens" in problem.fix
+
+
+def test_a_model_that_trains_nothing_and_data_that_is_not_there_are_refused(tiny_base):
+    with pytest.raises(brim.InputError, match="there is nothing to plan: this configuration does not train"):
+        brim.plan({**settings(tiny_base), "trainer": {"type": "none"}}, uneven())
+    with pytest.raises(brim.ConfigError, match="there is no data set, and a plan depends on how long its rows are"):
+        brim.plan(settings(tiny_base))
+
+
+def test_a_budget_larger_than_the_device_is_refused(tiny_base):
+    with pytest.raises(brim.ConfigError, match=r"memory.budget is 16.0 GiB, and .* has 1.0 GiB"):
+        brim.plan(settings(tiny_base, memory={"budget": "16 GiB"}), uneven(), memory_bytes=2**30)
+
+
+def test_a_row_alone_is_a_plan(tiny_base):
+    frame = pd.DataFrame([{"question": "add 1 and 1 =", "answer": " 2", "split": 0}])
+    plan = brim.plan(settings(tiny_base), frame, device="cpu")
+    assert plan.chosen.widest[0] == 1
+    assert plan.chosen.padding == 1.0
+    assert plan.total_steps == 2
+
+
+def _request(base, **changes) -> PlanRequest:
+    from brim.api.plan import request_of
+    from brim.api.session import open_session
+    from brim.config import load_config
+    from brim.data import prepare, read
+
+    session = open_session(load_config(settings(base, **changes)).config)
+    prepared = prepare(read(uneven()), session.config, session.encoder, context_length=session.folder.context_length)
+    return request_of(session, prepared)
