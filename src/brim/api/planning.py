@@ -115,8 +115,7 @@ def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every
                 has_more = way != open_ways[-1]
                 break
     chosen, reason = choose(candidates[:num_open], has_more=has_more or len(candidates) > num_open)
-    taken = None if chosen is None else known[candidates.index(chosen)]
-    return _plan(request, budget, candidates, chosen, taken, reason, correction)
+    return _plan(request, budget, candidates, known, chosen, reason, correction)
 
 
 def _open_ways(request: PlanRequest) -> list[Way]:
@@ -131,12 +130,13 @@ def _plan(
     request: PlanRequest,
     budget: Budget,
     candidates: Sequence[Candidate],
+    known: Sequence[WayCosts],
     chosen: Candidate | None,
-    taken: WayCosts | None,
     reason: str,
     correction: Correction,
 ) -> TrainingPlan:
     length = request.length
+    taken = None if chosen is None else known[candidates.index(chosen)]
     return TrainingPlan(
         budget=budget,
         lengths=summarize_lengths(request.rows.lengths),
@@ -151,7 +151,7 @@ def _plan(
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
         helps=() if chosen is not None else _helps(request, candidates),
-        too_long=() if chosen is not None else _too_long(request, candidates),
+        too_long=() if chosen is not None else _too_long(request, candidates, known),
     )
 
 
@@ -184,17 +184,18 @@ def _helps(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[str, 
     return (*(str(each) for each in found if each.total_bytes < now_bytes), *shorter)
 
 
-def _too_long(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[LongRow, ...]:
+def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
     """The rows that do not fit in the way that takes the least."""
-    least = min(candidates, key=lambda each: each.single_row_bytes)
+    least, way = min(zip(candidates, known, strict=True), key=lambda pair: pair[0].single_row_bytes)
     positions = np.sort(request.order[list(least.too_long)])
+    lengths = request.rows.lengths[positions]
+    peaks = np.maximum(way.costs.peak_bytes(1, lengths), way.least_bytes)
+    beside_bytes = least.single_row_bytes - max(
+        float(way.costs.peak_bytes(1, request.task.longest)), float(way.least_bytes)
+    )
     return tuple(
-        LongRow(
-            key=int(request.rows.keys[position]),
-            num_tokens=int(request.rows.lengths[position]),
-            total_bytes=least.single_row_bytes,
-        )
-        for position in positions
+        LongRow(key=int(key), num_tokens=int(num_tokens), total_bytes=round(peak + beside_bytes))
+        for key, num_tokens, peak in zip(request.rows.keys[positions], lengths, peaks.tolist(), strict=True)
     )
 
 
@@ -221,7 +222,8 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
     more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
     there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
     named = ", ".join(f"row {row.key} ({row.num_tokens:,} tokens)" for row in shown)
-    what = f"rows do not fit even alone: {named}{more}. The longest needs {format_bytes(shown[0].total_bytes)}"
+    longest = format_bytes(max(row.total_bytes for row in plan.too_long))
+    what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
     return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix=_fix(plan))]
 
 
