@@ -166,6 +166,27 @@ def test_a_buffer_that_a_step_replaces_is_put_back():
     assert torch.equal(buffer, torch.zeros(2))
 
 
+def test_what_a_rotary_embedding_notes_down_is_put_back_with_its_buffer():
+    """Else it would take the frequencies of short rows for those of the longest row so far."""
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, max_position_embeddings=8, rope_parameters=dynamic)
+    rotary, untouched = LlamaRotaryEmbedding(config), LlamaRotaryEmbedding(config)
+    before, names = rotary.inv_freq.clone(), set(vars(rotary))
+
+    def angles(module, length):
+        return module(torch.zeros(1), torch.arange(length)[None])[0]
+
+    with no_trace(rotary):
+        angles(rotary, 30)
+        assert not torch.equal(rotary.inv_freq, before)
+        rotary.seen = 30
+    assert torch.equal(rotary.inv_freq, before)
+    assert set(vars(rotary)) == names
+    assert torch.equal(angles(rotary, 20), angles(untouched, 20))
+
+
 def test_settings_and_groups_of_the_optimizer_are_put_back():
     net = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW([net.weight], lr=0.1)

@@ -167,6 +167,8 @@ def _saved(run: RunFolder) -> Mapping[str, Any] | None:
     """What plan.json has; None where it is damaged, or of a version of brim that planned nothing."""
     try:
         plan = json.loads(run.plan.read_text(encoding="utf-8"))
+        if plan["plan"] is not None:
+            TrainingPlan.from_dict(plan["plan"])
         return {"plan": plan["plan"], "launch": plan["launch"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

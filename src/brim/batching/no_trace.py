@@ -37,8 +37,8 @@ def no_trace(
     """What the block changes is undone when it ends, also by an exception.
 
     Weights (those that the optimizer has, and those that train), optimizer state and settings, gradients, buffers,
-    training modes, and the random states of torch, NumPy and Python are bit for bit as they were. State that was born
-    in the block is dropped. Without an optimizer weights are not copied.
+    attributes of modules such as training modes, and the random states of torch, NumPy and Python are bit for bit as
+    they were. State that was born in the block is dropped. Without an optimizer weights are not copied.
 
     Raises ProbeError where weights changed though no optimizer was given.
     """
@@ -49,7 +49,7 @@ def no_trace(
         put_back = [
             *_keep_gradients(weights, copies),
             *_keep_buffers(model, copies),
-            *_keep_modes(model),
+            *_keep_attributes(model),
             *_keep_random_states(),
             *(_keep_other(other) for other in others),
         ]
@@ -89,14 +89,21 @@ def _keep_buffers(model: nn.Module, copies: Copies) -> Iterator[_PutBack]:
         yield _putting_back(owner._buffers, dict(owner._buffers))
 
 
-def _keep_modes(model: nn.Module) -> Iterator[_PutBack]:
-    modes = [(module, module.training) for module in model.modules()]
+def _keep_attributes(model: nn.Module) -> Iterator[_PutBack]:
+    """Training modes, and what else modules note down: rotary embeddings of some models, the longest row so far."""
+    kept = [(module, _public(module)) for module in model.modules()]
 
     def put_back() -> None:
-        for module, mode in modes:
-            module.training = mode
+        for module, attributes in kept:
+            for name in _public(module).keys() - attributes.keys():
+                del module.__dict__[name]
+            module.__dict__.update(attributes)
 
     yield put_back
+
+
+def _public(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
 def _keep_random_states() -> Iterator[_PutBack]:
