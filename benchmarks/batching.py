@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from benchmarks import batching_tables as tables
 from benchmarks.batching_budgets import budget_runs
-from benchmarks.batching_epoch import LIMITED, contenders, figures, hand_search, race, summarize
+from benchmarks.batching_epoch import LIMITED, contenders, figures, half_of_whole_batch, hand_search, race, summarize
 from benchmarks.batching_padding import paddings
 from benchmarks.batching_peers import kernels
 from benchmarks.batching_planning import NUM_ROWS, plan_times
@@ -55,14 +55,14 @@ class Bench:
         tables.show_trials(trials)
         specs = contenders({"brim": self._spec}, trials)
         limits = {}
-        if options.limit_gib and self.subject.device == "cpu":
-            num_bytes = int(options.limit_gib * 2**30)
+        num_bytes = half_of_whole_batch(trials)
+        if num_bytes is not None and self.subject.device == "cpu" and not options.without_limit:
             limits[f"auto_find{LIMITED}"] = replace(specs["auto_find"], limit_bytes=num_bytes)
             limits[f"brim{LIMITED}"] = replace(specs["brim"], limit_bytes=num_bytes)
         outcomes = race({**specs, **limits}, rounds=options.rounds, once=[f"auto_find{LIMITED}"], say=say)
         found = summarize(outcomes)
         tables.show_contenders(found)
-        return {**figures(trials, found), "limit_gib": options.limit_gib, "peers_kernels": kernels()}
+        return {**figures(trials, found), "limit_bytes": num_bytes if limits else None, "peers_kernels": kernels()}
 
     def budgets(self) -> dict[str, Any]:
         spec = replace(self._spec, num_rows=self._options.budget_rows)
@@ -120,12 +120,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     add("--rows", type=int, help="of the epoch; default: 640, on a GPU 2,560")
-    add("--search-rows", type=int, default=160, help="on which the hand search tries each size")
-    add("--budget-rows", type=int, default=128, help="of each run under a limit")
+    add("--search-rows", type=int, default=96, help="on which the hand search tries each size")
+    add("--budget-rows", type=int, default=96, help="of each run under a limit")
     add("--planned-rows", type=int, default=NUM_ROWS)
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2, help="torch's, in each process")
-    add("--limit-gib", type=float, default=6.0, help="address space under which auto_find is tried once more; 0: not")
+    add("--without-limit", action="store_true", help="do not try auto_find once more with half the memory")
     add("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     return parser.parse_args(arguments)
 

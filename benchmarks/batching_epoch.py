@@ -16,6 +16,7 @@ from benchmarks.subject import EFFECTIVE_BATCH_SIZE
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)  # rows that the hand search tries
 PACKS = (1, 2, 4)
 SEARCHED: tuple[Way, ...] = ("fixed", "group_by_length", "padding_free", "packing")
+_UNTOUCHED_BYTES = 7 * 2**28  # that libraries and threads map and do not use: 1.7 GiB with TRL, before it trains
 LIMITED = ", limited"  # ends the names of those who run under a limit
 LOSS_GOAL = 1e-3  # relative, of each update's loss; what loss_equality.py holds brim and its peers to
 GOALS: Mapping[str, float] = {"fixed": 1.0, "packing": 1.0, "auto_find": 5.0}
@@ -29,6 +30,7 @@ class Trial:
     micro_batch_rows: int
     accumulation_steps: int
     tokens_per_s: float | None  # None: it failed
+    peak_bytes: int | None = None  # of the process
     failure: str | None = None
 
 
@@ -77,6 +79,14 @@ def fastest(trials: Sequence[Trial], way: Way) -> Trial | None:
     """Of this way; the smaller micro-batch of two that are equal, and None where all failed."""
     done = [trial for trial in trials if trial.way == way and trial.tokens_per_s is not None]
     return max(done, key=lambda trial: (trial.tokens_per_s or 0.0, -trial.micro_batch_rows), default=None)
+
+
+def half_of_whole_batch(trials: Sequence[Trial]) -> int | None:
+    """An address space in which the whole effective batch does not fit at once; None: it is not known."""
+    whole = next((t for t in trials if t.way == "fixed" and t.micro_batch_rows == EFFECTIVE_BATCH_SIZE), None)
+    if whole is None or whole.peak_bytes is None:
+        return None
+    return _UNTOUCHED_BYTES + whole.peak_bytes // 2
 
 
 def race(
@@ -153,10 +163,10 @@ def _sizes(way: Way, lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _try(spec: Spec, way: Way) -> Trial:
-    rate, failure = None, None
+    rate, peak_bytes, failure = None, None, None
     try:
         outcome = run(spec)
-        rate = round(outcome.num_tokens / outcome.train_s, 1)
+        rate, peak_bytes = round(outcome.num_tokens / outcome.train_s, 1), outcome.peak_bytes
     except RunFailed as error:
         failure = str(error).splitlines()[-1]
     return Trial(
@@ -164,6 +174,7 @@ def _try(spec: Spec, way: Way) -> Trial:
         micro_batch_rows=spec.micro_batch_rows,
         accumulation_steps=spec.accumulation_steps,
         tokens_per_s=rate,
+        peak_bytes=peak_bytes,
         failure=failure,
     )
 

@@ -6,7 +6,15 @@ import math
 from dataclasses import replace
 
 import pytest
-from benchmarks.batching_epoch import Trial, contenders, fastest, largest_difference, race, summarize
+from benchmarks.batching_epoch import (
+    Trial,
+    contenders,
+    fastest,
+    half_of_whole_batch,
+    largest_difference,
+    race,
+    summarize,
+)
 from benchmarks.batching_peers import accumulation_of_packs
 from benchmarks.batching_run import Outcome, Spec
 
@@ -33,6 +41,12 @@ def test_the_hand_search_takes_the_fastest_and_of_equals_the_smaller():
     trials = [_trial(1, 900.0), _trial(4, 1000.0), _trial(2, 1000.0), _trial(32, None)]
     assert fastest(trials, "fixed") == _trial(2, 1000.0)
     assert fastest([_trial(32, None)], "fixed") is None
+
+
+def test_the_limit_leaves_half_of_what_the_whole_batch_takes_beside_what_is_never_used():
+    whole = replace(_trial(32, 100.0), peak_bytes=8 * 2**30)
+    assert half_of_whole_batch([_trial(1, 900.0), whole]) == int(5.75 * 2**30)
+    assert half_of_whole_batch([_trial(32, None)]) is None
 
 
 def test_contenders_are_brim_the_best_of_each_way_and_auto_find_from_the_whole_batch():
