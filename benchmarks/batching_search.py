@@ -126,7 +126,7 @@ def _summary(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
         "share_of_largest": _spread(shares),
         "cases_without_out_of_memory": sum(not each.get("out_of_memory") for _, each in found),
         "cases_of_one_probe_without_out_of_memory": sum(
-            len(each.get("tried", ())) == 1 and not each["out_of_memory"] for _, each in found
+            len(each.get("tried", ())) == 1 and not each.get("out_of_memory") for _, each in found
         ),
         "cases_at_98_percent": sum(share >= GOAL_SHARE for share in shares),
         "cases_within_one_row": sum(largest - each["size"] <= 1 for largest, each in answered),

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ from brim.batching.caches import free_caches
 from brim.batching.oom import is_out_of_memory
 
 _STATUS = Path("/proc/self/status")
+_MOST_S = 100  # for a search; Lightning's never ends where as many rows as there are run out of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +127,26 @@ def _found(way: Contender, built: Subject, oracle: Oracle) -> dict[str, Any]:
     """What one contender answers, and what it took."""
     _limit(oracle.limit_bytes)
     watched = Watched(built)
+    signal.signal(signal.SIGALRM, _time_is_up)
+    signal.alarm(_MOST_S)
     started = time.perf_counter()
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             told: dict[str, Any] = {"size": way(watched, oracle, built.folder.path)}
+        except _TimeUp:
+            told = {"size": None, "error": f"not done in {_MOST_S} s"}
         except Exception as error:  # a peer's failure is a result
             told = {"size": None, "error": f"{type(error).__name__}: {str(error)[:200]}"}
     seconds = time.perf_counter() - started
     return {**told, "tried": watched.sizes, "out_of_memory": watched.failed, "seconds": round(seconds, 3)}
+
+
+class _TimeUp(BaseException):
+    """Not to be caught by who is late."""
+
+
+def _time_is_up(number: int, frame: Any) -> None:
+    raise _TimeUp
 
 
 def _largest(built: Subject, foretold: Foretold, room_bytes: int, limit_bytes: int) -> int:
