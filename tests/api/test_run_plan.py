@@ -99,12 +99,14 @@ def assert_same_weights(one, other):
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-def test_a_budget_decides_the_cut_and_not_the_losses(tiny_base, tmp_path, monkeypatch):
-    whole = train(tiny_base, tmp_path / "whole")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16-mixed", 1e-2)])
+def test_a_budget_decides_the_cut_and_not_the_losses(tiny_base, tmp_path, monkeypatch, precision, tolerance):
+    config = settings(tiny_base, precision=precision)
+    whole = train(tiny_base, tmp_path / "whole", config=config)
     under(monkeypatch, 600_000)
-    small = train(tiny_base, tmp_path / "small")
+    small = train(tiny_base, tmp_path / "small", config=config)
     assert sum(of(small, "num_micro_batches")) > sum(of(whole, "num_micro_batches"))
-    np.testing.assert_allclose(of(small, "loss"), of(whole, "loss"), rtol=1e-5)
+    np.testing.assert_allclose(of(small, "loss"), of(whole, "loss"), rtol=tolerance)
     plan = plan_of(small)["plan"]
     assert plan["budget"]["limit_bytes"] == 600_000
     assert plan["chosen"]["cap_binds"]
@@ -125,6 +127,25 @@ def test_a_run_that_goes_on_keeps_its_plan_and_its_cuts_to_the_bit(tiny_base, tm
     for name in ("loss", "num_micro_batches", "effective_batch_size", "num_tokens", "learning_rate"):
         assert of(parts, name) == of(whole, name)
     assert_same_weights(parts, whole)
+
+
+def test_where_whole_logits_are_faster_the_run_has_no_chunks(tiny_base, tmp_path, monkeypatch, own_cache):
+    under(monkeypatch, 600_000)
+    taken = []
+
+    def the_second(candidates, *, has_more):
+        taken.append(candidates[1].way)
+        return candidates[1], "as tested"
+
+    monkeypatch.setattr("brim.api.planning.choose", the_second)
+    config = settings(tiny_base)
+    parts = stopped(tiny_base, tmp_path / "parts", monkeypatch, after=2, config=config)
+    assert [way.chunked_loss for way in taken] == [False]
+    before = (parts / "plan.json").read_bytes()
+    assert {"key": "trainer.chunked_loss", "value": False, "reason": "as tested"} in plan_of(parts)["choices"]
+    assert "chunked_loss: false" in (parts / "config.yaml").read_text()
+    train(tiny_base, parts, config=config, resume=True)
+    assert (parts / "plan.json").read_bytes() == before
 
 
 def test_a_run_that_goes_on_under_less_memory_is_planned_anew_and_learns_the_same(tiny_base, tmp_path, monkeypatch):
