@@ -19,7 +19,7 @@ def test_what_is_kept_comes_back(tmp_path):
     assert sorted(path.name for path in (tmp_path / "deep" / "folder" / "plans").iterdir()) == ["a.json", "b.json"]
 
 
-@pytest.mark.parametrize("content", [b"", b'{"x": ', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b'{"x": ', b"\xff\xfe", b"[" * 100_000, b"[]", b"3", b'{"value": 1}'])
 def test_a_damaged_entry_is_said_and_written_anew(tmp_path, content):
     cache = Cache(tmp_path, "plans")
     path = tmp_path / "plans" / "a.json"
@@ -29,6 +29,16 @@ def test_a_damaged_entry_is_said_and_written_anew(tmp_path, content):
     assert cache.note == f"{path} is damaged, and is not used"
     cache.write("a", 1)
     assert Cache(tmp_path, "plans").read("a") == 1
+
+
+@pytest.mark.parametrize("changed", ["2", "NaN", '"1"', "null"])
+def test_a_value_that_is_not_what_was_written_is_damaged(tmp_path, changed):
+    cache = Cache(tmp_path, "plans")
+    cache.write("a", {"bytes": 1})
+    path = tmp_path / "plans" / "a.json"
+    path.write_text(path.read_text().replace('"bytes": 1', f'"bytes": {changed}'))
+    assert cache.read("a") is None
+    assert cache.note == f"{path} is damaged, and is not used"
 
 
 def test_where_nothing_can_be_written_nothing_fails(tmp_path):
@@ -52,9 +62,9 @@ def _age(path, seconds):
 
 
 def test_what_was_used_longest_ago_goes(tmp_path):
-    cache = Cache(tmp_path, "plans", most_bytes=250)
+    cache = Cache(tmp_path, "plans", most_bytes=500)
     for number, name in enumerate("abcd"):
-        cache.write(name, "x" * 98)  # 100 bytes with its quotes
+        cache.write(name, "x" * 98)  # 189 bytes with its quotes and checksum
         if number < 2:
             _age(tmp_path / "plans" / f"{name}.json", 100 - number)
     assert sorted(path.stem for path in (tmp_path / "plans").iterdir()) == ["c", "d"]
@@ -66,7 +76,7 @@ def test_what_is_read_is_used(tmp_path):
         cache.write(name, "x" * 98)
         _age(tmp_path / "plans" / f"{name}.json", 100 - number)
     cache.read("a")
-    forget_oldest(tmp_path / "plans", most_bytes=200)
+    forget_oldest(tmp_path / "plans", most_bytes=400)
     assert sorted(path.stem for path in (tmp_path / "plans").iterdir()) == ["a", "c"]
 
 

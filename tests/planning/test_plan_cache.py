@@ -8,6 +8,7 @@ import pytest
 from tests.planning.hand_made import MIB, hand_made_plan
 
 from brim.config import DeviceFacts, load_config, resolve
+from brim.planning.cache import sealed
 from brim.planning.plan_cache import PlanCache, plan_facts
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
@@ -128,6 +129,6 @@ def test_what_is_no_plan_is_said(tmp_path, content):
     cache = PlanCache(tmp_path, _facts(), plan.budget)
     cache.write(plan)
     (path,) = (tmp_path / "plans").iterdir()
-    path.write_text(content)
+    path.write_text(sealed(content))
     assert cache.read() is None
     assert cache.note == f"{path} is damaged, and is not used"

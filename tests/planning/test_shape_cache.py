@@ -5,6 +5,7 @@ import json
 import pytest
 
 from brim.memory.work import Work, WorkCount, WorkPlace
+from brim.planning.cache import sealed
 from brim.planning.shape_cache import Basics, KnownShapes, ShapeCache, versions
 
 FACTS = {"architecture": {"model_type": "llama"}, "target": None}
@@ -70,9 +71,10 @@ def test_what_another_run_has_found_meanwhile_stays(tmp_path):
 def test_a_damaged_file_is_said_and_not_used(tmp_path, change):
     ShapeCache(tmp_path, FACTS).write(known())
     path = file_of(tmp_path)
-    damaged = change(path.read_text())
-    assert damaged != path.read_text()
-    path.write_text(damaged)
+    kept = json.dumps(json.loads(path.read_text())["value"])
+    damaged = change(kept)
+    assert damaged != kept
+    path.write_text(sealed(damaged))
     cache = ShapeCache(tmp_path, FACTS)
     assert cache.read() == KnownShapes()
     assert cache.note == f"{path} is damaged, and is not used"

@@ -1,4 +1,7 @@
-"""Small JSON files on disk under names that are digests of what they depend on. The oldest go when there are many."""
+"""Small JSON files on disk under names that are digests of what they depend on. The oldest go when there are many.
+
+A checksum in each says whether it is what was written: a number that was damaged would be believed otherwise.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from brim.cache_folder import cache_folder
 from brim.errors import WriteError
 from brim.files import make_folder, write_text, writing
 
-__all__ = ["Cache", "cache_folder", "digest", "forget_oldest"]
+__all__ = ["Cache", "cache_folder", "digest", "forget_oldest", "sealed"]
 
 _MOST_BYTES = 64 * 2**20  # of one kind; an entry has a few kilobytes, so that thousands stay
 
@@ -31,13 +34,13 @@ class Cache:
         """The entry; None where there is none, or a damaged one."""
         path = self._path(name)
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = _opened(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except OSError as error:
             self.note = f"{path} cannot be read, and is not used: {error.strerror}"
             return None
-        except (ValueError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.refuse(name)
             return None
         with suppress(OSError):  # a folder that only others may write to
@@ -53,7 +56,7 @@ class Cache:
         try:
             with writing("an entry of the cache", self._path(name)):
                 make_folder(self._folder)
-                write_text(self._path(name), json.dumps(value))
+                write_text(self._path(name), sealed(json.dumps(value)))
         except WriteError as error:
             self.note = f"nothing is kept for later runs: {error.problems[0].what} ({self._folder})"
             return
@@ -61,6 +64,22 @@ class Cache:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
+
+
+def sealed(value: str) -> str:
+    """The content of a file for a value that is JSON."""
+    return f'{{"sha256": "{_checksum(value)}", "value": {value}}}'
+
+
+def _opened(content: str) -> Any:
+    saved = json.loads(content)
+    if saved["sha256"] != _checksum(json.dumps(saved["value"])):
+        raise ValueError("the checksum differs")
+    return saved["value"]
+
+
+def _checksum(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
 
 
 def digest(facts: Mapping[str, Any]) -> str:
