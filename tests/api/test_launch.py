@@ -12,12 +12,15 @@ from tests.api.planned_run import ready, scarce, tight
 
 from brim.api.launch import launch
 from brim.api.session import say_nothing
+from brim.api.trial import counted_state_bytes
 from brim.batching.by_length import ByLength
 from brim.batching.by_rows import ByRows
 from brim.batching.random_states import random_states
 from brim.batching.surface import Surface
+from brim.config import load_config
 from brim.errors import NothingFitsError, OutOfMemoryError
 from brim.planning.candidates import epoch
+from brim.train.optimizer import build_optimizer, set_learning_rate
 
 NO_LIMIT = 10**9
 WARMING = (1, 7)  # the shortest row: what the first pass of a process leaves behind is not the micro-batch's
@@ -152,7 +155,7 @@ def test_a_peak_above_the_prediction_corrects_the_costs_once(run, monkeypatch):
     with scarce(run.llm, most_tokens=NO_LIMIT):
         probe = launched(run, plan).probes[0]
     monkeypatch.setattr("brim.planning.calibration._TELLING_SHARE", 0.0)
-    monkeypatch.setattr("brim.api.launch._Trial.probe", one_and_a_half)
+    monkeypatch.setattr("brim.api.launch.Trial.probe", one_and_a_half)
     found = launched(run, plan)
     assert found.plan.costs.scale == pytest.approx(1.5, rel=1e-5)
     (predicted_bytes, seen), *_ = found.measured
@@ -227,3 +230,22 @@ def test_the_largest_is_cut_into_the_fewest(run, monkeypatch):
     assert found.cutter.state()["largest"] is True
     lengths = run.request.rows.lengths[:8]
     assert len(found.cutter.cut(lengths)) == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "averages"), [("adamw", 2), ({"type": "adam", "amsgrad": True}, 3), ("sgd", 0), ("adafactor", None)]
+)
+def test_without_a_plan_the_optimizers_state_is_counted(optimizer, averages):
+    """Against what the optimizer itself keeps after a step; but for its counters of steps."""
+    net = torch.nn.Linear(24, 16)
+    settings = {"base_model": "m", "trainer": {"type": "finetune", "optimizer": optimizer, "effective_batch_size": 1}}
+    trainer = load_config(settings).config.trainer
+    built = build_optimizer(trainer.optimizer, list(net.parameters()))
+    net(torch.ones(2, 24)).sum().backward()
+    set_learning_rate(built, 0.1)
+    built.step()
+    kept = [value for state in built.state.values() for value in state.values() if torch.is_tensor(value)]
+    expected = sum(value.numel() * 4 for value in kept if value.numel() > 1)
+    assert counted_state_bytes(trainer, net) == expected
+    if averages is not None:
+        assert expected == averages * 4 * (24 * 16 + 16)

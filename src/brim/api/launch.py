@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import nn
 
 from brim.api.calibrating import corrected, uncorrected
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
-from brim.batching.ballast import gradients_at_hand, standing_for
+from brim.api.trial import Trial, counted_state_bytes
 from brim.batching.by_length import ByLength
 from brim.batching.by_rows import ByRows
 from brim.batching.costs import Costs
 from brim.batching.cutter import Cutter
 from brim.batching.finder import Search, find_batch_size
 from brim.batching.microbatch import MicroBatch
-from brim.batching.no_trace import no_trace
-from brim.batching.peak_meter import AddressSpacePeak, Counts, peak_meter
 from brim.batching.probe import Probe
-from brim.batching.prober import Prober
 from brim.batching.totals import Shape
 from brim.errors import OutOfMemoryError, Problem
 from brim.models.llm import LLM
 from brim.planning.at_hand import budget_of
-from brim.planning.budget import Budget
 from brim.planning.candidates import cut_anew, epoch
 from brim.planning.plan import Candidate, TimeSource, TrainingPlan
 from brim.planning.probe_rows import rows_of_shape
 from brim.planning.time_fit import fit_time
 from brim.planning.time_probe import time_shapes
 from brim.planning.time_shapes import shapes_to_time
-from brim.train.micro_batch_pass import MicroBatchPass
 from brim.units import format_bytes, format_seconds
 
 
@@ -58,7 +48,8 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     plan: None where the architecture cannot be traced: then sizes are tried out.
     Raises OutOfMemoryError when a row alone runs out of memory.
     """
-    trial = _Trial(request, llm, pad_id, state_bytes=0 if plan is None else plan.state_bytes)
+    state_bytes = counted_state_bytes(request.trainer, llm.model) if plan is None else plan.state_bytes
+    trial = Trial(request, llm, pad_id, state_bytes=state_bytes)
     trainer, costs = request.trainer, None if plan is None else plan.costs
     if trainer.batch_size != "auto":
         assert request.task.fixed_rows is not None, "as the configuration says"
@@ -69,7 +60,7 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     return _proven(plan, costs, request, trial, say)
 
 
-def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: _Trial, say: Say) -> Launched:
+def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> Launched:
     """The widest micro-batch of the plan is tried, and where it runs out of memory that of a lower cap; then timed.
 
     Measured times may ask for wider ones, which are then tried, too.
@@ -116,7 +107,7 @@ def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs) -> TrainingPlan
 class _Proof:
     """What has been tried of a plan, and what its costs and its cap are since."""
 
-    def __init__(self, request: PlanRequest, trial: _Trial, say: Say, *, costs: Costs, cap_bytes: int) -> None:
+    def __init__(self, request: PlanRequest, trial: Trial, say: Say, *, costs: Costs, cap_bytes: int) -> None:
         self._request, self._trial, self._say = request, trial, say
         self.costs, self.cap_bytes = costs, cap_bytes
         self.probes: list[Probe] = []
@@ -167,7 +158,7 @@ class _Proof:
 
 
 def _timed(
-    plan: TrainingPlan, costs: Costs, cap_bytes: int, request: PlanRequest, trial: _Trial
+    plan: TrainingPlan, costs: Costs, cap_bytes: int, request: PlanRequest, trial: Trial
 ) -> tuple[Costs | None, str]:
     """The costs with measured times, None where the estimate or an earlier measurement stays; and what to tell."""
     assert plan.chosen is not None, "it has costs"
@@ -183,7 +174,8 @@ def _timed(
     )
     if not timing.shapes:
         return None, f"time {timing.reason}"
-    samples = time_shapes(timing, trial.run_shape, trial.clock, predicted=costs.time)
+    with trial.leaving_no_trace():
+        samples = time_shapes(timing, trial.run_shape, trial.clock, predicted=costs.time)
     fit = fit_time(samples, costs.time)
     seconds = fit.surface(shortest=int(task.lengths.min()), longest=task.longest, most_rows=task.effective_batch_size)
     told = f"timed {len(samples)} shapes of micro-batches, the model is off by {fit.relative_error:.0%}"
@@ -210,7 +202,7 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
     return max(cutter.cap_bytes, alone_bytes)  # the longest row will be tried, and then it is known
 
 
-def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: _Trial) -> Launched:
+def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: Trial) -> Launched:
     """The most of the longest rows that run together; without a memory model, of any rows."""
     task = request.task
     budget = budget_of(request.config.memory, request.device, is_at_hand=True) if plan is None else plan.budget
@@ -235,90 +227,3 @@ def _tried(probes: Sequence[Probe]) -> str:
     number = len(probes)
     failed = sum(probe.outcome != "fits" for probe in probes)
     return f"{number} probe{'s' * (number != 1)}" + (f", {failed} of them out of memory" if failed else "")
-
-
-class _Trial:
-    """Micro-batches of real rows as in the midst of a step: gradients at hand, ballast for the optimizer's state."""
-
-    def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
-        self._lengths, self._num_supervised = request.rows.lengths, request.rows.num_supervised
-        self._llm, self._state_bytes = llm, state_bytes
-        self._is_warm = False
-        self._pass = MicroBatchPass(
-            model=llm.model,
-            head=llm.head,
-            rows=request.rows,
-            pad_id=pad_id,
-            device=llm.device,
-            precision=llm.precision,
-            scaler=torch.amp.GradScaler(llm.device.type, enabled=False),
-            row_dropout=llm.row_dropout,
-        )
-
-    def probe(self, rows: int, tokens: int) -> Probe:
-        """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
-        device = self._llm.device
-        if device.type == "cuda":
-            return self._prober(tokens, counts="allocated")(rows)
-        if not self._is_warm:
-            # Threads, libraries' buffers and what is imported at first use would count as the micro-batch's.
-            self._prober(int(self._lengths.min()))(1)
-            self._is_warm = True
-        meter = peak_meter(device)
-        meter.begin()
-        before_bytes = meter.peak_bytes()
-        probe = self._prober(tokens)(rows)
-        if probe.peak_bytes is None or before_bytes is None:
-            return replace(probe, peak_bytes=None)
-        return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + _held_bytes(self._llm.model))
-
-    def probe_size(self, rows: int, tokens: int) -> Probe:
-        """Try a shape. Its peak is as the device counts it: what PyTorch reserved, or this process's memory."""
-        return self._prober(tokens)(rows)
-
-    def run_shape(self, rows: int, tokens: int) -> None:
-        """Run a shape that is known to fit."""
-        with no_trace(self._llm.model):
-            self._forward_backward(rows_of_shape(self._lengths, rows=rows, tokens=tokens))
-
-    def clock(self) -> float:
-        """Seconds, once the device has done what was asked of it."""
-        if self._llm.device.type == "cuda":
-            torch.cuda.synchronize(self._llm.device)
-        return time.perf_counter()
-
-    def limit_bytes(self, budget: Budget) -> int | None:
-        """What a peak may reach, as `probe_size` measures it: what there is, and no more than the budget."""
-        there_bytes = self._prober(2).limit_bytes
-        if there_bytes is None:
-            return None
-        if self._llm.device.type == "cuda":
-            return min(there_bytes, budget.reserved_bytes)
-        if isinstance(peak_meter(self._llm.device), AddressSpacePeak):
-            return there_bytes  # addresses, of which a budget of resident bytes says nothing
-        return min(there_bytes, budget.limit_bytes - budget.margin_bytes)
-
-    def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
-        return Prober(
-            lambda size: self._in_midst_of_step(rows_of_shape(self._lengths, rows=size, tokens=tokens)),
-            model=self._llm.model,
-            device=self._llm.device,
-            num_steps=1,
-            counts=counts,
-        )
-
-    def _in_midst_of_step(self, rows: NDArray[np.intp]) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(gradients_at_hand(self._llm.model.parameters()))
-            if self._state_bytes:
-                stack.enter_context(standing_for(self._state_bytes, self._llm.device))
-            self._forward_backward(rows)
-
-    def _forward_backward(self, rows: NDArray[np.intp]) -> None:
-        self._llm.model.train()
-        self._pass(rows, max(int(self._num_supervised[rows].sum()), 1), step=0)
-
-
-def _held_bytes(model: nn.Module) -> int:
-    """Of weights and buffers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))

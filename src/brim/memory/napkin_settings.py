@@ -72,7 +72,7 @@ def settings_of(
         arithmetic=arithmetic,
         new_tokens=config.generation.max_new_tokens or 0,
         lora=None if config.adapter is None else _lora(config.adapter),
-        optimizer=None if trainer is None else _optimizer(trainer),
+        optimizer=None if trainer is None else optimizer_of(trainer),
         checkpointing=trainer is not None and trainer.enable_gradient_checkpointing is True,
         accumulates=trainer is not None and accumulates(trainer),
         attention="sdpa" if attention == "auto" else attention,  # which all but a few architectures have
@@ -109,7 +109,8 @@ def _lora(adapter: LoraConfig) -> Lora:
     )
 
 
-def _optimizer(trainer: FinetuneTrainer) -> Optimizer:
+def optimizer_of(trainer: FinetuneTrainer) -> Optimizer:
+    """The update rule that a configuration asks for."""
     keys = trainer.optimizer.model_dump()
     return Optimizer(
         type=keys["type"],
