@@ -242,6 +242,13 @@ def test_arguments_that_make_no_sense_are_named_together():
     assert [problem.what for problem in raised.value.problems] == ["how is 'guess'", "most is 0", "start is 0"]
 
 
+@pytest.mark.parametrize("most", [2.5, "8", None])
+def test_a_size_is_a_whole_number(most):
+    with pytest.raises(InputError) as raised:
+        find_batch_size(Device(1), most=most)
+    assert raised.value.problems[0].what == f"most is {most!r}"
+
+
 def test_a_larger_size_that_fits_above_one_that_fails_is_never_forgotten():
     fits = {8: False, 9: True}
     found = find_batch_size(lambda size: probe_of(size, fits=fits.get(size, size < 8)), how="binary", most=9, start=9)

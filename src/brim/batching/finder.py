@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
 from brim.batching import searches
@@ -143,9 +144,14 @@ def _require_sound(how: Search, most: int, start: int | None) -> None:
     problems = []
     if how not in get_args(Search):
         problems.append(Problem(what=f"how is {how!r}", expected=f"one of {', '.join(get_args(Search))}"))
-    if most < 1:
-        problems.append(Problem(what=f"most is {most}", expected="at least 1", fix="give the rows there are"))
-    if start is not None and start < 1:
-        problems.append(Problem(what=f"start is {start}", expected="at least 1"))
+    if not _is_size(most):
+        expected = "a whole number of at least 1"
+        problems.append(Problem(what=f"most is {most!r}", expected=expected, fix="give the rows there are"))
+    if start is not None and not _is_size(start):
+        problems.append(Problem(what=f"start is {start!r}", expected="a whole number of at least 1"))
     if problems:
         raise InputError(*problems)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1

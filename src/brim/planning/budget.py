@@ -130,5 +130,7 @@ def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
         what=f"of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}), {format_bytes(budget.outside_bytes)} lie "
         f"outside PyTorch and {format_bytes(budget.margin_bytes)} are kept free: nothing is left to train with",
         where="memory.budget" if is_asked else "",
-        fix="set a larger memory.budget, or a smaller memory.margin" if is_asked else "free memory on the device",
+        fix="set a larger memory.budget, or a smaller memory.margin"
+        if is_asked
+        else "free memory there, or raise this limit",
     )
