@@ -125,15 +125,15 @@ class BareLoop:
     def step(self, number: int) -> float:
         """One update on batches that lie ready; the mean loss over the step's supervised tokens."""
         batches, num_supervised = self._steps[number]
-        total = torch.zeros(())
+        shares = []
         for batch in batches:
             loss = next_token_loss(self._model, batch, head=self._head) / num_supervised
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+            shares.append(loss.detach())
         clip_grad_norm_(self._parameters, CLIPPING)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return total.item()
+        return math.fsum(torch.stack(shares).tolist())
 
 
 class Alternator:
