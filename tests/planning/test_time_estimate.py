@@ -27,10 +27,14 @@ def estimated(*, checkpointed=False, longest=512, shortest=16, most_rows=32, **g
 
 @given(rows=st.integers(1, 32), length=st.integers(16, 512), host_s=st.sampled_from([0.0, 0.1, 3.0]))
 def test_the_surface_is_the_roofline(rows, length, host_s):
-    """Straight lines between samples of a convex function are above it, and not by much."""
+    """Straight lines between samples of a convex function are above it, and not by much.
+
+    Where it bends between samples that are a factor f apart, by (√f − 1)² / (f − 1): 8% for the 1.39 of the tokens, and
+    less than as much again between two lengths.
+    """
     found = estimated(host_s=host_s)
     exact = float(roofline(found.law, found.speed, rows * length, length).total_s[0])
-    assert exact * (1 - 1e-9) <= float(found.surface(rows, length)) <= 1.1 * exact
+    assert exact * (1 - 1e-9) <= float(found.surface(rows, length)) <= 1.17 * exact
 
 
 @given(st.sampled_from([0.0, 0.1, 3.0]), st.booleans())
