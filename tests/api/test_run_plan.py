@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.api.planned_run import settings, uneven
 
 import brim
-from brim.errors import ModelError, Problem
+from brim.api.memory import UntraceableError
+from brim.errors import Problem
 from brim.planning.budget import Budget
 
 DROPOUT = {"adapter": {"type": "lora", "dropout": 0.2}}
@@ -280,7 +281,7 @@ def test_a_number_of_rows_that_is_predicted_not_to_fit_is_told_and_tried(tiny_ba
 
 def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tmp_path, monkeypatch):
     def untraceable(*given, **how):
-        raise ModelError(Problem(what="Llama cannot be traced"))
+        raise UntraceableError(Problem(what="Llama cannot be traced"))
 
     monkeypatch.setattr("brim.api.planning.traced", untraceable)
     said = []

@@ -2,15 +2,32 @@
 
 import pytest
 
+from brim.planning import calibration
 from brim.planning.cache import Cache, digest
 from brim.planning.calibration import Calibrations, Correction, Peak, RunPeaks, at_once, combined, of_run
 
 STATIC = 1000
+MIB = 2**20
 FACTS = {"device": "t4", "model": {"layers": 3}}
 
 
 def peaks(*pairs):
     return [Peak(predicted_bytes=predicted, measured_bytes=measured) for predicted, measured in pairs]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Numbers that are easy to follow; what is too small to tell anything on a device has a test of its own."""
+    monkeypatch.setattr(calibration, "TELLING_BYTES", 1)
+
+
+def test_a_few_megabytes_tell_nothing(monkeypatch):
+    monkeypatch.undo()
+    told = peaks((STATIC + 63 * MIB, STATIC + 90 * MIB))
+    assert of_run(told, static_bytes=STATIC) is None
+    enough = of_run(peaks((STATIC + 64 * MIB, STATIC + 80 * MIB)), static_bytes=STATIC)
+    assert enough is not None
+    assert enough.scale == 1.25
 
 
 def run(scale, outside=None):

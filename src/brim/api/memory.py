@@ -254,7 +254,7 @@ def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: Allo
     except UNTRACEABLE as error:
         if is_a_mistake_of_brims(error):
             raise
-        raise ModelError(untraceable(error, asked.folder)) from error
+        raise UntraceableError(untraceable(error, asked.folder)) from error
     if not asked.device.is_cpu:
         stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
         stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
@@ -271,6 +271,10 @@ def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: Allo
         choices=(*asked.choices, *map(str, workload.choices), *shape.choices, *_said_of(sharding)),
     )
     return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
+
+
+class UntraceableError(ModelError):
+    """There is no prediction for this architecture; it may train all the same."""
 
 
 # What the code of an architecture raises that asks for values, or for what fake tensors have none of, and what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -44,13 +45,15 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
 
     every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
     """
-    correction = calibrations_of(request).correction()
+    correction = Correction() if replan else _correction(request, say)
     if correction.outside_bytes is not None:
         request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
     budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
     plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
     if plan is None:
-        plan = _made(request, budget, correction, every_way=every_way)
+        plan = _made(
+            request, budget, correction, every_way=every_way, folder=None if replan else cache_folder(), say=say
+        )
         if every_way or plan.chosen is not None:
             keep(plan, request, budget, every_way=every_way, say=say)
     return Planned(plan=plan, choices=_choices(request, plan))
@@ -62,6 +65,14 @@ def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way:
     cache.write(plan)
     if cache.note is not None:
         say(cache.note)
+
+
+def _correction(request: PlanRequest, say: Say) -> Correction:
+    calibrations = calibrations_of(request)
+    correction = calibrations.correction()
+    if calibrations.note is not None:
+        say(calibrations.note)
+    return correction
 
 
 def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> PlanCache:
@@ -91,7 +102,15 @@ def _cached(
     return None
 
 
-def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> TrainingPlan:
+def _made(
+    request: PlanRequest,
+    budget: Budget,
+    correction: Correction,
+    *,
+    every_way: bool,
+    folder: Path | None,
+    say: Say,
+) -> TrainingPlan:
     """Look at the ways in the order of preference; one that more memory would not make faster ends the search.
 
     Those after it are looked at to be shown, and not taken: a run does not look at them.
@@ -103,7 +122,7 @@ def _made(request: PlanRequest, budget: Budget, correction: Correction, *, every
     for way in open_ways:
         if way in (each.way for each in known):
             continue
-        costs = traced(request, way, budget, correction, cache_folder=cache_folder())
+        costs = traced(request, way, budget, correction, cache_folder=folder, say=say)
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         costs, looked_at = verified(costs, request.task, budget)

@@ -12,6 +12,7 @@ import torch
 
 from brim.api.calibrating import remember
 from brim.api.launch import launch
+from brim.api.memory import UntraceableError
 from brim.api.plan import device_at_hand, request_of
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import keep, plan_run, too_long
@@ -22,7 +23,7 @@ from brim.batching.cutter import Cutter
 from brim.batching.cutters import cutter_of
 from brim.batching.probe import Probe
 from brim.data import Prepared
-from brim.errors import InputError, ModelError
+from brim.errors import InputError
 from brim.models.llm import LLM
 from brim.planning.at_hand import budget_of, enforce
 from brim.planning.cpu_room import returns_at_once
@@ -108,7 +109,7 @@ def plan_of_run(
         return RunPlan(session=session, request=request, plan=None, saved=saved, cutter=cutter)
     try:
         planned = plan_run(request, every_way=False, replan=replan, say=say)
-    except ModelError as error:
+    except UntraceableError as error:
         if request.task.fixed_rows is None:
             say(f"{error.problems[0].what}; so batch sizes are tried out")
         return RunPlan(session=session, request=request, plan=None)
@@ -168,7 +169,8 @@ def _saved(run: RunFolder) -> Mapping[str, Any] | None:
     try:
         plan = json.loads(run.plan.read_text(encoding="utf-8"))
         if plan["plan"] is not None:
-            TrainingPlan.from_dict(plan["plan"])
+            read = TrainingPlan.from_dict(plan["plan"])
+            _ = read.is_ample, read.budget.reserved_bytes + 0  # numbers, as far as a run goes by them
         return {"plan": plan["plan"], "launch": plan["launch"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from brim.api.memory import ONE_AT_A_TIME, UNTRACEABLE, is_a_mistake_of_brims, untraceable
+from brim.api.memory import ONE_AT_A_TIME, UNTRACEABLE, UntraceableError, is_a_mistake_of_brims, untraceable
 from brim.api.plan_request import PlanRequest
+from brim.api.session import Say
 from brim.batching.costs import Costs
-from brim.errors import ModelError
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
@@ -34,19 +34,21 @@ _SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
 
 
 def traced(
-    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, cache_folder: Path | None
+    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, cache_folder: Path | None, say: Say
 ) -> WayCosts:
-    """Trace the few shapes that it takes. Raises ModelError for an architecture that cannot be traced."""
+    """Trace the few shapes that it takes. Raises UntraceableError for an architecture that cannot be."""
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
         try:
-            return _traced(request, way, budget, correction.scale, cache_folder)
+            return _traced(request, way, budget, correction.scale, cache_folder, say)
         except UNTRACEABLE as error:
             if is_a_mistake_of_brims(error):
                 raise
-            raise ModelError(untraceable(error, request.folder)) from error
+            raise UntraceableError(untraceable(error, request.folder)) from error
 
 
-def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, cache_folder: Path | None) -> WayCosts:
+def _traced(
+    request: PlanRequest, way: Way, budget: Budget, scale: float, cache_folder: Path | None, say: Say
+) -> WayCosts:
     shapes = _shapes(request, way, cache_folder)
     task = request.task
     model = memory_model(
@@ -59,6 +61,8 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, cache_
     time = _time(request, shapes)
     update_s = seconds_of(shapes.update_work, time.speed)
     shapes.save()
+    if shapes.note is not None:
+        say(shapes.note)
 
     def overhead(of: Sequence[RowsAndTokens]) -> int:
         with ONE_AT_A_TIME:

@@ -19,6 +19,9 @@ _MOST_RUNS = 8  # the newest ones count; drivers and libraries change
 LEAST_SCALE, MOST_SCALE = 0.5, 2.0  # what is off by more is another mistake than that of a model
 # Of the budget that a peak must add to tell something: below it pages, caches and workspaces outweigh the shape.
 _TELLING_SHARE = 0.05
+# And at least so much: beside its tensors a process keeps 14 MB of packed matrices and compiled kernels, and more of
+# a heap (docs/decisions/0010-resident-memory-on-a-cpu.md), which are not the shape's.
+TELLING_BYTES = 64 * 2**20
 _ALIKE = 0.01  # a scale that is off by less changes nothing
 
 
@@ -65,7 +68,7 @@ def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | Non
     telling = [
         (peak.measured_bytes - static_bytes) / (peak.predicted_bytes - static_bytes)
         for peak in peaks
-        if peak.predicted_bytes - static_bytes >= max(0.5 * most, _TELLING_SHARE * peak.predicted_bytes, 1)
+        if peak.predicted_bytes - static_bytes >= max(0.5 * most, _TELLING_SHARE * peak.predicted_bytes, TELLING_BYTES)
     ]
     if not telling:
         return None

@@ -63,7 +63,9 @@ def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) ->
     assert best.seconds_per_epoch is not None, "it fits"
     second = min(fitting, key=lambda each: each.seconds_per_epoch or 0.0)
     assert second.seconds_per_epoch is not None, "filtered above"
-    return (
+    told = (
         f"an epoch takes {format_seconds(best.seconds_per_epoch)}, {describe(second.way)} "
         f"{format_seconds(second.seconds_per_epoch)}"
     )
+    is_tie = second.seconds_per_epoch < best.seconds_per_epoch
+    return f"{told}, which is no difference that is known" if is_tie else told
