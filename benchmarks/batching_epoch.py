@@ -168,7 +168,7 @@ def _try(spec: Spec, way: Way) -> Trial:
         outcome = run(spec)
         rate, peak_bytes = round(outcome.num_tokens / outcome.train_s, 1), outcome.peak_bytes
     except RunFailed as error:
-        failure = str(error).splitlines()[-1]
+        failure = str(error)
     return Trial(
         way=way,
         micro_batch_rows=spec.micro_batch_rows,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from benchmarks.batching_peers import Way
 from benchmarks.batching_subject import Method, Subject
 
 ROOT = Path(__file__).parents[1]
-_SHOWN_CHARACTERS = 2000  # of what a failed run says
+_SHOWN_CHARACTERS = 600  # of what a failed run says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,15 @@ def run(spec: Spec) -> Outcome:
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise RunFailed(f"{spec.contender} ended with {done.returncode}: {done.stderr[-_SHOWN_CHARACTERS:]}")
+        raise RunFailed(f"{spec.contender} ended with {done.returncode}: {last_words(done.stderr)}")
     return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def last_words(stderr: str) -> str:
+    """The error that ended a process, without the traceback and its paths; the last line where there is none."""
+    lines = stderr.strip().splitlines() or [""]
+    named = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Refused)\b", line)]
+    return " ".join(line.strip() for line in lines[named[-1] if named else -1 :])[:_SHOWN_CHARACTERS]
 
 
 class RunFailed(Exception):
