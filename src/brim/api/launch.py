@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from brim.api.session import Say
 from brim.api.trial import Trial, counted_state_bytes
 from brim.batching.by_length import ByLength
 from brim.batching.by_rows import ByRows
+from brim.batching.caches import free_caches
 from brim.batching.costs import Costs
 from brim.batching.cutter import Cutter
 from brim.batching.finder import Search, find_batch_size
@@ -68,6 +70,7 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
     assert plan.chosen is not None, "it has costs"
     proof = _Proof(request, trial, say, costs=costs, cap_bytes=plan.chosen.cap_bytes)
     if not plan.is_ample:
+        proof.cap_bytes = _cap_now(proof.cap_bytes, costs, request, trial, say)
         proof.extend()
     timed, told_time = _timed(plan, proof.costs, proof.cap_bytes, request, trial)
     source: TimeSource = plan.chosen.time_source if timed is None else "measured"
@@ -86,6 +89,28 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
         measured=tuple(proof.measured),
         told=f"{proof.told}; {told_time}",
     )
+
+
+def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> int:
+    """The cap, less what has come into the process since it was planned: code, threads and their arenas.
+
+    On a CPU alone, where all of it is taken from the same memory. The longest row is left to be tried alone.
+    """
+    if not request.device.is_cpu:
+        return cap_bytes
+    trial.warm_up()
+    importlib.import_module("torch._dynamo")  # an optimizer's first update would
+    free_caches()
+    left_bytes = budget_of(request.config.memory, request.device, is_at_hand=True).reserved_bytes + trial.held_bytes
+    if left_bytes >= cap_bytes:
+        return cap_bytes
+    now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
+    if epoch(request.task, costs, cap_bytes=cap_bytes).widest.peak_bytes > now_bytes:
+        say(
+            f"{format_bytes(cap_bytes - left_bytes)} of what was planned with are taken by the process itself since: "
+            f"micro-batches are cut to {format_bytes(now_bytes)}"
+        )
+    return now_bytes
 
 
 def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs) -> TrainingPlan:

@@ -51,10 +51,7 @@ class Trial:
         device = self._llm.device
         if device.type == "cuda":
             return self._prober(tokens, counts="allocated")(rows)
-        if not self._is_warm:
-            # Threads, libraries' buffers and what is imported at first use would count as the micro-batch's.
-            self._prober(int(self._lengths.min()))(1)
-            self._is_warm = True
+        self.warm_up()
         meter = peak_meter(device)
         meter.begin()
         before_bytes = meter.peak_bytes()
@@ -62,6 +59,17 @@ class Trial:
         if probe.peak_bytes is None or before_bytes is None:
             return replace(probe, peak_bytes=None)
         return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + _held_bytes(self._llm.model))
+
+    def warm_up(self) -> None:
+        """Run the shortest row, once: threads, libraries' buffers and what is imported at first use come with it."""
+        if not self._is_warm:
+            self._prober(int(self._lengths.min()))(1)
+            self._is_warm = True
+
+    @property
+    def held_bytes(self) -> int:
+        """Of weights and buffers."""
+        return _held_bytes(self._llm.model)
 
     def probe_size(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is as the device counts it: what PyTorch reserved, or this process's memory."""
