@@ -82,8 +82,8 @@ def make_base_at(folder: str) -> None:
 def fingerprint(run: Path) -> dict[str, str]:
     """All that a run left, by path: digests of files, and the log without its times.
 
-    Of environment.json, which has the time of the start, and of a checkpoint's manifest only that they are there. What
-    a killed write leaves would be here.
+    Of plan.json what memory does not decide. Of environment.json, which has the time of the start, and of a
+    checkpoint's manifest only that they are there. What a killed write leaves would be here.
     """
     marks: dict[str, str] = {}
     for path in sorted(run.rglob("*")):
@@ -136,6 +136,8 @@ def _mark(path: Path, name: str) -> str:
         return "there"
     if path.name == "state.json":
         return _digest(json.dumps({**json.loads(path.read_bytes()), "logs": None}).encode())  # lines have times
+    if name == "plan.json":  # what is free on the machine, and so what may be used of it, is never the same twice
+        return _digest(json.dumps({**json.loads(path.read_bytes()), "plan": None, "launch": None}).encode())
     if path.name != "metrics.jsonl":
         return _digest(path.read_bytes())
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

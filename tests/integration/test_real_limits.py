@@ -131,5 +131,6 @@ def test_a_row_that_never_fits_is_named_and_what_was_learned_before_it_stays(run
     limited = runs["a row of 32 MiB"]
     assert limited["refused"].startswith("row 5 of the batch ran out of memory twice in the forward pass")
     assert "you tried to allocate 33554432 bytes" in limited["refused"]
-    assert limited["losses"] == runs["24 MiB"]["losses"][:1]
+    # How far a batch was cut for its first losses depends on what the process holds: alike, not equal.
+    assert limited["losses"] == pytest.approx(runs["24 MiB"]["losses"][:1], rel=1e-6)
     assert [event["rows"] for event in limited["events"] if event["event"] == "oom"][-2:] == [1, 1]
