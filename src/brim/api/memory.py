@@ -105,6 +105,7 @@ def ask(
     memory_bytes: int | None,
     batch_size: int | None = None,
 ) -> Asked:
+    """Resolve a configuration for a device; arguments and errors as in `predict_memory`. Loads no weights."""
     require_floors()
     if phase is not None:
         _require_one_of("phase", phase, get_args(Phase))

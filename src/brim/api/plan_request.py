@@ -51,6 +51,7 @@ class PlanRequest:
 
     @cached_property
     def task(self) -> Task:
+        """What the run is to do, whichever way it goes."""
         batch_size = self.trainer.batch_size
         effective = min(self.length.effective_batch_size, len(self.rows))
         return Task(
