@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from brim.api.inference import engine_for
 from brim.api.prompts import continuable
 from brim.api.results import EvaluateResult
 from brim.api.session import Say, Session, say_nothing
 from brim.data import Entry, Source, TextEncoder, TokenRows, prompts_of
-from brim.data.chat_end import end_ids_of_turns
-from brim.data.chat_prompt import chat_template
 from brim.data.prompt import prompter
 from brim.data.texts import Texts
+from brim.infer.engine import respond_to
 from brim.infer.evaluate import score_rows
-from brim.infer.generate import end_ids, generate
-from brim.infer.generation_settings import generation_settings
 from brim.infer.metrics import loss_interval, summarize
 from brim.infer.rows_at_once import RowsAtOnce
 from brim.infer.text_metrics import text_metrics
@@ -113,20 +110,19 @@ def said(num_rows: int, say: Say) -> RowsAtOnce:
 
 
 def respond(
-    llm: LLM, session: Session, prompts: TokenRows, *, batch_rows: int | RowsAtOnce, **progress: Any
+    llm: LLM,
+    session: Session,
+    prompts: TokenRows,
+    *,
+    batch_rows: int | RowsAtOnce,
+    on_batch: Callable[[int], None] = lambda rows: None,
 ) -> pd.DataFrame:
-    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens."""
+    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens.
+
+    on_batch: told how many prompts have got their response, each time that some have.
+    """
     encoder = session.encoder
-    responses = generate(
-        llm.model,
-        prompts,
-        settings=settings_of(llm, session),
-        batch_rows=batch_rows,
-        seed=session.config.random_seed,
-        device=llm.device,
-        precision=llm.precision,
-        **progress,
-    )
+    responses = respond_to(engine_for(llm, session, batch_rows=batch_rows), prompts, on_batch=on_batch)
     frame: pd.DataFrame = pd.DataFrame(
         {
             "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],
@@ -136,14 +132,3 @@ def respond(
         }
     )
     return frame
-
-
-def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
-    """How the model generates, for transformers' GenerationConfig."""
-    encoder, chat = session.encoder, session.config.chat
-    ends = [] if chat is None else end_ids_of_turns(chat_template(chat, encoder), encoder)
-    return generation_settings(
-        session.config.generation,
-        pad_id=encoder.pad_id,
-        end_ids=list(dict.fromkeys([*ends, *end_ids(llm.model, encoder.eos_id)])),
-    )

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
-from brim.api.evaluation import answerable, evaluate, respond, said, settings_of
+from brim.api.evaluation import answerable, evaluate, respond, said
 from brim.api.export import check_format, export_run
+from brim.api.inference import settings_of
 from brim.api.merging import merge_run, merging_of
 from brim.api.prediction import beside_input, check_output, ledger_path, require_free_names, write_with_ledger
 from brim.api.prompts import continuable, require_continuable, require_texts

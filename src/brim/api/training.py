@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from brim.api.chat import template_texts
-from brim.api.evaluation import settings_of
+from brim.api.inference import settings_of
 from brim.api.results import TrainResult
 from brim.api.resuming import in_order, where_it_stands, with_kernels_of
 from brim.api.run_plan import plan_of_run

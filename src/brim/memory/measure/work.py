@@ -16,10 +16,11 @@ from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, resolve
 from brim.data import TokenRows
 from brim.errors import BrimError, InputError, Problem
+from brim.infer.engine import respond_to
 from brim.infer.evaluate import score_rows
-from brim.infer.generate import generate
 from brim.infer.generation_settings import generation_settings
 from brim.infer.rows_at_once import RowsAtOnce, Smaller
+from brim.infer.static_engine import StaticEngine
 from brim.memory.measure.meter import Meter, meter_of
 from brim.memory.measure.recording import Recording, recorded
 from brim.memory.measure.rehearsal import NoMeter, tiny
@@ -216,15 +217,15 @@ class Bench:
         self._mark_passes()
         generation = config.generation.model_copy(update={"eos_token_id": None})
         settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
-        generate(
+        engine = StaticEngine(
             llm.model,
-            rows,
             settings=settings,
             batch_rows=_all_at_once(rows),
             seed=config.random_seed,
             device=llm.device,
             precision=llm.precision,
         )
+        respond_to(engine, rows)
 
     def _mark_passes(self) -> None:
         """The first forward pass reads the prompts, the others write a token each."""

@@ -6,10 +6,15 @@ import torch
 
 from brim.data import TokenRow, TokenRows
 from brim.errors import BrimError, InputError
-from brim.infer.generate import end_ids, generate
+from brim.infer.engine import respond_to
 from brim.infer.rows_at_once import RowsAtOnce
+from brim.infer.static_engine import StaticEngine, end_ids
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
+
+
+def generate(model, prompts, *, on_batch=lambda rows: None, **how):
+    return respond_to(StaticEngine(model, **how), prompts, on_batch=on_batch)
 
 
 def one_by_one(model, prompts, *, end):
