@@ -189,6 +189,7 @@ def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
         ("trainer", "batch_size"),  # for the plan
         ("trainer", "gradient_accumulation_steps"),
         ("trainer", "enable_gradient_checkpointing"),
+        ("generation", "engine"),
         ("memory", "budget"),
         ("memory", "margin"),
     ):

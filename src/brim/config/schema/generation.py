@@ -12,6 +12,14 @@ TokenIds: TypeAlias = Items[NonNegativeInt]
 class GenerationConfig(Section):
     """How text is generated. Defaults are Ludwig's, not the base model's."""
 
+    engine: Literal["auto", "slots", "static", "paged", "vllm"] = key(
+        "auto",
+        "What writes the answers: `slots` is brim's own (rows that end leave, waiting ones take their place), `static` "
+        "transformers' `generate` in batches that stay together, `paged` transformers' continuous batching, `vllm` an "
+        "installed vLLM on a GPU. `auto` takes the one that is fastest, see docs/engines.md.",
+        brim=True,
+    )
+
     max_new_tokens: PositiveInt | None = key(
         None,
         "Most tokens of an answer. null: the output feature's max_sequence_length, else global_max_sequence_length, "
