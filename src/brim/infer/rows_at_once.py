@@ -86,7 +86,8 @@ class RowsAtOnce:
             if len(positions) > 1:
                 self._halve(rows, positions, doing)
             elif has_retried:
-                raise _too_large(rows, int(positions[0]), doing)
+                position = int(positions[0])
+                raise too_large(key=int(rows.keys[position]), num_tokens=int(rows.lengths[position]), doing=doing)
             else:
                 has_retried = True
 
@@ -107,6 +108,17 @@ def longest_first(rows: TokenRows) -> NDArray[np.intp]:
     return np.argsort(-rows.lengths, kind="stable")
 
 
+def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
+    """What ends the work when a row alone runs out of memory."""
+    return OutOfMemoryError(
+        Problem(
+            what=f"{doing} of a single row runs out of memory ({num_tokens:,} tokens)",
+            where=f"row {key} (numbered from 0)",
+            fix=_FIX[doing],
+        )
+    )
+
+
 def _fits(work: Callable[[NDArray[np.intp]], None], positions: NDArray[np.intp]) -> bool:
     try:
         work(positions)
@@ -115,13 +127,3 @@ def _fits(work: Callable[[NDArray[np.intp]], None], positions: NDArray[np.intp])
             raise
         return False
     return True
-
-
-def _too_large(rows: TokenRows, position: int, doing: Doing) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        Problem(
-            what=f"{doing} of a single row runs out of memory ({int(rows.lengths[position]):,} tokens)",
-            where=f"row {int(rows.keys[position])} (numbered from 0)",
-            fix=_FIX[doing],
-        )
-    )

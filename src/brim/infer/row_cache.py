@@ -1,0 +1,171 @@
+"""Keys and values of rows that come and go, in memory that is allocated once.
+
+All rows share one timeline of columns: whatever is written next goes to the same column of every row, and a prompt is
+put where it ends at that column. So a step of all rows writes one column and reads one block, however long each of them
+is; what stands before a row's first token is masked. The rows that are in are the first ones: one that leaves is
+replaced by the last. Only when the columns are used up, or rows should become more and shorter, is the memory laid out
+anew, in place.
+
+Legend: R rows and C columns of the layout, n rows that are in, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class RowCache(Cache):  # type: ignore[misc]
+    """A cache that a model of transformers takes as `past_key_values`.
+
+    cells: rows × columns that there is memory for. num_layers: of the model that keep keys and values.
+    """
+
+    def __init__(self, num_layers: int, *, rows: int, columns: int, cells: int | None = None) -> None:
+        self.cells = rows * columns if cells is None else cells
+        self.columns = columns
+        self.starts: list[int] = []  # the column of each row's first token
+        self.end = 0  # the column that is written next
+        self.prefilled: tuple[int, int] | None = None  # slots from, to, while their prompts are read
+        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
+
+    @property
+    def rows(self) -> int:
+        """R: as many as there is room for."""
+        return self.cells // self.columns
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.starts)
+
+    @property
+    def base(self) -> int:
+        """The first column that any row needs."""
+        return min(self.starts, default=self.end)
+
+    @property
+    def window(self) -> int:
+        """Columns in use."""
+        return self.end - self.base
+
+    def remove(self, slot: int) -> None:
+        """Take a row out; the last one moves into its slot."""
+        last = self.num_rows - 1
+        if slot != last:
+            columns = slice(self.starts[last], self.end)
+            for layer in self._filled():
+                layer.copy_row(last, slot, columns)
+            self.starts[slot] = self.starts[last]
+        self.starts.pop()
+
+    def lay_out(self, *, columns: int, end: int) -> None:
+        """Move what is in use, so that there are `columns` columns and the next to be written is `end`.
+
+        At least the window's columns, and room for the rows that are in.
+        """
+        base, window = self.base, self.window
+        assert window <= end <= columns, "the rows that are in keep their columns"
+        assert self.num_rows * columns <= self.cells, "no rows are lost"
+        for layer in self._filled():
+            layer.lay_out(self.columns, columns, num_rows=self.num_rows, source=base, target=end - window, width=window)
+        self.columns = columns
+        self.starts = [start - base + end - window for start in self.starts]
+        self.end = end
+
+    def begin_prefill(self, lengths: Sequence[int]) -> None:
+        """The pass that follows reads prompts of these lengths, left-padded to the longest, into the next slots."""
+        assert max(lengths) <= self.end <= self.columns, "prompts end at the column that is written next"
+        assert self.num_rows + len(lengths) <= self.rows, "each row has a slot"
+        self.prefilled = (self.num_rows, self.num_rows + len(lengths))
+
+    def end_prefill(self, lengths: Sequence[int]) -> None:
+        """The rows are in."""
+        self.prefilled = None
+        self.starts += [self.end - length for length in lengths]
+
+    def end_step(self) -> None:
+        """Every row has written a token."""
+        self.end += 1
+
+    def _filled(self) -> list[_RowLayer]:
+        return [layer for layer in self.layers if layer.is_initialized]
+
+
+class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer."""
+
+    is_sliding = False  # windows are masked, not forgotten
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, cache: RowCache) -> None:
+        super().__init__()
+        self._cache = cache
+        self._keys = self._values = torch.empty(0)
+        self._key_shape = self._value_shape = (0, 0)  # H, D
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate, once it is known what a token's keys and values look like."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self._key_shape = key_states.shape[1], key_states.shape[3]
+        self._value_shape = value_states.shape[1], value_states.shape[3]
+        # Zeros: what is masked is multiplied by zero, which does not make a NaN harmless.
+        self._keys = key_states.new_zeros(self._cache.cells * self._key_shape[0] * self._key_shape[1])
+        self._values = value_states.new_zeros(self._cache.cells * self._value_shape[0] * self._value_shape[1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keep [n, H, T, D]; gives back what the pass attends to: the prompts themselves, or the window with it."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache = self._cache
+        keys, values = self._laid_out(cache.columns)
+        if cache.prefilled is not None:
+            slots = slice(*cache.prefilled)
+            columns = slice(cache.end - key_states.shape[2], cache.end)
+            keys[slots, :, columns] = key_states
+            values[slots, :, columns] = value_states
+            return key_states, value_states
+        num_rows, end = key_states.shape[0], cache.end
+        keys[:num_rows, :, end : end + 1] = key_states
+        values[:num_rows, :, end : end + 1] = value_states
+        seen = slice(cache.base, end + 1)
+        return keys[:num_rows, :, seen], values[:num_rows, :, seen]
+
+    def copy_row(self, source: int, target: int, columns: slice) -> None:
+        for laid_out in self._laid_out(self._cache.columns):
+            laid_out[target, :, columns] = laid_out[source, :, columns]
+
+    def lay_out(self, before: int, after: int, *, num_rows: int, source: int, target: int, width: int) -> None:
+        """Row by row, in the direction in which none is written over before it has been read."""
+        slots = range(num_rows) if after <= before else reversed(range(num_rows))
+        old, new = self._laid_out(before), self._laid_out(after)
+        for slot in slots:
+            for was, becomes in zip(old, new, strict=True):
+                row = was[slot, :, source : source + width].clone()
+                becomes[slot, :, target : target + width] = row
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns before those of the pass, as a mask sees them."""
+        return 0 if self._cache.prefilled is not None else self._cache.window
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def _laid_out(self, columns: int) -> tuple[Tensor, Tensor]:
+        """[R, H, C, D] of keys and of values."""
+        rows = self._cache.cells // columns
+        return _view(self._keys, rows, columns, self._key_shape), _view(self._values, rows, columns, self._value_shape)
+
+
+def _view(flat: Tensor, rows: int, columns: int, shape: tuple[int, int]) -> Tensor:
+    heads, size = shape
+    return flat[: rows * heads * columns * size].view(rows, heads, columns, size)

@@ -1,0 +1,267 @@
+"""brim's own engine: rows that have ended leave the batch at once, and waiting rows take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from brim.batching.caches import free_caches
+from brim.batching.oom import is_out_of_memory
+from brim.data import TokenRows
+from brim.infer.engine import Constraint, OnFinished
+from brim.infer.next_token import NextToken, Writing
+from brim.infer.passes import Passes
+from brim.infer.queue import Queue
+from brim.infer.refill import prefill_groups, rows_to_wait_for
+from brim.infer.response import Finished, Response
+from brim.infer.room import Room
+from brim.infer.rows_at_once import Smaller, too_large
+from brim.infer.static_engine import explained
+from brim.models.precision import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_NOTABLY = 1.125  # more rows, or the cache is not laid out anew: that copies it once
+
+
+@dataclass(slots=True, kw_only=True)
+class RunStatistics:
+    """What a run of the engine consisted of."""
+
+    num_prefills: int = 0
+    num_steps: int = 0  # of all rows that were in
+    num_row_steps: int = 0
+    most_rows: int = 0
+    num_layouts: int = 0
+    num_out_of_memory: int = 0
+
+    @property
+    def mean_rows(self) -> float:
+        """Rows of a step, in the mean."""
+        return self.num_row_steps / self.num_steps if self.num_steps else 0.0
+
+
+class SlotsEngine:
+    """An Engine (see infer/engine.py). The longest prompts run first; none may be empty.
+
+    settings: what `generation_settings` gives. refill: False: nobody takes the place of a row that has ended before
+    all have. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the run.
+    """
+
+    name = "slots"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        settings: Mapping[str, Any],
+        room: Room,
+        seed: int,
+        device: torch.device,
+        precision: Precision,
+        constraint: Constraint | None = None,
+        refill: bool = True,
+        on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+    ) -> None:
+        self._model, self._settings, self._room, self._seed = model, settings, room, seed
+        self._device, self._precision = device, precision
+        self._constraint, self._refill, self._on_smaller = constraint, refill, on_smaller
+        self.statistics = RunStatistics()
+
+    def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
+        """See Engine."""
+        self._model.eval()
+        self.statistics = RunStatistics()
+        queue = Queue(prompts, max_new_tokens=self._settings["max_new_tokens"])
+        last: _Shape | None = None
+        while queue:
+            shape = self._generate(queue, on_finished)
+            if shape is not None:
+                # Here, after the `except` block: its traceback keeps tensors alive.
+                free_caches()
+                self.statistics.num_out_of_memory += 1
+                self._shrink(shape, last)
+                last = shape
+
+    def _generate(self, queue: Queue, on_finished: OnFinished) -> _Shape | None:
+        """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much."""
+        with explained():
+            chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
+        run = _Run(
+            queue,
+            self._passes,
+            chooser,
+            room=self._room,
+            refill=self._refill,
+            end_ids=self._settings["eos_token_id"],
+            on_finished=on_finished,
+            statistics=self.statistics,
+        )
+        try:
+            with torch.inference_mode():
+                run.to_the_end()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return run.given_back()
+        return None
+
+    def _passes(self, *, rows: int, columns: int, cells: int) -> Passes:
+        return Passes(
+            self._model,
+            rows=rows,
+            columns=columns,
+            cells=cells,
+            pad_id=self._settings["pad_token_id"],
+            device=self._device,
+            precision=self._precision,
+        )
+
+    def _shrink(self, shape: _Shape, before: _Shape | None) -> None:
+        """Fewer rows from now on; a row alone gets one more try."""
+        if len(shape.keys) > 1:
+            self._room.shrink(rows=shape.rows, columns=shape.columns)
+            after = min(self._room.rows(shape.columns), len(shape.keys))
+            self._on_smaller(Smaller(doing="generation", keys=shape.keys, longest=shape.longest, after=after))
+        elif before is not None and before.keys == shape.keys and before.longest == shape.longest:
+            raise too_large(key=shape.keys[0], num_tokens=shape.longest, doing="generation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Of the cache that ran out of memory."""
+
+    rows: int
+    columns: int
+    keys: tuple[int, ...]  # of the rows that were in, or about to be
+    longest: int  # tokens that a row has
+
+
+class _Run:
+    """One cache, from its first prompts to its last token."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        passes: Callable[..., Passes],
+        chooser: NextToken,
+        *,
+        room: Room,
+        refill: bool,
+        end_ids: Sequence[int],
+        on_finished: OnFinished,
+        statistics: RunStatistics,
+    ) -> None:
+        self._queue, self._chooser, self._room, self._refill = queue, chooser, room, refill
+        self._end_ids, self._on_finished, self._statistics = frozenset(end_ids), on_finished, statistics
+        self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache has not
+        self._entering: list[Writing] = []  # taken from the queue, not read yet
+        rows, columns, cells = queue.first_shape(room)
+        self._passes = passes(rows=rows, columns=columns, cells=cells)
+        self._cache = self._passes.cache
+
+    def to_the_end(self) -> None:
+        """Respond to all that wait."""
+        while self._queue or self._active:
+            layout = self._layout()
+            if self._may_enter(layout):
+                self._enter(layout)
+            else:
+                self._step()
+
+    def given_back(self) -> _Shape:
+        """What was being written goes on later, from where it stands."""
+        rows = [*self._active, *self._entering]
+        self._queue.give_back(rows)
+        return _Shape(
+            rows=max(self._rows(self._cache.columns), 1),
+            columns=self._cache.columns,
+            keys=tuple(row.key for row in rows),
+            longest=max(len(row.prompt) + len(row.generated) for row in rows),
+        )
+
+    def _layout(self) -> int:
+        """Columns: as many as there are, or, where notably more rows find room, as few as are needed."""
+        columns = self._cache.columns
+        if not self._queue:
+            return columns
+        needed = self._queue.columns(self._active)
+        return needed if self._rows(needed) >= _NOTABLY * self._rows(columns) else columns
+
+    def _rows(self, columns: int) -> int:
+        return min(self._room.rows(columns), self._cache.cells // columns)
+
+    def _may_enter(self, columns: int) -> bool:
+        if not self._active:
+            return True
+        if not self._queue or not self._refill:
+            return False
+        rows = self._rows(columns)
+        wanted = min(rows_to_wait_for(rows, self._queue.response_tokens), len(self._queue))
+        return rows - len(self._active) >= wanted
+
+    def _enter(self, columns: int) -> None:
+        """The longest that wait fill the free slots."""
+        self._entering = self._queue.take(self._rows(columns) - len(self._active))
+        lengths = [len(row.prompt) + len(row.generated) for row in self._entering]
+        if not self._active or columns != self._cache.columns or self._cache.end < max(lengths):
+            self._lay_out(columns=columns, end=max(self._cache.window, *lengths))
+        for group in prefill_groups(lengths, most_tokens=self._room.prefill_tokens):
+            rows = self._entering[: len(group)]
+            logits = self._passes.prefill([row.tokens for row in rows])
+            self._entering = self._entering[len(group) :]
+            self._active += rows
+            self._statistics.num_prefills += 1
+            self._statistics.most_rows = max(self._statistics.most_rows, len(self._active))
+            self._write(logits, rows)
+
+    def _step(self) -> None:
+        """Every row writes a token."""
+        if self._cache.end == self._cache.columns:
+            self._lay_out(columns=self._cache.columns, end=self._cache.window)
+        logits = self._passes.decode([row.generated[-1] for row in self._active])
+        self._statistics.num_steps += 1
+        self._statistics.num_row_steps += len(self._active)
+        self._write(logits, list(self._active))
+
+    def _lay_out(self, *, columns: int, end: int) -> None:
+        self._passes.lay_out(columns=columns, end=end)
+        self._statistics.num_layouts += 1
+
+    def _write(self, logits: Tensor, rows: Sequence[Writing]) -> None:
+        """Choose the next token of these rows, the last ones that are in; those that end leave."""
+        with explained():
+            tokens = self._chooser.choose(logits, rows)
+        finished = []
+        first_slot = len(self._active) - len(rows)
+        for number in reversed(range(len(rows))):
+            row, token = rows[number], tokens[number]
+            response = self._response(row, token)
+            if response is not None:
+                finished.append(Finished(position=row.position, response=response))
+                self._leave(first_slot + number)
+        if finished:
+            self._on_finished(finished)
+
+    def _response(self, row: Writing, token: int) -> Response | None:
+        if token in self._end_ids:
+            return Response(token_ids=row.generated, finish_reason="stop", end_id=token)
+        row.generated.append(token)
+        if len(row.generated) == self._chooser.max_new_tokens:
+            return Response(token_ids=row.generated, finish_reason="length")
+        return None
+
+    def _leave(self, slot: int) -> None:
+        """The last row moves into its slot."""
+        row, last = self._active[slot], self._active.pop()
+        if row is not last:
+            self._active[slot] = last
+        self._passes.remove(slot)
+        self._queue.finish(row)
+        self._chooser.forget(row)
