@@ -155,11 +155,10 @@ CASES = {
         says=("brim: override epochs: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1\n"),
     ),
     "not supported yet": Case(
-        command=("check", "config.yaml", "trainer.eval_batch_size=auto"),
+        command=("check", "config.yaml", "quantization.backend=torchao"),
         says=(
-            "brim: override trainer.eval_batch_size=auto: trainer.eval_batch_size: auto is not supported yet\n"
-            "  expected: a whole number of at least 1\n"
-            "  fix: set a number, or remove the key\n"
+            "brim: override quantization.backend=torchao: quantization.backend: torchao is not supported yet\n"
+            "  expected: bitsandbytes\n"
         ),
     ),
     "batch arithmetic": Case(

@@ -311,3 +311,10 @@ def test_loading_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("kind", ["none", "finetune"])
+@pytest.mark.parametrize("given", ["auto", None, 3])
+def test_rows_that_are_evaluated_at_once_may_be_left_open(file, kind, given):
+    text = MINIMAL + f"trainer: {{type: {kind}, eval_batch_size: {'null' if given is None else given}}}\n"
+    assert load_config(file(text)).config.trainer.eval_batch_size == given

@@ -188,8 +188,9 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
         of_evaluation = asked.phase == "evaluate" or (isinstance(trainer, FinetuneTrainer) and not trains)
         key = "eval_batch_size" if of_evaluation else "batch_size"
         given = trainer.eval_batch_size if of_evaluation else trainer.batch_size
-        batch_size = 1 if given == "auto" else given
-        choices.append(f"batch size: {batch_size} (trainer.{key}{_CUT_BY_LENGTH if given == 'auto' else ''})")
+        is_open = given in ("auto", None)
+        batch_size = 1 if is_open else int(given or 1)
+        choices.append(f"batch size: {batch_size} (trainer.{key}{_CUT_BY_LENGTH if is_open else ''})")
     if trains and isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing == "auto":
         choices.append(f"gradient checkpointing: off (trainer.enable_gradient_checkpointing{_CHECKPOINTED_OR_NOT})")
     if sequence_length is None:

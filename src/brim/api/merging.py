@@ -35,6 +35,7 @@ SHARE = 0.1  # of what the adapter does
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SHARD = "5GB"
+_FEW_ROWS = 2  # at once: all of their logits stand beside those of the other model
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -224,4 +225,5 @@ def _bits(session: Session) -> int | None:
 
 def _batch_rows(session: Session) -> int:
     trainer: Any = session.config.trainer
-    return int(trainer.eval_batch_size)
+    given = trainer.eval_batch_size
+    return _FEW_ROWS if given in ("auto", None) else int(given)

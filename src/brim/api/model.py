@@ -38,6 +38,7 @@ from brim.train.run_folder import (
 Split = Literal["train", "validation", "test", "full"]
 
 _DEFAULT_OUTPUT = Path("results")
+_ROWS_WITHOUT_A_PLAN = 8
 
 
 class Model:
@@ -369,7 +370,8 @@ def _size_for_generating(config: Config) -> str:
 
 
 def _batch_rows(session: Session, key: str = "eval_batch_size") -> int:
-    return int(getattr(session.config.trainer, key))
+    given = getattr(session.config.trainer, key)
+    return _ROWS_WITHOUT_A_PLAN if given in ("auto", None) else int(given)
 
 
 def _holds_adapter(run: RunFolder) -> bool:

@@ -107,7 +107,7 @@ def _train_in(
     observers = Observers([metrics_log, tensorboard_log, observer])
     evaluated = _evaluated_splits(trainer, prepared)
     at_once = RowsAtOnce(
-        trainer.eval_batch_size,
+        8 if trainer.eval_batch_size in ("auto", None) else int(trainer.eval_batch_size),
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
     job = build_job(

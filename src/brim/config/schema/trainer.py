@@ -11,6 +11,7 @@ from brim.config.schema.schedule import LearningRateScheduler
 
 LearningRateValue: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 EarlyStop: TypeAlias = Annotated[int, Field(ge=-1)]
+RowsAtOnce: TypeAlias = PositiveInt | Literal["auto"] | None
 
 _NO_EFFECT = "No effect with `type: none`; checked, as in Ludwig."
 _TYPE = "`finetune` trains. `none` (the default, as in Ludwig) uses the base model as it is."
@@ -37,6 +38,14 @@ _DROPOUT_BY_ROW = (
     "dropped however a batch is cut. `false`: as PyTorch draws it, the same rate but other numbers for another cut. "
     "Dropout of the base model's own, where it has any, stays PyTorch's."
 )
+_EVAL_BATCH_SIZE = (
+    "Rows that are evaluated at once. `auto`: cut by their lengths, so that no batch exceeds the memory and all take "
+    "the least time. A number fixes the rows. null: as `auto`. Ludwig's default is 2."
+)
+_ROWS_GENERATED_FOR = (
+    "Rows that are generated for at once. `auto`: as many as fit with all their new tokens. A number fixes the rows. "
+    "Ludwig's default is 1."
+)
 _EARLY_STOP = "-1 (off), or a whole number of at least 1"
 
 
@@ -44,8 +53,8 @@ class NoTrainer(Section):
     """No training: the base model is evaluated, and predicts, as it is."""
 
     type: Literal["none"] = key("none", _TYPE)
-    batch_size: PositiveInt = key(1, "Rows that are generated for at once.")
-    eval_batch_size: PositiveInt = key(2, "Rows that are evaluated at once.")
+    batch_size: PositiveInt | Literal["auto"] = key("auto", _ROWS_GENERATED_FOR)
+    eval_batch_size: RowsAtOnce = key("auto", _EVAL_BATCH_SIZE)
     learning_rate: LearningRateValue | Literal["auto"] = key(0.0002, _NO_EFFECT)
     epochs: PositiveInt = key(3, _NO_EFFECT)
     train_steps: PositiveInt | None = key(None, _NO_EFFECT)
@@ -87,7 +96,7 @@ class FinetuneTrainer(Section):
         "Largest effective batch that is allowed, and so the largest micro-batch that is tried. null: no limit (Ludwig "
         "writes 2^40).",
     )
-    eval_batch_size: PositiveInt = key(2, "Rows that are evaluated at once. `auto` and null are not supported yet.")
+    eval_batch_size: RowsAtOnce = key("auto", _EVAL_BATCH_SIZE)
     epochs: PositiveInt = key(100, "Passes over the training rows.")
     train_steps: PositiveInt | None = key(
         None, "Updates after which training ends, instead of `epochs`. Counts updates; Ludwig counts micro-batches."
