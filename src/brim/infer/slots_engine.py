@@ -13,6 +13,7 @@ from brim.batching.caches import free_caches
 from brim.batching.oom import is_out_of_memory
 from brim.data import TokenRows
 from brim.infer.engine import Constraint, OnFinished
+from brim.infer.explained import explained
 from brim.infer.next_token import NextToken, Writing
 from brim.infer.passes import Passes
 from brim.infer.queue import Queue
@@ -20,7 +21,6 @@ from brim.infer.refill import prefill_groups, rows_to_wait_for
 from brim.infer.response import Finished, Response
 from brim.infer.room import Room
 from brim.infer.rows_at_once import Smaller, too_large
-from brim.infer.static_engine import explained
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class _Run:
         return needed if self._rows(needed) >= _NOTABLY * self._rows(columns) else columns
 
     def _rows(self, columns: int) -> int:
-        return min(self._room.rows(columns), self._cache.cells // columns)
+        return min(self._room.rows(columns, cells=self._cache.cells), self._cache.cells // columns)
 
     def _may_enter(self, columns: int) -> bool:
         if not self._active:
@@ -220,6 +220,7 @@ class _Run:
             self._statistics.num_prefills += 1
             self._statistics.most_rows = max(self._statistics.most_rows, len(self._active))
             self._write(logits, rows)
+            del logits  # the next prompts are read without them
 
     def _step(self) -> None:
         """Every row writes a token."""
