@@ -18,12 +18,15 @@ SECTIONS = {
 
 
 def _with(minimal, key, value):
-    """The least configuration with a dotted key set, `*` being the first entry."""
+    """The least configuration with a dotted key set, `*` being the first entry of a list, or a label."""
     source = minimal(**{name: dict(section) for name, section in SECTIONS.items()})
     at = source
     *parents, last = key.split(".")
     for part in parents:
-        at = at[0] if part == "*" else at.setdefault(part, {})
+        if part == "*":
+            at = at[0] if isinstance(at, list) else at.setdefault("0", {"value": "text"})
+        else:
+            at = at.setdefault(part, {})
     at[last] = value
     return source
 
@@ -64,20 +67,17 @@ def test_the_messages_read_well(file, problems):
     text = """\
 base_model: m
 input_features: [{name: a, type: text}]
-output_features: [{name: b, type: category}]
+output_features: [{name: b, type: number}]
 quantization: {backend: torchao}
 trainer:
   type: finetune
-  eval_batch_size: auto
   compile: true
   use_mixed_precision: true
 """
     assert problems(file(text)) == [
-        "config.yaml:3: output_features.0.type: category is not supported yet\n  expected: text",
+        "config.yaml:3: output_features.0.type: number is not supported yet\n  expected: text or category",
         "config.yaml:4: quantization.backend: torchao is not supported yet\n  expected: bitsandbytes",
-        "config.yaml:7: trainer.eval_batch_size: auto is not supported yet\n"
-        "  expected: a whole number of at least 1\n  fix: set a number, or remove the key",
-        "config.yaml:8: trainer.compile is not supported yet (torch.compile)\n  fix: remove it",
-        "config.yaml:9: trainer.use_mixed_precision is not supported yet (mixed precision by this key)\n"
+        "config.yaml:7: trainer.compile is not supported yet (torch.compile)\n  fix: remove it",
+        "config.yaml:8: trainer.use_mixed_precision is not supported yet (mixed precision by this key)\n"
         "  fix: use the root's precision",
     ]

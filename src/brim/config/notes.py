@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from brim.config.batch import fixes_the_cut
+from brim.config.category_rules import MATCH, unreachable
 from brim.config.places import Document, dotted
 from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig
 from brim.config.schema.quantization import EIGHT_BIT_KEYS, FOUR_BIT_KEYS
@@ -39,9 +40,18 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
         fixed = fixes_the_cut(config.trainer)
         where = document.place(("trainer", "batch_search")).where
         notes += [] if fixed is None else [f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides"]
+    notes += _rules_without_effect(config, document)
     if config.quantization is not None:
         notes += _keys_of_other_bits(config.quantization, document)
     return tuple(notes)
+
+
+def _rules_without_effect(config: Config, document: Document) -> list[str]:
+    return [
+        f"{document.place((*MATCH, label)).where}: the label {label!r} is never found, since the rule of {earlier!r} "
+        "stands before its own and fits whenever that does"
+        for label, earlier in unreachable(config.output_features[0])
+    ]
 
 
 def _keys_of_other_bits(quantization: QuantizationConfig, document: Document) -> list[str]:

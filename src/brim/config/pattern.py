@@ -6,6 +6,7 @@ Python's engine tries every way to cut a text among repeats and alternatives; wh
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterable
@@ -37,6 +38,19 @@ def pattern_fault(pattern: str) -> str | None:
     if cost.ways > MAX_WAYS:
         return f"it has {min(cost.ways, 10**12):,} ways to match, more than {MAX_WAYS:,}"
     return None
+
+
+def characters_within(pattern: str, num_steps: int) -> int:
+    """How long a text may be for looking for the expression anywhere in it to take about so many steps at most.
+
+    pattern: one without a fault. With k open repeats one after the other, a text of n characters can be cut among them
+    and what stands before in n^(k+1) / (k+1)! ways.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cost = _sequence(_parser().parse(pattern))
+    parts = cost.opens + 1
+    return max(1, int((num_steps * math.factorial(parts) / cost.ways) ** (1 / parts)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from brim.config.schema import Config, Section
-from brim.config.schema_walk import Key, all_keys, expected, sections_of, type_name
+from brim.config.schema_walk import Key, all_keys, expected, has_entries, sections_of, type_name
 from brim.config.unsupported_table import KEYS, VALUES, UnsupportedKey
 
 EXAMPLE = """\
@@ -55,7 +55,7 @@ _INTRODUCTION = """\
 One YAML file says everything. Its keys are those of Ludwig's language-model configuration (0.17), with the same
 meaning; keys marked **brim** are brim's own. An unknown key is an error that names the nearest valid one. Any key can
 be set on the command line, too: `brim train config.yaml trainer.epochs=1 input_features.0.column=question`. In the
-headings below, `*` stands for an entry of a list.
+headings below, `*` stands for an entry of a list, or for a label.
 
 A configuration that fine-tunes with LoRA at an effective batch of 32 rows:
 """
@@ -109,7 +109,7 @@ def _table(section: type[Section], path: tuple[str, ...]) -> str:
 
 
 def _below(key: Key) -> tuple[str, ...]:
-    return (*key.path, "*") if key.name in ("input_features", "output_features") else key.path
+    return (*key.path, "*") if has_entries(key.field) else key.path
 
 
 def _default(key: Key) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from brim.config.batch import BATCH, EFFECTIVE, fixes_the_cut, mismatch
+from brim.config.category_rules import category_rules
 from brim.config.findings import Finding, is_within
 from brim.config.mask import secrets_in
 from brim.config.pattern import pattern_fault
@@ -299,6 +300,7 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _template_is_readable,
     _chat_stands_alone,
     _features_differ,
+    category_rules,
     _random_weights_train_whole,
     _target_modules_can_be_matched,
     _one_way_to_sample,

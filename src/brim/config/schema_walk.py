@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -18,7 +18,7 @@ from brim.config.schema.base import Typed
 class Key:
     """One key of the schema."""
 
-    path: tuple[str, ...]  # "*" stands for a list's entry
+    path: tuple[str, ...]  # "*" stands for an entry of a list, or of a mapping of sections
     section: type[Section]  # that the key belongs to
     field: FieldInfo
 
@@ -50,7 +50,7 @@ def paths_with_types() -> frozenset[tuple[str, ...]]:
 def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         yield Key(path=(*path, name), section=section, field=field)
-        below = (*path, name, "*") if is_list(field) else (*path, name)
+        below = (*path, name, "*") if has_entries(field) else (*path, name)
         for inner in sections_of(field):
             yield from _keys(inner, below)
 
@@ -63,6 +63,16 @@ def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
 def is_list(field: FieldInfo) -> bool:
     """Whether a key holds a list of sections."""
     return any(get_origin(t) is tuple for t in _members(field.annotation)) and bool(sections_of(field))
+
+
+def is_mapping(field: FieldInfo) -> bool:
+    """Whether a key holds a mapping of names, which are free, to sections."""
+    return any(get_origin(t) is Mapping for t in _members(field.annotation)) and bool(sections_of(field))
+
+
+def has_entries(field: FieldInfo) -> bool:
+    """Whether a key holds several sections, in a list or by name."""
+    return is_list(field) or is_mapping(field)
 
 
 def type_name(section: type[Section]) -> str | None:
@@ -118,10 +128,15 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """Like _members, with a list's entries in place of the list."""
+    """Like _members, with the entries of a list or mapping in its place."""
     found = []
     for member in _members(annotation):
-        found += _alternatives(get_args(member)[0]) if get_origin(member) is tuple else [member]
+        if get_origin(member) is tuple:
+            found += _alternatives(get_args(member)[0])
+        elif get_origin(member) is Mapping:
+            found += _alternatives(get_args(member)[1])
+        else:
+            found.append(member)
     return found
 
 

@@ -39,7 +39,7 @@ def screen(data: dict[str, Any]) -> Screened:
 
 
 def _matches(data: Any, pattern: tuple[str, ...], path: Path = ()) -> Iterator[Path]:
-    """The given paths that fit a pattern, in which "*" stands for any entry of a list."""
+    """The given paths that fit a pattern, in which "*" stands for any entry of a list or mapping."""
     if not pattern:
         yield path
         return
@@ -47,6 +47,9 @@ def _matches(data: Any, pattern: tuple[str, ...], path: Path = ()) -> Iterator[P
     if head == "*" and isinstance(data, list):
         for index, entry in enumerate(data):
             yield from _matches(entry, tuple(rest), (*path, index))
+    elif head == "*" and isinstance(data, dict):
+        for name, entry in data.items():
+            yield from _matches(entry, tuple(rest), (*path, name))
     elif isinstance(data, dict) and head in data:
         yield from _matches(data[head], tuple(rest), (*path, head))
 

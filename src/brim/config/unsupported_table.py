@@ -11,7 +11,7 @@ from typing import Any
 class UnsupportedKey:
     """A key of Ludwig's. Values in `off`, and null, change nothing and are accepted."""
 
-    key: str  # dotted; "*" stands for a list's entry
+    key: str  # dotted; "*" stands for an entry of a list or mapping
     about: str
     instead: str = ""
     off: tuple[Any, ...] = ()
@@ -70,7 +70,7 @@ def _features() -> Iterator[UnsupportedKey]:
             pretrained_model_name_or_path=None,
             vocab_file=None,
             lowercase=False,
-            most_common=20000,
+            most_common=(20000, 10000),  # of texts and of categories
             padding_symbol="<PAD>",
             unknown_symbol="<UNK>",
             padding=("left", "right"),
@@ -92,22 +92,26 @@ def _features() -> Iterator[UnsupportedKey]:
         reduce_dependencies="sum",
         dependencies=([],),
         class_similarities=None,
-        default_validation_metric="loss",
+        class_similarities_temperature=0,
+        default_validation_metric=("loss", "accuracy"),
         num_classes=None,
         input_size=None,
     )
     yield from _keys(
         "output_features.*.decoder",
-        "answers matched to categories",
-        match=({},),
-        match_strategy="contains",
+        "the base model's own tokenizer is used",
         tokenizer="hf_tokenizer",
-        input_size=None,
         pretrained_model_name_or_path="",
         vocab_file="",
-        fallback_label=None,
-        constrain_to_vocabulary=False,
     )
+    yield _key(
+        "output_features.*.decoder.match_strategy",
+        "one way to match for all labels",
+        "contains",
+        instead="give each label's rule its type",
+    )
+    yield from _keys("output_features.*.decoder", "given by the labels", input_size=None, str2idx=None)
+    yield from _keys("output_features.*", "probabilities of categories", top_k=3, calibration=False)
     yield _key(
         "output_features.*.decoder.max_new_tokens", "a length per decoder", instead="use generation.max_new_tokens"
     )
@@ -265,8 +269,8 @@ def _value(
 VALUES: tuple[UnsupportedValue, ...] = (
     _value("model_type", ("ecd", "gbm"), "llm"),
     _value("input_features.*.type", _FEATURE_TYPES, "text"),
-    _value("output_features.*.type", _FEATURE_TYPES, "text"),
-    _value("output_features.*.decoder", ("category_extractor",), "text_extractor", is_type=True),
+    _value("output_features.*.type", tuple(t for t in _FEATURE_TYPES if t != "category"), "text or category"),
+    _value("output_features.*.decoder.match.*.type", ("json_schema",), "contains or regex"),
     _value("input_features.*.preprocessing.missing_value_strategy", _FILLS, "error, fill_with_const or drop_row"),
     _value("output_features.*.preprocessing.missing_value_strategy", _FILLS, "error, fill_with_const or drop_row"),
     _value("adapter", _ADAPTERS, "lora", is_type=True),

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from brim.config.findings import Finding, is_within
 from brim.config.places import Path, contains, dotted, value_at
 from brim.config.schema import Config, Section
-from brim.config.schema_walk import expected, is_list, join, options, sections_of, type_name, typed_marker
+from brim.config.schema_walk import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
 from brim.config.suggest import unknown_key
 from brim.config.wording import nearest, show
 
@@ -87,6 +87,7 @@ class _Spot:
     path: Path
     field: Any  # the FieldInfo of the last key on the path that the schema knows
     sections: tuple[type[Section], ...]  # that may stand there
+    is_entry: bool = False  # of the field's list or mapping, rather than its whole value
 
 
 def _locate(loc: tuple[int | str, ...], data: dict[str, Any]) -> _Spot:
@@ -94,20 +95,21 @@ def _locate(loc: tuple[int | str, ...], data: dict[str, Any]) -> _Spot:
     sections: tuple[type[Section], ...] = (Config,)
     path: Path = ()
     field: Any = None
-    in_list = False
+    in_list = in_mapping = is_entry = False
     for part in loc:
-        if in_list and isinstance(part, int):
-            path, in_list = (*path, part), False
+        if (in_list and isinstance(part, int)) or (in_mapping and isinstance(part, str)):
+            path, in_list, in_mapping, is_entry = (*path, part), False, False, True
         elif len(sections) > 1 and part in (names := {type_name(s): s for s in sections}):
             sections = (names[str(part)],)
         elif len(sections) == 1 and part in sections[0].model_fields:
             field = sections[0].model_fields[str(part)]
-            path, sections, in_list = (*path, part), sections_of(field), is_list(field)
+            path, sections, is_entry = (*path, part), sections_of(field), False
+            in_list, in_mapping = is_list(field), is_mapping(field)
         elif len(sections) == 1 and not in_list:
             return _Spot(path=(*path, str(part)), field=field, sections=sections)
         else:
             break
-    return _Spot(path=path, field=field, sections=sections)
+    return _Spot(path=path, field=field, sections=sections, is_entry=is_entry)
 
 
 def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
@@ -128,8 +130,7 @@ def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
 def _wrong_value(spot: _Spot, data: dict[str, Any], *, fix: str = "") -> Finding:
     """fix: what a validator of brim's own advises; empty: what the value suggests."""
     value = value_at(data, spot.path)
-    entry = bool(spot.path) and isinstance(spot.path[-1], int)
-    words = "a mapping" if entry else expected(spot.field)
+    words = "a mapping" if spot.is_entry and spot.sections else expected(spot.field)
     return Finding(
         paths=(spot.path,),
         what=f"{dotted(spot.path)} is {show(value)}",
@@ -187,6 +188,8 @@ def _stand_in(path: Path) -> Any:
     name = path[-1]
     if name in ("input_features", "output_features"):
         return [{"name": f"({name})", "type": "text"}]
+    if name == "type" and path[2:4] == ("decoder", "match"):
+        return "contains"
     if name == "type":
         return "text" if path[0] in ("input_features", "output_features") else "lora"
     return f"({dotted(path)})"

@@ -22,7 +22,7 @@ def show(value: Any) -> str:
     if isinstance(value, (int, float)):
         return shortened(repr(value))
     if isinstance(value, dict):
-        return "a mapping"
+        return "a mapping" if value else "an empty mapping"
     if isinstance(value, list):
         return _show_list(value)
     if isinstance(value, (datetime.date, datetime.datetime)):

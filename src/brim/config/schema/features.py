@@ -1,8 +1,11 @@
 """`input_features` and `output_features`: which columns hold the prompt and the answer."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
-from brim.config.schema.base import PositiveInt, Section, Text, Typed, key, required
+from pydantic import Field, model_validator
+
+from brim.config.schema.base import Items, PositiveInt, Section, Text, Typed, key, required
 
 
 class FeaturePreprocessing(Section):
@@ -20,23 +23,66 @@ class FeaturePreprocessing(Section):
     fill_value: str = key("", "The text for empty cells with `fill_with_const`. Ludwig's default is `<UNK>`.")
 
 
+class OutputPreprocessing(FeaturePreprocessing):
+    """How the answers of the data become tokens, and which labels a category has."""
+
+    fallback_label: Text | None = key(
+        None, "The label of an answer in which no rule finds one. Required for a category.", expected="text"
+    )
+    vocab: Items[Text] | None = key(
+        None,
+        "The labels of a category. null: those of `decoder.match`, and `fallback_label`.",
+        expected="a list of labels, or null",
+    )
+
+
 class PassthroughEncoder(Section):
     """The base model reads the text itself."""
 
     type: Literal["passthrough"] = key("passthrough", "The only encoder that a language model has.")
 
 
+_EXTRACTOR = "How the answer is taken from the generated text."
+
+
 class TextExtractor(Section):
     """The generated text is the answer."""
 
-    type: Literal["text_extractor"] = key("text_extractor", "How the answer is taken from the generated text.")
+    type: Literal["text_extractor"] = key("text_extractor", _EXTRACTOR)
+
+
+class MatchRule(Section):
+    """How a label is found in the generated text. The key above is the label."""
+
+    type: Literal["contains", "regex"] = required(
+        "`contains`: the value stands in the text. `regex`: the value, a regular expression, matches somewhere in it. "
+        "Upper and lower case count as equal."
+    )
+    value: Text = required("What is looked for.")
+
+
+class CategoryExtractor(Section):
+    """The answer is the label of the first rule that fits the generated text, else the fallback label."""
+
+    type: Literal["category_extractor"] = key("category_extractor", _EXTRACTOR)
+    match: Annotated[Mapping[str, MatchRule], Field(min_length=1)] = required(
+        "A rule for each label, tried in this order.",
+        expected="a mapping of labels to rules, such as {positive: {type: contains, value: positive}}",
+    )
+    fallback_label: Text | None = key(
+        None, "The same as `preprocessing.fallback_label`, where that is not given.", expected="text, or null"
+    )
+    constrain_to_vocabulary: bool = key(
+        False, "Let the model write nothing but the text of one of the labels, and then end."
+    )
+
+
+Extractor: TypeAlias = TextExtractor | CategoryExtractor
 
 
 class _Feature(Section):
     name: Text = required("The feature's name; also its column, unless `column` says otherwise.")
-    type: Literal["text"] = required("The feature's type.")
     column: Text | None = key(None, "The column in the data. null: the one called `name`.")
-    preprocessing: FeaturePreprocessing = key(FeaturePreprocessing(), "How the column's values become tokens.")
 
     @property
     def column_name(self) -> str:
@@ -47,6 +93,8 @@ class _Feature(Section):
 class InputFeature(_Feature):
     """What the model reads. With a prompt template, `name` may be a word that is no column of the data."""
 
+    type: Literal["text"] = required("The feature's type.")
+    preprocessing: FeaturePreprocessing = key(FeaturePreprocessing(), "How the column's values become tokens.")
     encoder: Annotated[PassthroughEncoder, Typed("passthrough", default="passthrough")] = key(
         PassthroughEncoder(), "How the input is encoded."
     )
@@ -55,6 +103,42 @@ class InputFeature(_Feature):
 class OutputFeature(_Feature):
     """What the model learns to write."""
 
-    decoder: Annotated[TextExtractor, Typed("text_extractor", default="text_extractor")] = key(
-        TextExtractor(), "How the answer is taken from the generated text."
+    type: Literal["text", "category"] = required(
+        "`text`: the model's text is the answer. `category`: a label is looked for in it."
     )
+    preprocessing: OutputPreprocessing = key(OutputPreprocessing(), "How the column's values become tokens.")
+    decoder: Annotated[
+        Annotated[Extractor, Field(discriminator="type")],
+        Typed("text_extractor", "category_extractor", default="text_extractor"),
+    ] = key(TextExtractor(), f"{_EXTRACTOR} A category's default is `category_extractor`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decoder_of_a_category(cls, value: Any) -> Any:
+        """The decoder's type, where it can be told from the rest."""
+        decoder = value.get("decoder", {}) if isinstance(value, dict) else None
+        if not isinstance(decoder, dict) or "type" in decoder:
+            return value
+        if value.get("type") == "category" or "match" in decoder:
+            return {**value, "decoder": {"type": "category_extractor", **decoder}}
+        return value
+
+    @property
+    def categories(self) -> CategoryExtractor | None:
+        """How a label is found, where the answer is one."""
+        return self.decoder if isinstance(self.decoder, CategoryExtractor) else None
+
+    @property
+    def fallback_label(self) -> str | None:
+        """The label of an answer in which no rule finds one."""
+        decoder = self.categories
+        return self.preprocessing.fallback_label or (None if decoder is None else decoder.fallback_label)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels of a category, each once; none of a text."""
+        decoder, fallback = self.categories, self.fallback_label
+        if decoder is None:
+            return ()
+        named = self.preprocessing.vocab or tuple(decoder.match)
+        return tuple(dict.fromkeys((*named, *(() if fallback is None else (fallback,)))))

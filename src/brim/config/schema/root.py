@@ -41,9 +41,9 @@ class Config(Section):
     )
     output_features: Annotated[tuple[OutputFeature], Field(strict=False)] = key(
         (OutputFeature(name="completion", type="text"),),
-        "What the model learns to write: exactly one text feature. Ludwig requires it; brim's default is the column "
-        "`completion`.",
-        expected="a list with exactly one text feature",
+        "What the model learns to write: exactly one feature, a text or a category. Ludwig requires it; brim's default "
+        "is the column `completion`.",
+        expected="a list with exactly one text or category feature",
     )
     prompt: PromptConfig = key(PromptConfig(), "How a row becomes the text that the model reads.")
     chat: ChatConfig | None = key(
