@@ -1,0 +1,102 @@
+"""One response, token by token as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.batching.caches import free_caches
+from brim.batching.oom import is_out_of_memory
+from brim.errors import OutOfMemoryError, Problem
+from brim.infer.engine import Constraint
+from brim.infer.explained import explained
+from brim.infer.next_token import NextToken, Writing
+from brim.infer.passes import Passes
+from brim.models.precision import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def stream_tokens(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    *,
+    settings: Mapping[str, Any],
+    seed: int,
+    device: torch.device,
+    precision: Precision,
+    key: int = 0,
+    constraint: Constraint | None = None,
+) -> Generator[int, None, None]:
+    """The tokens of the response that SlotsEngine writes for a row of this key, without the one that ends it.
+
+    prompt: at least one token. Raises InputError at once for settings that are refused. The cache is freed when the
+    last token has been given, when the iterator is closed or dropped, and when it raises: OutOfMemoryError for a prompt
+    that memory does not suffice for, BrimError for scores that are not finite.
+    """
+    row = Writing(position=0, key=key, prompt=list(prompt))
+    with explained():
+        chooser = NextToken(settings, seed=seed, device=device, constraint=constraint)
+    model.eval()
+    begin = partial(
+        Passes,
+        model,
+        rows=1,
+        columns=len(row.prompt) + chooser.max_new_tokens - 1,  # the last token is not read
+        pad_id=settings["pad_token_id"],
+        device=device,
+        precision=precision,
+    )
+    return _tokens(row, chooser, begin, frozenset(settings["eos_token_id"]))
+
+
+def _tokens(
+    row: Writing, chooser: NextToken, begin: Callable[[], Passes], end_ids: frozenset[int]
+) -> Generator[int, None, None]:
+    passes = None
+    try:
+        with torch.inference_mode():
+            passes = begin()
+        while len(row.generated) < chooser.max_new_tokens:
+            token = _next(row, chooser, passes)
+            if token in end_ids:
+                return
+            row.generated.append(token)
+            yield token
+        return
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    finally:
+        if passes is not None:
+            passes.cache.layers.clear()  # they and the cache know each other, and would wait for Python to notice
+            del passes
+    free_caches()
+    raise _no_room(len(row.tokens))
+
+
+@torch.inference_mode()
+def _next(row: Writing, chooser: NextToken, passes: Passes) -> int:
+    """The token that follows what has been written. Not across a `yield`: the mode would be the caller's, too."""
+    if row.generated:
+        logits = passes.decode(row.generated[-1:])
+    else:
+        passes.lay_out(columns=passes.cache.columns, end=len(row.prompt))
+        logits = passes.prefill([row.prompt])
+    with explained():
+        (token,) = chooser.choose(logits, [row])
+    return token
+
+
+def _no_room(num_tokens: int) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        Problem(
+            what=f"memory runs out over a single response (after {num_tokens:,} tokens, the prompt's among them)",
+            fix="load the base in 4 bits (quantization.bits: 4), lower generation.max_new_tokens, or shorten the "
+            "prompt",
+        )
+    )
