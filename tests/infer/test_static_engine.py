@@ -5,16 +5,17 @@ import pytest
 import torch
 
 from brim.data import TokenRow, TokenRows
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engine import respond_to
-from brim.infer.rows_at_once import RowsAtOnce
+from brim.infer.room import FixedRoom
 from brim.infer.static_engine import StaticEngine, end_ids
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
 
 
-def generate(model, prompts, *, on_batch=lambda rows: None, **how):
-    return respond_to(StaticEngine(model, **how), prompts, on_batch=on_batch)
+def generate(model, prompts, *, rows, on_batch=lambda rows: None, **how):
+    room = FixedRoom(rows, prefill_tokens=1)
+    return respond_to(StaticEngine(model, room=room, **how), prompts, on_batch=on_batch)
 
 
 def one_by_one(model, prompts, *, end):
@@ -33,9 +34,9 @@ def one_by_one(model, prompts, *, end):
     return texts
 
 
-@pytest.mark.parametrize("batch_rows", [1, 3, 11, 64])
-def test_greedy_batches_equal_one_by_one(model, prompts, on_cpu, batch_rows):
-    responses = generate(model, prompts, settings=GREEDY, batch_rows=batch_rows, seed=0, **on_cpu)
+@pytest.mark.parametrize("rows", [1, 3, 11, 64])
+def test_greedy_batches_equal_one_by_one(model, prompts, on_cpu, rows):
+    responses = generate(model, prompts, settings=GREEDY, rows=rows, seed=0, **on_cpu)
     expected = one_by_one(model, prompts, end=[0])
     assert len({token for text in expected for token in text}) > 20  # a model that repeats itself would prove nothing
     assert [response.token_ids for response in responses] == expected
@@ -44,7 +45,7 @@ def test_greedy_batches_equal_one_by_one(model, prompts, on_cpu, batch_rows):
 def test_the_end_is_cut_off_and_named(model, prompts, on_cpu):
     free = one_by_one(model, prompts, end=[])
     end = free[2][3]  # a token that the model is known to write
-    responses = generate(model, prompts, settings={**GREEDY, "eos_token_id": [end]}, batch_rows=4, seed=0, **on_cpu)
+    responses = generate(model, prompts, settings={**GREEDY, "eos_token_id": [end]}, rows=4, seed=0, **on_cpu)
     expected = [text[: text.index(end)] if end in text else text for text in free]
     assert [response.token_ids for response in responses] == expected
     assert [response.finish_reason for response in responses] == ["stop" if end in text else "length" for text in free]
@@ -53,7 +54,7 @@ def test_the_end_is_cut_off_and_named(model, prompts, on_cpu):
 
 def test_padding_that_is_also_the_end_does_not_end_texts(model, prompts, on_cpu):
     same = {**GREEDY, "pad_token_id": 0}
-    responses = generate(model, prompts, settings=same, batch_rows=4, seed=0, **on_cpu)
+    responses = generate(model, prompts, settings=same, rows=4, seed=0, **on_cpu)
     assert [response.token_ids for response in responses] == one_by_one(model, prompts, end=[0])
 
 
@@ -61,7 +62,7 @@ def test_sampling_repeats_with_its_seed(model, prompts, on_cpu):
     sampling = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 0}
 
     def texts(seed):
-        found = generate(model, prompts, settings=sampling, batch_rows=4, seed=seed, **on_cpu)
+        found = generate(model, prompts, settings=sampling, rows=4, seed=seed, **on_cpu)
         return [response.token_ids for response in found]
 
     assert texts(1) == texts(1)
@@ -70,18 +71,18 @@ def test_sampling_repeats_with_its_seed(model, prompts, on_cpu):
 
 def test_every_row_is_reported_once(model, prompts, on_cpu):
     done = []
-    generate(model, prompts, settings=GREEDY, batch_rows=4, seed=0, on_batch=done.append, **on_cpu)
+    generate(model, prompts, settings=GREEDY, rows=4, seed=0, on_batch=done.append, **on_cpu)
     assert done == [4, 4, 3]
 
 
 def test_no_prompts_give_no_responses(model, prompts, on_cpu):
-    assert generate(model, prompts.take([]), settings=GREEDY, batch_rows=4, seed=0, **on_cpu) == []
+    assert generate(model, prompts.take([]), settings=GREEDY, rows=4, seed=0, **on_cpu) == []
 
 
 def test_settings_that_transformers_refuses_are_the_users_mistake(model, prompts, on_cpu):
     settings = {**GREEDY, "bad_words_ids": [[5000]]}
     with pytest.raises(InputError, match=r"generation: transformers cannot generate with these settings: .*5000"):
-        generate(model, prompts, settings=settings, batch_rows=4, seed=0, **on_cpu)
+        generate(model, prompts, settings=settings, rows=4, seed=0, **on_cpu)
 
 
 def test_scores_that_are_not_finite_are_named(model, on_cpu):
@@ -92,7 +93,7 @@ def test_scores_that_are_not_finite_are_named(model, on_cpu):
     row = TokenRow(key=0, input_ids=np.array([5, 6], dtype=np.int32), supervised=np.zeros(2, dtype=bool))
     sampling = {**GREEDY, "do_sample": True, "temperature": 1.0}
     with pytest.raises(BrimError, match="the probabilities of the next token are not finite") as caught:
-        generate(broken, TokenRows.from_rows([row]), settings=sampling, batch_rows=1, seed=0, **on_cpu)
+        generate(broken, TokenRows.from_rows([row]), settings=sampling, rows=1, seed=0, **on_cpu)
     assert caught.value.exit_code == 1
 
 
@@ -121,24 +122,114 @@ class Scarce:
 
 @pytest.mark.parametrize("after", [0, 3], ids=["prefill", "decode"])
 def test_greedy_texts_are_the_same_where_memory_ran_out_on_the_way(model, prompts, on_cpu, after):
-    done, at_once = [], RowsAtOnce(8)
+    done, told = [], []
     scarce = Scarce(model, 3, after)
     try:
         responses = generate(
-            model, prompts, settings=GREEDY, batch_rows=at_once, seed=0, on_batch=done.append, **on_cpu
+            model, prompts, settings=GREEDY, rows=8, seed=0, on_batch=done.append, on_smaller=told.append, **on_cpu
         )
     finally:
         scarce.hook.remove()
     assert [response.token_ids for response in responses] == one_by_one(model, prompts, end=[0])
-    assert at_once.num_rows == 2
-    assert sum(done) == len(prompts)
+    assert [(smaller.before, smaller.after, smaller.longest) for smaller in told] == [(8, 4, 60), (4, 2, 60)]
+    assert told[1].keys == (101, 107, 104, 110)
+    assert done == [2, 2, 2, 2, 2, 1]
+
+
+def test_a_lone_prompt_that_does_not_fit_is_named_after_all_before_it_is_told(model, prompts, on_cpu):
+    def scarce(module, args, kwargs):
+        if kwargs["input_ids"].shape[1] == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    finished = []
+    hook = model.register_forward_pre_hook(scarce, with_kwargs=True)
+    try:
+        engine = StaticEngine(model, room=FixedRoom(2, prefill_tokens=1), settings=GREEDY, seed=0, **on_cpu)
+        with pytest.raises(
+            OutOfMemoryError, match=r"generation of a single row runs out of memory \(9 tokens\)"
+        ) as caught:
+            engine.run(prompts, on_finished=finished.extend)
+    finally:
+        hook.remove()
+    assert caught.value.problems[0].where == "row 105 (numbered from 0)"
+    assert sorted(prompts.lengths[[each.position for each in finished]].tolist()) == [9, 17, 28, 31, 44, 60]
+
+
+def test_what_the_listener_raises_ends_the_run_even_where_it_is_about_memory(model, prompts, on_cpu):
+    def listener(finished):
+        raise MemoryError("of the listener's own")
+
+    engine = StaticEngine(model, room=FixedRoom(4, prefill_tokens=1), settings=GREEDY, seed=0, **on_cpu)
+    with pytest.raises(MemoryError, match="of the listener's own"):
+        engine.run(prompts, on_finished=listener)
+
+
+SAMPLING = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 20}
+
+
+def test_sampled_texts_do_not_depend_on_the_batch_or_on_what_is_left_out(model, prompts, on_cpu):
+    whole = generate(model, prompts, settings=SAMPLING, rows=4, seed=3, **on_cpu)
+    assert whole == generate(model, prompts, settings=SAMPLING, rows=11, seed=3, **on_cpu)
+    rest = [1, 4, 7]
+    assert [whole[i] for i in rest] == generate(model, prompts.take(rest), settings=SAMPLING, rows=2, seed=3, **on_cpu)
 
 
 def test_sampled_texts_do_not_hear_of_what_ran_out(model, prompts, on_cpu):
-    sampled = {**GREEDY, "do_sample": True, "temperature": 1.0}
     scarce = Scarce(model, 4, after=5)
     try:
-        responses = generate(model, prompts, settings=sampled, batch_rows=8, seed=3, **on_cpu)
+        responses = generate(model, prompts, settings=SAMPLING, rows=8, seed=3, **on_cpu)
     finally:
         scarce.hook.remove()
-    assert responses == generate(model, prompts, settings=sampled, batch_rows=4, seed=3, **on_cpu)
+    assert responses == generate(model, prompts, settings=SAMPLING, rows=4, seed=3, **on_cpu)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+        {"min_new_tokens": 5, "eos_token_id": [0, *range(2, 150)]},
+        {"guidance_scale": 1.5},
+        {"suppress_tokens": [239, 188], "bad_words_ids": [[58], [4, 5]]},
+    ],
+)
+def test_tokens_are_chosen_as_transformers_would_choose_them(model, prompts, on_cpu, keys):
+    """transformers, one row at a time: its processors see padding, brim's do not."""
+    from transformers import GenerationConfig
+
+    settings = {**GREEDY, **keys}
+    responses = generate(model, prompts, settings=settings, rows=4, seed=0, **on_cpu)
+    for row, response in zip(prompts, responses, strict=True):
+        ids = torch.tensor([row.input_ids.tolist()])
+        given = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=GenerationConfig(**settings))
+        new = given[0, ids.shape[1] :].tolist()
+        assert response.token_ids == new[: len(response.token_ids)]
+        assert new[len(response.token_ids) :] == ([] if response.end_id is None else [response.end_id])
+
+
+def test_beams_are_transformers_own(model, prompts, on_cpu):
+    settings = {**GREEDY, "num_beams": 3, "length_penalty": 0.5}
+    alone = generate(model, prompts, settings=settings, rows=1, seed=0, **on_cpu)
+    assert generate(model, prompts, settings=settings, rows=5, seed=0, **on_cpu) == alone
+    assert [response.token_ids for response in alone] != one_by_one(model, prompts, end=[0])
+
+
+def test_beams_that_sample_draw_from_a_seed_of_their_row(model, prompts, on_cpu):
+    settings = {**SAMPLING, "num_beams": 2}
+    some = prompts.take([0, 2, 5, 8])
+    texts = generate(model, some, settings=settings, rows=4, seed=1, **on_cpu)
+    assert texts[1:] == generate(model, some.take([1, 2, 3]), settings=settings, rows=4, seed=1, **on_cpu)
+    assert texts != generate(model, some, settings=settings, rows=4, seed=2, **on_cpu)
+
+
+class Even:
+    """Even tokens first, then odd ones."""
+
+    def allowed(self, generated):
+        return range(len(generated) % 2 + 2, 300, 2)
+
+
+@pytest.mark.parametrize("keys", [{}, {"num_beams": 2}, {"do_sample": True, "temperature": 1.0}])
+def test_a_constraint_holds(model, prompts, on_cpu, keys):
+    responses = generate(model, prompts, settings={**GREEDY, **keys}, rows=4, seed=0, constraint=Even(), **on_cpu)
+    assert {tuple(token % 2 for token in response.token_ids) for response in responses} == {(0, 1) * 4}

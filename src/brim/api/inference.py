@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+
 from brim.api.session import Session
 from brim.data.chat_end import end_ids_of_turns
 from brim.data.chat_prompt import chat_template
 from brim.infer.engine import Engine
 from brim.infer.generation_settings import generation_settings
-from brim.infer.rows_at_once import RowsAtOnce
+from brim.infer.room import FixedRoom
+from brim.infer.rows_at_once import RowsAtOnce, rows_at_once
 from brim.infer.static_engine import StaticEngine, end_ids
 from brim.models.llm import LLM
 
 
 def engine_for(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
     """What responds to the session's prompts."""
+    at_once = rows_at_once(batch_rows)
     return StaticEngine(
         llm.model,
         settings=settings_of(llm, session),
-        batch_rows=batch_rows,
+        room=FixedRoom(at_once.num_rows, prefill_tokens=sys.maxsize),
+        on_smaller=at_once.on_smaller,
         seed=session.config.random_seed,
         device=llm.device,
         precision=llm.precision,

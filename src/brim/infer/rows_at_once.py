@@ -63,7 +63,7 @@ class RowsAtOnce:
     def __init__(self, num_rows: int, *, on_smaller: Callable[[Smaller], None] = lambda smaller: None) -> None:
         assert num_rows > 0, "no rows at once are no work"
         self.num_rows = num_rows
-        self._on_smaller = on_smaller
+        self.on_smaller = on_smaller
 
     def run(
         self, rows: TokenRows, order: NDArray[np.intp], work: Callable[[NDArray[np.intp]], None], *, doing: Doing
@@ -95,7 +95,7 @@ class RowsAtOnce:
         self.num_rows = len(positions) // 2
         keys = tuple(int(key) for key in rows.keys[positions])
         longest = int(rows.lengths[positions].max())
-        self._on_smaller(Smaller(doing=doing, keys=keys, longest=longest, after=self.num_rows))
+        self.on_smaller(Smaller(doing=doing, keys=keys, longest=longest, after=self.num_rows))
 
 
 def rows_at_once(given: int | RowsAtOnce) -> RowsAtOnce:

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brim.batching.random_states import random_states, restore_random_states
+from brim.batching.caches import free_caches
+from brim.batching.oom import is_out_of_memory
 from brim.data import TokenRows
 from brim.data.collate import collate_prompts
-from brim.errors import BrimError, InputError, Problem
-from brim.infer.engine import OnFinished
+from brim.infer.chosen_by_row import ChosenByRow, plain
+from brim.infer.engine import Constraint, OnFinished
+from brim.infer.explained import explained
+from brim.infer.next_token import NextToken
+from brim.infer.padding import is_misled_by_padding
 from brim.infer.response import Finished, Response
-from brim.infer.rows_at_once import RowsAtOnce, longest_first, rows_at_once
+from brim.infer.room import Room
+from brim.infer.row_seed import row_seed
+from brim.infer.rows_at_once import Smaller, longest_first, too_large
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Positions = NDArray[np.intp]
+
 
 class StaticEngine:
     """An Engine (see infer/engine.py) for whatever transformers can generate with, beam search included.
 
-    settings: what `generation_settings` gives. batch_rows: run together, and fewer once memory has run out. The longest
-    prompts run first; none may be empty. A batch that samples draws from a seed of its own rows.
+    settings: what `generation_settings` gives. room: a row of it is a prompt with all its beams. on_smaller: told each
+    time that memory ran out and fewer rows go on together; what it raises ends the run. The longest prompts run first;
+    none may be empty.
+
+    What is sampled depends on the row alone. Where transformers draws for several rows from one generator and nothing
+    can be put in its place (beam search that samples), rows go one by one, each from its own seed.
     """
 
     name = "static"
@@ -37,45 +48,115 @@ class StaticEngine:
         model: PreTrainedModel,
         *,
         settings: Mapping[str, Any],
-        batch_rows: int | RowsAtOnce,
+        room: Room,
         seed: int,
         device: torch.device,
         precision: Precision,
+        constraint: Constraint | None = None,
+        on_smaller: Callable[[Smaller], None] = lambda smaller: None,
     ) -> None:
-        self._model, self._settings, self._seed = model, settings, seed
-        # All that transformers can do there.
-        self._batch_rows = 1 if "prompt_lookup_num_tokens" in settings else batch_rows
+        self._model, self._settings, self._room, self._seed = model, settings, room, seed
         self._device, self._precision = device, precision
+        self._constraint, self._on_smaller = constraint, on_smaller
+        self._is_misled: bool | None = None  # by padding; not known before it matters
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""
-        from transformers import GenerationConfig
-
-        generation = GenerationConfig(**self._settings)
-        pad_id, end_ids = self._settings["pad_token_id"], self._settings["eos_token_id"]
-
-        def respond(positions: NDArray[np.intp]) -> None:
-            batch = collate_prompts([prompts[int(i)] for i in positions], pad_id=pad_id).to(self._device)
-            with (
-                _rewound_if_raised(),
-                torch.inference_mode(),
-                self._precision.autocast(self._device, keeps_copies=False),
-                explained(),
-            ):
-                sequences = self._model.generate(
-                    input_ids=batch.input_ids, attention_mask=batch.attention_mask, generation_config=generation
-                )
-                new = sequences[:, batch.input_ids.shape[1] :].tolist()
-            on_finished(
-                [
-                    Finished(position=int(position), response=_response(token_ids, end_ids))
-                    for position, token_ids in zip(positions, new, strict=True)
-                ]
-            )
-
         self._model.eval()
-        torch.manual_seed(self._seed)
-        rows_at_once(self._batch_rows).run(prompts, longest_first(prompts), respond, doing="generation")
+        order = longest_first(prompts)
+        most, has_retried = len(order), False
+        while len(order):
+            positions = order[: self._num_together(prompts, order, most)]
+            finished = self._fitting(prompts, positions)
+            if finished is not None:
+                on_finished(finished)
+                order, most, has_retried = order[len(positions) :], len(order), False
+                continue
+            # Here, after the `except` block: its traceback keeps tensors alive.
+            free_caches()
+            if len(positions) > 1:
+                most = self._shrink(prompts, positions)
+            elif has_retried:
+                row = prompts[int(positions[0])]
+                raise too_large(key=row.key, num_tokens=len(row.input_ids), doing="generation")
+            else:
+                has_retried = True
+
+    def _num_together(self, prompts: TokenRows, order: Positions, most: int) -> int:
+        """How many make the next batch. order: of those that wait, the longest first."""
+        if self._rows_go_alone:
+            return 1
+        lengths = prompts.lengths[order]
+        rows = min(self._room.rows(int(lengths[0]) + self._settings["max_new_tokens"]), most)
+        num_alike = int(np.count_nonzero(lengths == lengths[0]))
+        return num_alike if num_alike < rows and self._needs_like_lengths(prompts) else rows
+
+    @property
+    def _rows_go_alone(self) -> bool:
+        samples_beams = self._settings.get("num_beams", 1) > 1 and bool(self._settings.get("do_sample"))
+        return samples_beams or "prompt_lookup_num_tokens" in self._settings  # all that transformers can do there
+
+    def _needs_like_lengths(self, prompts: TokenRows) -> bool:
+        if self._is_misled is None:
+            self._is_misled = is_misled_by_padding(
+                self._model,
+                prompts[0].input_ids.tolist(),
+                pad_id=self._settings["pad_token_id"],
+                device=self._device,
+                precision=self._precision,
+            )
+        return self._is_misled
+
+    def _shrink(self, prompts: TokenRows, positions: Positions) -> int:
+        """Fewer rows from now on. Returns how many at most may go on together."""
+        longest = int(prompts.lengths[positions].max())
+        columns = longest + self._settings["max_new_tokens"]
+        self._room.shrink(rows=len(positions), columns=columns)
+        most = min(self._room.rows(columns), len(positions) - 1)
+        keys = tuple(prompts.keys[positions].tolist())
+        self._on_smaller(Smaller(doing="generation", keys=keys, longest=longest, after=most))
+        return most
+
+    def _fitting(self, prompts: TokenRows, positions: Positions) -> list[Finished] | None:
+        """The responses; None where memory ran out."""
+        try:
+            responses = self._respond(prompts.take(positions))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        return [
+            Finished(position=int(position), response=response)
+            for position, response in zip(positions, responses, strict=True)
+        ]
+
+    def _respond(self, prompts: TokenRows) -> list[Response]:
+        batch = collate_prompts(prompts, pad_id=self._settings["pad_token_id"]).to(self._device)
+        width = batch.input_ids.shape[1]
+        with torch.inference_mode(), self._precision.autocast(self._device, keeps_copies=False), explained():
+            sequences = self._model.generate(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, **self._how(prompts, width)
+            )
+            new = sequences[:, width:].tolist()
+        return [_response(token_ids, self._settings["eos_token_id"]) for token_ids in new]
+
+    def _how(self, prompts: TokenRows, width: int) -> dict[str, Any]:
+        """Arguments of `generate`: brim chooses the tokens, but where transformers must. width: tokens of a prompt."""
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        if self._settings.get("num_beams", 1) == 1 and "prompt_lookup_num_tokens" not in self._settings:
+            chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
+            chosen = ChosenByRow(chooser, prompts, end_ids=self._settings["eos_token_id"])
+            return {
+                "generation_config": GenerationConfig(**plain(self._settings)),
+                "logits_processor": LogitsProcessorList([chosen]),
+            }
+        if self._settings.get("do_sample"):
+            torch.manual_seed(row_seed(self._seed, int(prompts.keys[0])))
+        how: dict[str, Any] = {"generation_config": GenerationConfig(**self._settings)}
+        if (constraint := self._constraint) is not None:
+            how["prefix_allowed_tokens_fn"] = lambda row, tokens: list(constraint.allowed(tokens[width:].tolist()))
+        return how
 
 
 def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
@@ -84,43 +165,7 @@ def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
     return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
 
 
-@contextmanager
-def _rewound_if_raised() -> Iterator[None]:
-    """What a batch has drawn that ran out of memory must not tell in the texts."""
-    before = random_states()
-    try:
-        yield
-    except BaseException:
-        restore_random_states(before)
-        raise
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """What transformers and torch say of settings and scores, as brim says it. Raises InputError, BrimError."""
-    try:
-        yield
-    except ValueError as error:
-        raise InputError(
-            Problem(
-                what=f"transformers cannot generate with these settings: {' '.join(str(error).split())}",
-                where="generation",
-                fix="change the keys that it names",
-            )
-        ) from error
-    except RuntimeError as error:
-        if "probability tensor" not in str(error):
-            raise
-        raise BrimError(
-            Problem(
-                what="the probabilities of the next token are not finite",
-                where="generation",
-                fix="raise generation.temperature, or check that the model's weights are whole",
-            )
-        ) from error
-
-
-def _response(token_ids: list[int], end_ids: list[int]) -> Response:
+def _response(token_ids: list[int], end_ids: Sequence[int]) -> Response:
     for position, token_id in enumerate(token_ids):
         if token_id in end_ids:
             return Response(token_ids=token_ids[:position], finish_reason="stop", end_id=token_id)

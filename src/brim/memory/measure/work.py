@@ -19,6 +19,7 @@ from brim.errors import BrimError, InputError, Problem
 from brim.infer.engine import respond_to
 from brim.infer.evaluate import score_rows
 from brim.infer.generation_settings import generation_settings
+from brim.infer.room import FixedRoom
 from brim.infer.rows_at_once import RowsAtOnce, Smaller
 from brim.infer.static_engine import StaticEngine
 from brim.memory.measure.meter import Meter, meter_of
@@ -220,7 +221,8 @@ class Bench:
         engine = StaticEngine(
             llm.model,
             settings=settings,
-            batch_rows=_all_at_once(rows),
+            room=FixedRoom(len(rows), prefill_tokens=int(rows.lengths.sum())),
+            on_smaller=_refuse,
             seed=config.random_seed,
             device=llm.device,
             precision=llm.precision,
@@ -240,12 +242,12 @@ class Bench:
 
 
 def _all_at_once(rows: TokenRows) -> RowsAtOnce:
+    return RowsAtOnce(len(rows), on_smaller=_refuse)
+
+
+def _refuse(smaller: Smaller) -> None:
     """Fewer rows together would be another measurement."""
-
-    def refuse(smaller: Smaller) -> None:
-        raise _ran_out(f"{smaller.before:,} rows of {smaller.longest:,} tokens, in {smaller.doing}")
-
-    return RowsAtOnce(len(rows), on_smaller=refuse)
+    raise _ran_out(f"{smaller.before:,} rows of {smaller.longest:,} tokens, in {smaller.doing}")
 
 
 def _ran_out(message: str) -> BrimError:
