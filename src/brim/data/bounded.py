@@ -21,19 +21,8 @@ def bounded(texts: Iterable[Texts], faults: RowFaults, *, most: int = MAX_CHARAC
                 keep.append(number)
             else:
                 faults.add(key, _too_long(length, most))
-        if len(keep) == len(batch.keys):
-            yield batch
-        elif keep:
-            yield _only(batch, keep)
-
-
-def _only(batch: Texts, numbers: list[int]) -> Texts:
-    return Texts(
-        keys=batch.keys[numbers],
-        prompts=[batch.prompts[number] for number in numbers],
-        answers=[batch.answers[number] for number in numbers] if batch.answers else [],
-        chats=None if batch.chats is None else [batch.chats[number] for number in numbers],
-    )
+        if keep:
+            yield batch.only(keep)
 
 
 def _too_long(length: int, most: int) -> Problem:

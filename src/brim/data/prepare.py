@@ -14,6 +14,7 @@ from brim.data.assign import assign_splits, sampled_rows, with_usable_splits
 from brim.data.bounded import bounded
 from brim.data.columns import missing, notes_on_mixed, require_filled
 from brim.data.encoder import TextEncoder
+from brim.data.known_labels import with_known_labels
 from brim.data.ledger import Entry, Ledger
 from brim.data.limits import learning_limits, prompt_limits, require_room_for_template
 from brim.data.prompt import Prompter, prompter
@@ -169,6 +170,8 @@ def _tokenized(
         drop_unlearnable=preprocessing.drop_unlearnable,
     )
     texts = bounded(_watched(asked.texts(keys), watch), asked.faults)
+    if config.chat is None:
+        texts = with_known_labels(texts, config.output_features[0], asked.faults)
     batches = tokenize(texts, encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
     ledger.entries += asked.faults.settle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,3 +34,14 @@ class Texts:
     prompts: list[str]  # of a conversation: all that stands before the last answer
     answers: list[str]  # empty when only prompts were asked for
     chats: list[Chat] | None = None  # with `chat`, for each row
+
+    def only(self, numbers: Sequence[int]) -> Texts:
+        """Some of the rows, by their positions."""
+        if len(numbers) == len(self.keys):
+            return self
+        return Texts(
+            keys=self.keys[list(numbers)],
+            prompts=[self.prompts[number] for number in numbers],
+            answers=[self.answers[number] for number in numbers] if self.answers else [],
+            chats=None if self.chats is None else [self.chats[number] for number in numbers],
+        )
