@@ -21,7 +21,7 @@ class Cells:
     def __init__(self, cells):
         self.cells = cells
 
-    def rows(self, columns):
+    def rows(self, columns, *, cells=0):
         return max(1, self.cells // columns)
 
     def shrink(self, *, rows, columns):

@@ -95,8 +95,8 @@ def test_shorter_rows_become_more_in_the_same_memory():
     mirror.step()
 
 
-def test_any_sequence_of_moves_keeps_every_row(seed=0):
-    generator = np.random.default_rng(seed)
+def test_any_sequence_of_moves_keeps_every_row():
+    generator = np.random.default_rng(0)
     for _ in range(30):
         cells, columns = 48, int(generator.integers(6, 13))
         cache = RowCache(1, rows=cells // columns, columns=columns, cells=cells)

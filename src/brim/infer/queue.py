@@ -63,7 +63,7 @@ class Queue:
                 shorter = self._needed(int(self._lengths[self._order[position]]))
                 rows = min(room.rows(shorter), len(self._order) - position)
                 cells = max(cells, rows * shorter)
-        return max(1, min(room.rows(columns), cells // columns)), columns, cells
+        return max(1, min(room.rows(columns, cells=cells), cells // columns)), columns, cells
 
     def _needed(self, prompt_tokens: int) -> int:
         """The last token of a response is not read."""
