@@ -1,0 +1,71 @@
+"""A category's labels as tokens: in every way in which a model would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from brim.config.places import dotted
+from brim.data.encoder import TextEncoder
+from brim.errors import ConfigError, Problem
+
+Tokens: TypeAlias = tuple[int, ...]
+
+_BEFORE = "\n"  # no tokenizer takes it together with a word behind it
+MATCH = dotted(("output_features", 0, "decoder", "match"))
+
+
+def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Tokens, ...]]:
+    """The tokens of each label: as a word of its own after a space, and without a space before it.
+
+    Which of them is natural depends on the prompt's last character and on what the model has learned; where both are
+    allowed, the model decides. The end is not among the tokens.
+    Raises ConfigError for labels that the tokenizer cannot write so that they are read as they are.
+    """
+    bare = _bare(labels, encoder)
+    plain = encoder.encode(list(labels), special_tokens=False)
+    spaced = encoder.encode([f" {label}" for label in labels], special_tokens=False)
+    made: dict[str, tuple[Tokens, ...]] = {}
+    for number, label in enumerate(labels):
+        # Some tokenizers put the space before a text themselves.
+        with_space = spaced[number] if plain[number] == bare[number] else plain[number]
+        forms = dict.fromkeys((tuple(with_space), tuple(bare[number])))
+        made[label] = tuple(form for form in forms if _text(form, encoder) == label)
+    _require_written(made)
+    return made
+
+
+def most_tokens(tokens: Mapping[str, Sequence[Tokens]]) -> int:
+    """Of the longest way to write a label."""
+    return max(len(form) for forms in tokens.values() for form in forms)
+
+
+def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
+    """Tokens of the labels within a text, where nothing is put before them."""
+    [before], after = (
+        encoder.encode(texts, special_tokens=False) for texts in ([_BEFORE], [f"{_BEFORE}{label}" for label in labels])
+    )
+    plain = encoder.encode(list(labels), special_tokens=False)
+    return [
+        ids[len(before) :] if ids[: len(before)] == before else whole for ids, whole in zip(after, plain, strict=True)
+    ]
+
+
+def _text(tokens: Tokens, encoder: TextEncoder) -> str:
+    """As a response is read."""
+    return encoder.decode(tokens, skip_special_tokens=True).strip()
+
+
+def _require_written(made: Mapping[str, Sequence[Tokens]]) -> None:
+    problems = [
+        Problem(
+            what=f"the base model's tokenizer cannot write the label {label!r}",
+            where=MATCH,
+            expected="with constrain_to_vocabulary, labels that come out of the tokenizer as they went in",
+            fix="name the label otherwise, or set constrain_to_vocabulary: false",
+        )
+        for label, forms in made.items()
+        if not forms
+    ]
+    if problems:
+        raise ConfigError(*problems)
