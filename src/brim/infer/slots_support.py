@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ def _architecture(architecture: type[PreTrainedModel], config: PretrainedConfig)
         return f"{name} reads the prompt with an encoder"
     if architecture._is_stateful or not architecture._supports_default_dynamic_cache():
         return f"{name} keeps a state that is not keys and values"
+    if "past_key_values" not in inspect.signature(architecture.forward).parameters:
+        return f"{name} keeps nothing of earlier tokens"
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     others = kinds - {DynamicLayer, DynamicSlidingWindowLayer}
     if others:

@@ -16,8 +16,8 @@ from brim.data.collate import collate_prompts
 from brim.infer.chosen_by_row import ChosenByRow, plain
 from brim.infer.engine import Constraint, OnFinished
 from brim.infer.explained import explained
+from brim.infer.misled import is_misled_by_its_batch
 from brim.infer.next_token import NextToken
-from brim.infer.padding import is_misled_by_padding
 from brim.infer.response import Finished, Response
 from brim.infer.room import Room
 from brim.infer.row_seed import row_seed
@@ -38,7 +38,8 @@ class StaticEngine:
     none may be empty.
 
     What is sampled depends on the row alone. Where transformers draws for several rows from one generator and nothing
-    can be put in its place (beam search that samples), rows go one by one, each from its own seed.
+    can be put in its place (beam search that samples), rows go one by one, each from its own seed; so they do in
+    architectures whose batches are not right.
     """
 
     name = "static"
@@ -58,7 +59,7 @@ class StaticEngine:
         self._model, self._settings, self._room, self._seed = model, settings, room, seed
         self._device, self._precision = device, precision
         self._constraint, self._on_smaller = constraint, on_smaller
-        self._is_misled: bool | None = None  # by padding; not known before it matters
+        self._is_misled: bool | None = None  # by its batch; not known before it matters
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""
@@ -84,21 +85,16 @@ class StaticEngine:
 
     def _num_together(self, prompts: TokenRows, order: Positions, most: int) -> int:
         """How many make the next batch. order: of those that wait, the longest first."""
-        if self._rows_go_alone:
-            return 1
-        lengths = prompts.lengths[order]
-        rows = min(self._room.rows(int(lengths[0]) + self._settings["max_new_tokens"]), most)
-        num_alike = int(np.count_nonzero(lengths == lengths[0]))
-        return num_alike if num_alike < rows and self._needs_like_lengths(prompts) else rows
+        columns = int(prompts.lengths[order[0]]) + self._settings["max_new_tokens"]
+        rows = min(self._room.rows(columns), most)
+        return 1 if rows > 1 and self._rows_go_alone(prompts) else rows
 
-    @property
-    def _rows_go_alone(self) -> bool:
+    def _rows_go_alone(self, prompts: TokenRows) -> bool:
         samples_beams = self._settings.get("num_beams", 1) > 1 and bool(self._settings.get("do_sample"))
-        return samples_beams or "prompt_lookup_num_tokens" in self._settings  # all that transformers can do there
-
-    def _needs_like_lengths(self, prompts: TokenRows) -> bool:
+        if samples_beams or "prompt_lookup_num_tokens" in self._settings:  # all that transformers can do there
+            return True
         if self._is_misled is None:
-            self._is_misled = is_misled_by_padding(
+            self._is_misled = is_misled_by_its_batch(
                 self._model,
                 prompts[0].input_ids.tolist(),
                 pad_id=self._settings["pad_token_id"],
