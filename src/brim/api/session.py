@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from brim.api.label_lengths import with_length_of_labels
 from brim.config import Choice, Config, load_config, resolve
 from brim.data import Data, TextEncoder, load_encoder
 from brim.data.chat_day import settled_day
@@ -47,6 +48,7 @@ def open_session(config: Config) -> Session:
         context_length=folder.context_length,
     )
     encoder = load_encoder(folder, trust_remote_code=config.trust_remote_code)
+    resolution = with_length_of_labels(resolution, encoder)
     chat, days = settled_day(resolution.config.chat, encoder)
     return Session(
         config=resolution.config.model_copy(update={"chat": chat}),
@@ -82,7 +84,8 @@ def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Ses
         return session
     tree = session.config.model_dump(exclude_unset=True)
     asked = load_config({**tree, **{name: {**tree.get(name, {}), **changed[name]} for name in changed}}).config
-    resolved = resolve(asked, device_facts(session.device), context_length=session.folder.context_length).config
+    resolution = resolve(asked, device_facts(session.device), context_length=session.folder.context_length)
+    resolved = with_length_of_labels(resolution, session.encoder).config
     return replace(
         session, config=session.config.model_copy(update={name: getattr(resolved, name) for name in changed})
     )

@@ -1,0 +1,76 @@
+"""Categories, from the configuration to labels in a file and their figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim import Model
+from brim.errors import ConfigError
+
+MATCH = {
+    "small": {"type": "contains", "value": "small"},
+    "large": {"type": "regex", "value": r"\blarge\b"},
+    "very large": {"type": "contains", "value": "very large"},
+}
+
+
+@pytest.fixture
+def category(tiny_base):
+    """A model that is asked for the size of a sum."""
+
+    def make(*, constrained=True, match=MATCH, fallback="none", **keys):
+        ordered = dict(sorted(match.items(), key=lambda item: -len(item[0])))  # the longest label's rule first
+        return Model(
+            {
+                "base_model": str(tiny_base),
+                "input_features": [{"name": "question", "type": "text"}],
+                "output_features": [
+                    {
+                        "name": "size",
+                        "type": "category",
+                        "preprocessing": {"fallback_label": fallback},
+                        "decoder": {"match": ordered, "constrain_to_vocabulary": constrained},
+                    }
+                ],
+                "generation": {"do_sample": False},
+                **keys,
+            }
+        )
+
+    return make
+
+
+QUESTIONS = [f"add {a} and {b} =" for a in range(4) for b in range(3)]
+
+
+def test_nothing_but_labels_is_generated(category):
+    answers = category().generate(QUESTIONS)
+    assert {answer.strip() for answer in answers} <= {*MATCH, "none"}
+
+
+def test_as_many_tokens_are_planned_as_the_longest_label_has(category):
+    session = category()._open()
+    assert session.config.generation.max_new_tokens == len(" very large") + 1  # letters are tokens, and the end is one
+    chosen = [str(choice) for choice in session.choices if choice.key == "generation.max_new_tokens"]
+    assert chosen == ["generation.max_new_tokens: 12 (the longest label and its end)"]
+
+
+def test_a_length_that_is_set_is_lowered_and_said(category):
+    session = category(generation={"max_new_tokens": 64})._open()
+    chosen = [str(choice) for choice in session.choices if choice.key == "generation.max_new_tokens"]
+    assert chosen == ["generation.max_new_tokens: 12 (the longest label and its end; 64 are set)"]
+
+
+def test_a_length_that_cuts_labels_is_refused(category):
+    with pytest.raises(ConfigError) as caught:
+        category(generation={"max_new_tokens": 10})._open()
+    assert [str(problem) for problem in caught.value.problems] == [
+        "generation.max_new_tokens: generation.max_new_tokens 10 cuts labels\n"
+        "  expected: at least 11 tokens, those of the longest label\n  fix: raise it, or remove it"
+    ]
+    with pytest.raises(ConfigError, match="cuts labels"):
+        category().generate(QUESTIONS, max_new_tokens=3)
+
+
+def test_without_the_constraint_texts_are_as_long_as_ever(category):
+    assert category(constrained=False, generation={"max_new_tokens": 64})._open().config.generation.max_new_tokens == 64
