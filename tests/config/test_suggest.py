@@ -26,7 +26,7 @@ import pytest
         ("trainer", "warmup_fraction", "unknown key trainer.warmup_fraction\n"
          "  fix: warmup_fraction belongs elsewhere: trainer.learning_rate_scheduler.warmup_fraction"),
         ("trainer", "precision", "unknown key trainer.precision\n  fix: precision belongs elsewhere: precision"),
-        ("prompt", "xyz", "unknown key prompt.xyz\n  expected: one of template\n  fix: remove it"),
+        ("prompt", "xyz", "unknown key prompt.xyz\n  expected: one of template, task, retrieval\n  fix: remove it"),
     ],
 )  # fmt: skip
 def test_unknown_keys(minimal, problems, section, key, message):

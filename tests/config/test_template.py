@@ -65,13 +65,13 @@ _BRACES = "  fix: write {{ and }} for literal braces"
         ("a {b", f"prompt.template: a {{ is never closed near '{{b'\n{_BRACES}"),
         ("a } b", f"prompt.template: a }} closes nothing near 'a }}'\n{_BRACES}"),
         (
-            "{__task__}",
-            "prompt.template: {__task__} is not supported yet (prompt.task)\n  fix: write the task into the template",
+            "{__task__:>9}",
+            "prompt.template: {__task__:>9} is text, which takes no format\n  fix: write {__task__}",
         ),
-        ("{__context__}", "prompt.template: {__context__} is not supported yet (prompt.retrieval)\n  fix: remove it"),
         (
             "{__dict__}",
-            "prompt.template: {__dict__} is no placeholder\n  fix: use a column's name, or {__sample__}",
+            "prompt.template: {__dict__} is no placeholder\n"
+            "  fix: use a column's name, or one of {__sample__}, {__task__}, {__context__}",
         ),
     ],
 )

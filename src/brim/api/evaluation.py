@@ -12,15 +12,18 @@ from brim.api.inference import engine_for
 from brim.api.prompts import continuable
 from brim.api.results import EvaluateResult
 from brim.api.session import Say, Session, say_nothing
+from brim.config import Config, FinetuneTrainer
 from brim.data import Entry, Source, TextEncoder, TokenRows, prompts_of
 from brim.data.prompt import prompter
 from brim.data.texts import Texts
 from brim.infer.engine import respond_to
 from brim.infer.evaluate import score_rows
 from brim.infer.metrics import loss_interval, summarize
-from brim.infer.rows_at_once import RowsAtOnce
+from brim.infer.rows_at_once import Batches, RowsAtOnce
 from brim.infer.text_metrics import text_metrics
 from brim.models.llm import LLM
+
+_ROWS_WITHOUT_A_PLAN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +40,28 @@ def evaluate(
     rows: TokenRows,
     *,
     split: str,
-    batch_rows: int,
+    batches: Batches,
     asked: Asked | None = None,
     say: Say = say_nothing,
 ) -> EvaluateResult:
     """Loss, perplexity and accuracies of rows with answers.
 
-    batch_rows: run together, and fewer, which is said, once memory has run out.
     asked: where given, the model's own texts are compared with the data's, for BLEU, ROUGE and exact match.
     """
     scores = score_rows(
         llm.model,
         rows,
         pad_id=session.encoder.pad_id,
-        batch_rows=said(batch_rows, say),
+        batch_rows=batches,
         device=llm.device,
         precision=llm.precision,
         head=llm.head,
     )
     metrics: dict[str, float] = summarize(scores)
     if asked is not None:
-        responses = respond(llm, session, asked.prompts, batch_rows=said(batch_rows, say))["response"].tolist()
+        responses = respond(llm, session, asked.prompts, batch_rows=said(rows_to_generate(session.config), say))[
+            "response"
+        ].tolist()
         metrics |= text_metrics(responses, asked.references)
     frame = pd.DataFrame(
         {
@@ -75,7 +79,8 @@ def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -
 
     rows: with answers, in the order of the source. Of a conversation, the last answer is asked for.
     """
-    batches = prompter(session.config, source, with_answers=True, encoder=session.encoder).texts(rows.keys)
+    asked = prompter(session.config, source, with_answers=True, encoder=session.encoder, with_examples=False)
+    batches = asked.texts(rows.keys)
     references = [answer for batch in batches for answer in _answers(batch, session.encoder)]
     if session.config.chat is None:
         return Asked(prompts=rows.prompts(), references=references)
@@ -102,6 +107,17 @@ def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
         encoder.decode(ids, skip_special_tokens=True) if chat.reply is None else chat.reply
         for ids, chat in zip(tokens, batch.chats, strict=True)
     ]
+
+
+def size_for_generating(config: Config) -> str:
+    """The trainer's key that says how many rows are generated for at once."""
+    return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
+
+
+def rows_to_generate(config: Config) -> int:
+    """How many rows are generated for at once."""
+    given = getattr(config.trainer, size_for_generating(config))
+    return _ROWS_WITHOUT_A_PLAN if given in ("auto", None) else int(given)
 
 
 def said(num_rows: int, say: Say) -> RowsAtOnce:

@@ -14,6 +14,7 @@ from brim.api.label_lengths import with_length_of_labels
 from brim.config import Choice, Config, load_config, resolve
 from brim.data import Data, TextEncoder, load_encoder
 from brim.data.chat_day import settled_day
+from brim.data.sentence_encoder import local_folder
 from brim.errors import InputError, Problem
 from brim.models.adapter_folder import continued
 from brim.models.device import device_facts, pick_device
@@ -126,6 +127,11 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
     adapter = config.adapter
     if adapter is not None and adapter.pretrained_adapter_weights is not None:
         update["adapter"] = continued(adapter)
+    retrieval = config.prompt.retrieval
+    folder_of_sentences = None if retrieval is None else local_folder(retrieval.model_name or "")
+    if retrieval is not None and folder_of_sentences is not None:
+        found = retrieval.model_copy(update={"model_name": str(folder_of_sentences)})
+        update["prompt"] = config.prompt.model_copy(update={"retrieval": found})
     if config.chat is not None and config.chat.template is not None:
         update["chat"] = config.chat.model_copy(update={"template": _absolute(config.chat.template)})
     return update

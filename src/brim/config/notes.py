@@ -5,9 +5,9 @@ from __future__ import annotations
 from brim.config.batch import fixes_the_cut
 from brim.config.category_rules import MATCH, unreachable
 from brim.config.places import Document, dotted
+from brim.config.prompt_parts import prompt_columns
 from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig
 from brim.config.schema.quantization import EIGHT_BIT_KEYS, FOUR_BIT_KEYS
-from brim.config.template import names, parse_template
 
 _TRAINING_KEYS = (
     "learning_rate",
@@ -29,8 +29,7 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
             where = document.place(("trainer", given[0])).where
             keys = f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"
             notes.append(f"{where}: {keys} no effect with trainer.type: none; set trainer.type: finetune to train")
-    template = config.prompt.template
-    if template is not None and not names(parse_template(template)):
+    if config.prompt.template is not None and not prompt_columns(config):
         where = document.place(("prompt", "template")).where
         notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
     if config.trainer.train_steps is not None and config.trainer.epochs != type(config.trainer)().epochs:

@@ -10,6 +10,7 @@ from brim.config.findings import Finding, is_within
 from brim.config.mask import secrets_in
 from brim.config.pattern import pattern_fault
 from brim.config.places import Path, dotted
+from brim.config.prompt_rules import retrieval_is_whole, template_names_what_is_set
 from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
 from brim.config.template import names, parse_template
 from brim.errors import ConfigError, Problem
@@ -67,8 +68,9 @@ def _chat_stands_alone(config: Config) -> Iterator[Finding]:
     if config.chat is None:
         return
     given: list[Path] = [(name,) for name in ("input_features", "output_features") if name in config.model_fields_set]
-    if config.prompt.template is not None:
-        given.append(TEMPLATE)
+    prompt = config.prompt
+    said = {"template": prompt.template is not None, "task": prompt.task is not None, "retrieval": prompt.num_examples}
+    given += [("prompt", name) for name, is_said in said.items() if is_said]
     for path in given:
         yield Finding(
             paths=(path, ("chat",)),
@@ -298,6 +300,8 @@ def _no_secrets(config: Config) -> Iterator[Finding]:
 
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _template_is_readable,
+    template_names_what_is_set,
+    retrieval_is_whole,
     _chat_stands_alone,
     _features_differ,
     category_rules,

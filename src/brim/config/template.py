@@ -14,11 +14,10 @@ from typing import Any, TypeAlias
 from brim.errors import ConfigError, DataError, Problem
 
 SAMPLE = "__sample__"  # the input feature's value
+TASK = "__task__"  # prompt.task
+CONTEXT = "__context__"  # the retrieved rows
 
-_UNSUPPORTED = {
-    "__task__": ("prompt.task", "write the task into the template"),
-    "__context__": ("prompt.retrieval", "remove it"),
-}
+_PLACEHOLDERS = (SAMPLE, TASK, CONTEXT)
 _NAME = re.compile(r"[^\s{}\[\].!:'\"\\](?:[^{}\[\].!:'\"\\\n\t\r]*[^\s{}\[\].!:'\"\\])?")
 # fill and align, sign, #, 0, width, grouping, precision, type; widths of at most three digits, so that no text explodes
 _FORMAT_SPEC = re.compile(r"(?:[^{}]?[<>=^])?[+\- ]?#?0?\d{0,3}[,_]?(?:\.\d{1,2})?[bcdeEfFgGosxX%]?")
@@ -83,11 +82,11 @@ def _placeholder(text: str, problems: list[Problem]) -> Iterable[Placeholder]:
     """The placeholder between two braces, or a problem added."""
     name, colon, spec = text.partition(":")
     shown = "{" + text + "}"
-    if name in _UNSUPPORTED:
-        key, fix = _UNSUPPORTED[name]
-        problems.append(Problem(what=f"prompt.template: {shown} is not supported yet ({key})", fix=fix))
-    elif name.startswith("__") and name.endswith("__") and name != SAMPLE:
-        problems.append(_fault(f"{shown} is no placeholder", "", "use a column's name, or {__sample__}"))
+    if name.startswith("__") and name.endswith("__") and name not in _PLACEHOLDERS:
+        ours = ", ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
+        problems.append(_fault(f"{shown} is no placeholder", "", f"use a column's name, or one of {ours}"))
+    elif colon and name in (TASK, CONTEXT):
+        problems.append(_fault(f"{shown} is text, which takes no format", "", f"write {{{name}}}"))
     elif "{" in text or not _NAME.fullmatch(name):
         problems.append(
             Problem(

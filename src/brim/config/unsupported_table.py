@@ -44,8 +44,6 @@ _ROOT = (
     _key("hyperopt", "hyperparameter search", empty=True),
     _key("defaults", "defaults for all features of a type", empty=True, instead="set the keys in the features"),
     _key("is_multimodal", "models that see images", False),
-    _key("prompt.task", "the built-in task template", instead="write the task into prompt.template"),
-    _key("prompt.retrieval", "examples retrieved into the prompt", empty=True),
     _key("model_parameters.rope_scaling", "a longer context by scaled positions", empty=True),
     _key("model_parameters.neftune_noise_alpha", "noise on the embeddings", 0),
     _key("preprocessing.oversample_minority", "balancing of categories"),
@@ -295,9 +293,6 @@ VALUES: tuple[UnsupportedValue, ...] = (
     _value("backend", ("ray", "horovod", "ddp", "fsdp", "deepspeed", "dask"), "local", is_type=True),
     _value("preprocessing.split", ("datetime",), "random, fixed, hash or stratify", is_type=True),
     _value("trainer", ("dpo", "kto", "orpo", "grpo"), "none or finetune", is_type=True),
-    _value(
-        "trainer.eval_batch_size", ("auto", None), "a whole number of at least 1", "set a number, or remove the key"
-    ),
     _value(
         "trainer.optimizer",
         _OPTIMIZERS,

@@ -18,6 +18,7 @@ from brim.data.advice.room import no_room
 from brim.data.encoder import TextEncoder
 from brim.data.ledger import Ledger
 from brim.data.prepare import FULL, Prepared, prepare, prompts_of
+from brim.data.retrieval import without_embeddings
 from brim.data.rows import TokenRow, TokenRows
 from brim.data.source import Source
 
@@ -91,6 +92,7 @@ def check_data(
     Where nothing is trained, the data may lack the answer's column, or the one that says its split, as `predict`
     allows. Raises DataError as `prepare`.
     """
+    config, stand_ins = without_embeddings(config)
     watcher = Watcher(eos_text(encoder))
     prepared = _prepared(config, source, encoder, watcher, context_length=context_length)
     entries = prepared.ledger.entries
@@ -109,7 +111,7 @@ def check_data(
         splits=tuple(_report(name, rows, config, watcher.has_answers) for name, rows in prepared.splits.items()),
         events=tuple(prepared.ledger.summary()),
         other_events=tuple(_without_cuts(prepared.ledger, found).summary()),
-        notes=prepared.notes,
+        notes=(*stand_ins, *prepared.notes),
         samples=tuple(
             Sample(key=row.key, where=source.locate(row.key), segments=tuple(_segments(row, encoder))) for row in shown
         ),

@@ -40,9 +40,9 @@ def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Lim
     problems = [
         Problem(
             what=f"the prompt template alone takes {num_tokens:,} tokens, and {limit.why}",
-            where="prompt.template",
+            where=asked.template_key,
             expected="a length that leaves room for the row's values",
-            fix="raise the length or shorten the template",
+            fix=f"raise the length or shorten the {asked.template_key.removeprefix('prompt.')}",
         )
         for limit in (limits.prompt, limits.joined)
         if limit is not None and num_tokens > limit.num_tokens

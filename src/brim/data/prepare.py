@@ -71,7 +71,7 @@ def prepare(
     Raises DataError: missing columns, missing cells, an unusable split column, rows beyond the model's context where
     no length is set, rows without anything to learn from, no rows to train on.
     """
-    asked = prompter(config, source, with_answers=True, encoder=encoder)
+    asked = prompter(config, source, with_answers=True, encoder=encoder, split=only)
     limits = learning_limits(config, context_length)
     if only is not None:
         source, keys, notes = _rows_of(only, asked.source, config)
@@ -104,7 +104,7 @@ def prompts_of(
     Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
     Raises DataError: missing columns or cells, an unusable split column.
     """
-    asked = prompter(config, source, with_answers=False, encoder=encoder)
+    asked = prompter(config, source, with_answers=False, encoder=encoder, split=only)
     source, keys, notes = _rows_of(only, asked.source, config)
     limits = prompt_limits(config)
     done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
@@ -166,7 +166,7 @@ def _tokenized(
     findings = Findings()
     policy = Policy(
         split_of=split_of,
-        special_in_template=encoder.count_special(config.prompt.template or ""),
+        special_in_template=encoder.count_special(asked.bare_template),
         drop_unlearnable=preprocessing.drop_unlearnable,
     )
     texts = bounded(_watched(asked.texts(keys), watch), asked.faults)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from brim.config import Config
-from brim.config.template import SAMPLE, Parts, names, parse_template, render
+from brim.config.prompt_parts import prompt_columns, prompt_parts
+from brim.config.template import CONTEXT, SAMPLE, Parts, names, render
 from brim.data.blocks import blocks
 from brim.data.columns import INPUT, OUTPUT, Column, column_for, require_columns, require_text
 from brim.data.encoder import TextEncoder
@@ -23,22 +25,26 @@ from brim.errors import DataError
 
 if TYPE_CHECKING:
     from brim.data.chat_prompt import ChatPrompter
+    from brim.data.retrieval import Contexts
 
 __all__ = ["Prompter", "Texts", "cell_texts", "prompter"]
 
 _NUMBER_FORMATS = frozenset("bcdeEfFgGnoxX%")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Prompter:
     """What a configuration makes of a source's columns."""
 
     source: Source
     template: Parts | None
+    template_key: str  # of the configuration, which gives the template
     input_column: str
     prompt_columns: tuple[Column, ...]
     answer_column: Column | None  # None where only prompts are asked for
     faults: RowFaults  # takes the rows that the template cannot be filled with, which are left out of the texts
+    contexts: Contexts | None = None  # where examples are asked for
+    num_escaped: int = 0  # rows, drawn so far, whose input reads otherwise as {__sample__}
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -46,12 +52,19 @@ class Prompter:
 
     @property
     def bare_template(self) -> str:
-        """What stands in the prompt of every row."""
+        """What stands in the prompt of every row, the task with it."""
         return "".join(part for part in self.template or () if isinstance(part, str))
 
     def notes(self) -> list[str]:
-        """What a person should know of the rows: nothing."""
-        return []
+        """What a person should know of the rows drawn so far."""
+        notes = [] if self.contexts is None else self.contexts.notes()
+        if self.num_escaped:
+            rows = "1 row" if self.num_escaped == 1 else f"{self.num_escaped:,} rows"
+            notes.append(
+                f"{{{SAMPLE}}} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in "
+                f"Ludwig, which changes the input of {rows}; in a template, {{{self.input_column}}} is the plain text"
+            )
+        return notes
 
     def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
         """These rows (ascending) in batches; no cell of theirs may be missing unless its strategy fills it."""
@@ -64,35 +77,56 @@ class Prompter:
     def _texts(self, keys: npt.NDArray[np.int64], block: pa.Table) -> Texts:
         cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in self.columns}
         answers = cells[self.answer_column.name] if self.answer_column is not None else []
-        prompts = self._prompts(keys, cells)
+        prompts, own_prompts = self._prompts(keys, cells)
         made = [number for number, prompt in enumerate(prompts) if prompt is not None]
         return Texts(
             keys=keys[made],
             prompts=[prompt for prompt in prompts if prompt is not None],
             answers=[answers[number] for number in made] if answers else [],
+            own_prompts=None if own_prompts is None else [own_prompts[number] for number in made],
         )
 
-    def _prompts(self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]) -> Sequence[str | None]:
-        """The prompt of each row; None where the template cannot be filled."""
+    def _prompts(
+        self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]
+    ) -> tuple[Sequence[str | None], Sequence[str] | None]:
+        """The prompt of each row, None where it cannot be made; and, where they have examples, those without them."""
         if self.template is None:
-            return cells[self.input_column]
-        columns = {name: cells[self._column_of(name)] for name in names(self.template)}
+            return cells[self.input_column], None
+        columns = {name: self._values(name, cells) for name in names(self.template) if name != CONTEXT}
+        contexts = None if self.contexts is None else self.contexts.of(keys, cells, self.faults)
         prompts: list[str | None] = []
+        own_prompts: list[str] = []
         for number, key in enumerate(keys.tolist()):
             values = {name: _Cell(texts[number]) for name, texts in columns.items()}
+            context = "" if contexts is None else contexts[number]
             try:
-                prompts.append(render(self.template, values))
+                own = render(self.template, {**values, CONTEXT: ""})
+                prompt = own if not context else render(self.template, {**values, CONTEXT: context})
             except DataError as error:
                 self.faults.add(key, error.problems[0])
-                prompts.append(None)
-        return prompts
+                own, prompt = "", None
+            own_prompts.append(own)
+            prompts.append(None if context is None else prompt)
+        return prompts, own_prompts if contexts is not None else None
 
-    def _column_of(self, name: str) -> str:
-        return self.input_column if name == SAMPLE else name
+    def _values(self, name: str, cells: Mapping[str, list[str]]) -> list[str]:
+        """The text of each row that stands for a name of the template."""
+        if name != SAMPLE:
+            return cells[name]
+        texts = cells[self.input_column]
+        escaped = [as_sample(text) for text in texts]
+        self.num_escaped += sum(text != sample for text, sample in zip(texts, escaped, strict=True))
+        return escaped
 
 
 def prompter(
-    config: Config, source: Source, *, with_answers: bool, encoder: TextEncoder | None = None
+    config: Config,
+    source: Source,
+    *,
+    with_answers: bool,
+    encoder: TextEncoder | None = None,
+    split: str | None = None,
+    with_examples: bool = True,
 ) -> Prompter | ChatPrompter:
     """Check that the data has the columns that a configuration asks for, and rows that can be used.
 
@@ -100,7 +134,10 @@ def prompter(
     preprocessing.on_bad_row says.
 
     encoder: with `chat`, the tokenizer whose template writes the conversations.
-    Raises DataError naming each column that is missing or holds no plain values; see chat_prompter for conversations.
+    split: of the source, that is prepared alone; None where all are. with_examples: False where the answers alone are
+    wanted, and none need be retrieved.
+    Raises DataError naming each column that is missing or holds no plain values; see chat_prompter for conversations,
+    contexts_of for examples.
     """
     if config.chat is not None:
         from brim.data.chat_prompt import chat_prompter  # Jinja is for those who need it
@@ -109,23 +146,34 @@ def prompter(
         source = usable(source, [], config.preprocessing.on_bad_row)
         return chat_prompter(config.chat, source, encoder, with_answers=with_answers)
     feature, target = config.input_features[0], config.output_features[0]
-    template = None if config.prompt.template is None else parse_template(config.prompt.template)
-    placeholders = (SAMPLE,) if template is None else names(template)
-    columns = list(dict.fromkeys(feature.column_name if name == SAMPLE else name for name in placeholders))
-    wanted = dict.fromkeys(columns, INPUT if template is None else "prompt.template")
+    columns = prompt_columns(config)
+    template_key = "prompt.task" if config.prompt.template is None else "prompt.template"
+    wanted = dict.fromkeys(columns, INPUT if config.prompt.template is None else template_key)
     if with_answers:
         wanted[target.column_name] = OUTPUT
     require_columns(source, wanted)
     source = usable(source, list(wanted), config.preprocessing.on_bad_row)
     require_text(source, list(wanted))
+    contexts = None
+    if with_examples and config.prompt.num_examples:
+        from brim.data.retrieval import contexts_of  # which reads prompts' columns itself
+
+        contexts = contexts_of(config, source, columns=columns, split=split)
     return Prompter(
         source=source,
-        template=template,
+        template=prompt_parts(config.prompt),
+        template_key=template_key,
         input_column=feature.column_name,
         prompt_columns=tuple(column_for(name, INPUT, feature.preprocessing) for name in columns),
         answer_column=column_for(target.column_name, OUTPUT, target.preprocessing) if with_answers else None,
         faults=RowFaults(locate=source.locate),
+        contexts=contexts,
     )
+
+
+def as_sample(text: str) -> str:
+    """A text as Ludwig writes `{__sample__}`: as JSON, without the quotes at its ends (and the text's own there)."""
+    return json.dumps(text).strip('"')
 
 
 def cell_texts(column: pa.ChunkedArray, *, fill: str = "") -> list[str]:

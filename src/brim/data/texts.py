@@ -34,6 +34,7 @@ class Texts:
     prompts: list[str]  # of a conversation: all that stands before the last answer
     answers: list[str]  # empty when only prompts were asked for
     chats: list[Chat] | None = None  # with `chat`, for each row
+    own_prompts: list[str] | None = None  # prompts without the examples that were retrieved for them
 
     def only(self, numbers: Sequence[int]) -> Texts:
         """Some of the rows, by their positions."""
@@ -44,4 +45,5 @@ class Texts:
             prompts=[self.prompts[number] for number in numbers],
             answers=[self.answers[number] for number in numbers] if self.answers else [],
             chats=None if self.chats is None else [self.chats[number] for number in numbers],
+            own_prompts=None if self.own_prompts is None else [self.own_prompts[number] for number in numbers],
         )

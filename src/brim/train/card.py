@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brim.config import Config, dump
+from brim.config.prompt_parts import template_text
 from brim.train.state import TrainState
 
 _SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."
@@ -28,7 +29,7 @@ class CardFacts:
 def model_card(config: Config, facts: CardFacts) -> str:
     """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
-    prompt = config.prompt.template
+    prompt = template_text(config.prompt)
     if config.chat is not None:
         prompt = "conversations, written out by the tokenizer's chat template"
     elif prompt is None:
@@ -111,6 +112,10 @@ def _names_for_paths(config: Config) -> dict[str, object]:
         update["adapter"] = config.adapter.model_copy(update={"pretrained_adapter_weights": name})
     if config.chat is not None and config.chat.template is not None:
         update["chat"] = config.chat.model_copy(update={"template": local_name(config.chat.template)})
+    retrieval = config.prompt.retrieval
+    if retrieval is not None and retrieval.model_name is not None:
+        named = retrieval.model_copy(update={"model_name": local_name(retrieval.model_name)})
+        update["prompt"] = config.prompt.model_copy(update={"retrieval": named})
     return update
 
 

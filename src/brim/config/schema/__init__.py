@@ -11,7 +11,7 @@ from brim.config.schema.memory import MemoryConfig
 from brim.config.schema.model import ModelParameters
 from brim.config.schema.optimizer import AdafactorConfig, AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
 from brim.config.schema.preprocessing import PreprocessingConfig
-from brim.config.schema.prompt import PromptConfig
+from brim.config.schema.prompt import PromptConfig, RetrievalConfig
 from brim.config.schema.quantization import QuantizationConfig
 from brim.config.schema.root import Config
 from brim.config.schema.schedule import LearningRateScheduler
@@ -44,6 +44,7 @@ __all__ = [
     "PromptConfig",
     "QuantizationConfig",
     "RandomSplit",
+    "RetrievalConfig",
     "SGDConfig",
     "Section",
     "SplitConfig",

@@ -49,7 +49,7 @@ class Config(Section):
     chat: ChatConfig | None = key(
         None,
         "Conversations instead of prompts and answers: `{}` with all defaults. Not together with `input_features`, "
-        "`output_features` and `prompt.template`.",
+        "`output_features` and `prompt`.",
         brim=True,
         expected="{} for all defaults, a mapping such as {messages: COLUMN}, or null",
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from brim.config import Config, FixedSplit, HashSplit
-from brim.config.template import SAMPLE, names, parse_template
+from brim.config.prompt_parts import prompt_columns, template_text
 from brim.data.advice.characters import broken_characters
 from brim.data.advice.ending import end_in_text, unfinished
 from brim.data.advice.facts import Facts, Watcher
@@ -86,7 +86,7 @@ def _without_space(config: Config) -> str:
 
 
 def _with_separator(config: Config) -> str:
-    template = config.prompt.template
+    template = template_text(config.prompt)
     if template is None:
         column = config.input_features[0].column_name
         return f'set prompt.template: "{{{column}}}\\n\\n### Answer:\\n"'
@@ -107,8 +107,7 @@ def _column_to_hash(config: Config, source: Source) -> str:
 
     The answer's, where all prompts are the same.
     """
-    column, template = config.input_features[0].column_name, config.prompt.template
-    used = [column] if template is None else [column if n == SAMPLE else n for n in names(parse_template(template))]
-    num_values = {name: pc.count_distinct(source.table[name]).as_py() for name in used}
+    column = config.input_features[0].column_name
+    num_values = {name: pc.count_distinct(source.table[name]).as_py() for name in prompt_columns(config)}
     best = max(num_values, key=lambda name: num_values[name], default=column)
     return best if num_values.get(best, 1) > 1 else config.output_features[0].column_name

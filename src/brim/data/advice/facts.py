@@ -90,7 +90,7 @@ _SAMPLE_CHARACTERS = 24
 
 
 def _facts_of(texts: Texts, edges: ConstantEdges | None, eos_text: str) -> Facts:
-    prompts = texts.prompts
+    prompts = texts.prompts if texts.own_prompts is None else texts.own_prompts  # examples show answers like theirs
     answers = texts.answers or [""] * len(prompts)
     long = _LONG_ANSWER_CHARACTERS
     within = [len(answer) >= long and answer.strip() in prompt for prompt, answer in zip(prompts, answers, strict=True)]

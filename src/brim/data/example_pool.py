@@ -1,0 +1,173 @@
+"""The rows that may stand in a prompt as examples: those of the training split, the first of each input, with answers.
+
+Their texts lie in an Arrow table, on disk where they are many; in memory stays a digest of each input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from brim.config import Config
+from brim.config.prompt_parts import prompt_columns
+from brim.data.assign import assign_splits, sampled_rows, with_usable_splits
+from brim.data.blocks import blocks
+from brim.data.columns import INPUT, OUTPUT, Column, column_for, missing, require_columns, require_filled, require_text
+from brim.data.prompt import cell_texts
+from brim.data.source import Source
+from brim.data.spill import gather
+from brim.data.usable import usable
+from brim.errors import DataError, Problem
+
+NONE = -1  # the position of an input that is not in the pool
+
+_SCHEMA = pa.schema([("input", pa.large_string()), ("example", pa.large_string())])
+
+Positions = npt.NDArray[np.int64]
+
+
+class ExamplePool:
+    """Examples by position, 0 to len - 1, in the order of their rows; no two have the same input.
+
+    table: columns `input` (the text that inputs are compared by) and `example` (the row as text).
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        digests = np.concatenate([np.zeros(0, np.uint64), *map(_digests, self.inputs())])
+        self._order = np.argsort(digests, kind="stable")
+        self._digests = digests[self._order]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def inputs(self) -> Iterator[list[str]]:
+        """The inputs of all examples, in their order, some at once."""
+        for batch in self._batches:
+            yield batch.column("input").to_pylist()
+
+    def positions_of(self, inputs: Sequence[str]) -> Positions:
+        """Where the example with this very input stands; NONE where there is none."""
+        digests = _digests(inputs)
+        at = np.minimum(np.searchsorted(self._digests, digests), max(len(self) - 1, 0))
+        if not len(self):
+            return np.full(len(inputs), NONE, dtype=np.int64)
+        return np.where(self._digests[at] == digests, self._order[at], NONE).astype(np.int64)
+
+    def context(self, positions: Sequence[int]) -> str:
+        """These examples, in this order, as they stand in a prompt: as Python writes a list of dicts."""
+        return f"[{', '.join(map(self._example, positions))}]"
+
+    def _example(self, position: int) -> str:
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        batch = self._batches[number]
+        return str(batch.column("example")[position - (int(self._ends[number]) - batch.num_rows)].as_py())
+
+
+def example_pool(config: Config, source: Source) -> ExamplePool:
+    """What a configuration's training split holds of examples.
+
+    Raises DataError: missing columns, missing cells whose strategy is `error`, an unusable split column, no rows.
+    """
+    fields = _fields(config)
+    keys, source = _training_rows(config, source, fields)
+    first = _first_of_each(np.concatenate([np.zeros(0, np.uint64), *_digests_of(fields, source, keys)]))
+    pool = ExamplePool(gather(_batches(fields, source, keys[first]), schema=_SCHEMA))
+    num_examples = config.prompt.num_examples
+    if len(pool) < num_examples:
+        raise DataError(
+            Problem(
+                what=f"the training split has {len(pool):,} different inputs, and prompt.retrieval.k asks for "
+                f"{num_examples:,} examples",
+                where=source.name,
+                fix="lower prompt.retrieval.k, or look at preprocessing.split",
+            )
+        )
+    return pool
+
+
+def input_texts(cells: Mapping[str, list[str]], columns: Iterable[str]) -> list[str]:
+    """The text by which each row's input is compared: its column, or its columns line by line."""
+    return ["\n".join(values) for values in zip(*(cells[name] for name in columns), strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fields:
+    """What an example tells of a row: the columns that the prompt reads, and the answer."""
+
+    inputs: tuple[Column, ...]
+    answer: Column
+    names: tuple[str, ...]  # as they are called in the example
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (*self.inputs, self.answer)
+
+
+def _fields(config: Config) -> _Fields:
+    feature, target = config.input_features[0], config.output_features[0]
+    columns = prompt_columns(config)
+    return _Fields(
+        inputs=tuple(column_for(name, INPUT, feature.preprocessing) for name in columns),
+        answer=column_for(target.column_name, OUTPUT, target.preprocessing),
+        names=(*(feature.name if name == feature.column_name else name for name in columns), target.name),
+    )
+
+
+def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Positions, Source]:
+    """The keys of the rows that train, without those that have no value in a column whose strategy drops them."""
+    names = [column.name for column in fields.columns]
+    require_columns(source, {column.name: column.feature for column in fields.columns})
+    source = with_usable_splits(usable(source, names, config.preprocessing.on_bad_row), config)
+    require_text(source, names)
+    keys = sampled_rows(source, config)
+    codes, _ = assign_splits(source, config, keys)
+    keys = keys[codes == 0]
+    require_filled(source, fields.columns, keys)
+    for column in fields.columns:
+        if column.missing_value_strategy == "drop_row":
+            keys = keys[~missing(source.table[column.name])[keys]]
+    return keys, source
+
+
+def _digests_of(fields: _Fields, source: Source, keys: Positions) -> Iterator[npt.NDArray[np.uint64]]:
+    names = [column.name for column in fields.inputs]
+    for _, block in blocks(source.table.select(names), keys):
+        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.inputs}
+        yield _digests(input_texts(cells, names))
+
+
+def _first_of_each(digests: npt.NDArray[np.uint64]) -> Positions:
+    _, first = np.unique(digests, return_index=True)
+    return np.sort(first)
+
+
+def _batches(fields: _Fields, source: Source, keys: Positions) -> Iterator[pa.RecordBatch]:
+    inputs = [column.name for column in fields.inputs]
+    for _, block in blocks(source.table.select(list(dict.fromkeys([*inputs, fields.answer.name]))), keys):
+        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.columns}
+        values = [_values(block[column.name], cells[column.name]) for column in fields.columns]
+        examples = [repr(dict(zip(fields.names, row, strict=True))) for row in zip(*values, strict=True)]
+        columns = [pa.array(texts, pa.large_string()) for texts in (input_texts(cells, inputs), examples)]
+        yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _values(column: pa.ChunkedArray, texts: list[str]) -> list[object]:
+    """Numbers and truth values as such, all else as text."""
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_float64(kind)):
+        return list(texts)
+    values = zip(column.to_pylist(), texts, strict=True)
+    return [text if value is None or value != value else value for value, text in values]
+
+
+def _digests(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """64 bits of each text: among a million, two different ones have the same with a probability of 3e-8."""
+    whole = b"".join(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(whole, dtype="<u8")

@@ -1,0 +1,142 @@
+"""What stands for `{__context__}` in each row's prompt: labelled rows of the training split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from brim.config import Config, RetrievalConfig
+from brim.data.embedding_cache import embeddings_of
+from brim.data.example_pool import NONE, ExamplePool, Positions, example_pool, input_texts
+from brim.data.nearest_examples import NearestExamples
+from brim.data.random_examples import RandomExamples
+from brim.data.read import read
+from brim.data.row_faults import RowFaults
+from brim.data.sentence_encoder import INSTALL, is_installed, load_sentence_encoder
+from brim.data.source import Source
+from brim.data.split import SPLITS
+from brim.errors import ConfigError, Problem
+
+
+class Examples(Protocol):
+    """How a row's examples are chosen."""
+
+    def choose(self, keys: Positions, inputs: Sequence[str], own: Positions) -> Positions:
+        """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Contexts:
+    """The examples of each row as text. No example has the row's own input, so that none gives its answer away."""
+
+    pool: ExamplePool
+    examples: Examples
+    num_examples: int
+    columns: tuple[str, ...]  # that make the input
+    elsewhere: str | None  # the name of the data that the pool is from, where it is not that of the rows
+    standing_notes: tuple[str, ...] = ()
+    num_known: int = 0  # rows, drawn so far, whose input is in the pool
+
+    def of(self, keys: Positions, cells: Mapping[str, list[str]], faults: RowFaults) -> list[str | None]:
+        """The context of each of these rows; None, and a fault, where the pool has too few other inputs.
+
+        cells: the rows' texts by column.
+        """
+        inputs = input_texts(cells, self.columns)
+        own = self.pool.positions_of(inputs)
+        self.num_known += int(np.count_nonzero(own != NONE))
+        is_served = len(self.pool) - (own != NONE) >= self.num_examples
+        served = np.flatnonzero(is_served)
+        chosen = self.examples.choose(keys[served], [inputs[row] for row in served.tolist()], own[served])
+        contexts: list[str | None] = [None] * len(keys)
+        for row, positions in zip(served.tolist(), chosen.tolist(), strict=True):
+            contexts[row] = self.pool.context(positions)
+        for key in keys[~is_served].tolist():
+            faults.add(key, self._too_few())
+        return contexts
+
+    def notes(self) -> list[str]:
+        """What a person should know of the rows drawn so far."""
+        notes = list(self.standing_notes)
+        if self.elsewhere is not None and self.num_known:
+            rows = "1 row has its" if self.num_known == 1 else f"{self.num_known:,} rows have their"
+            notes.append(
+                f"{rows} very input in the training split of {self.elsewhere}: the example with it is never theirs"
+            )
+        return notes
+
+    def _too_few(self) -> Problem:
+        return Problem(
+            what=f"only {len(self.pool) - 1:,} training rows have another input, and prompt.retrieval.k asks for "
+            f"{self.num_examples:,} examples",
+            fix="lower prompt.retrieval.k",
+        )
+
+
+def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split: str | None) -> Contexts | None:
+    """The contexts of a source's rows; None where no examples are asked for.
+
+    columns: that make a row's input. split: of the source, that is prepared alone; None where all are.
+    Raises ConfigError where it is not said which data the examples are from; DataError as `example_pool`.
+    """
+    retrieval = config.prompt.retrieval
+    if retrieval is None or not retrieval.num_examples:
+        return None
+    training = _training_data(config, source, split)
+    pool = example_pool(config, training)
+    examples, notes = _examples(retrieval, pool, seed=config.random_seed)
+    return Contexts(
+        pool=pool,
+        examples=examples,
+        num_examples=retrieval.num_examples,
+        columns=tuple(columns),
+        elsewhere=None if training is source else training.name,
+        standing_notes=notes,
+    )
+
+
+def without_embeddings(config: Config) -> tuple[Config, list[str]]:
+    """The configuration with examples drawn by chance instead of by likeness, for who loads no model; and a note."""
+    retrieval = config.prompt.retrieval
+    if retrieval is None or retrieval.type != "semantic":
+        return config, []
+    drawn = RetrievalConfig(type="random", k=retrieval.k)
+    lacking = "" if is_installed() else f"; to train or predict so, sentence-transformers must be there: {INSTALL}"
+    note = (
+        "prompt.retrieval is semantic, and its model is not loaded for a check: the examples here, and the lengths "
+        f"with them, are of rows drawn by chance{lacking}"
+    )
+    return config.model_copy(update={"prompt": config.prompt.model_copy(update={"retrieval": drawn})}), [note]
+
+
+def _examples(retrieval: RetrievalConfig, pool: ExamplePool, *, seed: int) -> tuple[Examples, tuple[str, ...]]:
+    if retrieval.type == "random":
+        return RandomExamples(num_pooled=len(pool), num_examples=retrieval.num_examples, seed=seed), ()
+    assert retrieval.model_name is not None, "a rule of the configuration"
+    encoder = load_sentence_encoder(retrieval.model_name)
+    kept = embeddings_of(pool, encoder, index_name=retrieval.index_name)
+    chosen = NearestExamples(embeddings=kept.embeddings, encoder=encoder, num_examples=retrieval.num_examples)
+    return chosen, kept.notes
+
+
+def _training_data(config: Config, source: Source, split: str | None) -> Source:
+    """The source itself where it is trained on; else the configuration's data set, else the source by its split."""
+    if split is None and config.trainer.type != "none":
+        return source
+    if config.dataset is not None:
+        return read(config.dataset)
+    if split is None or split in SPLITS:
+        return source
+    raise ConfigError(
+        Problem(
+            what="prompt.retrieval takes examples from the training split, and it is not said of which data",
+            where="dataset",
+            expected="the key `dataset`: the labelled data whose training split holds the examples; beside it, the "
+            "rows to run over may come from another file",
+            fix="add `dataset: train.jsonl` to the configuration, or dataset=train.jsonl to the command; or name a "
+            "split of this file with --split",
+        )
+    )
