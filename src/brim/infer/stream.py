@@ -15,6 +15,7 @@ from brim.infer.engine import Constraint
 from brim.infer.explained import explained
 from brim.infer.next_token import NextToken, Writing
 from brim.infer.passes import Passes
+from brim.infer.response import FinishReason
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -31,12 +32,13 @@ def stream_tokens(
     precision: Precision,
     key: int = 0,
     constraint: Constraint | None = None,
-) -> Generator[int, None, None]:
+) -> Generator[int, None, FinishReason]:
     """The tokens of the response that SlotsEngine writes for a row of this key, without the one that ends it.
 
-    prompt: at least one token. Raises InputError at once for settings that are refused. The cache is freed when the
-    last token has been given, when the iterator is closed or dropped, and when it raises: OutOfMemoryError for a prompt
-    that memory does not suffice for, BrimError for scores that are not finite.
+    prompt: at least one token. The generator's own result is the reason for the end. Raises InputError at once for
+    settings that are refused. The cache is freed when the last token has been given, when the generator is closed or
+    dropped, and when it raises: OutOfMemoryError for a prompt that memory does not suffice for, BrimError for scores
+    that are not finite.
     """
     row = Writing(position=0, key=key, prompt=list(prompt))
     with explained():
@@ -56,7 +58,7 @@ def stream_tokens(
 
 def _tokens(
     row: Writing, chooser: NextToken, begin: Callable[[], Passes], end_ids: frozenset[int]
-) -> Generator[int, None, None]:
+) -> Generator[int, None, FinishReason]:
     passes = None
     try:
         with torch.inference_mode():
@@ -64,10 +66,10 @@ def _tokens(
         while len(row.generated) < chooser.max_new_tokens:
             token = _next(row, chooser, passes)
             if token in end_ids:
-                return
+                return "stop"
             row.generated.append(token)
             yield token
-        return
+        return "length"
     except Exception as error:
         if not is_out_of_memory(error):
             raise

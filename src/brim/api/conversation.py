@@ -1,0 +1,201 @@
+"""A person talks with a model: answers come as they are made, and with `chat` what was said before stays known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from brim.api.prompts import require_continuable, require_texts
+from brim.api.session import Say, Session, say_nothing, with_settings
+from brim.api.streaming import Pieces, require_streamable, stream_text
+from brim.config import Config
+from brim.config.prompt_parts import prompt_columns
+from brim.config.yaml_reader import read_yaml
+from brim.data import Source, TokenRows, prompts_of
+from brim.data.chat_template import read_template
+from brim.data.read_frame import read_columns
+from brim.errors import DataError, InputError, ModelError, Problem
+from brim.models.llm import LLM
+
+_MESSAGES = "messages"
+
+Turn = Mapping[str, str]
+
+
+class Conversation:
+    """Asks one thing after the other. With `chat`, the template writes all turns; otherwise each prompt stands alone.
+
+    Without `chat`, a text is the input feature's value, around which `prompt` puts its words; where these ask for more
+    columns, it is a JSON object of them. say: told what a person should know, such as that the oldest turns were
+    forgotten.
+    """
+
+    def __init__(self, session: Session, llm: LLM, *, say: Say = say_nothing) -> None:
+        _require_no_examples(session.config)
+        self._session = replace(session, config=_for_one(session.config))
+        self._llm, self._say = llm, say
+        self._system: str | None = None
+        self._turns: list[Turn] = []
+        require_streamable(llm, self._session)
+        if not self.remembers and _has_template(session):
+            say("each prompt stands alone; the tokenizer has a chat template, and with chat={} it writes the turns")
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what was said before is part of the next prompt."""
+        return self._session.config.chat is not None
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What was said, each with its role, as far as it is not forgotten; the system's turn first."""
+        return (*self._beginning(), *self._turns)
+
+    def ask(self, text: str) -> Pieces:
+        """The answer in pieces. What was answered when the iterator is closed or dropped counts as the answer.
+
+        Raises DataError for a prompt that is empty or too long even alone, or that the template refuses; the
+        conversation is then as it was.
+        """
+        require_texts([text])
+        question = _turn("user", text)
+        prompt = self._remembering(question) if self.remembers else self._alone(text)
+        return self._answered(question, stream_text(self._llm, self._session, prompt))
+
+    def reset(self) -> None:
+        """Forget what was said; the system's turn stays."""
+        self._turns = []
+
+    def set_system(self, text: str | None) -> None:
+        """What the template is given as the system's turn, from now on; None for no such turn.
+
+        Raises InputError without `chat`.
+        """
+        if not self.remembers:
+            raise InputError(
+                Problem(
+                    what="without a chat template there is no system's turn",
+                    fix="set chat={} where the tokenizer has a template, or chat.template=FILE",
+                )
+            )
+        if text is not None:
+            require_texts([text])
+        self._system = text or None
+
+    def set(self, key: str, value: str) -> None:
+        """Another value for a key of `generation`, written as in YAML, from now on. Raises ConfigError, InputError."""
+        read, _ = read_yaml(value, "value")
+        changed = with_settings(self._session, generation={key.removeprefix("generation."): read})
+        require_streamable(self._llm, changed)
+        self._session = changed
+
+    def _beginning(self) -> list[Turn]:
+        return [] if self._system is None else [_turn("system", self._system)]
+
+    def _answered(self, question: Turn, pieces: Pieces) -> Pieces:
+        said: list[str] = []
+        finish_reason = None
+        try:
+            while True:
+                try:
+                    said.append(next(pieces))
+                except StopIteration as ended:
+                    finish_reason = ended.value
+                    break
+                yield said[-1]
+        finally:
+            pieces.close()
+            if self.remembers and (said or finish_reason is not None):
+                self._turns += [question, _turn("assistant", "".join(said))]
+        if finish_reason == "length":
+            most = self._session.config.generation.max_new_tokens
+            self._say(f"the answer was cut at generation.max_new_tokens ({most:,})")
+        assert finish_reason is not None, "the iterator has ended"
+        return finish_reason
+
+    def _remembering(self, question: Turn) -> TokenRows:
+        """The prompt of the whole conversation, or of as much of its end as the context has room for."""
+        session, kept = self._session, list(self._turns)
+        while True:
+            messages = [*self._beginning(), *kept, question]
+            prompt = _rows({_MESSAGES: [messages]}, session)
+            if not kept or not _is_too_long(prompt, session):
+                break
+            kept = kept[2:]  # a question and its answer: templates want them to alternate
+        require_continuable(prompt, session, _place)
+        num_forgotten = (len(self._turns) - len(kept)) // 2
+        if num_forgotten:
+            them = (
+                "question and its answer are" if num_forgotten == 1 else f"{num_forgotten:,} questions and answers are"
+            )
+            self._say(f"the context is full: the oldest {them} forgotten")
+            self._turns = kept
+        return prompt
+
+    def _alone(self, text: str) -> TokenRows:
+        config = self._session.config
+        columns, own = prompt_columns(config), config.input_features[0].column_name
+        row = {own: text} if set(columns) <= {own} else _row(text, columns)
+        prompt = _rows({name: [value] for name, value in row.items()}, self._session)
+        require_continuable(prompt, self._session, _place)
+        return prompt
+
+
+def _has_template(session: Session) -> bool:
+    try:
+        read_template(None, session.encoder.folder)
+    except ModelError:
+        return False
+    return True
+
+
+def _turn(role: str, content: str) -> Turn:
+    return {"role": role, "content": content}
+
+
+def _place(row: int) -> str:
+    return "the conversation"
+
+
+def _for_one(config: Config) -> Config:
+    """Nothing is left out or cut where one prompt is all that there is."""
+    preprocessing = config.preprocessing.model_copy(update={"on_bad_row": "error", "on_overlong": "error"})
+    chat = None if config.chat is None else config.chat.model_copy(update={"messages": _MESSAGES, "tools": None})
+    return config.model_copy(update={"preprocessing": preprocessing, "chat": chat})
+
+
+def _rows(columns: Mapping[str, list[Any]], session: Session) -> TokenRows:
+    source: Source = replace(read_columns(columns, name="the conversation"), locate=_place)
+    return prompts_of(source, session.config, session.encoder).rows
+
+
+def _is_too_long(prompt: TokenRows, session: Session) -> bool:
+    context_length, new_tokens = session.folder.context_length, session.config.generation.max_new_tokens
+    assert new_tokens is not None, "resolved before"
+    return context_length is not None and int(prompt.lengths[0]) > context_length - new_tokens
+
+
+def _row(text: str, columns: tuple[str, ...]) -> Mapping[str, Any]:
+    """A text that holds the values of several columns."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not set(columns) <= row.keys():
+        listed = ", ".join(f'"{name}": …' for name in columns)
+        raise DataError(
+            Problem(what="the prompt's template asks for more than one column", expected=f"a JSON object {{{listed}}}")
+        )
+    return row
+
+
+def _require_no_examples(config: Config) -> None:
+    if config.chat is None and config.prompt.num_examples:
+        raise InputError(
+            Problem(
+                what="prompt.retrieval looks for examples in a data set, and a conversation has none",
+                where="prompt.retrieval",
+                fix="set prompt.retrieval=null, with a template that needs none",
+            )
+        )
