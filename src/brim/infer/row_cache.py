@@ -92,8 +92,16 @@ class RowCache(Cache):  # type: ignore[misc]
         """Every row has written a token."""
         self.end += 1
 
+    def touch(self) -> None:
+        """Write to all of its memory: what has never been written to is not resident on a CPU."""
+        for layer in self._filled():
+            layer.touch()
+
     def _filled(self) -> list[_RowLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
+
+
+_NOTHING = torch.empty(0)
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -106,7 +114,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, cache: RowCache) -> None:
         super().__init__()
         self._cache = cache
-        self._keys = self._values = torch.empty(0)
+        self._keys = self._values = _NOTHING
         self._key_shape = self._value_shape = (0, 0)  # H, D
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -136,6 +144,10 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
         values[:num_rows, :, end : end + 1] = value_states
         seen = slice(cache.base, end + 1)
         return keys[:num_rows, :, seen], values[:num_rows, :, seen]
+
+    def touch(self) -> None:
+        self._keys.zero_()
+        self._values.zero_()
 
     def copy_row(self, source: int, target: int, columns: slice) -> None:
         for laid_out in self._laid_out(self._cache.columns):

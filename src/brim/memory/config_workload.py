@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ from brim.config.batch import accumulates
 from brim.data.collate import Batch, PromptBatch
 from brim.digests import sha256
 from brim.infer.generation_settings import generation_settings
+from brim.infer.peak_passes import CacheShape
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda
@@ -34,6 +35,7 @@ from brim.memory.quantized.optimizer import traceable_optimizer
 from brim.memory.quantized.replace import quantize_stand_in
 from brim.memory.recorder import no_temporaries
 from brim.memory.recording import Recording
+from brim.memory.slots import slots_at_their_peak
 from brim.memory.workload import Training, Workload
 from brim.models.adapter_folder import open_adapter
 from brim.models.attention_choice import as_transformers_takes_it
@@ -145,6 +147,19 @@ class ConfigWorkload:
             temporaries=no_temporaries if self._target is None else cuda_temporaries,
         )
 
+    def slots(self, shape: CacheShape) -> Workload:
+        """The passes of brim's own engine that take the most."""
+
+        def run(model: nn.Module, batch: None, begin: Callable[[str], None]) -> None:
+            slots_at_their_peak(cast(Any, model), shape, self.generation_settings, self._precision, begin)
+
+        return replace(self.generation(), batch=lambda rows, tokens: None, run=run)
+
+    @property
+    def generation_settings(self) -> dict[str, Any]:
+        """As a run has them, but for the tokens that end a text."""
+        return generation_settings(self._config.generation, pad_id=0, end_ids=[0])
+
     def _build(self, architecture: PretrainedConfig, *, trainable: bool) -> nn.Module:
         from transformers import AutoModelForCausalLM
 
@@ -222,9 +237,8 @@ class ConfigWorkload:
             next_token_scores(model, batch, head=self._llm.head)
 
     def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:
-        settings = generation_settings(self._config.generation, pad_id=0, end_ids=[0])
         with self._precision.autocast(_CPU, keeps_copies=False):
-            generate_some(cast(Any, model), batch, settings, begin)
+            generate_some(cast(Any, model), batch, self.generation_settings, begin)
 
     @property
     def _attention(self) -> str | None:

@@ -53,7 +53,7 @@ def generate_some(
             return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     begin("prefill")
-    with torch.no_grad(), _values_of_fakes(), suppress(_Enough):
+    with torch.no_grad(), values_of_fakes(), suppress(_Enough):
         model.generate(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
@@ -63,8 +63,8 @@ def generate_some(
 
 
 @contextmanager
-def _values_of_fakes() -> Iterator[None]:
-    """`generate` asks whether it is finished, and for values of special tokens; no shape depends on them."""
+def values_of_fakes() -> Iterator[None]:
+    """Whoever generates asks whether it is finished, and for values of tokens; no shape depends on them."""
     from transformers import GenerationMixin
 
     unfinished = GenerationMixin._beam_search_has_unfinished_sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -98,17 +98,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def brim_digest() -> str:
-    """Of the source that a trace runs."""
+def brim_digest(rooms: Sequence[str] = _TRACED_ROOMS) -> str:
+    """Of the source that a trace runs. rooms: of brim, in which it is."""
     total = hashlib.sha256()
-    for path in _sources(Path(brim.__file__).parent):
+    for path in _sources(Path(brim.__file__).parent, rooms):
         total.update(path.name.encode())
         total.update(path.read_bytes())
     return total.hexdigest()[:32]
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    for room in _TRACED_ROOMS:
+def _sources(root: Path, rooms: Sequence[str]) -> Iterator[Path]:
+    for room in rooms:
         yield from sorted((root / room).rglob("*.py"))
 
 
@@ -116,8 +116,8 @@ def _as_json(known: KnownShapes) -> dict[str, Any]:
     return {
         "basics": None if known.basics is None else asdict(known.basics),
         "peaks_bytes": [[*shape, peak] for shape, peak in sorted(known.peaks_bytes.items())],
-        "work": [[*shape, _places(work)] for shape, work in sorted(known.work.items())],
-        "update_work": None if known.update_work is None else _places(known.update_work),
+        "work": [[*shape, places_as_json(work)] for shape, work in sorted(known.work.items())],
+        "update_work": None if known.update_work is None else places_as_json(known.update_work),
         "overheads_bytes": known.overheads_bytes,
     }
 
@@ -127,17 +127,19 @@ def _parsed(saved: Any) -> KnownShapes:
     return KnownShapes(
         basics=None if basics is None else Basics(**{key: _whole(value) for key, value in basics.items()}),
         peaks_bytes={(_whole(rows), _whole(tokens)): _whole(peak) for rows, tokens, peak in saved["peaks_bytes"]},
-        work={(_whole(rows), _whole(tokens)): _work(places) for rows, tokens, places in saved["work"]},
-        update_work=None if update_work is None else _work(update_work),
+        work={(_whole(rows), _whole(tokens)): work_from_json(places) for rows, tokens, places in saved["work"]},
+        update_work=None if update_work is None else work_from_json(update_work),
         overheads_bytes={str(key): _whole(value) for key, value in saved["overheads_bytes"].items()},
     )
 
 
-def _places(work: WorkCount) -> list[list[Any]]:
+def places_as_json(work: WorkCount) -> list[list[Any]]:
+    """All kernels."""
     return [[*place, each.flops, each.num_bytes, each.kernels] for place, each in work.places.items()]
 
 
-def _work(places: Any) -> WorkCount:
+def work_from_json(places: Any) -> WorkCount:
+    """What `places_as_json` gave; of anything else a TypeError or ValueError."""
     return WorkCount(
         places={
             WorkPlace(*place): Work(_whole(flops), _whole(num_bytes), _whole(kernels))

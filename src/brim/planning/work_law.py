@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,11 +56,16 @@ def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
     Where there are fewer shapes than the law has terms, `shapes_to_count` says which ones are missing.
     """
     shapes = _usable(counts)
-    places = tuple(dict.fromkeys(place for shape in shapes for place in counts[shape].places))
+    return law_through([(rows * tokens, tokens, counts[rows, tokens]) for rows, tokens in shapes])
+
+
+def law_through(counted: Sequence[tuple[int, int, WorkCount]]) -> WorkLaw:
+    """Through passes over N tokens, each of which attends to T: (N, T, work)."""
+    places = tuple(dict.fromkeys(place for _, _, work in counted for place in work.places))
     nothing = Work(0, 0, 0)
-    found = [[counts[shape].places.get(place, nothing) for shape in shapes] for place in places]
-    rows, lengths = np.array(shapes, dtype=np.float64).T
-    features = _features(rows * lengths, lengths)
+    found = [[work.places.get(place, nothing) for _, _, work in counted] for place in places]
+    num_tokens, lengths = (np.array([each[axis] for each in counted], dtype=np.float64) for axis in (0, 1))
+    features = _features(num_tokens, lengths)
     if len(set(lengths)) == 1:
         features[2] = 0.0  # no difference can be seen between N and N·T
     return WorkLaw(
