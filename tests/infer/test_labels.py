@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from brim.config.labels import LabelReader
 from brim.config.schema import OutputFeature
-from brim.infer.labels import extract
+from brim.infer.labels import LabelCounts, extract
 
 
 def _reader(**match):
@@ -19,23 +19,25 @@ def _reader(**match):
 
 
 def test_fallbacks_are_counted_and_told_from_answers_that_say_so():
-    reader = _reader(good=("contains", "good"), none=("contains", "none"))
-    made = extract([" good", "none", "", "well", "Good."], reader)
-    assert made.labels == ["good", "none", "none", "none", "good"]
-    assert (made.num_fallback, made.num_partial) == (2, 0)
-    assert made.notes() == ["2 of 5 responses name no label and got the fallback label"]
+    counts = LabelCounts()
+    labels = extract(
+        [" good", "none", "", "well", "Good."], _reader(good=("contains", "good"), none=("contains", "none")), counts
+    )
+    assert labels == ["good", "none", "none", "none", "good"]
+    assert counts.record() == {"labels": {"none": 3, "good": 2}, "num_fallback": 2, "num_looked_at_in_part": 0}
+    assert counts.notes() == ["2 of 5 responses name no label and got the fallback label"]
 
 
 def test_texts_that_were_not_looked_at_whole_are_counted():
-    reader = _reader(good=("regex", r"\w+!"), bad=("contains", "bad"))
-    made = extract(["fine!", "a" * 5_000 + "!"], reader)
-    assert made.labels == ["good", "none"]
-    assert made.notes() == [
+    reader, counts = _reader(good=("regex", r"\w+!"), bad=("contains", "bad")), LabelCounts()
+    assert extract(["fine!"], reader, counts) == ["good"]
+    assert extract(["a" * 5_000 + "!"], reader, counts) == ["none"]
+    assert counts.notes() == [
         "1 of 2 responses name no label and got the fallback label",
-        "1 of 2 responses are so long that a regular expression would take over 10,000,000 steps; only their "
-        "beginning was looked at",
+        "1 of 2 responses are so long that a regular expression could take over 10,000,000 steps; it looked at their "
+        "beginning alone",
     ]
 
 
 def test_nothing_is_said_of_nothing():
-    assert extract([], _reader(good=("contains", "good"))).notes() == []
+    assert LabelCounts().notes() == []
