@@ -56,7 +56,11 @@ def test_files_hold_what_the_frame_holds(model, table, tmp_path, ending):
     path = tmp_path / "new" / f"predictions.{ending}"
     result = model.predict(table, output=path)
     assert result.output == path
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        f".{path.name}.job",
+        path.name,
+        f"{path.name}.summary.json",
+    ]
     back = read(path).table
     assert back.column_names == list(result.predictions)
     for name in ("row", "question", *ADDED):

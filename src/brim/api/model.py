@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
-from brim.api.evaluation import answerable, evaluate, respond, said
+from brim.api.evaluation import answerable, evaluate, respond
 from brim.api.export import check_format, export_run
 from brim.api.inference import settings_of
 from brim.api.merging import merge_run, merging_of
-from brim.api.prediction import beside_input, check_output, ledger_path, require_free_names, write_with_ledger
-from brim.api.prompts import continuable, require_continuable, require_texts
+from brim.api.predict_policies import OnError, OnOverlong
+from brim.api.predicting import Wanted, check_wanted, predict
+from brim.api.prompts import require_continuable, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing, with_choices, with_dataset, with_settings
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
-from brim.data import Data, Source, TokenRows, prepare, prompts_of, read, texts_as_source
+from brim.data import Data, Source, TokenRows, prepare, read, texts_as_source
 from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
@@ -170,41 +171,40 @@ class Model:
         split: Split = "full",
         batch_size: int | None = None,
         generation: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        scores: bool = False,
+        key: str | None = None,
+        on_error: OnError | None = None,
+        on_overlong: OnOverlong | None = None,
         say: Say = say_nothing,
         on_batch: Callable[[int], None] = lambda rows: None,
     ) -> PredictResult:
         """One response a row, in the order of the input, beside the input's columns; written to `output` if given.
 
         split: the rows to predict; "full" takes all. batch_size: rows at once, and generation: keys of the
-        configuration's `generation`, both for this call.
+        configuration's `generation`, both for this call. scores: add the log-probability of each response.
+        resume: go on with what was begun for this output; responses that are there are kept. key: the column that tells
+        which row is which; default: their order. on_error, on_overlong: what becomes of rows that cannot be used, and
+        of prompts that are too long; default: as the configuration says. See docs/predict.md.
         """
-        if output is not None:
-            check_output(Path(output))
-            check_output(ledger_path(Path(output)))
+        path = None if output is None else Path(output)
+        check_wanted(path, resume=resume)
         session = self._open()
         size = _size_for_generating(session.config)
         session = with_settings(session, generation=generation, trainer=_given(size, batch_size))
-        source = read(self._dataset(dataset))
-        response = f"{session.config.answer_name}_response"
-        require_free_names(source, response)
-        prompts = prompts_of(source, session.config, session.encoder, only=split)
-        kept = continuable(prompts.rows, session, source, split=split)
-        ledger = prompts.ledger.with_more(kept.entries)
-        for line in [*self.notes, *self._untrained(), *prompts.notes, *ledger.summary()]:
-            say(line)
-        if split != "full":
-            _require_rows(kept.prompts, split, source)
-        llm = self._weights()
-        started = time.perf_counter()
-        at_once = said(_batch_rows(session, size), say)
-        responses = respond(llm, session, kept.prompts, batch_rows=at_once, on_batch=on_batch)
-        seconds = time.perf_counter() - started
-        frame = beside_input(source, kept.prompts.keys, responses.rename(columns={"response": response}))
-        written = None
-        if output is not None:
-            written = write_with_ledger(frame, ledger, Path(output))
-        return PredictResult(
-            predictions=frame, output=Path(output) if output is not None else None, ledger=written, seconds=seconds
+        wanted = Wanted(
+            output=path,
+            split=split,
+            batch_rows=_batch_rows(session, size),
+            resume=resume,
+            scores=scores,
+            key=key,
+            on_error=on_error,
+            on_overlong=on_overlong,
+        )
+        notes = [*self.notes, *self._untrained()]
+        return predict(
+            session, self._dataset(dataset), wanted, weights=self._weights, notes=notes, say=say, on_batch=on_batch
         )
 
     def generate(self, prompts: str | Sequence[str], **generation: Any) -> str | list[str]:

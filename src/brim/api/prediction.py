@@ -5,25 +5,36 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from brim.data import Ledger, Source
+from brim.data import Source
 from brim.errors import DataError, OutputError, Problem, WriteError
 from brim.files import whole_file
 
-ROW = "row"
+ROW, LOG_PROBABILITY = "row", "log_probability"
 _OWN_COLUMNS = (ROW, "finish_reason", "num_prompt_tokens", "num_response_tokens")
 _ROWS_AT_ONCE = 1024
+_ROWS_A_GROUP = 4096  # of a parquet file: held in memory together
 
 
 def check_output(path: Path) -> None:
     """Refuse, before any work is done, a file that could not be written or stands there already."""
+    require_writable(path)
+    if path.exists() or path.is_symlink():
+        raise OutputError(
+            Problem(what="the output file exists already; nothing was changed", where=str(path), fix="name another")
+        )
+
+
+def require_writable(path: Path) -> None:
+    """Refuse, before any work is done, a file that could not be written."""
     if path.suffix not in _WRITERS:
         raise OutputError(
             Problem(
@@ -34,10 +45,7 @@ def check_output(path: Path) -> None:
             )
         )
     try:
-        if path.exists() or path.is_symlink():
-            raise OutputError(
-                Problem(what="the output file exists already; nothing was changed", where=str(path), fix="name another")
-            )
+        path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.with_name(f".{path.name}.tmp")
         probe.touch()
@@ -46,9 +54,10 @@ def check_output(path: Path) -> None:
         raise OutputError(_unwritable(path, error)) from error
 
 
-def require_free_names(source: Source, response: str) -> None:
+def require_free_names(source: Source, responses: Sequence[str], *, with_scores: bool = False) -> None:
     """Refuse, before any work is done, data whose columns are called like those that predictions add."""
-    taken = [name for name in (ROW, response, *_OWN_COLUMNS[1:]) if name in source.table.column_names]
+    own = (ROW, *responses, *_OWN_COLUMNS[1:], *([LOG_PROBABILITY] if with_scores else []))
+    taken = [name for name in own if name in source.table.column_names]
     if taken:
         listed = ", ".join(f"`{name}`" for name in taken)
         raise DataError(
@@ -61,64 +70,68 @@ def require_free_names(source: Source, response: str) -> None:
         )
 
 
-def beside_input(source: Source, keys: NDArray[np.int64], responses: pd.DataFrame) -> pd.DataFrame:
-    """The input's rows of these keys with what was generated for each: row, the input's columns, the responses."""
-    # Whole numbers stay whole numbers beside empty cells.
-    frame: pd.DataFrame = source.table.take(keys).to_pandas(integer_object_nulls=True)
-    frame.insert(0, ROW, keys)
-    for name in responses:
-        frame[name] = responses[name].to_numpy()
-    return frame
-
-
-def ledger_path(output: Path) -> Path:
-    """Where it stands which rows were cut or left out of these predictions."""
-    return output.with_name(f"{output.name}.ledger.parquet")
-
-
-def write_with_ledger(frame: pd.DataFrame, ledger: Ledger, path: Path) -> Path | None:
-    """Write predictions, and the ledger beside them where it has entries, so that there is never one without the other.
-
-    Returns the ledger's path. Raises WriteError when one of them cannot be written.
-    """
-    if not len(ledger):
-        write_predictions(frame, path)
-        return None
-    beside = ledger_path(path)
-    ledger.write(beside)
-    try:
-        write_predictions(frame, path)
-    except BaseException:
-        beside.unlink()
-        raise
-    return beside
-
-
 def write_predictions(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame in the format of the path's ending. Raises WriteError when it cannot be written."""
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     try:
-        with whole_file(path) as temporary:
-            _WRITERS[path.suffix](frame, temporary)
+        write_blocks(table.schema, map(_table, table.to_batches(_ROWS_AT_ONCE)), path)
     except OSError as error:
         raise WriteError(_unwritable(path, error)) from error
 
 
-def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
-    frame.to_parquet(path, index=False)
+def write_blocks(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
+    """Write tables of one schema, one after the other, in the format of the path's ending, whole or not at all."""
+    with whole_file(path) as temporary:
+        _WRITERS[path.suffix](schema, blocks, temporary)
 
 
-def _write_jsonl(frame: pd.DataFrame, path: Path) -> None:
+def _table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def frame_of(table: pa.Table) -> pd.DataFrame:
+    """A table for pandas; whole numbers stay whole numbers beside empty cells."""
+    frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+    return frame
+
+
+def _write_parquet(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
+    with pq.ParquetWriter(path, schema) as writer:
+        for group in _groups(blocks):
+            writer.write_table(group, row_group_size=_ROWS_A_GROUP)
+
+
+def _groups(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Blocks together, by their rows alone, so that a file does not depend on how it came about."""
+    held: list[pa.Table] = []
+    for block in blocks:
+        held.append(block)
+        if sum(each.num_rows for each in held) >= _ROWS_A_GROUP:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _write_jsonl(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
     """By hand, since pandas rounds numbers to ten digits and turns dates into milliseconds."""
     with path.open("w", encoding="utf-8") as file:
-        for start in range(0, len(frame), _ROWS_AT_ONCE):
-            for record in frame.iloc[start : start + _ROWS_AT_ONCE].to_dict("records"):
+        for block in blocks:
+            for record in frame_of(block).to_dict("records"):
                 plain = {name: _plain(value) for name, value in record.items()}
                 file.write(json.dumps(plain, ensure_ascii=False, default=_as_json) + "\n")
 
 
-def _write_csv(frame: pd.DataFrame, path: Path) -> None:
+def _write_csv(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
     """All texts quoted, so that a lone carriage return in one ends no line."""
-    frame.to_csv(path, index=False, quoting=csv.QUOTE_NONNUMERIC)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        frame_of(schema.empty_table()).to_csv(file, index=False, quoting=csv.QUOTE_NONNUMERIC)
+        for block in blocks:
+            frame = frame_of(block)
+            for name in frame.select_dtypes(["datetime", "datetimetz"]):
+                # pandas leaves out the time of day where no row of a block has one.
+                frame[name] = frame[name].astype(object).map(str, na_action="ignore")
+            frame.to_csv(file, index=False, header=False, quoting=csv.QUOTE_NONNUMERIC)
 
 
 def _plain(value: Any) -> Any:
@@ -141,7 +154,7 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     )
 
 
-_WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
+_WRITERS: dict[str, Callable[[pa.Schema, Iterable[pa.Table], Path], None]] = {
     ".parquet": _write_parquet,
     ".jsonl": _write_jsonl,
     ".csv": _write_csv,

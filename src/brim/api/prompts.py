@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from brim.api.session import Session
 from brim.data import Entry, Source, TokenRows
 from brim.data.row_faults import WAY_OUT, RowFaults
 from brim.errors import ConfigError, DataError, InputError, Problem
+
+Keep: TypeAlias = Literal["first", "last"]
 
 ON_OVERLONG = "preprocessing.on_overlong"
 _SHOWN = 5  # a message locates this many rows and counts the others
@@ -26,9 +29,12 @@ class Continuable:
     entries: list[Entry]
 
 
-def continuable(prompts: TokenRows, session: Session, source: Source, *, split: str) -> Continuable:
+def continuable(
+    prompts: TokenRows, session: Session, source: Source, *, split: str, keep: Keep = "first"
+) -> Continuable:
     """Leave out or cut what cannot be continued, as preprocessing.on_bad_row and on_overlong say.
 
+    keep: the first tokens of a prompt that is cut, or the last, behind its BOS.
     Raises DataError where they say that it is an error, or when more than half of the prompts are empty; ConfigError
     where the new tokens leave no prompt any room.
     """
@@ -43,15 +49,24 @@ def continuable(prompts: TokenRows, session: Session, source: Source, *, split: 
     # The prompt of a conversation ends with the beginning of the answer, without which it cannot be continued.
     is_cut = policy.on_overlong == "truncate" and session.config.chat is None
     if (is_cut or policy.on_overlong == "drop") and room is not None:
-        entries += _entries(prompts.keys[is_long], lengths[is_long], room, split, is_cut=is_cut)
+        how = "drop" if not is_cut else "truncate" if keep == "first" else "truncate_left"
+        entries += _entries(prompts.keys[is_long], lengths[is_long], room, split, how=how)
         if is_cut:
-            prompts = prompts.cut_to(room) if is_long.any() else prompts
+            prompts = _cut(prompts, room, keep, session) if is_long.any() else prompts
         else:
             is_kept &= ~is_long
     positions = np.flatnonzero(is_kept)
     kept = prompts.take(positions)
     require_continuable(kept, session, source.locate)
     return Continuable(prompts=kept, positions=positions, entries=sorted(entries, key=lambda entry: entry.key))
+
+
+def require_rows(rows: TokenRows, split: str, source: Source) -> None:
+    """Raise DataError for a split without rows."""
+    if not len(rows):
+        raise DataError(
+            Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
+        )
 
 
 def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int], str]) -> None:
@@ -67,6 +82,10 @@ def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int
     ]
     if problems:
         raise DataError(*problems)
+
+
+def _cut(prompts: TokenRows, room: int, keep: Keep, session: Session) -> TokenRows:
+    return prompts.cut_to(room) if keep == "first" else prompts.cut_to_last(room, after=session.encoder.bos_id)
 
 
 def _room(session: Session) -> int | None:
@@ -104,19 +123,16 @@ def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int
     return faults.settle("drop", num_rows=num_rows, name=source.name, split_of=lambda key: split)
 
 
-def _entries(
-    keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, is_cut: bool
-) -> list[Entry]:
+def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, how: str) -> list[Entry]:
     """Of prompts that are cut to their room, or dropped since they do not fit it."""
     return [
         Entry(
             key=key,
             split=split,
-            event="cut_prompt" if is_cut else "dropped_overlong",
-            why=f"{ON_OVERLONG} is {'truncate' if is_cut else 'drop'}, and the context less generation.max_new_tokens "
-            f"is {room:,} tokens",
+            event="dropped_overlong" if how == "drop" else "cut_prompt",
+            why=f"{ON_OVERLONG} is {how}, and the context less generation.max_new_tokens is {room:,} tokens",
             tokens_before=length,
-            tokens_after=room if is_cut else 0,
+            tokens_after=0 if how == "drop" else room,
         )
         for key, length in zip(keys.tolist(), lengths.tolist(), strict=True)
     ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -41,10 +41,19 @@ class EvaluateResult:
 class PredictResult:
     """A model's texts, in the order of the input."""
 
-    predictions: pd.DataFrame  # row, the input's columns, <output>_response, finish_reason, num_prompt/response_tokens
     output: Path | None  # the file, where one was asked for
     ledger: Path | None  # the file beside it that names the rows that were cut or left out, where there are any
-    seconds: float  # of generating
+    summary: Mapping[str, Any]  # rows, tokens, throughput, …; also in the file <output>.summary.json
+    seconds: float  # of generating, in this process
+    read_predictions: Callable[[], pd.DataFrame] = field(repr=False)
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """row, the input's columns, <output>_response, finish_reason, num_prompt_tokens, num_response_tokens.
+
+        With scores log_probability, too, and of a category <output>_predictions, its label. Of a large output, read the file instead: a frame is in memory as a whole.
+        """
+        return self.read_predictions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

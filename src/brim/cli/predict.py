@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
 from brim.cli.say import say
+
+if TYPE_CHECKING:
+    from brim.api.results import PredictResult
 
 
 def predict(
@@ -24,6 +27,28 @@ def predict(
         Optional[str],  # noqa: UP045
         typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what was begun for this output; also with rows added since.")
+    ] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Add the log-probability of each response.")] = False,
+    key: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--key", metavar="COLUMN", help="Tells which row is which. Default: the rows' order does."),
+    ] = None,
+    on_error: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--on-error", metavar="WHAT", help="Rows that cannot be used: stop, or skip and name them in the ledger."
+        ),
+    ] = None,
+    on_overlong: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--on-overlong",
+            metavar="WHAT",
+            help="Prompts that are too long: error, truncate_left (keeps their ends), or skip.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate a response for each row and write them beside the input's columns, in the input's order."""
@@ -31,30 +56,48 @@ def predict(
 
     model = open_model(config_or_run, overrides or [])
     from brim.api.model import check_split
+    from brim.api.predict_policies import check_on_error, check_on_overlong
     from brim.cli.progress import RowProgress
-    from brim.units import format_seconds
 
     rows = check_split(split) or "full"
+    on_error, on_overlong = check_on_error(on_error), check_on_overlong(on_overlong)
     with RowProgress(sys.stderr) as progress:
-        result = model.predict(dataset, output=output, split=rows, say=say, on_batch=progress.advance)
-    frame = result.predictions
-    num_stopped = int((frame["finish_reason"] == "stop").sum())
-    num_tokens = int(frame["num_response_tokens"].sum())
-    if as_json:
-        told = {
-            "output": str(result.output),
-            "ledger": None if result.ledger is None else str(result.ledger),
-            "num_rows": len(frame),
-            "num_response_tokens": num_tokens,
-            "num_stopped": num_stopped,
-            "seconds": result.seconds,
-        }
-        print(json.dumps(told))
-        return
-    print(
-        f"{len(frame):,} rows, {num_tokens:,} tokens in {format_seconds(result.seconds)}; "
-        f"{num_stopped:,} ended by themselves, {len(frame) - num_stopped:,} at max_new_tokens"
-    )
-    print(f"predictions: {result.output}")
+        result = model.predict(
+            dataset,
+            output=output,
+            split=rows,
+            resume=resume,
+            scores=scores,
+            key=key,
+            on_error=on_error,
+            on_overlong=on_overlong,
+            say=say,
+            on_batch=progress.advance,
+        )
+    print(json.dumps(_as_json(result)) if as_json else "\n".join(_lines(result)))
+
+
+def _as_json(result: PredictResult) -> dict[str, object]:
+    return {
+        "output": str(result.output),
+        "ledger": None if result.ledger is None else str(result.ledger),
+        "num_rows": result.summary["num_rows"],
+        "num_response_tokens": result.summary["num_response_tokens"],
+        "num_stopped": result.summary["finish_reasons"].get("stop", 0),
+        "seconds": result.seconds,
+    }
+
+
+def _lines(result: PredictResult) -> list[str]:
+    from brim.units import format_seconds
+
+    summary = result.summary
+    num_rows, num_stopped = summary["num_rows"], summary["finish_reasons"].get("stop", 0)
+    lines = [
+        f"{num_rows:,} rows, {summary['num_response_tokens']:,} tokens in {format_seconds(result.seconds)}; "
+        f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens",
+        f"predictions: {result.output}",
+    ]
     if result.ledger is not None:
-        print(f"cut or left out: {result.ledger}")
+        lines.append(f"cut or left out: {result.ledger}")
+    return lines

@@ -23,7 +23,7 @@ EVENTS = {  # in the order of the summary, with the words for people
 }
 _SHOWN = 3  # bad rows that the summary names; it counts the others
 _CUTS = ("cut_prompt", "cut_answer", "cut_joined")
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     [
         ("key", pa.int64()),
         ("split", pa.string()),
@@ -62,9 +62,9 @@ class Ledger:
 
     def write(self, path: Path) -> None:
         """As parquet, whole or not at all. Raises WriteError."""
-        columns = {name: [getattr(entry, name) for entry in self.entries] for name in _SCHEMA.names}
+        columns = {name: [getattr(entry, name) for entry in self.entries] for name in SCHEMA.names}
         with writing("the ledger", path), whole_file(path) as temporary:
-            pq.write_table(pa.table(columns, schema=_SCHEMA), temporary)
+            pq.write_table(pa.table(columns, schema=SCHEMA), temporary)
 
     def with_more(self, entries: Sequence[Entry]) -> Ledger:
         """The ledger with further entries of the same rows, in their order."""

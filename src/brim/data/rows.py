@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +44,15 @@ class TokenRow:
     def first(self, num_tokens: int) -> TokenRow:
         """The row with its first tokens only."""
         return TokenRow(key=self.key, input_ids=self.input_ids[:num_tokens], supervised=self.supervised[:num_tokens])
+
+    def last(self, num_tokens: int, *, after: int | None) -> TokenRow:
+        """The row with its last tokens only; behind `after`, which counts, too, where the row begins with it."""
+        if len(self.input_ids) <= num_tokens:
+            return self
+        kept = np.arange(len(self.input_ids) - num_tokens, len(self.input_ids))
+        if self.input_ids[0] == after:
+            kept[0] = 0
+        return TokenRow(key=self.key, input_ids=self.input_ids[kept], supervised=self.supervised[kept])
 
 
 class TokenRows(Sequence[TokenRow]):
@@ -88,11 +97,19 @@ class TokenRows(Sequence[TokenRow]):
 
     def prompts(self) -> TokenRows:
         """What stands before the first target of each row, as rows to be continued."""
-        return TokenRows(gather(self._prompt_batches(), schema=SCHEMA))
+        return TokenRows(gather(self._batches(TokenRow.prompt), schema=SCHEMA))
 
     def cut_to(self, num_tokens: int) -> TokenRows:
         """The same rows with their first tokens only."""
-        return TokenRows(gather(self._cut_batches(num_tokens), schema=SCHEMA))
+        return TokenRows(gather(self._batches(lambda row: row.first(num_tokens)), schema=SCHEMA))
+
+    def cut_to_last(self, num_tokens: int, *, after: int | None) -> TokenRows:
+        """The same rows with their last tokens only; see TokenRow.last."""
+        return TokenRows(gather(self._batches(lambda row: row.last(num_tokens, after=after)), schema=SCHEMA))
+
+    def with_keys(self, keys: npt.NDArray[np.uint64]) -> TokenRows:
+        """The same rows under other names."""
+        return _Renamed(self, keys.astype(np.int64))
 
     @cached_property
     def keys(self) -> Integers:
@@ -114,17 +131,29 @@ class TokenRows(Sequence[TokenRow]):
         """Tokens before the first target of each row."""
         return self._of_all([chunk.num_prompt_tokens() for chunk in self._chunks])
 
-    def _prompt_batches(self) -> Iterator[pa.RecordBatch]:
+    def _batches(self, changed: Callable[[TokenRow], TokenRow]) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(self), _BATCH_ROWS):
-            yield batch_of([row.prompt() for row in self[start : start + _BATCH_ROWS]])
-
-    def _cut_batches(self, num_tokens: int) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(self), _BATCH_ROWS):
-            yield batch_of([row.first(num_tokens) for row in self[start : start + _BATCH_ROWS]])
+            yield batch_of([changed(row) for row in self[start : start + _BATCH_ROWS]])
 
     def _of_all(self, parts: list[npt.NDArray[Any]]) -> Integers:
         whole = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
         return whole[self._indices]
+
+
+class _Renamed(TokenRows):
+    """Rows of which each has another key."""
+
+    def __init__(self, rows: TokenRows, keys: Integers) -> None:
+        self.__dict__.update(rows.__dict__)
+        self.keys = keys
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return super().__getitem__(position)
+        return replace(super().__getitem__(position), key=int(self.keys[position]))
+
+    def take(self, indices: npt.ArrayLike) -> TokenRows:
+        return _Renamed(super().take(indices), self.keys[np.asarray(indices, dtype=np.int64)])
 
 
 def batch_of(rows: Sequence[TokenRow]) -> pa.RecordBatch:

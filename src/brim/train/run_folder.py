@@ -184,20 +184,25 @@ def require_whole_model(run: RunFolder) -> None:
 
 def write_environment(run: RunFolder, *, device: str) -> None:
     """Record what a run depends on beside its configuration."""
+    environment: dict[str, Any] = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device,
+        "packages": package_versions(),
+    }
+    write_text(run.environment, json.dumps(environment, indent=1) + "\n")
+
+
+def package_versions() -> dict[str, str]:
+    """Of the packages that results depend on."""
     packages = {}
     for name in _RECORDED_PACKAGES:
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             packages[name] = "not installed"
-    environment: dict[str, Any] = {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": device,
-        "packages": packages,
-    }
-    write_text(run.environment, json.dumps(environment, indent=1) + "\n")
+    return packages
 
 
 def _put_back(run: RunFolder) -> None:

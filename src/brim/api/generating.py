@@ -1,0 +1,65 @@
+"""Responses, and their scores, for the rows of a prediction that have none yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from brim.api.evaluation import said
+from brim.api.inference import engine_for
+from brim.api.session import Say, Session
+from brim.data import TokenRows
+from brim.infer.done_rows import DoneRows
+from brim.infer.evaluate import score_rows
+from brim.infer.response import Finished
+from brim.infer.response_record import response_bytes, response_of, score_bytes
+from brim.infer.response_scores import rows_to_score, score_batches
+from brim.models.llm import LLM
+
+
+class Generation:
+    """An engine about to respond. `about`: what to know of it, beforehand and, with more in it, afterwards."""
+
+    def __init__(self, llm: LLM, session: Session, *, batch_rows: int, say: Say) -> None:
+        self._engine = engine_for(llm, session, batch_rows=said(batch_rows, say))
+        self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": batch_rows}
+
+    def run(self, prompts: TokenRows, done: DoneRows, *, on_batch: Callable[[int], None]) -> float:
+        """Respond to the rows that are not done, and note each as it ends. Returns the seconds.
+
+        on_batch: told how many more rows are done.
+        """
+        to_do = done.to_do()
+
+        def keep(finished: Sequence[Finished]) -> None:
+            positions = [int(to_do[each.position]) for each in finished]
+            done.add(positions, [response_bytes(each.response) for each in finished])
+            on_batch(len(finished))
+
+        started = time.perf_counter()
+        self._engine.run(prompts.take(to_do), on_finished=keep)
+        return time.perf_counter() - started
+
+
+def score_missing(
+    llm: LLM, session: Session, prompts: TokenRows, responses: DoneRows, scores: DoneRows, *, say: Say
+) -> None:
+    """Score the responses that have no score, in the batches that all of them would be scored in."""
+    missing = set(scores.to_do().tolist())
+    rows = rows_to_score(prompts, lambda position: response_of(responses.body(position)))
+    batches = list(score_batches(rows.lengths))
+    at_once = said(max(map(len, batches), default=1), say)
+    for positions in batches:
+        if missing.isdisjoint(positions.tolist()):
+            continue
+        found = score_rows(
+            llm.model,
+            rows.take(positions),
+            pad_id=session.encoder.pad_id,
+            batch_rows=at_once,
+            device=llm.device,
+            precision=llm.precision,
+            head=llm.head,
+        )
+        scores.add(positions.tolist(), [score_bytes(-loss) for loss in found.loss.tolist()])

@@ -1,0 +1,335 @@
+"""The folder beside a prediction's output that holds all that is needed to go on with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from brim.api.fingerprint import Fingerprint, differences
+from brim.api.session import Say
+from brim.digests import sha256
+from brim.errors import InputError, OutputError, Problem
+from brim.files import make_folder, remove_folder, sync, write_text, writing
+from brim.infer.journal import Journal
+from brim.train.run_folder import package_versions
+
+_FORMAT = 1  # of the files in the folder
+_SHOWN = 12  # differences that a message names
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """Paths in a job's folder."""
+
+    output: Path
+
+    @property
+    def path(self) -> Path:
+        return self.output.with_name(f".{self.output.name}.job")
+
+    @property
+    def job(self) -> Path:
+        """What the job is: written when it begins, and never again."""
+        return self.path / "job.json"
+
+    @property
+    def responses(self) -> Path:
+        return self.path / "responses.journal"
+
+    @property
+    def scores(self) -> Path:
+        return self.path / "scores.journal"
+
+    @property
+    def sittings(self) -> Path:
+        """A line when a process begins to generate, and one when it ends."""
+        return self.path / "sittings.jsonl"
+
+    @property
+    def outputs(self) -> Path:
+        """Digests of the output files that this job has put in place, or was about to."""
+        return self.path / "outputs.json"
+
+    @property
+    def assembled(self) -> Path:
+        """The output before it is put in place."""
+        return self.path / f"output{self.output.suffix}"
+
+    @property
+    def exists(self) -> bool:
+        return self.job.is_file()
+
+    def is_finished(self) -> bool:
+        """Whether the output was put in place, and no row has been generated since."""
+        return bool(_read_json(self.outputs).get("finished", False))
+
+
+def check_job(output: Path, *, resume: bool) -> None:
+    """Refuse, before any work is done, what must neither be overwritten nor be continued. Writes nothing.
+
+    Raises OutputError.
+    """
+    folder = JobFolder(output)
+    if output.exists() or output.is_symlink():
+        _check_existing(folder, resume=resume)
+    elif folder.exists and not folder.is_finished() and not resume:
+        raise OutputError(
+            Problem(
+                what="a prediction to this output was begun and not finished; nothing was changed",
+                where=str(output),
+                fix=f"add --resume to go on with it, or remove {folder.path} to begin anew",
+            )
+        )
+    if folder.path.exists() and not folder.exists and not _is_ours(folder):
+        raise OutputError(
+            Problem(
+                what="the folder for what is needed to go on holds other things; nothing was changed",
+                where=str(folder.path),
+                fix="remove it, or name another output",
+            )
+        )
+
+
+def job_settings(output: Path) -> Mapping[str, Any]:
+    """The configuration's keys with which a job was begun that can be gone on with; nothing where there is none."""
+    folder = JobFolder(output)
+    settings: Mapping[str, Any] = _read_job(folder)["fingerprint"] if folder.exists else {}
+    return settings
+
+
+class Job:
+    """A prediction on disk that one process is at."""
+
+    def __init__(self, folder: JobFolder, *, responses: Journal, scores: Journal) -> None:
+        self.folder, self.responses, self.scores = folder, responses, scores
+
+    def begins(self, what: Mapping[str, Any]) -> None:
+        """Rows are going to be generated: from now on the job is unfinished."""
+        self._note_outputs(self._digests(), finished=False)
+        self._note_sitting({"event": "begins", "time": time.time(), **what})
+
+    def ends(self, what: Mapping[str, Any]) -> None:
+        """No more rows are generated in this process."""
+        self._note_sitting({"event": "ends", **what})
+
+    def sittings(self) -> list[dict[str, Any]]:
+        """What was noted by all processes that were at this job, each with what it did where it was killed."""
+        return _lines(self.folder.sittings)
+
+    def is_in_place(self) -> bool:
+        """Whether the output is what has been assembled."""
+        output = self.folder.output
+        return output.exists() and sha256(output) == sha256(self.folder.assembled)
+
+    def put_in_place(self) -> None:
+        """Move what has been assembled to the output's place, unless the file there says the same."""
+        assembled, output = self.folder.assembled, self.folder.output
+        digest = sha256(assembled)
+        with writing("the output", output):
+            if self.is_in_place():
+                assembled.unlink()
+            else:
+                # First the promise: a kill between it and the rename leaves either file as one of this job's own.
+                self._note_outputs([*self._digests()[-1:], digest], finished=False)
+                assembled.replace(output)
+                sync(output.parent)
+        self._note_outputs([digest], finished=True)
+
+    @contextmanager
+    def reopened(self) -> Iterator[tuple[Journal, Journal]]:
+        """Its journals, after the job is done. Raises OutputError where they are gone."""
+        if not self.folder.responses.is_file():
+            raise OutputError(Problem(what="what was predicted is gone", where=str(self.folder.path)))
+        with Journal(self.folder.responses) as responses, Journal(self.folder.scores) as scores:
+            yield responses, scores
+
+    def _digests(self) -> list[str]:
+        digests: list[str] = _read_json(self.folder.outputs).get("sha256", [])
+        return digests
+
+    def _note_outputs(self, digests: list[str], *, finished: bool) -> None:
+        with writing("the job", self.folder.outputs):
+            write_text(self.folder.outputs, json.dumps({"sha256": digests, "finished": finished}) + "\n")
+
+    def _note_sitting(self, line: Mapping[str, Any]) -> None:
+        with writing("the job", self.folder.sittings), self.folder.sittings.open("a", encoding="utf-8") as file:
+            _write_line(file, line)
+
+
+@contextmanager
+def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, say: Say) -> Iterator[Job]:
+    """The job of this output: gone on with, or begun.
+
+    Raises OutputError where another process is at it, or it was begun with what gives other responses.
+    """
+    folder = JobFolder(output)
+    with writing("the job", folder.path):
+        if folder.exists and not resume:
+            say(f"the output of an earlier prediction is gone from {output}: it begins anew")
+            remove_folder(folder.path)
+        make_folder(folder.path)
+    with ExitStack() as stack:
+        stack.enter_context(_held(folder))
+        if folder.exists:
+            for line in _allowed_changes(folder, now, key=key):
+                say(line)
+        else:
+            if resume:
+                say(f"nothing to continue at {output}: it begins anew")
+            _begin(folder, now, key=key)
+        _close_sitting(folder)
+        responses = stack.enter_context(Journal(folder.responses))
+        scores = stack.enter_context(Journal(folder.scores))
+        if responses.num_torn_bytes:
+            say("what was being written last is not whole; its rows are generated again")
+        try:
+            yield Job(folder, responses=responses, scores=scores)
+        except BaseException:
+            if not len(responses):  # nothing that could be gone on with
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+
+
+def _check_existing(folder: JobFolder, *, resume: bool) -> None:
+    """Of an output that is there."""
+    where = str(folder.output)
+    if not resume:
+        what = "the output file exists already; nothing was changed"
+        fix = "go on with it (new rows of the data) with --resume, or name another" if folder.exists else "name another"
+        raise OutputError(Problem(what=what, where=where, fix=fix))
+    if not folder.exists:
+        raise OutputError(
+            Problem(
+                what="the output file exists already, with nothing beside it to go on with; nothing was changed",
+                where=where,
+                expected=f"the folder {folder.path.name}, which brim leaves beside what it has predicted",
+                fix="name another output, or move this file away",
+            )
+        )
+    if sha256(folder.output) not in _read_json(folder.outputs).get("sha256", []):
+        raise OutputError(
+            Problem(
+                what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
+                "nothing was changed",
+                where=where,
+                fix="move it away, or name another output; with --resume the job then puts its own file there again",
+            )
+        )
+
+
+def _begin(folder: JobFolder, now: Fingerprint, *, key: str | None) -> None:
+    with writing("the job", folder.job):
+        for left in (folder.responses, folder.scores, folder.sittings, folder.outputs):
+            left.unlink(missing_ok=True)
+        job = {"format": _FORMAT, "key": key, "versions": package_versions(), "fingerprint": now}
+        write_text(folder.job, json.dumps(job, indent=1) + "\n")
+
+
+def _allowed_changes(folder: JobFolder, now: Fingerprint, *, key: str | None) -> list[str]:
+    """What has changed since the job was begun and is only said. Raises OutputError for what gives other responses."""
+    job = _read_job(folder)
+    changed = differences(job["fingerprint"], json.loads(json.dumps(now)))
+    if job["key"] != key:
+        named = [f"the column `{name}`" if name else "their numbers" for name in (job["key"], key)]
+        changed.append(f"rows were known by {named[0]}, and are now by {named[1]} (--key)")
+    if changed:
+        more = [f"and {len(changed) - _SHOWN:,} more"] if len(changed) > _SHOWN else []
+        raise OutputError(
+            Problem(
+                what="the prediction cannot be gone on with: what its responses depend on has changed since it began\n"
+                + "\n".join(f"    {line}" for line in [*changed[:_SHOWN], *more]),
+                where=str(folder.output),
+                fix="restore it, or write to another output; to begin anew here, remove "
+                f"{folder.path}" + (" and the output" if folder.output.exists() else ""),
+            )
+        )
+    versions = package_versions()
+    return [
+        f"{name} was {before} when this prediction began and is now {versions.get(name)}: responses may differ"
+        for name, before in job["versions"].items()
+        if versions.get(name) != before
+    ]
+
+
+def _close_sitting(folder: JobFolder) -> None:
+    """Note of a process that was killed until when it wrote, before anything is written again."""
+    sittings = _lines(folder.sittings)
+    if not sittings or sittings[-1]["event"] == "ends":
+        return
+    written = folder.responses.stat().st_mtime if folder.responses.is_file() else 0.0
+    line = {"event": "ends", "seconds": max(0.0, written - sittings[-1]["time"]), "killed": True}
+    with writing("the job", folder.sittings), folder.sittings.open("a", encoding="utf-8") as file:
+        _write_line(file, line)
+
+
+@contextmanager
+def _held(folder: JobFolder) -> Iterator[None]:
+    """Keep other processes from the job meanwhile. A killed process lets go of it by itself."""
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                Problem(
+                    what="another process is writing to this output; nothing was changed",
+                    where=str(folder.output),
+                    fix="wait until it has ended, or name another output",
+                )
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(folder: JobFolder) -> bool:
+    """Whether a folder without a job in it is what a kill left of one that was about to begin, or to go."""
+    return all(entry.name in (".job.json.tmp",) for entry in folder.path.iterdir())
+
+
+def _read_job(folder: JobFolder) -> dict[str, Any]:
+    job = _read_json(folder.job)
+    if job.get("format") != _FORMAT:
+        raise InputError(
+            Problem(
+                what="the prediction that was begun here was written by another version of brim, or is damaged",
+                where=str(folder.path),
+                fix="remove the folder to begin anew, or go on with the version that began",
+            )
+        )
+    return job
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write_line(file: TextIO, line: Mapping[str, Any]) -> None:
+    """On a line of its own, even after one that a kill has cut off."""
+    file.write(f"\n{json.dumps(line)}\n")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that a kill may have cut off."""
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in lines if isinstance(line, dict) and "event" in line]

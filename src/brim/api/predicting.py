@@ -1,0 +1,293 @@
+"""How a data set is predicted: its prompts, the job on disk, what is missing generated, the output put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from brim.api.fingerprint import fingerprint
+from brim.api.generating import Generation, score_missing
+from brim.api.predict_files import check_place, ledger_path, read_summary, write_ledger, write_summary
+from brim.api.predict_job import Job, job_settings, open_job
+from brim.api.predict_policies import OnError, OnOverlong, with_policies
+from brim.api.predict_summary import summary_of
+from brim.api.prediction import frame_of, require_free_names, write_blocks
+from brim.api.prediction_blocks import Counts, Predictions
+from brim.api.prompts import Keep, continuable, require_rows
+from brim.api.results import PredictResult
+from brim.api.row_keys import Keys, row_keys
+from brim.api.session import Say, Session, say_nothing
+from brim.data import Data, Ledger, Source, TokenRows, prompts_of, read
+from brim.data.source import places
+from brim.errors import InputError, Interrupted, OutputError, Problem, WriteError
+from brim.files import writing
+from brim.infer.done_rows import DoneRows
+from brim.infer.held_records import HeldRecords, Records
+from brim.infer.labels import label_column, label_reader
+from brim.infer.response_record import prompt_hash, response_of, score_of
+from brim.models.llm import LLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked of a prediction beside the configuration."""
+
+    output: Path | None
+    split: str
+    batch_rows: int
+    resume: bool = False
+    scores: bool = False
+    key: str | None = None  # the column by which rows are known; None: by their numbers
+    on_error: OnError | None = None  # None: as the configuration says
+    on_overlong: OnOverlong | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The prompts to respond to, and where they come from."""
+
+    source: Source
+    prompts: TokenRows
+    ledger: Ledger
+    keys: Keys
+    hashes: Keys  # of the prompts
+
+
+def check_wanted(output: Path | None, *, resume: bool) -> None:
+    """Refuse, before anything is read, an output that cannot be written, or is there and cannot be gone on with."""
+    if output is not None:
+        check_place(output, resume=resume)
+    elif resume:
+        raise InputError(Problem(what="without an output there is nothing to go on with", fix="name the output"))
+
+
+def predict(
+    session: Session,
+    dataset: Data,
+    wanted: Wanted,
+    *,
+    weights: Callable[[], LLM],
+    notes: Sequence[str],
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> PredictResult:
+    """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
+    session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
+    session = _with_day_of_job(session, wanted)
+    asked = _asked(read(dataset), session, wanted, notes, say)
+    if wanted.output is None:
+        work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
+        return work.result(work.generate(weights, say=say, on_batch=on_batch), say=say)
+    now = fingerprint(session, split=wanted.split)
+    with open_job(wanted.output, now, resume=wanted.resume, key=wanted.key, say=say) as job:
+        work = _Work(session, wanted, asked, responses=job.responses, scores=job.scores, job=job)
+        work.require_same_prompts()
+        for line in work.what_is_done():
+            say(line)
+        with _interruption_told(work):
+            seconds = work.generate(weights, say=say, on_batch=on_batch)
+            return work.put_together(seconds, say=say)
+
+
+class _Work:
+    """A prediction under way. job: None for one that is held in memory."""
+
+    def __init__(
+        self,
+        session: Session,
+        wanted: Wanted,
+        asked: _Asked,
+        *,
+        responses: Records,
+        scores: Records,
+        job: Job | None = None,
+    ) -> None:
+        self._session, self._wanted, self._asked, self._job = session, wanted, asked, job
+        self.responses = DoneRows(responses, keys=asked.keys, prompts=asked.hashes)
+        self._scores = DoneRows(scores, keys=asked.keys, prompts=asked.hashes)
+        self._sittings: list[dict[str, Any]] = []  # of this process alone, without a job
+
+    def require_same_prompts(self) -> None:
+        """Raise OutputError, naming the rows, where a row that is done has another prompt now."""
+        changed = self.responses.changed
+        if len(changed):
+            rows = self._asked.prompts.keys[changed].tolist()
+            known = "" if self._wanted.key else "; for data whose rows move, begin with --key COLUMN"
+            raise OutputError(
+                Problem(
+                    what=f"{_rows(len(rows))} done, and the prompt has changed since",
+                    where=places(self._asked.source, rows),
+                    expected="the same data, or more of it",
+                    fix=f"restore the data, or write to another output{known}",
+                )
+            )
+
+    def what_is_done(self) -> list[str]:
+        """What to know of a job that is gone on with; nothing of a new one."""
+        if self._job is None or not len(self._job.responses):
+            return []
+        num_rows, num_done = len(self._asked.keys), self.responses.num_done
+        lines = [f"continuing: {num_done:,} of {num_rows:,} rows are done"]
+        before = max((line.get("num_input_rows", 0) for line in self._job.sittings()), default=0)
+        if before < num_rows:
+            lines.append(f"the data has grown since, from {before:,} to {num_rows:,} rows")
+        num_gone = len(self._job.responses.keys()) - self.responses.num_found
+        if num_gone:
+            lines.append(f"{num_gone:,} rows that were done are not in the data any more, and not in the output")
+        return lines
+
+    def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: Callable[[int], None]) -> float:
+        """Respond to the rows that are not done, and score where it is wanted. Returns the seconds of generating."""
+        seconds, llm = 0.0, None
+        if self.responses.num_done:
+            on_batch(self.responses.num_done)
+        if len(self.responses.to_do()):
+            llm = weights()
+            seconds = self._generate(llm, say, on_batch)
+        if self._wanted.scores and len(self._scores.to_do()):
+            llm = llm or weights()
+            score_missing(llm, self._session, self._asked.prompts, self.responses, self._scores, say=say)
+        return seconds
+
+    def put_together(self, seconds: float, *, say: Say) -> PredictResult:
+        """Write the output, the ledger and the summary, unless they are there and say the same."""
+        job, output = self._job, self._wanted.output
+        assert job is not None, "nothing is put together without a job"
+        assert output is not None, "a job has an output"
+        counts, predictions = Counts(), self._predictions()
+        with writing("the output", output):
+            write_blocks(predictions.schema, predictions.blocks(counts), job.folder.assembled)
+        summary = self._summary(counts)
+        ledger = ledger_path(output) if len(self._asked.ledger) else None
+        if job.is_in_place() and read_summary(output) is not None:
+            say(f"the output is complete: {output} stays as it is")
+        else:
+            write_ledger(self._asked.ledger, output)
+            write_summary(summary, output)
+        job.put_in_place()
+        for line in counts.labels.notes():
+            say(line)
+        return self._result(seconds, summary, ledger, lru_cache(maxsize=1)(self._frame_of_job))
+
+    def result(self, seconds: float, *, say: Say = say_nothing) -> PredictResult:
+        """Of a prediction without an output."""
+        counts, predictions = Counts(), self._predictions()
+        frame = frame_of(predictions.table(counts))
+        for line in counts.labels.notes():
+            say(line)
+        return self._result(seconds, self._summary(counts), None, lambda: frame)
+
+    def _generate(self, llm: LLM, say: Say, on_batch: Callable[[int], None]) -> float:
+        asked, config = self._asked, self._session.config
+        is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
+        prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
+        started = time.perf_counter()
+        generation = Generation(llm, self._session, batch_rows=self._wanted.batch_rows, say=say)
+        self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
+        try:
+            seconds = generation.run(prompts, self.responses, on_batch=on_batch)
+        except BaseException:
+            with suppress(WriteError):  # the disk may be what is full
+                self._note("ends", seconds=time.perf_counter() - started)
+            raise
+        self._note("ends", seconds=seconds, about=generation.about)
+        return seconds
+
+    def _note(self, event: str, **more: Any) -> None:
+        if self._job is None:
+            self._sittings.append({"event": event, **more})
+        elif event == "begins":
+            self._job.begins(more)
+        else:
+            self._job.ends(more)
+
+    def _predictions(self) -> Predictions:
+        config = self._session.config
+        reader = label_reader(config)
+        return Predictions(
+            source=self._asked.source,
+            prompts=self._asked.prompts,
+            encoder=self._session.encoder,
+            name=_response_column(self._session),
+            response=lambda position: response_of(self.responses.body(position)),
+            log_probability=(lambda position: score_of(self._scores.body(position))) if self._wanted.scores else None,
+            labels=None if reader is None else (label_column(config), reader),
+        )
+
+    def _summary(self, counts: Counts) -> dict[str, Any]:
+        sittings = self._sittings if self._job is None else self._job.sittings()
+        return summary_of(counts, self._asked.ledger, sittings, device=str(self._session.device))
+
+    def _result(
+        self, seconds: float, summary: dict[str, Any], ledger: Path | None, frame: Callable[[], pd.DataFrame]
+    ) -> PredictResult:
+        return PredictResult(
+            output=self._wanted.output, ledger=ledger, summary=summary, seconds=seconds, read_predictions=frame
+        )
+
+    def _frame_of_job(self) -> pd.DataFrame:
+        """The predictions once more, from the job's journals."""
+        assert self._job is not None
+        with self._job.reopened() as (responses, scores):
+            held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
+            return held.result(0.0).predictions
+
+
+@contextmanager
+def _interruption_told(work: _Work) -> Iterator[None]:
+    """Say, after Ctrl-C, how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            Problem(what=f"stopped after {work.responses.num_done:,} rows", fix="continue with --resume")
+        ) from None
+
+
+def _asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> _Asked:
+    """The prompts of the rows that can be responded to; of the others it is said, and stands in the ledger, why not."""
+    columns = [_response_column(session), *([label_column(session.config)] if label_reader(session.config) else [])]
+    require_free_names(source, columns, with_scores=wanted.scores)
+    prompts = prompts_of(source, session.config, session.encoder, only=wanted.split)
+    keep: Keep = "last" if wanted.on_overlong == "truncate_left" else "first"
+    kept = continuable(prompts.rows, session, source, split=wanted.split, keep=keep)
+    ledger = prompts.ledger.with_more(kept.entries)
+    for line in [*notes, *prompts.notes, *ledger.summary()]:
+        say(line)
+    if wanted.split != "full":
+        require_rows(kept.prompts, wanted.split, source)
+    return _Asked(
+        source=source,
+        prompts=kept.prompts,
+        ledger=ledger,
+        keys=row_keys(source, kept.prompts.keys, column=wanted.key),
+        hashes=np.fromiter((prompt_hash(row.input_ids) for row in kept.prompts), np.uint64, count=len(kept.prompts)),
+    )
+
+
+def _with_day_of_job(session: Session, wanted: Wanted) -> Session:
+    """The session with the day on which a job was begun that is gone on with, where its chat template asks for one."""
+    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
+    if wanted.output is None or not wanted.resume or not was_chosen or session.config.chat is None:
+        return session
+    day = job_settings(wanted.output).get("chat.date")
+    if day is None:
+        return session
+    chat = session.config.chat.model_copy(update={"date": day})
+    return replace(session, config=session.config.model_copy(update={"chat": chat}))
+
+
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count:,} rows are"
+
+
+def _response_column(session: Session) -> str:
+    return f"{session.config.answer_name}_response"

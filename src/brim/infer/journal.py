@@ -1,0 +1,190 @@
+"""A file that only grows, of records that are known to be whole: what a job has done so far."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.errors import OutputError, Problem
+from brim.files import writing
+
+# A kill loses nothing that was written, a failure of the machine what is younger than this. Synced after each write,
+# a job of short answers would wait for the disk most of its time.
+SYNC_EVERY_S = 2.0
+
+_MAGIC = b"brimjnl1"
+_HEAD = struct.Struct("<IIQQ")  # bytes of the body, checksum, key, prompt
+_CHECKED = struct.Struct("<IQQ")  # what of the head the checksum covers, before the body
+_READ_BYTES = 1 << 20
+_MOST_BODY_BYTES = 1 << 28  # a longer one is a damaged head
+
+UInts = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What was done for one row."""
+
+    key: int  # of the row, 64 bits
+    prompt: int  # what it was done for: a hash of the prompt's tokens, 64 bits
+    body: bytes
+
+
+class Journal:
+    """The records in a file, by key; of two with one key, the later counts.
+
+    Opening cuts off what is not whole at the end: the record that a kill, or a full disk, has broken off. Writes that
+    fail raise WriteError and leave the records before them as they are.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys, self._prompts, self._places = array("Q"), array("Q"), array("Q")
+        with writing("the journal", path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._end = self._whole_records()
+            self.num_torn_bytes = os.fstat(self._file).st_size - self._end
+            os.ftruncate(self._file, self._end)
+            if not self._end:
+                self._write(_MAGIC)
+        self._synced_s = time.monotonic()
+        self._by_key: tuple[UInts, NDArray[np.intp]] | None = None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Records, those included that a later one has taken the place of."""
+        return len(self._keys)
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add records, in one write, so that they are all there or, after a kill, some at the end are not."""
+        places, parts, end = [], [], self._end
+        for record in records:
+            places.append(end)
+            parts.append(_packed(record))
+            end += len(parts[-1])
+        with writing("the journal", self._path):
+            try:
+                self._write(b"".join(parts))
+            except OSError:
+                os.ftruncate(self._file, self._end)
+                raise
+            if time.monotonic() - self._synced_s > SYNC_EVERY_S:
+                self._sync()
+        self._keys.extend(record.key for record in records)
+        self._prompts.extend(record.prompt for record in records)
+        self._places.extend(places)
+        self._by_key = None
+
+    def find(self, keys: UInts) -> NDArray[np.int64]:
+        """Numbers of the records that count for these keys; -1 where there is none."""
+        known, numbers = self._index()
+        if not len(known):
+            return np.full(len(keys), -1, dtype=np.int64)
+        places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        return np.where(known[places] == keys, numbers[places], -1).astype(np.int64)
+
+    def prompts(self, numbers: NDArray[np.int64]) -> UInts:
+        """What these records were made for."""
+        return np.frombuffer(self._prompts, dtype=np.uint64)[numbers] if len(numbers) else np.zeros(0, np.uint64)
+
+    def keys(self) -> UInts:
+        """Each key once, in ascending order."""
+        return self._index()[0]
+
+    def body(self, number: int) -> bytes:
+        """What a record holds, read from the file. Raises OutputError where it has changed since it was opened."""
+        place = self._places[number]
+        length, checksum, key, prompt = _HEAD.unpack(os.pread(self._file, _HEAD.size, place))
+        body = os.pread(self._file, length, place + _HEAD.size)
+        if checksum != _checksum(key, prompt, body):
+            raise OutputError(Problem(what="the journal was changed by others", where=str(self._path)))
+        return body
+
+    def close(self) -> None:
+        """Sync and close; once more, it does nothing."""
+        if self._file < 0:
+            return
+        descriptor, self._file = self._file, -1
+        try:
+            with writing("the journal", self._path):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _whole_records(self) -> int:
+        """Note all records that are whole. Returns where the last one ends; 0 where not even the beginning is there."""
+        end = 0
+        for end, record in _records(self._file, self._path):
+            if record is not None:
+                self._keys.append(record.key)
+                self._prompts.append(record.prompt)
+                self._places.append(end - _HEAD.size - len(record.body))
+        return end
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._file, left) :]
+        self._end += len(data)
+
+    def _sync(self) -> None:
+        os.fsync(self._file)
+        self._synced_s = time.monotonic()
+
+    def _index(self) -> tuple[UInts, NDArray[np.intp]]:
+        """Keys in ascending order, and the number of the last record of each."""
+        if self._by_key is None:
+            # A copy: an array cannot grow while numpy looks at it.
+            every = np.array(self._keys, dtype=np.uint64)
+            known, from_the_end = np.unique(every[::-1], return_index=True)
+            self._by_key = known, len(every) - 1 - from_the_end
+        return self._by_key
+
+
+def _packed(record: Record) -> bytes:
+    checksum = _checksum(record.key, record.prompt, record.body)
+    return _HEAD.pack(len(record.body), checksum, record.key, record.prompt) + record.body
+
+
+def _checksum(key: int, prompt: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), key, prompt)))
+
+
+def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
+    """Where each whole record ends, and the record; first where the file's beginning does, without one.
+
+    Raises OutputError for a file of another kind.
+    """
+    with os.fdopen(os.dup(file), "rb", buffering=_READ_BYTES) as reader:
+        reader.seek(0)
+        magic = reader.read(len(_MAGIC))
+        if not _MAGIC.startswith(magic):
+            raise OutputError(Problem(what="this file is no journal of a prediction", where=str(path)))
+        if magic != _MAGIC:
+            return
+        end = len(_MAGIC)
+        yield end, None
+        while len(head := reader.read(_HEAD.size)) == _HEAD.size:
+            length, checksum, key, prompt = _HEAD.unpack(head)
+            body = reader.read(length) if length <= _MOST_BODY_BYTES else b""
+            if len(body) != length or checksum != _checksum(key, prompt, body):
+                return
+            end += _HEAD.size + length
+            yield end, Record(key=key, prompt=prompt, body=body)

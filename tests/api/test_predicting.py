@@ -1,0 +1,345 @@
+"""Predictions that are gone on with: the same files as in one go, or a refusal that says what differs."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+import brim
+from brim.api.predict_job import JobFolder
+from brim.infer.journal import Journal
+from brim.infer.response_record import response_of
+
+
+@pytest.fixture
+def model(zero_shot):
+    return brim.Model(zero_shot)
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing may catch it."""
+
+
+def killed_after(num_rows):
+    """An `on_batch` that ends the process's work, as far as the job can tell, once so many rows are done."""
+    done = 0
+
+    def on_batch(count):
+        nonlocal done
+        done += count
+        if done >= num_rows:
+            raise Killed
+
+    return on_batch
+
+
+def files(path):
+    """The output and what lies beside it, but for times."""
+    summary = json.loads(path.with_name(f"{path.name}.summary.json").read_text())
+    counted = ("num_rows", "num_prompt_tokens", "num_response_tokens", "finish_reasons", "cut_or_left_out")
+    ledger = path.with_name(f"{path.name}.ledger.parquet")
+    return path.read_bytes(), ledger.read_bytes() if ledger.exists() else None, {key: summary[key] for key in counted}
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
+def test_what_is_killed_and_resumed_is_the_same_file(zero_shot, model, sums_file, tmp_path, ending):
+    model.predict(sums_file, output=tmp_path / f"whole.{ending}")
+    path, generated = tmp_path / f"parts.{ending}", []
+    for num_rows in (4, 20, 30):
+        with pytest.raises(Killed):
+            model.predict(sums_file, output=path, resume=True, on_batch=killed_after(num_rows))
+        assert not path.exists()
+    said = []
+    result = model.predict(sums_file, output=path, resume=True, on_batch=generated.append, say=said.append)
+    assert files(path) == files(tmp_path / f"whole.{ending}")
+    done = generated[0]
+    assert f"continuing: {done} of 40 rows are done" in said
+    assert 30 <= done <= 36
+    assert sum(generated) == 40
+    assert (result.summary["num_resumed"], result.summary["num_rows"]) == (3, 40)
+
+
+def test_an_unfinished_prediction_is_not_begun_anew_unasked(model, sums_file, tmp_path):
+    path = tmp_path / "p.csv"
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=path, on_batch=killed_after(4))
+    with pytest.raises(
+        brim.OutputError, match=r"was begun and not finished; .*\n  fix: add --resume .* or remove .*job"
+    ):
+        model.predict("no such data", output=path)
+    model.predict(sums_file, output=path, resume=True)
+    with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
+        model.predict(sums_file, output=path)
+
+
+def test_resuming_nothing_begins_anew_and_says_so(model, sums_file, tmp_path):
+    said = []
+    model.predict(sums_file, output=tmp_path / "p.csv", resume=True, say=said.append)
+    assert f"nothing to continue at {tmp_path / 'p.csv'}: it begins anew" in said
+    with pytest.raises(brim.InputError, match="without an output there is nothing to go on with"):
+        model.predict(sums_file, resume=True)
+
+
+def test_what_is_complete_is_left_as_it_is_without_loading_the_model(
+    zero_shot, model, sums_file, tmp_path, monkeypatch
+):
+    path = tmp_path / "p.parquet"
+    before = model.predict(sums_file, output=path)
+    status, said = path.stat(), []
+    again = brim.Model(zero_shot)
+    monkeypatch.setattr(again, "_weights", pytest.fail)
+    result = again.predict(sums_file, output=path, resume=True, say=said.append)
+    assert f"the output is complete: {path} stays as it is" in said
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (status.st_mtime_ns, status.st_ino)
+    pd.testing.assert_frame_equal(result.predictions, before.predictions)
+    assert result.summary == json.loads((tmp_path / "p.parquet.summary.json").read_text())
+
+
+def test_rows_that_are_added_are_predicted_beside_those_that_are_done(model, sums, tmp_path):
+    path, whole = tmp_path / "p.jsonl", tmp_path / "whole.jsonl"
+    frame = pd.DataFrame(sums)
+    model.predict(frame[:25], output=path)
+    said, generated = [], []
+    model.predict(frame, output=path, resume=True, say=said.append, on_batch=generated.append)
+    model.predict(frame, output=whole)
+    assert files(path) == files(whole)
+    assert generated[0] == 25
+    assert "the data has grown since, from 25 to 40 rows" in said
+
+
+def test_a_kill_between_the_renames_leaves_what_can_be_resumed(model, sums, sums_file, tmp_path, monkeypatch):
+    """The ledger is there, the output not yet; or the output is there, and the job does not know."""
+    path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
+    frame = pd.DataFrame([*sums, {"question": "x" * 400, "answer": "", "split": 2}])
+    skip = {"on_overlong": "skip"}
+    model.predict(frame, output=whole, **skip)
+    replace, moves = Path.replace, []
+
+    def killed(self, target):
+        if self.parent.name == ".p.csv.job" and self.name == "output.csv":
+            moves.append(target)
+            if len(moves) == 2:
+                replace(self, target)
+            raise Killed
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    for num_moves in (1, 2):
+        with pytest.raises(Killed):
+            model.predict(frame, output=path, resume=True, **skip)
+        assert len(moves) == num_moves
+        assert path.exists() == (num_moves == 2)
+        assert (tmp_path / "p.csv.ledger.parquet").exists()
+    monkeypatch.undo()
+    model.predict(frame, output=path, resume=True, **skip)
+    assert files(path) == files(whole)
+    assert JobFolder(path).is_finished()
+
+
+def test_an_output_that_is_gone_leaves_room_for_another(model, sums_file, tmp_path):
+    path, said = tmp_path / "p.csv", []
+    model.predict(sums_file, output=path)
+    path.unlink()
+    model.predict({"question": ["add 1 and 2 ="]}, output=path, say=said.append)
+    assert f"the output of an earlier prediction is gone from {path}: it begins anew" in said
+    assert len(pd.read_csv(path)) == 1
+
+
+def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("mine")
+    with pytest.raises(brim.OutputError, match=r"exists already, with nothing beside it to go on with"):
+        model.predict(sums_file, output=path, resume=True)
+    path.unlink()
+    model.predict(sums_file, output=path)
+    path.write_text("mine")
+    with pytest.raises(
+        brim.OutputError, match=r"is not the one that this job wrote: it is of another run, or was changed"
+    ):
+        model.predict(sums_file, output=path, resume=True)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"generation": {"max_new_tokens": 7, "do_sample": False}}, "generation.max_new_tokens: 6 before, 7 now"),
+        ({"random_seed": 7}, "random_seed: 42 before, 7 now"),
+        ({"precision": "bf16-true"}, 'precision: "fp32" before, "bf16-true" now'),
+        ({"prompt": {"template": "{question}!"}}, 'prompt.template: null before, "{question}!" now'),
+    ],
+)
+def test_what_gives_other_responses_is_refused_by_name(zero_shot, model, sums_file, tmp_path, changes, line):
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=tmp_path / "p.csv", on_batch=killed_after(4))
+    with pytest.raises(brim.OutputError, match="has changed since it began") as refused:
+        brim.Model({**zero_shot, **changes}).predict(sums_file, output=tmp_path / "p.csv", resume=True)
+    assert f"    {line}\n" in str(refused.value)
+
+
+def test_other_weights_are_refused_and_other_batches_are_not(zero_shot, model, sums_file, tiny_base, tmp_path):
+    base, path = shutil.copytree(tiny_base, tmp_path / "base"), tmp_path / "p.csv"
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=path, on_batch=killed_after(4))
+    moved = brim.Model({**zero_shot, "base_model": str(base), "trainer": {"type": "none", "batch_size": 3}})
+    with pytest.raises(Killed):
+        moved.predict(sums_file, output=path, resume=True, on_batch=killed_after(8))
+    weights = bytearray((base / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (base / "model.safetensors").write_bytes(weights)
+    with pytest.raises(brim.OutputError, match=r"    the base model's model.safetensors\n  fix: restore it"):
+        moved.predict(sums_file, output=path, resume=True)
+
+
+def test_a_row_with_another_prompt_is_refused_by_name(model, sums, tmp_path):
+    path, frame = tmp_path / "p.csv", pd.DataFrame(sums)
+    model.predict(frame, output=path)
+    changed = frame.copy()
+    changed.loc[7, "question"] = "another"
+    with pytest.raises(brim.OutputError, match=r"row 7: 1 row is done, and the prompt has changed since"):
+        model.predict(changed, output=path, resume=True)
+
+
+def test_rows_with_keys_may_move(model, sums, tmp_path):
+    path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
+    frame = pd.DataFrame(sums).assign(id=[f"row-{number}" for number in range(40)])
+    with pytest.raises(Killed):
+        model.predict(frame, output=path, key="id", on_batch=killed_after(20))
+    moved = frame[::-1].reset_index(drop=True)
+    with pytest.raises(brim.OutputError, match=r"rows were known by the column `id`, and are now by their numbers"):
+        model.predict(moved, output=path, resume=True)
+    generated = []
+    model.predict(moved, output=path, key="id", resume=True, on_batch=generated.append)
+    model.predict(moved, output=whole, key="id")
+    assert files(path) == files(whole)
+    assert generated[0] >= 20
+
+
+def test_rows_that_are_gone_are_said_and_left_out(model, sums, tmp_path):
+    path, frame, said = tmp_path / "p.csv", pd.DataFrame(sums), []
+    model.predict(frame, output=path)
+    model.predict(frame[:30], output=path, resume=True, say=said.append)
+    assert "10 rows that were done are not in the data any more, and not in the output" in said
+    assert len(pd.read_csv(path)) == 30
+
+
+def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path):
+    def second(_):
+        with pytest.raises(brim.OutputError, match="another process is writing to this output"):
+            model.predict(sums_file, output=tmp_path / "p.csv", resume=True)
+        raise Killed
+
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=tmp_path / "p.csv", on_batch=second)
+
+
+def test_a_full_disk_loses_nothing_and_says_what_to_do(model, sums_file, tmp_path, monkeypatch):
+    path, append, calls = tmp_path / "p.csv", Journal.append, []
+
+    def full(self, records):
+        calls.append(len(records))
+        if len(calls) == 3:
+            monkeypatch.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        append(self, records)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "append", full)
+        with pytest.raises(brim.WriteError, match=r"No space left on device\n  fix: make room .* --resume"):
+            model.predict(sums_file, output=path)
+        monkeypatch.undo()
+    generated = []
+    model.predict(sums_file, output=path, resume=True, on_batch=generated.append)
+    assert generated[0] == sum(calls[:2])
+
+
+def test_ctrl_c_says_how_to_go_on(model, sums_file, tmp_path):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(brim.Interrupted, match=r"stopped after 4 rows\n  fix: continue with --resume") as interrupted:
+        model.predict(sums_file, output=tmp_path / "p.csv", on_batch=interrupt)
+    assert interrupted.value.exit_code == 130
+
+
+def test_scores_are_log_probabilities_under_the_model(model, sums, tmp_path):
+    """An oracle: the model's own logits, row by row, over the response and the token that ended it."""
+    path, frame = tmp_path / "p.parquet", pd.DataFrame(sums)
+    model.predict(frame, output=path)
+    result = model.predict(frame, output=path, resume=True, scores=True)
+    scores = pd.read_parquet(path)["log_probability"].tolist()
+    llm, session = model._weights(), model._open()
+    with Journal(JobFolder(path).responses) as journal:
+        for row in range(0, 40, 7):
+            (number,) = journal.find(pa.array([row]).to_numpy().astype("uint64"))
+            response = response_of(journal.body(int(number)))
+            prompt = session.encoder.encode([sums[row]["question"]], special_tokens=True)[0]
+            written = [*response.token_ids, *([] if response.end_id is None else [response.end_id])]
+            with torch.no_grad():
+                logits = llm.model(torch.tensor([[*prompt, *written]])).logits[0].double().log_softmax(-1)
+            expected = sum(float(logits[len(prompt) - 1 + at, token]) for at, token in enumerate(written))
+            assert math.isclose(scores[row], expected, rel_tol=1e-5)
+    assert result.predictions["log_probability"].tolist() == scores
+
+
+def test_scores_that_were_broken_off_are_the_same_file(model, sums_file, tmp_path, monkeypatch):
+    from brim.api import generating
+
+    monkeypatch.setattr(generating, "score_batches", lambda lengths: iter(pa.array(range(40)).to_numpy().reshape(8, 5)))
+    path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
+    model.predict(sums_file, output=whole, scores=True)
+    score, calls = generating.score_rows, []
+
+    def killed(*arguments, **more):
+        calls.append(len(arguments[1]))
+        if len(calls) == 4:
+            raise Killed
+        return score(*arguments, **more)
+
+    monkeypatch.setattr(generating, "score_rows", killed)
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=path, scores=True)
+    model.predict(sums_file, output=path, scores=True, resume=True)
+    assert files(path) == files(whole)
+    assert len(calls) == 4 + 5
+
+
+LONG = "add 1 and 2 = " * 40 + "the end"
+
+
+def test_the_end_of_a_prompt_that_is_too_long_can_be_kept(model, tmp_path):
+    """The answer is the one to the last tokens that fit."""
+    frame = pd.DataFrame({"question": ["add 1 and 2 =", LONG]})
+    with pytest.raises(brim.DataError, match="1 prompt is too long"):
+        model.predict(frame)
+    said = []
+    cut = model.predict(frame, on_overlong="truncate_left", say=said.append)
+    encoder = model._open().encoder
+    room = model._open().folder.context_length - 6
+    assert cut.predictions["num_prompt_tokens"].tolist()[1] == room
+    tokens = encoder.encode([LONG], special_tokens=True)[0]
+    kept = encoder.decode(tokens[-room:], skip_special_tokens=False)
+    assert cut.predictions["answer_response"][1] == model.generate(kept)
+    assert any("on_overlong is truncate_left" in line for line in said)
+    skipped = model.predict(frame, on_overlong="skip")
+    assert skipped.predictions["row"].tolist() == [0]
+    assert skipped.summary["cut_or_left_out"] == {"dropped_overlong": 1}
+
+
+def test_on_error_skip_leaves_out_what_cannot_be_used(zero_shot, sums, tmp_path):
+    """A line that is no JSON, a cell of another type, an empty prompt, a missing one and one that is too long."""
+    bad = ["{", '{"question": 7}', '{"question": ""}', '{"question": null}', json.dumps({"question": LONG})]
+    lines = [json.dumps(row) for row in sums]
+    (tmp_path / "d.jsonl").write_text("\n".join([*lines[:20], *bad, *lines[20:]]) + "\n")
+    model = brim.Model(zero_shot)
+    with pytest.raises(brim.DataError, match=r"d.jsonl:21: not valid JSON"):
+        model.predict(tmp_path / "d.jsonl", output=tmp_path / "p.csv")
+    result = model.predict(tmp_path / "d.jsonl", output=tmp_path / "p.csv", on_error="skip")
+    expected = {"dropped_bad": 3, "dropped_missing": 1, "dropped_overlong": 1}
+    assert result.summary["cut_or_left_out"] == expected
+    assert result.predictions["row"].tolist() == [*range(20), *range(25, 45)]
+    assert result.ledger == tmp_path / "p.csv.ledger.parquet"
