@@ -56,14 +56,16 @@ class Queue:
         cells: the most that rows × columns will be: where prompts become shorter, more of them fit.
         """
         columns = self.columns()
-        cells = min(room.rows(columns), len(self)) * columns
+        rows = min(room.rows(columns), len(self))
+        cells = rows * columns
         for share in _LOOKED_AT:
             position = self._next + int(share * (len(self._order) - self._next))
             if position < len(self._order):
                 shorter = self._needed(int(self._lengths[self._order[position]]))
-                rows = min(room.rows(shorter), len(self._order) - position)
-                cells = max(cells, rows * shorter)
-        return max(1, min(room.rows(columns, cells=cells), cells // columns)), columns, cells
+                cells = max(cells, min(room.rows(shorter), len(self._order) - position) * shorter)
+        if room.rows(columns, cells=cells) < rows:  # beside so many cells, the longest prompts would not find room
+            cells = rows * columns
+        return min(room.rows(columns, cells=cells), cells // columns), columns, cells
 
     def _needed(self, prompt_tokens: int) -> int:
         """The last token of a response is not read."""
