@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from brim.config import load_config
 from brim.data import load_encoder
-from brim.data.label_tokens import label_tokens, most_tokens
+from brim.data.label_tokens import label_room, label_tokens
 from brim.errors import ConfigError
 from brim.models.folder import locate
 
@@ -71,7 +72,16 @@ def test_tokens_are_read_as_the_label(tokenizer):
     for label, forms in made.items():
         assert len(forms) == len(set(forms)) == 2
         assert {tokenizer.decode(form, skip_special_tokens=True).strip() for form in forms} == {label}
-    assert most_tokens(made) == max(len(form) for forms in made.values() for form in forms)
+
+
+@pytest.mark.parametrize("is_constrained", [True, False])
+def test_room_for_the_longest_label_and_its_end(tokenizer, is_constrained):
+    rules = {label: {"type": "contains", "value": label} for label in ("very positive", "1")}
+    decoder = {"match": rules, "constrain_to_vocabulary": is_constrained}
+    feature = {"name": "a", "type": "category", "preprocessing": {"fallback_label": "1"}, "decoder": decoder}
+    config = load_config({"base_model": "base", "output_features": [feature]}).config
+    longest = max(map(len, label_tokens(["very positive"], tokenizer)["very positive"]))
+    assert label_room(config, tokenizer) == (longest + 1 if is_constrained else None)
 
 
 def test_what_cannot_be_written_is_named(tokenizer):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from brim.config import Choice, Resolution
 from brim.data import TextEncoder
-from brim.data.label_tokens import label_tokens, most_tokens
+from brim.data.label_tokens import label_room
 from brim.errors import ConfigError, Problem
 
 _KEY = "generation.max_new_tokens"
@@ -17,25 +17,21 @@ def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resol
 
     Raises ConfigError where a length that is set cuts a label.
     """
-    config = resolution.config
-    feature = config.output_features[0]
-    decoder = feature.categories
-    if decoder is None or not decoder.constrain_to_vocabulary or config.chat is not None:
+    config, room = resolution.config, label_room(resolution.config, encoder)
+    if room is None:
         return resolution
-    tokens = label_tokens(feature.labels, encoder)
-    longest, given = most_tokens(tokens), config.generation.max_new_tokens
-    was_chosen = any(choice.key == _KEY for choice in resolution.choices)
+    given = config.generation.max_new_tokens
     assert given is not None, "resolved before"
-    if not was_chosen and given < longest:
+    was_chosen = any(choice.key == _KEY for choice in resolution.choices)
+    if given < room - 1 and not was_chosen:
         raise ConfigError(
             Problem(
                 what=f"{_KEY} {given:,} cuts labels",
                 where=_KEY,
-                expected=f"at least {longest:,} tokens, those of the longest label",
+                expected=f"at least {room - 1:,} tokens, those of the longest label",
                 fix="raise it, or remove it",
             )
         )
-    room = longest + 1
     if given <= room and not was_chosen:
         return resolution
     why = "the longest label and its end" + ("" if was_chosen else f"; {given:,} are set")

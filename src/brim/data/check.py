@@ -16,6 +16,7 @@ from brim.data.advice.cuts import Cut, cut_findings, cuts, lengths_before
 from brim.data.advice.histogram import Bin, histogram
 from brim.data.advice.room import no_room
 from brim.data.encoder import TextEncoder
+from brim.data.label_tokens import label_room
 from brim.data.ledger import Ledger
 from brim.data.prepare import FULL, Prepared, prepare, prompts_of
 from brim.data.retrieval import without_embeddings
@@ -101,7 +102,7 @@ def check_data(
     advice = [
         *advise(watcher, prepared.splits, config=config, source=source, encoder=encoder),
         *cut_findings(found, entries, context_length=context_length),
-        *_room(config, prepared, context_length),
+        *_room(config, prepared, context_length, of_labels=label_room(config, encoder)),
     ]
     shown = [row for rows in prepared.splits.values() for row in rows[:show]][:show]
     return CheckReport(
@@ -159,14 +160,17 @@ def _without_cuts(ledger: Ledger, found: Iterable[Cut]) -> Ledger:
     return Ledger(num_rows=ledger.num_rows, entries=[entry for entry in ledger if entry.event not in told])
 
 
-def _room(config: Config, prepared: Prepared, context_length: int | None) -> list[Finding]:
-    """Whether all prompts can be continued, where that is what the configuration is for."""
+def _room(config: Config, prepared: Prepared, context_length: int | None, *, of_labels: int | None) -> list[Finding]:
+    """Whether all prompts can be continued, where that is what the configuration is for.
+
+    of_labels: tokens that are generated at most, where nothing but labels can be.
+    """
     if config.trainer.type != "none" or context_length is None:
         return []
     rows = prepared.splits.values()
     keys = np.concatenate([each.keys for each in rows])
     lengths = np.concatenate([_prompt_tokens(each, config) for each in rows])
-    num_new = new_tokens(config, context_length)
+    num_new = new_tokens(config, context_length) if of_labels is None else of_labels
     can_cut = config.chat is None  # the prompt of a conversation is never cut
     return no_room(keys, lengths, context_length=context_length, num_new=num_new, can_cut=can_cut)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from brim.config import Config
 from brim.config.places import dotted
 from brim.data.encoder import TextEncoder
 from brim.errors import ConfigError, Problem
@@ -35,9 +36,16 @@ def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple
     return made
 
 
-def most_tokens(tokens: Mapping[str, Sequence[Tokens]]) -> int:
-    """Of the longest way to write a label."""
-    return max(len(form) for forms in tokens.values() for form in forms)
+def label_room(config: Config, encoder: TextEncoder) -> int | None:
+    """Tokens of the longest label and its end, where nothing else can be generated; else None.
+
+    Raises ConfigError as `label_tokens`.
+    """
+    feature = config.output_features[0]
+    decoder = feature.categories if config.chat is None else None
+    if decoder is None or not decoder.constrain_to_vocabulary:
+        return None
+    return 1 + max(len(form) for forms in label_tokens(feature.labels, encoder).values() for form in forms)
 
 
 def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
