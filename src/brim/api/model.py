@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args, overload
 
+from brim.api.activations import Activations, Asked, activations_of, check_pooling
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
+from brim.api.conversation import Conversation
 from brim.api.evaluation import answerable, evaluate, respond
 from brim.api.export import check_format, export_run
+from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
 from brim.api.merging import merge_run, merging_of
 from brim.api.predict_policies import OnError, OnOverlong
@@ -17,6 +20,7 @@ from brim.api.predicting import Wanted, check_wanted, predict
 from brim.api.prompts import require_continuable, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing, with_choices, with_dataset, with_settings
+from brim.api.streaming import require_one, stream_text
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
@@ -24,6 +28,8 @@ from brim.data import Data, Source, TokenRows, prepare, read, texts_as_source
 from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
+from brim.infer.activations import Pooling
+from brim.infer.named_layers import LayerName
 from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
 from brim.train.export import export_model
@@ -146,7 +152,9 @@ class Model:
         counts words of Latin letters and digits alone (rouge-score drops all others): do not use it for other scripts.
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`.
         """
-        session = with_settings(self._open(), trainer=_given("eval_batch_size", batch_size))
+        session = self._open()
+        sizes = _given("eval_batch_size", batch_size) | _given(_size_for_generating(session.config), batch_size)
+        session = with_settings(session, trainer=sizes)
         source = read(self._dataset(dataset))
         split = check_split(split) or ("test" if dataset is None else "full")
         prepared = prepare(
@@ -159,9 +167,9 @@ class Model:
         for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
             say(line)
         _require_rows(rows, split, source)
-        return evaluate(
-            self._weights(), session, rows, split=split, batch_rows=_batch_rows(session), asked=asked, say=say
-        )
+        # Planned before the weights are there, if they are not yet: then what is free is known.
+        at_once = batches_for(session, [rows], llm=self._llm, say=say)
+        return evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
 
     def predict(
         self,
@@ -207,10 +215,22 @@ class Model:
             session, self._dataset(dataset), wanted, weights=self._weights, notes=notes, say=say, on_batch=on_batch
         )
 
-    def generate(self, prompts: str | Sequence[str], **generation: Any) -> str | list[str]:
+    @overload
+    def generate(self, prompts: str | Sequence[str], *, stream: Literal[True], **generation: Any) -> Iterator[str]: ...
+
+    @overload
+    def generate(
+        self, prompts: str | Sequence[str], *, stream: Literal[False] = False, **generation: Any
+    ) -> str | list[str]: ...
+
+    def generate(
+        self, prompts: str | Sequence[str], *, stream: bool = False, **generation: Any
+    ) -> str | list[str] | Iterator[str]:
         """The model's answer to a finished prompt, or to each of several; the template is not applied.
 
         With `chat`, a prompt is a text that the chat template has written: no BOS is added to it.
+        stream: give the answer to the one prompt in pieces, as it is made, which join up to the whole of it; an
+        iterator that is closed or dropped frees its memory.
         generation: keys of the configuration's `generation`, for this call.
         """
         session = with_settings(self._open(), generation=generation)
@@ -218,11 +238,63 @@ class Model:
         require_texts(texts)
         rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
         require_continuable(rows, session, lambda key: f"prompt {key + 1}")
+        if stream:
+            require_one(rows)
+            return stream_text(self._weights(), session, rows)
         responses = respond(
             self._weights(), session, rows, batch_rows=_batch_rows(session, _size_for_generating(session.config))
         )
         answers: list[str] = responses["response"].tolist()
         return answers[0] if isinstance(prompts, str) else answers
+
+    def chat(self, *, say: Say = say_nothing) -> Conversation:
+        """A conversation with the model: `ask` gives an answer in pieces, as `brim chat` shows it.
+
+        With `chat`, the template writes all turns into each prompt; otherwise each prompt stands alone.
+        """
+        for line in [*self.notes, *self._untrained()]:
+            say(line)
+        return Conversation(self._open(), self._weights(), say=say)
+
+    def collect_activations(
+        self,
+        layers: LayerName | Sequence[LayerName],
+        dataset: Data | None = None,
+        *,
+        split: Split = "full",
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+        batch_size: int | Literal["auto"] | None = None,
+        output: str | Path | None = None,
+        columns: Sequence[str] | None = None,
+        say: Say = say_nothing,
+        on_batch: Callable[[int], None] = lambda rows: None,
+    ) -> Activations:
+        """What layers make of each row's prompt, in fp32 and in the order of the rows.
+
+        layers: the number of a decoder layer, "last" for what the output layer reads, or a module's name; or several.
+        pooling: "mean" over the prompt's tokens, its "last" token, or None for a vector a token. normalize: to length
+        1. batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. output: a parquet file for the
+        vectors, which are then not held in memory; columns: their names in it, which are else those of the layers.
+        """
+        asked = Asked(
+            layers=[layers] if isinstance(layers, str | int) else layers,
+            split=split,
+            pooling=check_pooling(pooling),
+            normalize=normalize,
+            output=None if output is None else Path(output),
+            columns=columns,
+        )
+        return activations_of(
+            with_settings(self._open(), trainer=_given("eval_batch_size", batch_size)),
+            self._dataset(dataset),
+            asked,
+            llm=self._llm,
+            weights=self._weights,
+            notes=[*self.notes, *self._untrained()],
+            say=say,
+            on_batch=on_batch,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the model (or adapter), the tokenizer and the configuration, for `Model.load`.
@@ -321,18 +393,11 @@ class Model:
         wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
         if not trainer.evaluate_training_set:
             wanted = wanted[1:]
-        metrics = {
-            split: evaluate(
-                self._weights(),
-                session,
-                splits[split],
-                split=split,
-                batch_rows=_batch_rows(session),
-                say=say,
-            ).metrics
-            for split in wanted
-            if len(splits[split])
-        }
+        metrics: dict[str, Mapping[str, float]] = {}
+        for split in (split for split in wanted if len(splits[split])):
+            rows = splits[split]
+            at_once = batches_for(session, [rows], llm=self._llm, say=say)
+            metrics[split] = evaluate(self._weights(), session, rows, split=split, batches=at_once, say=say).metrics
         return TrainResult(
             output_directory=None,
             num_steps=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,20 @@ from typing import Any
 import torch
 
 from brim.api.chat import template_texts
+from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
 from brim.api.results import TrainResult
 from brim.api.resuming import in_order, where_it_stands, with_kernels_of
 from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, with_choices
+from brim.api.trial import counted_state_bytes
 from brim.config import Config, FinetuneTrainer, dump
-from brim.data import Prepared, Source
+from brim.data import Prepared, Source, TokenRows
 from brim.errors import CheckpointError, InputError, Problem
 from brim.files import write_text, writing
 from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
-from brim.infer.rows_at_once import RowsAtOnce
+from brim.infer.rows_at_once import Batches, RowsAtOnce, Smaller
 from brim.models.device import device_name
 from brim.models.llm import LLM, load_llm
 from brim.models.quantization import unquantised_experts
@@ -106,8 +108,12 @@ def _train_in(
     tensorboard_log = TensorBoardLog(run.tensorboard)
     observers = Observers([metrics_log, tensorboard_log, observer])
     evaluated = _evaluated_splits(trainer, prepared)
-    at_once = RowsAtOnce(
-        8 if trainer.eval_batch_size in ("auto", None) else int(trainer.eval_batch_size),
+    at_once = _batches(
+        llm,
+        session,
+        trainer,
+        [prepared.splits[split] for split in dict.fromkeys((*evaluated, *_splits_of_the_card(trainer, prepared)))],
+        say=say,
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
     job = build_job(
@@ -258,8 +264,24 @@ def _splits_of_the_card(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[s
     return tuple(split for split in ("validation", "test") if len(prepared.splits[split]))
 
 
+def _batches(
+    llm: LLM,
+    session: Session,
+    trainer: FinetuneTrainer,
+    splits: Sequence[TokenRows],
+    *,
+    say: Say,
+    on_smaller: Callable[[Smaller], None],
+) -> Batches:
+    """One limit for all evaluations of the run, planned with the optimizer's state; training has a limit of its own."""
+    if not splits:
+        return RowsAtOnce(1)  # nothing is evaluated
+    state_bytes = counted_state_bytes(trainer, llm.model)
+    return batches_for(session, splits, llm=llm, beside_bytes=state_bytes, say=say, on_smaller=on_smaller)
+
+
 def _evaluate(
-    llm: LLM, session: Session, at_once: RowsAtOnce, prepared: Prepared, splits: tuple[str, ...]
+    llm: LLM, session: Session, at_once: Batches, prepared: Prepared, splits: tuple[str, ...]
 ) -> dict[str, dict[str, float]]:
     return {
         split: summarize(

@@ -11,7 +11,7 @@ from torch import nn
 
 from brim.data import TokenRows
 from brim.data.collate import collate
-from brim.infer.rows_at_once import RowsAtOnce, longest_first, rows_at_once
+from brim.infer.rows_at_once import Batches, batches, longest_first
 from brim.models.logit_head import LogitHead
 from brim.models.objective import next_token_scores
 from brim.models.precision import Precision
@@ -32,7 +32,7 @@ def score_rows(
     rows: TokenRows,
     *,
     pad_id: int,
-    batch_rows: int | RowsAtOnce,
+    batch_rows: int | Batches,
     device: torch.device,
     precision: Precision,
     head: LogitHead | None = None,
@@ -57,7 +57,7 @@ def score_rows(
     was_training = model.training
     model.eval()
     try:
-        rows_at_once(batch_rows).run(rows, longest_first(rows), score, doing="evaluation")
+        batches(batch_rows).run(rows, longest_first(rows), score, doing="evaluation")
     finally:
         model.train(was_training)
     return Scores(keys=np.asarray(rows.keys), loss=loss, num_correct=num_correct, num_supervised=num_supervised)

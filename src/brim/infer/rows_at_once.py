@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from brim.batching.caches import free_caches
 from brim.batching.oom import is_out_of_memory
 from brim.data import TokenRows
 from brim.errors import OutOfMemoryError, Problem
+from brim.units import format_bytes
 
 Doing: TypeAlias = Literal["evaluation", "generation"]
+Work: TypeAlias = Callable[[NDArray[np.intp]], None]  # on positions
 
 _FIX: dict[Doing, str] = {
     "evaluation": "load the base in 4 bits (quantization.bits: 4), set trainer.chunked_loss: true, or cut rows with "
@@ -32,6 +34,7 @@ class Smaller:
     keys: tuple[int, ...]  # of the rows that did not fit together
     longest: int  # tokens
     after: int
+    unit: Literal["rows", "bytes"] = "rows"  # of `after`; bytes: allocated, as predicted
 
     @property
     def before(self) -> int:
@@ -44,18 +47,32 @@ class Smaller:
             "where": self.doing,
             "rows": list(self.keys),
             "padded_length": self.longest,
-            "rows_at_once": self.after,
+            ("rows_at_once" if self.unit == "rows" else "cap_bytes"): self.after,
         }
 
     def __str__(self) -> str:
+        after = f"{self.after:,} together" if self.unit == "rows" else f"in batches of up to {format_bytes(self.after)}"
         return (
             f"{self.doing}: {self.before:,} rows of up to {self.longest:,} tokens ran out of memory; they are run "
-            f"again, and from now on {self.after:,} together"
+            f"again, and from now on {after}"
         )
 
 
+class Batches(Protocol):
+    """How rows are run together. What it has learned of the memory stays for later calls."""
+
+    def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
+        """Call `work` with some positions after the other, until each was in one call that ended well.
+
+        order: the positions, those of the longest rows first. work: may be called again with positions of a call that
+        ran out of memory, and must not count them twice.
+        Raises OutOfMemoryError, naming the row, when one alone runs out of memory.
+        """
+        ...
+
+
 class RowsAtOnce:
-    """A number of rows that only falls. One object serves all evaluations of a run; training has a limit of its own.
+    """Batches of a number of rows that only falls. One object serves all evaluations of a run; training has its own.
 
     on_smaller: called each time that it falls; what it raises ends the work.
     """
@@ -65,19 +82,13 @@ class RowsAtOnce:
         self.num_rows = num_rows
         self.on_smaller = on_smaller
 
-    def run(
-        self, rows: TokenRows, order: NDArray[np.intp], work: Callable[[NDArray[np.intp]], None], *, doing: Doing
-    ) -> None:
-        """Call `work` with some positions after the other, in this order, until each was in one call that ended well.
-
-        work: may be called again with positions of a call that ran out of memory, and must not count them twice.
-        Raises OutOfMemoryError, naming the row, when one alone runs out of memory.
-        """
+    def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
+        """See Batches; in this order."""
         done = 0
         has_retried = False
         while done < len(order):
             positions = order[done : done + self.num_rows]
-            if _fits(work, positions):
+            if fits(work, positions):
                 done += len(positions)
                 has_retried = False
                 continue
@@ -103,6 +114,11 @@ def rows_at_once(given: int | RowsAtOnce) -> RowsAtOnce:
     return RowsAtOnce(given) if isinstance(given, int) else given
 
 
+def batches(given: int | Batches) -> Batches:
+    """The same, where rows may be run together in other ways."""
+    return RowsAtOnce(given) if isinstance(given, int) else given
+
+
 def longest_first(rows: TokenRows) -> NDArray[np.intp]:
     """Positions by length, so that rows of like length are together and a misfit shows at once."""
     return np.argsort(-rows.lengths, kind="stable")
@@ -119,7 +135,8 @@ def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
     )
 
 
-def _fits(work: Callable[[NDArray[np.intp]], None], positions: NDArray[np.intp]) -> bool:
+def fits(work: Work, positions: NDArray[np.intp]) -> bool:
+    """Whether the call ended well, and not for lack of memory. Other errors are passed on."""
     try:
         work(positions)
     except Exception as error:

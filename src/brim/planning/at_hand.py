@@ -12,8 +12,10 @@ from brim.planning.heap_settings import map_large_blocks
 from brim.units import format_bytes
 
 
-def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool) -> Budget:
+def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_bytes: int = 0) -> Budget:
     """memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
+
+    held_bytes: of tensors that are there already and are part of what is planned: on a CPU they are no more outside.
 
     Raises ConfigError where the device is smaller than the budget, and where nothing would be left to train with.
     """
@@ -22,6 +24,7 @@ def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool) -> Budg
     elif device.is_cpu:
         now_bytes = resident_bytes()
         outside_bytes = device.outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES
+        outside_bytes = max(outside_bytes - held_bytes, 0)
         room = _room(device, limits=tuple(cpu_limits()), outside_bytes=outside_bytes)
     else:
         room = _cuda_room(device)

@@ -110,7 +110,7 @@ class TracedShapes:
         """The stream of the optimizer's step."""
         if self._optimizer is None:
             recording = self.recording(1, LEAST_TOKENS)
-            with _undisturbed():
+            with undisturbed():
                 self._optimizer = record_optimizer(self._traced, recording)
         return self._optimizer
 
@@ -119,21 +119,11 @@ class TracedShapes:
 
         recording: the one of which the stream was composed first.
         """
-        if self.device.is_cpu:
-            return stream
-        stream = self._workload.with_loading(stream, recording, device_bytes=self.device.memory_bytes)
-        return with_workspaces(stream, self.device.cublas_workspace_bytes)
+        return as_on_device(stream, recording, self._workload, self.device)
 
     def live_bytes(self, stream: EventStream) -> NDArray[np.int64]:
         """Allocated after each event, blocks in the sizes that the allocator rounds them to."""
-        sizes = np.array(stream.sizes, dtype=np.int64)
-        if not self.device.is_cpu:
-            distinct, where = np.unique(sizes, return_inverse=True)
-            rounded = [self.settings.rounded_bytes(int(size)) if size else 0 for size in distinct]
-            sizes = np.array(rounded, dtype=np.int64)[where]
-        storages = np.array(stream.storages, dtype=np.int64)
-        of_event = sizes[np.maximum(storages, ~storages)]
-        return np.cumsum(np.where(storages >= 0, of_event, -of_event))
+        return live_bytes(stream, self.device, self.settings)
 
     def save(self) -> None:
         """Keep on disk what was found."""
@@ -142,7 +132,7 @@ class TracedShapes:
 
     def _record(self, rows: int, tokens: int) -> Recording:
         self.num_traced += 1
-        with _undisturbed(), _fullest_chunks():
+        with undisturbed(), fullest_chunks():
             return record(self._traced, rows=rows, tokens=tokens)
 
     def _micro_batches_of(self, recording: Recording) -> tuple[int, int]:
@@ -185,6 +175,26 @@ class TracedShapes:
         }
 
 
+def as_on_device(stream: EventStream, recording: Recording, workload: ConfigWorkload, device: Device) -> EventStream:
+    """See TracedShapes.on_device."""
+    if device.is_cpu:
+        return stream
+    stream = workload.with_loading(stream, recording, device_bytes=device.memory_bytes)
+    return with_workspaces(stream, device.cublas_workspace_bytes)
+
+
+def live_bytes(stream: EventStream, device: Device, settings: AllocatorSettings) -> NDArray[np.int64]:
+    """Allocated after each event, blocks in the sizes that the device's allocator rounds them to."""
+    sizes = np.array(stream.sizes, dtype=np.int64)
+    if not device.is_cpu:
+        distinct, where = np.unique(sizes, return_inverse=True)
+        rounded = [settings.rounded_bytes(int(size)) if size else 0 for size in distinct]
+        sizes = np.array(rounded, dtype=np.int64)[where]
+    storages = np.array(stream.storages, dtype=np.int64)
+    of_event = sizes[np.maximum(storages, ~storages)]
+    return np.cumsum(np.where(storages >= 0, of_event, -of_event))
+
+
 def _as_planned(traced: Workload, *, is_single: bool) -> Workload:
     assert traced.training is not None
     return replace(traced, training=replace(traced.training, accumulates=traced.training.accumulates and not is_single))
@@ -200,7 +210,7 @@ def _workspace_bytes(stream: EventStream) -> int:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """What is built may draw numbers; and each shape leaves about a megabyte in PyTorch's cache of fake results."""
     with torch.random.fork_rng(devices=()):
         yield
@@ -208,7 +218,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _fullest_chunks() -> Iterator[None]:
+def fullest_chunks() -> Iterator[None]:
     """All chunks of the loss but the last are full, not of like size, so that one more never lowers the peak.
 
     It is never less than with chunks of like size, and the line through it is straight.

@@ -1,0 +1,212 @@
+"""How a session's rows are cut for forward passes: planned where the architecture can be traced, else tried out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from brim.api.memory import ONE_AT_A_TIME, UNTRACEABLE, is_a_mistake_of_brims, read_architecture, untraceable
+from brim.api.plan import device_at_hand
+from brim.api.session import Say, Session
+from brim.batching.costs import Costs
+from brim.batching.peak_meter import peak_meter
+from brim.data import TokenRows
+from brim.infer.evaluate import score_rows
+from brim.infer.rows_at_once import Batches, RowsAtOnce, Smaller
+from brim.infer.rows_by_cost import RowsByCost
+from brim.infer.rows_by_trial import RowsByTrial
+from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.config_workload import ConfigWorkload
+from brim.memory.cuda.target import CudaTarget
+from brim.memory.device import Device
+from brim.memory.device_speed import DeviceSpeed, device_speed
+from brim.models.llm import LLM
+from brim.planning.at_hand import budget_of, enforce
+from brim.planning.budget import Budget
+from brim.planning.cache import cache_folder
+from brim.planning.cpu_room import returns_at_once
+from brim.planning.forward_closed import closed_costs, weight_bytes
+from brim.planning.forward_model import MOST_TOKENS, ForwardModel, beside, forward_model, verified
+from brim.planning.forward_plan import ForwardPlan, forward_plan
+from brim.planning.forward_shapes import ForwardShapes
+from brim.planning.heap_settings import map_large_blocks
+from brim.units import format_seconds
+
+# Three to six traces take a few seconds: of a job ten times as long they are a tenth at most.
+_WORTH_TRACING_S = 30.0
+_NEARLY_ALL = 0.9  # of the room: a batch that is predicted to take so much is traced itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """An architecture that cannot be traced."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; so batches are tried out: the longest row alone, then twice as many tokens each time"
+
+
+def batches_for(
+    session: Session,
+    splits: Sequence[TokenRows],
+    *,
+    llm: LLM | None = None,
+    beside_bytes: int = 0,
+    say: Say,
+    on_smaller: Callable[[Smaller], None] | None = None,
+) -> Batches:
+    """As trainer.eval_batch_size says: so many rows together, or as planned, which is said.
+
+    splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
+    on_smaller: told where memory did not allow what was planned; None: it is said.
+    """
+
+    def tell(smaller: Smaller) -> None:
+        say(str(smaller))
+
+    given = session.config.trainer.eval_batch_size
+    if given is not None and given != "auto":
+        return RowsAtOnce(given, on_smaller=on_smaller or tell)
+    if llm is not None and llm.device.type == "cpu":
+        _read_weights(llm, next(rows for rows in splits if len(rows)), session.encoder.pad_id)
+    lengths = np.concatenate([rows.lengths for rows in splits])
+    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes)
+    say(f"evaluation: {plan}")
+    return batches_of(plan, session.device, on_smaller=on_smaller or tell)
+
+
+def plan_forward(
+    session: Session, lengths: ArrayLike, *, llm: LLM | None = None, beside_bytes: int = 0
+) -> ForwardPlan | Unplanned:
+    """The plan for passes without gradients over rows of these lengths, in tokens, on the device at hand.
+
+    lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: what else of
+    tensors will be there, and is not yet: an optimizer's state.
+    """
+    device = device_at_hand(session.device)
+    held_bytes = 0 if llm is None else _held_bytes(llm)
+    budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes)
+    if session.config.memory.budget != "auto":
+        enforce(budget, device)
+    job = _Job(
+        session=session,
+        device=device,
+        budget=budget,
+        lengths=np.asarray(lengths, dtype=np.int64),
+        beside_bytes=beside_bytes,
+        speed=device_speed(device, num_cores=torch.get_num_threads()),
+    )
+    try:
+        shapes = _shapes(job)
+        return job.in_closed_form(held_bytes, shapes) or _traced(job, shapes)
+    except UNTRACEABLE as error:
+        if is_a_mistake_of_brims(error):
+            raise
+        return Unplanned(reason=untraceable(error, session.folder).what)
+
+
+def batches_of(
+    plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
+) -> Batches:
+    """What runs rows as planned. One object for all evaluations of a run."""
+    if isinstance(plan, Unplanned):
+        return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
+    is_ample = 2 * plan.total_bytes <= plan.budget.limit_bytes
+    if device.type == "cpu" and not is_ample and not returns_at_once(os.environ):
+        map_large_blocks()
+    return RowsByCost(plan.cutter(), on_smaller=on_smaller)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    session: Session
+    device: Device
+    budget: Budget
+    lengths: NDArray[np.int64]
+    beside_bytes: int
+    speed: DeviceSpeed
+
+    def in_closed_form(self, held_bytes: int, shapes: ForwardShapes) -> ForwardPlan | None:
+        """None where tracing is worth its time, or has been done."""
+        config, base = self.session.config, self.session.folder.config
+        weights_bytes = held_bytes or weight_bytes(config, base)
+        if shapes.known.peaks_bytes or weights_bytes is None:
+            return None
+        static_bytes = weights_bytes + self.beside_bytes
+        costs = closed_costs(config, base, self.lengths, static_bytes=static_bytes, speed=self.speed)
+        if costs is None:
+            return None
+        plan = forward_plan(
+            self.lengths,
+            costs=costs,
+            source="closed form",
+            budget=self.budget,
+            room_bytes=self.budget.reserved_bytes,
+            useful_tokens=MOST_TOKENS,
+            overhead_bytes=lambda shapes: 0,
+            reason=f"by the closed form's bound: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+        )
+        return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
+
+
+def _shapes(job: _Job) -> ForwardShapes:
+    session, device = job.session, job.device
+    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+    architecture = read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code)
+    return ForwardShapes(
+        ConfigWorkload(session.config, session.folder, architecture, target=target),
+        device,
+        settings=AllocatorSettings.from_environment(os.environ),
+        cache_folder=cache_folder(),
+    )
+
+
+def _traced(job: _Job, shapes: ForwardShapes) -> ForwardPlan:
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+        model = forward_model(
+            shapes,
+            job.lengths,
+            cap_bytes=job.budget.reserved_bytes - job.beside_bytes,
+            context_length=job.session.folder.context_length,
+            speed=job.speed,
+        )
+        plan = _cut(job, model, shapes)
+        if plan.widest_bytes > _NEARLY_ALL * plan.room_bytes:
+            model = verified(model, shapes, rows=plan.widest[0], tokens=plan.widest[1])
+            plan = _cut(job, model, shapes)
+    return plan
+
+
+def _cut(job: _Job, model: ForwardModel, shapes: ForwardShapes) -> ForwardPlan:
+    costs: Costs = beside(model.costs, job.beside_bytes)
+    plan = forward_plan(
+        job.lengths,
+        costs=costs,
+        source="traced",
+        budget=job.budget,
+        room_bytes=job.budget.reserved_bytes,
+        useful_tokens=model.useful_tokens,
+        overhead_bytes=shapes.overhead_bytes,
+        reason=f"more than {model.useful_tokens:,} tokens of a batch bring less than 1%",
+    )
+    shapes.save()
+    return plan
+
+
+def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
+    """Weights are mapped from their files, and are in this process's memory once they have been read."""
+    shortest = rows.take([int(np.argmin(rows.lengths))])
+    score_rows(
+        llm.model, shortest, pad_id=pad_id, batch_rows=1, device=llm.device, precision=llm.precision, head=llm.head
+    )
+
+
+def _held_bytes(llm: LLM) -> int:
+    """Of weights and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*llm.model.parameters(), *llm.model.buffers()))
