@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import pytest
 
 from brim import Model
-from brim.errors import ConfigError
+from brim.errors import ConfigError, OutputError
 
 MATCH = {
     "small": {"type": "contains", "value": "small"},
@@ -74,3 +77,41 @@ def test_a_length_that_cuts_labels_is_refused(category):
 
 def test_without_the_constraint_texts_are_as_long_as_ever(category):
     assert category(constrained=False, generation={"max_new_tokens": 64})._open().config.generation.max_new_tokens == 64
+
+
+def test_predictions_have_a_column_of_labels(category, tmp_path):
+    said = []
+    output = tmp_path / "sizes.jsonl"
+    match = {"nine": {"type": "regex", "value": "9"}, "two": {"type": "contains", "value": "2"}}
+    model = category(
+        constrained=False, match=match, generation={"max_new_tokens": 24, "temperature": 1.0, "top_k": None}
+    )
+    result = model.predict({"question": QUESTIONS}, output=output, say=said.append)
+    frame = result.predictions
+    assert list(frame.columns)[:4] == ["row", "question", "size_response", "size_predictions"]
+    expected = ["nine" if "9" in text else "two" if "2" in text else "none" for text in frame["size_response"]]
+    assert frame["size_predictions"].tolist() == expected
+    assert set(expected) == {"nine", "two", "none"}  # or the test would show little
+    num_fallback = expected.count("none")
+    assert result.summary["category"] == {
+        "labels": dict(Counter(expected).most_common()),
+        "num_fallback": num_fallback,
+        "num_looked_at_in_part": 0,
+    }
+    assert f"{num_fallback} of 12 responses name no label and got the fallback label" in said
+
+
+def test_other_rules_need_no_other_responses(category, tmp_path):
+    output = tmp_path / "sizes.jsonl"
+    settings = {"constrained": False, "generation": {"max_new_tokens": 8}}
+    before = category(**settings).predict({"question": QUESTIONS}, output=output)
+    match = {"a": {"type": "contains", "value": "a"}, "other": {"type": "regex", "value": "."}}
+    after = category(match=match, **settings).predict({"question": QUESTIONS}, output=output, resume=True)
+    assert after.seconds == 0
+    assert after.predictions["size_response"].tolist() == before.predictions["size_response"].tolist()
+    assert after.predictions["size_predictions"].isin(["a", "other"]).all()
+    assert json.loads(output.read_text().splitlines()[0])["size_predictions"] in ("a", "other")
+    with pytest.raises(OutputError, match="constrain_to_vocabulary"):
+        category(generation={"max_new_tokens": 8}, match={"a": match["a"], "b": match["a"] | {"value": "b"}}).predict(
+            {"question": QUESTIONS}, output=output, resume=True
+        )
