@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import random
 import shutil
+import signal
 from pathlib import Path
 
 import pandas as pd
@@ -343,3 +346,55 @@ def test_on_error_skip_leaves_out_what_cannot_be_used(zero_shot, sums, tmp_path)
     assert result.summary["cut_or_left_out"] == expected
     assert result.predictions["row"].tolist() == [*range(20), *range(25, 45)]
     assert result.ledger == tmp_path / "p.csv.ledger.parquet"
+
+
+def killed_at(event, monkeypatch):
+    """Run what follows until the n-th write, sync or rename of this process; that one is broken off by SIGKILL."""
+    left = event
+
+    def last():
+        nonlocal left
+        left -= 1
+        return left == 0
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    write, fsync, replace = os.write, os.fsync, Path.replace
+
+    def write_half(file, data):
+        if last():
+            write(file, bytes(data)[: len(data) // 2])
+            die()
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", write_half)
+    monkeypatch.setattr(os, "fsync", lambda file: die() if last() else fsync(file))
+    monkeypatch.setattr(Path, "replace", lambda self, target: die() if last() else replace(self, target))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_sigkill_at_any_moment_costs_at_most_the_rows_in_flight(model, sums_file, tmp_path, monkeypatch):
+    whole, path = tmp_path / "whole.parquet", tmp_path / "p.parquet"
+    model.predict(sums_file, output=whole, scores=True)
+    chance, num_done, num_kills = random.Random(0), 0, 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            killed_at(chance.randrange(1, 14), monkeypatch)
+            try:
+                model.predict(sums_file, output=path, scores=True, resume=True)
+            finally:
+                os._exit(0)
+        chance.random()
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        num_kills += 1
+        if JobFolder(path).responses.exists():
+            with Journal(shutil.copy(JobFolder(path).responses, tmp_path / "copy")) as journal:
+                assert len(journal) == len(journal.keys()) >= num_done
+                num_done = len(journal)
+    assert num_kills >= 4
+    assert files(path) == files(whole)

@@ -51,7 +51,8 @@ class PredictResult:
     def predictions(self) -> pd.DataFrame:
         """row, the input's columns, <output>_response, finish_reason, num_prompt_tokens, num_response_tokens.
 
-        With scores log_probability, too, and of a category <output>_predictions, its label. Of a large output, read the file instead: a frame is in memory as a whole.
+        With scores log_probability, too, and of a category <output>_predictions, its label. Of a large output, read the
+        file instead: a frame is in memory as a whole.
         """
         return self.read_predictions()
 

@@ -1,0 +1,126 @@
+"""A journal holds what was written to it, whatever it was broken off in."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim.errors import OutputError, WriteError
+from brim.infer.held_records import HeldRecords
+from brim.infer.journal import Journal, Record
+
+RECORDS = [
+    Record(key=2**64 - 1, prompt=0, body=b""),
+    Record(key=7, prompt=2**64 - 1, body=b"abc"),
+    Record(key=0, prompt=5, body=b"\0" * 9),
+]
+
+
+def keys(*numbers):
+    return np.array(numbers, dtype=np.uint64)
+
+
+def held(journal):
+    """Key, prompt and body of each record that counts."""
+    every = journal.keys()
+    numbers = journal.find(every)
+    return {
+        int(key): (int(prompt), journal.body(int(number)))
+        for key, prompt, number in zip(every, journal.prompts(numbers), numbers, strict=True)
+    }
+
+
+def test_records_are_there_at_once_and_after_opening_again(tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        journal.append(RECORDS[:2])
+        journal.append(RECORDS[2:])
+        assert held(journal) == {record.key: (record.prompt, record.body) for record in RECORDS}
+    with Journal(tmp_path / "j") as journal:
+        assert (len(journal), journal.num_torn_bytes) == (3, 0)
+        assert held(journal) == {record.key: (record.prompt, record.body) for record in RECORDS}
+        assert journal.find(keys(8, 7, 0)).tolist() == [-1, 1, 2]
+
+
+def test_of_two_records_with_one_key_the_later_counts(tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        journal.append([Record(key=1, prompt=1, body=b"first"), Record(key=1, prompt=2, body=b"second")])
+        assert held(journal) == {1: (2, b"second")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), bodies=st.lists(st.binary(max_size=20), min_size=1, max_size=6))
+def test_what_is_whole_before_a_cut_is_kept_and_the_journal_goes_on(tmp_path_factory, data, bodies):
+    path = tmp_path_factory.mktemp("cut") / "j"
+    records = [Record(key=number, prompt=number, body=body) for number, body in enumerate(bodies)]
+    ends = []
+    for record in records:
+        with Journal(path) as journal:
+            journal.append([record])
+        ends.append(path.stat().st_size)
+    cut = data.draw(st.integers(0, ends[-1]))
+    os.truncate(path, cut)
+    whole = sum(end <= cut for end in ends)
+    with Journal(path) as journal:
+        assert held(journal) == {record.key: (record.prompt, record.body) for record in records[:whole]}
+        journal.append(records[whole:])
+    with Journal(path) as journal:
+        assert held(journal) == {record.key: (record.prompt, record.body) for record in records}
+    assert path.stat().st_size == ends[-1]
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_flipped_bit_ends_what_is_read(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("flip") / "j"
+    with Journal(path) as journal:
+        start = path.stat().st_size
+        journal.append(RECORDS)
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(start, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    with Journal(path) as journal:
+        assert len(journal) < 3
+        for record in RECORDS[: len(journal)]:
+            assert held(journal)[record.key] == (record.prompt, record.body)
+
+
+def test_a_write_that_fails_halfway_leaves_what_was_there(tmp_path, monkeypatch):
+    with Journal(tmp_path / "j") as journal:
+        journal.append(RECORDS[:1])
+        write = os.write
+
+        def full(file, data):
+            if len(data) < 20:
+                raise OSError(28, "No space left on device")
+            return write(file, data[:17])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", full)
+            with pytest.raises(WriteError, match=r"the journal could not be written: No space left.*\n.*--resume"):
+                journal.append(RECORDS[1:2])
+        assert held(journal) == {RECORDS[0].key: (0, b"")}
+        journal.append(RECORDS[2:])
+    with Journal(tmp_path / "j") as journal:
+        assert held(journal) == {record.key: (record.prompt, record.body) for record in (RECORDS[0], RECORDS[2])}
+
+
+def test_another_file_is_no_journal(tmp_path):
+    (tmp_path / "j").write_text("a file of somebody else's")
+    with pytest.raises(OutputError, match="this file is no journal of a prediction"):
+        Journal(tmp_path / "j")
+    assert (tmp_path / "j").read_text() == "a file of somebody else's"
+
+
+def test_held_records_do_as_a_journal_does(tmp_path):
+    records = HeldRecords()
+    with Journal(tmp_path / "j") as journal:
+        for each in (records, journal):
+            each.append(RECORDS)
+        asked = keys(0, 1, 2**64 - 1, 7)
+        numbers = journal.find(asked)
+        assert records.find(asked).tolist() == numbers.tolist() == [2, -1, 0, 1]
+        there = numbers[numbers >= 0]
+        assert records.prompts(there).tolist() == journal.prompts(there).tolist()
+        assert [records.body(int(number)) for number in there] == [journal.body(int(number)) for number in there]
