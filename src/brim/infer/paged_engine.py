@@ -1,0 +1,226 @@
+"""Responses from transformers' continuous batching: rows share a cache in pages, and enter and leave at every step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brim.batching.caches import free_caches
+from brim.batching.oom import is_out_of_memory
+from brim.batching.random_states import random_states, restore_random_states
+from brim.data import TokenRows
+from brim.errors import BrimError, InputError, Problem
+from brim.infer.chosen_by_row import plain
+from brim.infer.engine import Constraint, OnFinished
+from brim.infer.paged_support import base_of, why_not_paged
+from brim.infer.response import Finished, Response
+from brim.infer.room import Room
+from brim.infer.rows_at_once import Smaller, longest_first, too_large
+from brim.models.precision import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.generation import ContinuousBatchingConfig
+
+# Tokens of a page. flash-attn's kernels want multiples of 256; the others read tokens one by one, and small pages leave
+# less of a row's last one empty.
+_PAGE, _PAGE_OF_FLASH = 16, 256
+_LOOK_S = 1.0  # how often it is looked whether their thread is still there
+
+
+class PagedEngine:
+    """An Engine (see infer/engine.py). Greedy only, and for some architectures: see why_not_paged.
+
+    settings: what `generation_settings` gives. room: the rows that are in at once; their cache is made for so many of
+    the longest. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the
+    run. The longest prompts are submitted first; none may be empty.
+    """
+
+    name = "paged"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        settings: Mapping[str, Any],
+        room: Room,
+        seed: int,
+        device: torch.device,
+        precision: Precision,
+        constraint: Constraint | None = None,
+        on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+    ) -> None:
+        self._model, self._settings, self._room, self._seed = model, settings, room, seed
+        self._reason_against = why_not_paged(model, settings, precision=precision, constraint=constraint)
+        self._on_smaller = on_smaller
+
+    def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
+        """See Engine. Raises BrimError where transformers fails in another way than for lack of memory."""
+        if self._reason_against:
+            raise _refused(self._reason_against)
+        waiting = longest_first(prompts).tolist()
+        has_retried = False
+        while waiting:
+            shape = self._shape(prompts, waiting)
+            sitting = _Sitting(prompts, waiting, on_finished)
+            error = self._sit(sitting, shape)
+            waiting = sitting.left()
+            if error is None:
+                continue
+            if not is_out_of_memory(error):
+                raise _failed(error) from error
+            del error, sitting  # their traceback keeps tensors alive
+            free_caches()
+            if shape.rows > 1:
+                self._shrink(prompts, waiting, shape)
+            elif has_retried:
+                row = prompts[waiting[0]]
+                raise too_large(key=row.key, num_tokens=len(row.input_ids), doing="generation")
+            else:
+                has_retried = True
+
+    def _shape(self, prompts: TokenRows, waiting: Sequence[int]) -> _Shape:
+        longest = int(prompts.lengths[waiting[0]])
+        columns = longest + self._settings["max_new_tokens"]
+        rows = min(self._room.rows(columns), len(waiting))
+        # A step of all rows, and a prompt beside it; longer ones are read in parts.
+        return _Shape(rows=rows, columns=columns, batch_tokens=rows + min(longest, self._room.prefill_tokens))
+
+    def _shrink(self, prompts: TokenRows, waiting: Sequence[int], shape: _Shape) -> None:
+        self._room.shrink(rows=shape.rows, columns=shape.columns)
+        after = min(self._room.rows(shape.columns), shape.rows - 1)
+        in_it = list(waiting[: shape.rows])
+        longest = int(prompts.lengths[in_it].max())
+        keys = tuple(prompts.keys[in_it].tolist())
+        self._on_smaller(Smaller(doing="generation", keys=keys, longest=longest, after=after))
+
+    def _sit(self, sitting: _Sitting, shape: _Shape) -> BaseException | None:
+        """Respond until all have been, or until their thread fails; then what it ran into."""
+        from transformers import GenerationConfig
+
+        base = base_of(self._model)
+        with _as_it_was(base):
+            manager = base.init_continuous_batching(
+                generation_config=GenerationConfig(**plain(self._settings)),
+                continuous_batching_config=_config(base, shape, self._seed),
+            )
+            try:
+                manager.start()
+                failure = sitting.respond(manager, self._settings)
+            finally:
+                manager.stop(block=True, hard_stop=True)
+                manager.destroy()
+        if failure is None:
+            return None
+        recorded: BaseException | None = manager.background_thread_status.fatal_error
+        return recorded or RuntimeError(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Of the cache."""
+
+    rows: int
+    columns: int
+    batch_tokens: int  # of one pass
+
+
+class _Sitting:
+    """Requests that one manager works on."""
+
+    def __init__(self, prompts: TokenRows, waiting: Sequence[int], on_finished: OnFinished) -> None:
+        self._prompts, self._order, self._on_finished = prompts, waiting, on_finished
+        self._done: set[int] = set()
+
+    def left(self) -> list[int]:
+        """Positions without a response, in their order."""
+        return [position for position in self._order if position not in self._done]
+
+    def respond(self, manager: Any, settings: Mapping[str, Any]) -> str | None:
+        """Returns what failed; None where all have their response."""
+        ends = settings["eos_token_id"]
+        for position in self._order:
+            manager.add_request(
+                self._prompts[position].input_ids.tolist(),
+                request_id=str(position),
+                max_new_tokens=settings["max_new_tokens"],
+                eos_token_id=list(ends),
+            )
+        while len(self._done) < len(self._order):
+            result = manager.get_result(timeout=_LOOK_S)
+            if result is None:
+                if not manager.is_running():
+                    return "its thread ended"
+                continue
+            if result.error is not None:
+                return str(result.error)
+            position = int(result.request_id)
+            self._done.add(position)
+            self._on_finished([Finished(position=position, response=_response(result.generated_tokens, ends))])
+        return None
+
+
+def _config(model: PreTrainedModel, shape: _Shape, seed: int) -> ContinuousBatchingConfig:
+    from transformers.generation import ContinuousBatchingConfig
+
+    text = model.config.get_text_config(decoder=True)
+    page = _PAGE_OF_FLASH if "flash" in model.config._attn_implementation else _PAGE
+    # Layers of different kinds get their pages in portions of the least common multiple of their numbers of layers.
+    spare = text.num_hidden_layers if len(set(getattr(text, "layer_types", None) or ())) > 1 else 1
+    return ContinuousBatchingConfig(
+        page_size=page,
+        num_blocks=shape.rows * math.ceil(shape.columns / page) + spare,
+        max_batch_tokens=shape.batch_tokens,
+        max_requests_per_batch=shape.rows,
+        max_memory_percent=1.0,  # the room has left what else is needed
+        auto_switch_to_flash=False,  # would fetch kernels from the Hub
+        seed=seed,
+    )
+
+
+@contextmanager
+def _as_it_was(model: Any) -> Iterator[None]:
+    """The attention's name and the random states are put back; their log, which tells of errors twice, is silent."""
+    attention, states = model.config._attn_implementation, random_states()
+    log = logging.getLogger("ContinuousBatchingLogger")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        restore_random_states(states)
+        if model.config._attn_implementation != attention:
+            model.set_attn_implementation(attention)
+
+
+def _response(token_ids: Sequence[int], end_ids: Sequence[int]) -> Response:
+    if token_ids and token_ids[-1] in end_ids:
+        return Response(token_ids=list(token_ids[:-1]), finish_reason="stop", end_id=token_ids[-1])
+    return Response(token_ids=list(token_ids), finish_reason="length")
+
+
+def _refused(reason: str) -> InputError:
+    return InputError(
+        Problem(
+            what=f"transformers' continuous batching cannot be used: {reason}",
+            where="generation.engine: paged",
+            fix="set generation.engine: auto, or change what it names",
+        )
+    )
+
+
+def _failed(error: BaseException) -> BrimError:
+    return BrimError(
+        Problem(
+            what=f"transformers' continuous batching failed: {' '.join(str(error).split())}",
+            where="generation.engine: paged",
+            fix="set generation.engine: auto",
+        )
+    )
