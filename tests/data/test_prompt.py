@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -133,3 +134,22 @@ def test_a_row_that_does_not_fit_the_template_is_left_out_and_told(make_config):
             what="column n holds 'x', which the format {n:.2f} of prompt.template does not fit", expected="a number"
         )
     }
+
+
+def test_a_sample_is_written_as_json_without_its_quotes_as_in_ludwig(make_config):
+    texts = ["plain", 'say "hi"', "two\nlines", "größe", "back\\slash", "3.5", "it's {x}"]
+    asked = prompter(make_config(prompt__template="<{__sample__}>"), read({"q": texts}), with_answers=False)
+    (made,) = asked.texts(np.arange(len(texts)))
+    assert made.prompts == [f"<{json.dumps(text, indent=2).strip(chr(34))}>" for text in texts]
+    assert made.prompts[:4] == ["<plain>", '<say \\"hi\\>', "<two\\nlines>", "<gr\\u00f6\\u00dfe>"]
+    assert asked.notes() == [
+        "{__sample__} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in Ludwig, which "
+        "changes the input of 4 rows; in a template, {q} is the plain text"
+    ]
+
+
+def test_plain_samples_are_nothing_to_tell(make_config):
+    asked = prompter(make_config(prompt__task="T"), read({"q": ["x", "1"]}), with_answers=False)
+    (made,) = asked.texts(np.arange(2))
+    assert made.prompts[1] == "SAMPLE INPUT: 1\n\nUSER: Complete the following task: T\n\nASSISTANT:\n"
+    assert asked.notes() == []

@@ -24,6 +24,12 @@ def template_names_what_is_set(config: Config) -> Iterator[Finding]:
         used = names(parse_template(prompt.template))
     except ConfigError:
         return  # told by another rule
+    if prompt.num_examples and not set(used) - {TASK, CONTEXT}:
+        yield Finding(
+            paths=(TEMPLATE, RETRIEVAL),
+            what="prompt.retrieval is set, and prompt.template names no column: nothing tells one row from another",
+            expected="a column's name in braces, or {__sample__}",
+        )
     for placeholder, is_set, path, lacking in (
         (TASK, prompt.task is not None, TASK_KEY, "set prompt.task"),
         (CONTEXT, prompt.num_examples > 0, RETRIEVAL, "set prompt.retrieval, such as {type: random, k: 2}"),
@@ -35,7 +41,7 @@ def template_names_what_is_set(config: Config) -> Iterator[Finding]:
                 expected=f"{{{placeholder}}} in the template",
                 fix=f"put {{{placeholder}}} into the template, or remove {'.'.join(map(str, path))}",
             )
-        if placeholder in used and not is_set:
+        elif placeholder in used and not is_set:
             yield Finding(
                 paths=(TEMPLATE, path),
                 what=f"prompt.template has {{{placeholder}}}, and {'.'.join(map(str, path))} is not set",

@@ -93,7 +93,7 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
         examples=examples,
         num_examples=retrieval.num_examples,
         columns=tuple(columns),
-        elsewhere=None if training is source else training.name,
+        elsewhere=None if _looks_the_same(training, source) else training.name,
         standing_notes=notes,
     )
 
@@ -120,6 +120,11 @@ def _examples(retrieval: RetrievalConfig, pool: ExamplePool, *, seed: int) -> tu
     kept = embeddings_of(pool, encoder, index_name=retrieval.index_name)
     chosen = NearestExamples(embeddings=kept.embeddings, encoder=encoder, num_examples=retrieval.num_examples)
     return chosen, kept.notes
+
+
+def _looks_the_same(training: Source, source: Source) -> bool:
+    """Whether rows need not be told that they stand in the training data: it is theirs."""
+    return (training.name, training.table.num_rows) == (source.name, source.table.num_rows)
 
 
 def _training_data(config: Config, source: Source, split: str | None) -> Source:

@@ -28,36 +28,31 @@ _WEIGHTS = "model.safetensors"
 
 
 class FolderSentenceEncoder:
-    """A model of sentence-transformers on the GPU where there is one, which it leaves after each call."""
+    """A model of sentence-transformers, loaded when it is first needed, on the GPU where there is one.
+
+    It leaves the GPU after each call: the memory is the language model's, and its plan counts what is free.
+    """
 
     def __init__(self, folder: Path) -> None:
-        import torch
-        from sentence_transformers import SentenceTransformer
-
         self.identity = _identity(folder)
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            with no_library_bars():
-                self._model: Any = SentenceTransformer(
-                    str(folder),
-                    device="cpu",
-                    trust_remote_code=False,
-                    local_files_only=True,
-                    model_kwargs={"use_safetensors": True},
-                )
-        except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
-            what = f"the model that compares inputs cannot be loaded: {str(error).splitlines()[0][:200]}"
-            raise ModelError(_problem(what, folder)) from error
+        self._folder = folder
+        self._model: Any = None
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """One row of length 1 a text; texts of like length are padded together."""
+        """One row of length 1 a text; texts of like length are padded together.
+
+        Raises ModelError where the model cannot be loaded.
+        """
         import torch
 
-        self._model.to(self._device)
+        if self._model is None:
+            self._model = _loaded(self._folder)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model.to(device)
         vectors = self._model.encode(
-            list(texts), convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False, device=self._device
+            list(texts), convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False, device=device
         )
-        if self._device == "cuda":  # the memory is the language model's, and its plan counts what is free
+        if device == "cuda":
             self._model.to("cpu")
             torch.cuda.empty_cache()
         return np.asarray(vectors, dtype=np.float32)
@@ -87,6 +82,23 @@ def is_installed() -> bool:
     return importlib.util.find_spec(_PACKAGE) is not None
 
 
+def _loaded(folder: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        with no_library_bars():
+            return SentenceTransformer(
+                str(folder),
+                device="cpu",
+                trust_remote_code=False,
+                local_files_only=True,
+                model_kwargs={"use_safetensors": True},
+            )
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(_problem(f"the model that compares inputs cannot be loaded: {reason}", folder)) from error
+
+
 def local_folder(name: str) -> Path | None:
     """The folder of this name, absolute; None where there is none."""
     if not name:
@@ -103,7 +115,7 @@ def _folder(name: str) -> Path:
     if local is not None:
         return local
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise ConfigError(_problem(f"no such folder: {name[:200]}", KEY))
+        raise ConfigError(_problem(f"no such folder: {_cut(name)}", KEY))
     return _from_hub(name if "/" in name else f"{_ORGANISATION}/{name}")
 
 
@@ -114,9 +126,9 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except HFValidationError:
-        what = f"{name} is neither a folder nor a Hub id"
+        what = f"{_cut(name)} is neither a folder nor a Hub id"
     except (HfHubHTTPError, OSError) as error:
-        what = f"{name} is not on this machine, and the Hub did not give it ({type(error).__name__})"
+        what = f"{_cut(name)} is not on this machine, and the Hub did not give it ({type(error).__name__})"
     raise ConfigError(_problem(what, KEY))
 
 
@@ -158,6 +170,10 @@ def _identity(folder: Path) -> str:
             status = path.stat()
             facts.append(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}")
     return hashlib.blake2b("\n".join([str(folder), *facts]).encode(), digest_size=16).hexdigest()
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 200 else f"{name[:200]}…"
 
 
 def _problem(what: str, where: str | Path, *, fix: str = "") -> Problem:
