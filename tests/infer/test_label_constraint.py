@@ -31,8 +31,8 @@ def test_what_may_follow():
     assert constraint.allowed([]) == (7, 9, 33, 41, 46)
     assert constraint.allowed([7]) == (8, 30)
     assert constraint.allowed([7, 8]) == (END, 5, 20)  # the end, or on to the longer label
-    assert constraint.allowed([33]) == (END, 5)
-    assert constraint.allowed([8]) == (END, 5)
+    assert constraint.allowed([33]) == (END,)  # nothing to decide
+    assert constraint.allowed([8]) == (END,)
 
 
 def _written(constraint, so_far=()):
@@ -96,3 +96,18 @@ def test_beams_and_samples_are_labels_too(model, prompts, on_cpu, settings):
     responses = respond_to(_engine(StaticEngine, model, on_cpu, **settings), prompts)
     assert {tuple(response.token_ids) for response in responses} <= set(_all_forms())
     assert {response.finish_reason for response in responses} == {"stop"}
+
+
+def test_an_end_without_choice_takes_no_pass(model, prompts, on_cpu):
+    one_token = {"yes": ((7,),), "no": ((9,),)}
+    engine = SlotsEngine(
+        model,
+        settings={"max_new_tokens": 2, "pad_token_id": 1, "eos_token_id": [END]},
+        room=FixedRoom(4, prefill_tokens=sys.maxsize),
+        seed=0,
+        constraint=LabelConstraint(one_token, end_ids=(END,)),
+        **on_cpu,
+    )
+    responses = respond_to(engine, prompts)
+    assert {response.end_id for response in responses} == {END}
+    assert engine.statistics.num_steps == 0  # the prompts' passes are all

@@ -74,6 +74,11 @@ class NextToken:
             raise _not_finite()
         return chosen
 
+    def forced(self, row: Writing) -> int | None:
+        """The next token of a row, where there is no choice."""
+        allowed = () if self._constraint is None else self._constraint.allowed(row.generated)
+        return allowed[0] if len(allowed) == 1 else None
+
     def forget(self, row: Writing) -> None:
         """The row is done."""
         self._of_row.pop(row.position, None)

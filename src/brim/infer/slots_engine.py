@@ -256,6 +256,9 @@ class _Run:
         row.generated.append(token)
         if len(row.generated) == self._chooser.max_new_tokens:
             return Response(token_ids=row.generated, finish_reason="length")
+        forced = self._chooser.forced(row)
+        if forced in self._end_ids:  # which needs no pass to be known
+            return Response(token_ids=row.generated, finish_reason="stop", end_id=forced)
         return None
 
     def _leave(self, slot: int) -> None:
