@@ -27,6 +27,8 @@ OPTIONS = {
         "--on-overlong",
         "--json",
     },
+    "embed": {"--dataset", "--output", "--split", "--layer", "--pooling", "--normalize", "--json"},
+    "chat": set(),
     "export": {"--output", "--merge", "--dtype", "--max-divergence", "--dataset", "--format", "--json"},
     "upload": {"--private", "--revision", "--commit-message", "--json"},
     "schema": set(),

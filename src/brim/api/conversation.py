@@ -17,6 +17,7 @@ from brim.data import Source, TokenRows, prompts_of
 from brim.data.chat_template import read_template
 from brim.data.read_frame import read_columns
 from brim.errors import DataError, InputError, ModelError, Problem
+from brim.infer.response import FinishReason
 from brim.models.llm import LLM
 
 _MESSAGES = "messages"
@@ -95,7 +96,7 @@ class Conversation:
 
     def _answered(self, question: Turn, pieces: Pieces) -> Pieces:
         said: list[str] = []
-        finish_reason = None
+        finish_reason: FinishReason | None = None
         try:
             while True:
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from brim.cli import check, evaluate, export, memory, plan, predict, schema, train, upload
+from brim.cli import chat, check, embed, evaluate, export, memory, plan, predict, schema, train, upload
 
 app = typer.Typer(
     name="brim",
@@ -20,6 +20,8 @@ app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("embed")(embed.embed)
+app.command("chat")(chat.chat)
 app.command("export")(export.export)
 app.command("upload")(upload.upload)
 app.command("schema")(schema.schema)

@@ -27,9 +27,14 @@ def learning_limits(config: Config, context_length: int | None) -> Limits:
     )
 
 
-def prompt_limits(config: Config) -> Limits:
-    """Limits for prompts alone."""
-    return Limits(prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT))
+def prompt_limits(config: Config, context_length: int | None = None) -> Limits:
+    """Limits for prompts alone. context_length: where nothing is to follow them."""
+    preprocessing = config.preprocessing.model_copy(update={"global_max_sequence_length": None})  # of whole rows
+    return Limits(
+        prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT),
+        joined=_joined_limit(preprocessing, context_length),
+        context_length=context_length,
+    )
 
 
 def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Limits, source: Source) -> None:

@@ -98,15 +98,17 @@ def prompts_of(
     *,
     only: str = FULL,
     watch: Watch | None = None,
+    context_length: int | None = None,
 ) -> Tokenized:
     """The prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
 
     Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
-    Raises DataError: missing columns or cells, an unusable split column.
+    context_length: where nothing is to follow the prompts: longer ones are treated as preprocessing.on_overlong says.
+    Raises DataError: missing columns or cells, an unusable split column, prompts beyond the context.
     """
     asked = prompter(config, source, with_answers=False, encoder=encoder, split=only)
     source, keys, notes = _rows_of(only, asked.source, config)
-    limits = prompt_limits(config)
+    limits = prompt_limits(config, context_length)
     done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
     return replace(done, notes=(*notes, *done.notes))
 

@@ -20,7 +20,7 @@ from brim.data import TokenRows
 from brim.data.collate import collate
 from brim.errors import InputError, Problem
 from brim.infer.named_layers import LAST, architecture_of
-from brim.infer.rows_at_once import RowsAtOnce, longest_first, rows_at_once
+from brim.infer.rows_at_once import Batches, batches, longest_first
 from brim.infer.vectors import VectorStore
 from brim.models.precision import Precision
 
@@ -45,7 +45,7 @@ def collect_activations(
     pooling: Pooling,
     normalize: bool,
     pad_id: int,
-    batch_rows: int | RowsAtOnce,
+    batch_rows: int | Batches,
     device: torch.device,
     precision: Precision,
     on_batch: Callable[[int], None] = lambda rows: None,
@@ -74,7 +74,7 @@ def collect_activations(
     was_training = model.training
     model.eval()
     try:
-        rows_at_once(batch_rows).run(rows, longest_first(rows), pass_over, doing="evaluation")
+        batches(batch_rows).run(rows, longest_first(rows), pass_over, doing="evaluation")
     finally:
         model.train(was_training)
 

@@ -1,0 +1,110 @@
+"""`brim chat`: a person talks with a model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from brim.cli.options import ConfigOrRun, Overrides
+from brim.cli.say import say
+from brim.errors import BrimError, InputError, Problem
+
+if TYPE_CHECKING:
+    from brim.api.conversation import Conversation
+
+_PROMPT = "> "
+_COMMANDS = "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, /quit"
+
+
+def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
+    """Answer what is typed, line by line; with `chat` in the configuration as a conversation.
+
+    Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
+    """
+    from brim.cli.opening import open_model
+
+    conversation = open_model(config_or_run, overrides or []).chat(say=say)
+    is_person = sys.stdin.isatty()
+    if is_person:
+        kind = "a conversation" if conversation.remembers else "each prompt stands alone"
+        say(f"{kind}; {_COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves")
+    for line in _typed() if is_person else _piped():
+        try:
+            if not _obey(line, conversation):
+                return
+        except BrimError as error:
+            if not is_person:
+                raise
+            from brim.cli.message import message
+
+            say(message(error))
+
+
+def _obey(line: str, conversation: Conversation) -> bool:
+    """Do what a line asks for; False for the end."""
+    if not line.startswith("/"):
+        if line.strip():
+            _answer(line, conversation)
+        return True
+    command, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if command == "/quit":
+        return False
+    if command == "/reset":
+        conversation.reset()
+    elif command == "/system":
+        conversation.set_system(rest or None)
+    elif command == "/set" and " " in rest:
+        key, _, value = rest.partition(" ")
+        conversation.set(key, value)
+    elif command == "/help":
+        say(_COMMANDS)
+    else:
+        raise InputError(
+            Problem(what=f"no such command: {line}", expected=_COMMANDS, fix="begin a text with a blank, not with /")
+        )
+    return True
+
+
+def _answer(text: str, conversation: Conversation) -> None:
+    """Show an answer as it is made; Ctrl-C stops it, and what has been said stays."""
+    with closing(conversation.ask(text)) as pieces:
+        try:
+            for piece in pieces:
+                print(_shown(piece), end="", flush=True)
+        except KeyboardInterrupt:
+            print()
+            say("stopped")
+            return
+    print(flush=True)
+
+
+def _typed() -> Iterator[str]:
+    """Lines of a person, who can edit them and go back to earlier ones where Python has readline."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 (changes what `input` does)
+    while True:
+        try:
+            line = input(_PROMPT)
+        except EOFError:
+            print()
+            return
+        yield line
+
+
+def _piped() -> Iterator[str]:
+    for line in sys.stdin:
+        yield line.removesuffix("\n")
+
+
+def _shown(piece: str) -> str:
+    """On a terminal, without the characters that would steer it."""
+    if piece.isprintable() or not sys.stdout.isatty():
+        return piece
+    return "".join(
+        each.encode("unicode_escape").decode() if unicodedata.category(each) == "Cc" and each not in "\n\t" else each
+        for each in piece
+    )

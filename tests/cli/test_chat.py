@@ -1,0 +1,131 @@
+"""`brim chat`: through a pipe, and as a person types."""
+
+import io
+import sys
+
+import pytest
+
+from brim import Model
+from brim.api.conversation import Conversation
+from brim.cli import chat
+
+QUESTIONS = ["add 1 and 2 =", "add 3 and 4 ="]
+
+
+@pytest.fixture
+def piped(brim, monkeypatch, finished_run):
+    """piped("a line", …): what `brim chat` does with these lines."""
+
+    def run(*lines, overrides=()):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return brim("chat", finished_run, *overrides)
+
+    return run
+
+
+class Keyboard(io.StringIO):
+    """A person's: each line is typed, or a key is hit."""
+
+    def __init__(self, *typed):
+        super().__init__()
+        self.typed = list(typed)
+
+    def isatty(self):
+        return True
+
+    def read_line(self, prompt=""):
+        assert prompt == "> "
+        if not self.typed:
+            raise EOFError
+        line = self.typed.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
+@pytest.fixture
+def typed(brim, monkeypatch, finished_run):
+    """The same at a terminal."""
+
+    def run(*lines, overrides=()):
+        keyboard = Keyboard(*lines)
+        monkeypatch.setattr(sys, "stdin", keyboard)
+        monkeypatch.setattr("builtins.input", keyboard.read_line)
+        return brim("chat", finished_run, *overrides)
+
+    return run
+
+
+def test_each_line_of_a_pipe_is_answered(piped, finished_run):
+    model = Model.load(finished_run)
+    expected = [model.generate(question, max_new_tokens=4) for question in QUESTIONS]
+    done = piped(*QUESTIONS, overrides=["generation.max_new_tokens=4"])
+    assert (done.code, done.out) == (0, "".join(f"{answer}\n" for answer in expected))
+    assert done.err == "the answer was cut at generation.max_new_tokens (4)\n" * 2
+
+
+def test_commands(piped, finished_run):
+    model = Model.load(finished_run)
+    lines = ["/help", "", "/set max_new_tokens 2", QUESTIONS[0], "/reset", " /quit is not a command here", "/quit", "x"]
+    done = piped(*lines)
+    texts = [QUESTIONS[0], " /quit is not a command here"]
+    assert done.out == "".join(f"{model.generate(text, max_new_tokens=2)}\n" for text in texts)
+    assert done.code == 0
+    assert done.err.splitlines()[0] == "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, /quit"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set temperatur 1", "generation.temperatur"),
+        ("/set num_beams 2", "generation.num_beams"),
+        ("/set max_new_tokens", "no such command: /set max_new_tokens\n  expected: /reset"),
+        ("/sytem be brief", "no such command: /sytem"),
+        ("/system be brief", "without a chat template there is no system's turn"),
+        ("x" * 500, "1 prompt is too long"),
+    ],
+)
+def test_what_is_wrong_ends_a_pipe_and_is_only_told_to_a_person(piped, typed, line, words):
+    done = piped(line, QUESTIONS[0])
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+
+    done = typed(line, QUESTIONS[0])
+    assert done.code == 0
+    assert words in done.err
+    assert len(done.out) > 1
+
+
+def test_a_person_is_told_how_to_talk(typed):
+    done = typed()
+    assert (done.code, done.out) == (0, "\n")
+    assert "each prompt stands alone; /reset, /system TEXT" in done.err
+
+
+def test_ctrl_c_stops_an_answer_and_at_the_prompt_leaves(typed, monkeypatch):
+    def interrupted(self, text):
+        yield "the first half"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "ask", interrupted)
+    done = typed("one", "two", KeyboardInterrupt(), "three")
+    assert (done.code, done.out) == (130, "the first half\nthe first half\n")
+    assert done.err.endswith("stopped\nstopped\nbrim: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\x1b[2Jgone\r\x07", "\\x1b[2Jgone\\r\\x07"),
+        ("你好\N{IDEOGRAPHIC SPACE}👩\N{ZERO WIDTH JOINER}👧", "你好\N{IDEOGRAPHIC SPACE}👩\N{ZERO WIDTH JOINER}👧"),
+    ],
+)
+def test_a_terminal_is_not_steered_by_an_answer(monkeypatch, piece, shown):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert chat._shown(piece) == piece
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert chat._shown(piece) == shown
