@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from brim.api.inference import engine_for
+from brim.api.inference import engine_by_hand
 from brim.api.prompts import continuable
 from brim.api.results import EvaluateResult
 from brim.api.session import Say, Session, say_nothing
@@ -138,7 +138,7 @@ def respond(
     on_batch: told how many prompts have got their response, each time that some have.
     """
     encoder = session.encoder
-    responses = respond_to(engine_for(llm, session, batch_rows=batch_rows), prompts, on_batch=on_batch)
+    responses = respond_to(engine_by_hand(llm, session, batch_rows=batch_rows), prompts, on_batch=on_batch)
     frame: pd.DataFrame = pd.DataFrame(
         {
             "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from brim.api.evaluation import said
-from brim.api.inference import engine_for
+from brim.api.inference import engine_by_hand
 from brim.api.session import Say, Session
 from brim.data import TokenRows
 from brim.infer.done_rows import DoneRows
@@ -22,7 +22,7 @@ class Generation:
     """An engine about to respond. `about`: what to know of it, beforehand and, with more in it, afterwards."""
 
     def __init__(self, llm: LLM, session: Session, *, batch_rows: int, say: Say) -> None:
-        self._engine = engine_for(llm, session, batch_rows=said(batch_rows, say))
+        self._engine = engine_by_hand(llm, session, batch_rows=said(batch_rows, say))
         self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": batch_rows}
 
     def run(self, prompts: TokenRows, done: DoneRows, *, on_batch: Callable[[int], None]) -> float:

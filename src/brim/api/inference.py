@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from brim.api.session import Session
 from brim.data.chat_end import end_ids_of_turns
 from brim.data.chat_prompt import chat_template
 from brim.data.label_tokens import label_tokens
+from brim.errors import ConfigError, Problem
 from brim.infer.engine import Constraint, Engine
 from brim.infer.generation_settings import generation_settings
 from brim.infer.label_constraint import LabelConstraint
-from brim.infer.room import FixedRoom
-from brim.infer.rows_at_once import RowsAtOnce, rows_at_once
+from brim.infer.passes import base_model
+from brim.infer.room import FixedRoom, Room
+from brim.infer.rows_at_once import RowsAtOnce, Smaller, rows_at_once
+from brim.infer.slots_engine import SlotsEngine
+from brim.infer.slots_support import why_not_slots
 from brim.infer.static_engine import StaticEngine, end_ids
 from brim.models.llm import LLM
 
+_PASS_TOKENS = 512  # of prompts that are read together, where no plan says
 
-def engine_for(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
-    """What responds to the session's prompts."""
-    at_once, settings = rows_at_once(batch_rows), settings_of(llm, session)
-    return StaticEngine(
-        llm.model,
-        settings=settings,
-        room=FixedRoom(at_once.num_rows, prefill_tokens=sys.maxsize),
-        on_smaller=at_once.on_smaller,
-        seed=session.config.random_seed,
-        device=llm.device,
-        precision=llm.precision,
-        constraint=constraint_of(session, settings),
+
+def engine_by_hand(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
+    """What responds to the session's prompts, so many at a time."""
+    at_once = rows_at_once(batch_rows)
+    room = FixedRoom(at_once.num_rows, prefill_tokens=_PASS_TOKENS)
+    return engine_for(llm, session, room=room, on_smaller=at_once.on_smaller)
+
+
+def engine_for(
+    llm: LLM,
+    session: Session,
+    *,
+    room: Room,
+    on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+    kind: str | None = None,
+) -> Engine:
+    """What responds to the session's prompts.
+
+    on_smaller: told each time that fewer rows go on together. kind: where it was chosen already; default: as
+    `generation.engine` says. Raises ConfigError for an engine that cannot do what the configuration asks.
+    """
+    settings = settings_of(llm, session)
+    how: dict[str, Any] = {
+        "settings": settings,
+        "room": room,
+        "seed": session.config.random_seed,
+        "device": llm.device,
+        "precision": llm.precision,
+        "constraint": constraint_of(session, settings),
+        "on_smaller": on_smaller,
+    }
+    asked = kind or session.config.generation.engine
+    base = base_model(llm.model)
+    against = why_not_slots(type(base), base.config, settings)
+    if asked == "slots" and against:
+        raise ConfigError(_cannot(asked, against))
+    if asked == "static" or against:
+        return StaticEngine(llm.model, **how)
+    return SlotsEngine(llm.model, **how)
+
+
+def _cannot(engine: str, why: str) -> Problem:
+    return Problem(
+        what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
     )
 
 

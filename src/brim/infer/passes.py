@@ -110,14 +110,14 @@ class Passes:
 
 def num_cache_layers(model: PreTrainedModel) -> int:
     """Layers that may keep keys and values."""
-    return int(_base(model).config.get_text_config(decoder=True).num_hidden_layers)
+    return int(base_model(model).config.get_text_config(decoder=True).num_hidden_layers)
 
 
-def _base(model: Any) -> Any:
+def base_model(model: Any) -> Any:
     """The architecture itself, also inside PEFT's wrapper."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if get_base_model else model
 
 
 def _accepted(model: PreTrainedModel) -> frozenset[str]:
-    return frozenset(inspect.signature(_base(model).forward).parameters)
+    return frozenset(inspect.signature(base_model(model).forward).parameters)
