@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -14,6 +15,8 @@ from brim.cli.say import say
 
 if TYPE_CHECKING:
     from brim.api.results import PredictResult
+
+_SHOWN = 10  # labels
 
 
 def predict(
@@ -98,6 +101,14 @@ def _lines(result: PredictResult) -> list[str]:
         f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens",
         f"predictions: {result.output}",
     ]
+    if "category" in summary:
+        lines.append(f"labels: {_counted(summary['category']['labels'])}")
     if result.ledger is not None:
         lines.append(f"cut or left out: {result.ledger}")
     return lines
+
+
+def _counted(labels: Mapping[str, int]) -> str:
+    """The most frequent labels with their numbers."""
+    told = [f"{label} {count:,}" for label, count in list(labels.items())[:_SHOWN]]
+    return ", ".join(told) + (f" and {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")

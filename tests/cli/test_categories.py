@@ -1,0 +1,77 @@
+"""Categories on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+CONFIG = """\
+model_type: llm
+base_model: {base}
+prompt:
+  task: Say whether the sum is odd or even.
+input_features:
+  - {{name: question, type: text}}
+output_features:
+  - name: kind
+    type: category
+    preprocessing:
+      fallback_label: even
+    decoder:
+      type: category_extractor
+      match:
+        odd: {{type: contains, value: odd}}
+        even: {{type: regex, value: \\beven\\b}}
+generation:
+  do_sample: false
+trainer:
+  type: none
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, tiny_base):
+    """config.yaml, and rows.jsonl with labels."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(CONFIG.format(base=tiny_base))
+    rows = [{"question": f"{a} + {b}", "kind": ("even", "odd")[(a + b) % 2]} for a in range(3) for b in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+CONSTRAINED = "output_features.0.decoder.constrain_to_vocabulary=true"
+
+
+def test_predictions_are_labels(brim, project):
+    done = brim("predict", "config.yaml", CONSTRAINED, "--dataset", "rows.jsonl", "--output", "labels.jsonl")
+    assert done.code == 0
+    rows = [json.loads(line) for line in (project / "labels.jsonl").read_text().splitlines()]
+    assert [list(row)[:5] for row in rows] == [
+        ["row", "question", "kind", "kind_response", "kind_predictions"],
+    ] * 12
+    assert [row["kind_response"].strip() for row in rows] == [row["kind_predictions"] for row in rows]
+    assert {row["finish_reason"] for row in rows} == {"stop"}
+    labels = [row["kind_predictions"] for row in rows]
+    counted = sorted(((labels.count(label), label) for label in set(labels)), reverse=True)
+    assert f"labels: {', '.join(f'{label} {count}' for count, label in counted)}" in done.out
+
+
+def test_an_unknown_label_is_told_by_check(brim, project):
+    with (project / "rows.jsonl").open("a") as file:
+        file.write('{"question": "1 + 1", "kind": "evne"}\n')
+    done = brim("check", "config.yaml", "--dataset", "rows.jsonl")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "brim: rows.jsonl:13: column `kind` holds the label 'evne', which is unknown\n"
+        "  expected: odd, even\n"
+        "  fix: correct the data, or give the label a rule in output_features.0.decoder.match; or set "
+        "preprocessing.on_bad_row: drop to go on without such rows\n"
+    )
+
+
+def test_a_column_of_the_labels_name_is_refused(brim, project):
+    (project / "rows.jsonl").write_text('{"question": "1 + 1", "kind_predictions": "odd"}\n')
+    done = brim("predict", "config.yaml", "--dataset", "rows.jsonl", "--output", "labels.jsonl")
+    assert done.code == 2
+    assert "the data has a column `kind_predictions`, a name that predictions use themselves" in done.err
