@@ -87,6 +87,19 @@ def test_sampled_out_rows_are_no_examples(make_config):
     assert len(pool) == 20
 
 
+def test_answers_that_are_no_label_of_the_category_are_no_examples(make_config):
+    columns = {"q": ["x", "y", "z"], "a": ["good", "goood", " bad"], "split": [0, 0, 0]}
+    match = {label: {"type": "contains", "value": label} for label in ("good", "bad")}
+    changes = {
+        "output__type": "category",
+        "output__preprocessing": {"fallback_label": "bad"},
+        "output__decoder": {"type": "category_extractor", "match": match},
+    }
+    pool = pool_of(make_config, columns, preprocessing__split="fixed", **changes)
+    assert examples(pool) == ["[{'q': 'x', 'a': 'good'}]", "[{'q': 'z', 'a': ' bad'}]"]
+    assert pool.num_unknown == 1
+
+
 def test_many_rows_lie_in_several_batches_and_on_disk(make_config, monkeypatch):
     monkeypatch.setattr("brim.data.spill.SPILL_BYTES", 10_000)
     num_rows = 2 * BATCH_ROWS + 7

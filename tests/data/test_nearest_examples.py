@@ -54,6 +54,6 @@ def test_an_input_of_the_pool_is_not_embedded_again():
     pool = ["aab", "abb", "xyz", "aaa"]
     examples = NearestExamples(embeddings=encoder.encode(pool), encoder=encoder, num_examples=2)
     encoder.asked.clear()
-    chosen = examples.choose(np.array([5, 6]), ["aab", "xya"], np.array([0, NONE]))
+    chosen = examples.choose(["aab", "xya"], np.array([0, NONE]))
     assert chosen.tolist() == [[3, 1], [2, 0]]
     assert encoder.asked == ["xya"]

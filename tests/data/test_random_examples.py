@@ -16,19 +16,19 @@ def test_examples_are_different_and_never_the_rows_own(num_pooled, data, seed, k
     num_others = num_pooled - (own != NONE)
     num_examples = data.draw(st.integers(0, num_others))
     examples = RandomExamples(num_pooled=num_pooled, num_examples=num_examples, seed=seed)
-    (chosen,) = examples.choose(np.array([key]), ["x"], np.array([own])).tolist()
+    (chosen,) = examples.choose([str(key)], np.array([own])).tolist()
     assert len(set(chosen)) == num_examples
     assert own not in chosen
     assert set(chosen) <= set(range(num_pooled))
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(1, 11), max_size=3))
-def test_a_rows_examples_depend_on_its_key_alone(order, cuts):
+def test_a_rows_examples_depend_on_its_input_alone(order, cuts):
     examples = RandomExamples(num_pooled=50, num_examples=3, seed=7)
     own = np.arange(12) % 5 - 1
 
     def of(rows):
-        return examples.choose(np.array(rows), ["x"] * len(rows), own[rows]).tolist()
+        return examples.choose([f"row {row}" for row in rows], own[rows]).tolist()
 
     together = dict(zip(range(12), of(list(range(12))), strict=True))
     for part in np.split(np.array(order), sorted(cuts)):

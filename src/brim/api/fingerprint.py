@@ -27,6 +27,7 @@ _NO_RESULT = (
     "memory.",
     "trainer.",
     "generation.engine",
+    "prompt.retrieval.",
     "preprocessing.on_bad_row",
     "preprocessing.on_overlong",
     "input_features.0.preprocessing.missing_value_strategy",

@@ -35,12 +35,14 @@ class ExamplePool:
     """Examples by position, 0 to len - 1, in the order of their rows; no two have the same input.
 
     table: columns `input` (the text that inputs are compared by) and `example` (the row as text).
+    num_unknown: training rows that are no examples, since their answer is no label of the category.
     """
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, *, num_unknown: int = 0) -> None:
+        self.num_unknown = num_unknown
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
-        digests = np.concatenate([np.zeros(0, np.uint64), *map(_digests, self.inputs())])
+        digests = np.concatenate([np.zeros(0, np.uint64), *map(digests_of, self.inputs())])
         self._order = np.argsort(digests, kind="stable")
         self._digests = digests[self._order]
 
@@ -54,7 +56,7 @@ class ExamplePool:
 
     def positions_of(self, inputs: Sequence[str]) -> Positions:
         """Where the example with this very input stands; NONE where there is none."""
-        digests = _digests(inputs)
+        digests = digests_of(inputs)
         at = np.minimum(np.searchsorted(self._digests, digests), max(len(self) - 1, 0))
         if not len(self):
             return np.full(len(inputs), NONE, dtype=np.int64)
@@ -77,8 +79,11 @@ def example_pool(config: Config, source: Source) -> ExamplePool:
     """
     fields = _fields(config)
     keys, source = _training_rows(config, source, fields)
-    first = _first_of_each(np.concatenate([np.zeros(0, np.uint64), *_digests_of(fields, source, keys)]))
-    pool = ExamplePool(gather(_batches(fields, source, keys[first]), schema=_SCHEMA))
+    num_rows = len(keys)
+    keys = _with_known_label(config.output_features[0].labels, fields.answer, source, keys)
+    first = _first_of_each(np.concatenate([np.zeros(0, np.uint64), *_input_digests(fields, source, keys)]))
+    table = gather(_batches(fields, source, keys[first]), schema=_SCHEMA)
+    pool = ExamplePool(table, num_unknown=num_rows - len(keys))
     num_examples = config.prompt.num_examples
     if len(pool) < num_examples:
         raise DataError(
@@ -90,6 +95,12 @@ def example_pool(config: Config, source: Source) -> ExamplePool:
             )
         )
     return pool
+
+
+def digests_of(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """64 bits of each text: among a million, two different ones have the same with a probability of 3e-8."""
+    whole = b"".join(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(whole, dtype="<u8")
 
 
 def input_texts(cells: Mapping[str, list[str]], columns: Iterable[str]) -> list[str]:
@@ -136,11 +147,23 @@ def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Pos
     return keys, source
 
 
-def _digests_of(fields: _Fields, source: Source, keys: Positions) -> Iterator[npt.NDArray[np.uint64]]:
+def _with_known_label(labels: Sequence[str], answer: Column, source: Source, keys: Positions) -> Positions:
+    """The rows whose answer is one of the labels; all, where there are none."""
+    if not labels:
+        return keys
+    known = frozenset(labels)
+    kept = [np.zeros(0, np.int64)]
+    for block_keys, block in blocks(source.table.select([answer.name]), keys):
+        texts = cell_texts(block[answer.name], fill=answer.fill_value)
+        kept.append(block_keys[[text.strip() in known for text in texts]])
+    return np.concatenate(kept)
+
+
+def _input_digests(fields: _Fields, source: Source, keys: Positions) -> Iterator[npt.NDArray[np.uint64]]:
     names = [column.name for column in fields.inputs]
     for _, block in blocks(source.table.select(names), keys):
         cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.inputs}
-        yield _digests(input_texts(cells, names))
+        yield digests_of(input_texts(cells, names))
 
 
 def _first_of_each(digests: npt.NDArray[np.uint64]) -> Positions:
@@ -165,9 +188,3 @@ def _values(column: pa.ChunkedArray, texts: list[str]) -> list[object]:
         return list(texts)
     values = zip(column.to_pylist(), texts, strict=True)
     return [text if value is None or value != value else value for value, text in values]
-
-
-def _digests(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """64 bits of each text: among a million, two different ones have the same with a probability of 3e-8."""
-    whole = b"".join(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
-    return np.frombuffer(whole, dtype="<u8")

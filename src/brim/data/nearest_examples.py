@@ -43,7 +43,7 @@ class NearestExamples:
     encoder: SentenceEncoder
     num_examples: int
 
-    def choose(self, keys: Positions, inputs: Sequence[str], own: Positions) -> Positions:
+    def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
         """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
         return nearest(self._embedded(inputs, own), self.embeddings, own, self.num_examples)
 

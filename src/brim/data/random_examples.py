@@ -1,4 +1,4 @@
-"""Examples drawn by chance: for each row its own, which the seed and the row's key alone decide."""
+"""Examples drawn by chance: for each row its own, which the seed and the row's input alone decide."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brim.data.example_pool import NONE, Positions
+from brim.data.example_pool import NONE, Positions, digests_of
 
 _RETRIEVAL = 4  # ends the entropy, so that the draws of one seed do not repeat those of splits, samples and epochs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomExamples:
-    """Draws from a pool of so many examples. No state: a row's examples are the same in any order and company."""
+    """Draws from a pool of so many examples.
+
+    No state, and no row's number: a row has the same examples wherever it stands and in whatever company.
+    """
 
     num_pooled: int
     num_examples: int
     seed: int
 
-    def choose(self, keys: Positions, inputs: Sequence[str], own: Positions) -> Positions:
+    def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
         """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
-        rows = zip(keys.tolist(), own.tolist(), strict=True)
-        return np.array([self._drawn(*row) for row in rows], np.int64).reshape(len(keys), self.num_examples)
+        rows = zip(digests_of(inputs).tolist(), own.tolist(), strict=True)
+        return np.array([self._drawn(*row) for row in rows], np.int64).reshape(len(inputs), self.num_examples)
 
-    def _drawn(self, key: int, own: int) -> list[int]:
+    def _drawn(self, digest: int, own: int) -> list[int]:
         if own == NONE:
-            return drawn(self.num_pooled, self.num_examples, self.seed, key, _RETRIEVAL)
-        others = drawn(self.num_pooled - 1, self.num_examples, self.seed, key, _RETRIEVAL)
+            return drawn(self.num_pooled, self.num_examples, self.seed, digest, _RETRIEVAL)
+        others = drawn(self.num_pooled - 1, self.num_examples, self.seed, digest, _RETRIEVAL)
         return [position + (position >= own) for position in others]
 
 

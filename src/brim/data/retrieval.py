@@ -24,7 +24,7 @@ from brim.errors import ConfigError, Problem
 class Examples(Protocol):
     """How a row's examples are chosen."""
 
-    def choose(self, keys: Positions, inputs: Sequence[str], own: Positions) -> Positions:
+    def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
         """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
 
 
@@ -50,7 +50,7 @@ class Contexts:
         self.num_known += int(np.count_nonzero(own != NONE))
         is_served = len(self.pool) - (own != NONE) >= self.num_examples
         served = np.flatnonzero(is_served)
-        chosen = self.examples.choose(keys[served], [inputs[row] for row in served.tolist()], own[served])
+        chosen = self.examples.choose([inputs[row] for row in served.tolist()], own[served])
         contexts: list[str | None] = [None] * len(keys)
         for row, positions in zip(served.tolist(), chosen.tolist(), strict=True):
             contexts[row] = self.pool.context(positions)
@@ -88,6 +88,9 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
     training = _training_data(config, source, split)
     pool = example_pool(config, training)
     examples, notes = _examples(retrieval, pool, seed=config.random_seed)
+    if pool.num_unknown and training is not source:
+        rows = "1 training row is" if pool.num_unknown == 1 else f"{pool.num_unknown:,} training rows are"
+        notes = (*notes, f"{rows} of an unknown label in {training.name}: no example")
     return Contexts(
         pool=pool,
         examples=examples,

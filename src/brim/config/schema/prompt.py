@@ -12,7 +12,7 @@ class RetrievalConfig(Section):
 
     type: Literal["random", "semantic"] | None = key(
         None,
-        "`random`: rows drawn by chance, for each row its own, which `random_seed` and the row's number alone decide. "
+        "`random`: rows drawn by chance, for each row its own, which `random_seed` and the row's input alone decide. "
         "`semantic`: the rows whose input is most like the row's own. null: none. No example has the row's own input.",
     )
     k: NonNegativeInt = key(0, "Examples in a prompt. 0 with a `type`: 1.")
