@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
+from brim.infer import paged_engine as module
 from brim.infer.engine import respond_to
 from brim.infer.paged_engine import PagedEngine
 from brim.infer.paged_support import why_not_paged
@@ -57,7 +58,8 @@ def test_other_architectures_too(family):
     assert [response.token_ids for response in responses] == texts
 
 
-def test_each_row_is_told_as_it_ends(model, prompts):
+def test_each_row_is_told_as_it_ends(model, prompts, monkeypatch):
+    monkeypatch.setattr(module, "_AHEAD", 1)  # submitted one by one
     told = []
     engine(model, 2).run(prompts, on_finished=lambda finished: told.append([each.position for each in finished]))
     assert sorted(told) == [[position] for position in range(len(prompts))]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Tokens of a page. flash-attn's kernels want multiples of 256; the others read tokens one by one, and small pages leave
 # less of a row's last one empty.
 _PAGE, _PAGE_OF_FLASH = 16, 256
+_AHEAD = 256  # prompts that it knows beyond those that it works on, so that a long list costs no memory
 _LOOK_S = 1.0  # how often it is looked whether their thread is still there
 
 
@@ -68,7 +70,7 @@ class PagedEngine:
         has_retried = False
         while waiting:
             shape = self._shape(prompts, waiting)
-            sitting = _Sitting(prompts, waiting, on_finished)
+            sitting = _Sitting(prompts, waiting, on_finished, most_in=shape.rows + _AHEAD)
             error = self._sit(sitting, shape)
             waiting = sitting.left()
             if error is None:
@@ -132,10 +134,10 @@ class _Shape:
 
 
 class _Sitting:
-    """Requests that one manager works on."""
+    """Requests that one manager works on. most_in: that it knows of at once."""
 
-    def __init__(self, prompts: TokenRows, waiting: Sequence[int], on_finished: OnFinished) -> None:
-        self._prompts, self._order, self._on_finished = prompts, waiting, on_finished
+    def __init__(self, prompts: TokenRows, waiting: Sequence[int], on_finished: OnFinished, *, most_in: int) -> None:
+        self._prompts, self._order, self._on_finished, self._most_in = prompts, waiting, on_finished, most_in
         self._done: set[int] = set()
 
     def left(self) -> list[int]:
@@ -144,15 +146,11 @@ class _Sitting:
 
     def respond(self, manager: Any, settings: Mapping[str, Any]) -> str | None:
         """Returns what failed; None where all have their response."""
-        ends = settings["eos_token_id"]
-        for position in self._order:
-            manager.add_request(
-                self._prompts[position].input_ids.tolist(),
-                request_id=str(position),
-                max_new_tokens=settings["max_new_tokens"],
-                eos_token_id=list(ends),
-            )
+        ends, waiting, num_in = settings["eos_token_id"], iter(self._order), 0
         while len(self._done) < len(self._order):
+            for position in islice(waiting, self._most_in - num_in):
+                self._submit(manager, position, settings)
+                num_in += 1
             result = manager.get_result(timeout=_LOOK_S)
             if result is None:
                 if not manager.is_running():
@@ -162,8 +160,17 @@ class _Sitting:
                 return str(result.error)
             position = int(result.request_id)
             self._done.add(position)
+            num_in -= 1
             self._on_finished([Finished(position=position, response=_response(result.generated_tokens, ends))])
         return None
+
+    def _submit(self, manager: Any, position: int, settings: Mapping[str, Any]) -> None:
+        manager.add_request(
+            self._prompts[position].input_ids.tolist(),
+            request_id=str(position),
+            max_new_tokens=settings["max_new_tokens"],
+            eos_token_id=list(settings["eos_token_id"]),
+        )
 
 
 def _config(model: PreTrainedModel, shape: _Shape, seed: int) -> ContinuousBatchingConfig:

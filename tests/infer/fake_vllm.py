@@ -1,0 +1,115 @@
+"""What brim calls of vLLM, with its names and types; it writes the tokens of a function of ours.
+
+As of vLLM 0.17: EngineArgs, LLMEngine.from_engine_args, add_request, step; SamplingParams; LoRARequest; RequestOutput.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class RequestOutputKind(Enum):
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+
+@dataclass
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+@dataclass(kw_only=True)
+class EngineArgs:
+    model: str
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    seed: int = 0
+    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    generation_config: str = "auto"
+    disable_log_stats: bool = False
+    enable_lora: bool = False
+    max_lora_rank: int = 16
+
+
+@dataclass
+class Engines:
+    """Those that were made, and what goes wrong with the next."""
+
+    made: list[Any] = field(default_factory=list)
+    fails_at_start: Exception | None = None
+    fails_at_step: Exception | None = None
+
+
+def install(monkeypatch: Any, write: Any, *, rows: int = 4) -> Engines:
+    """Put the fake in vLLM's place. write(prompt, params): the tokens of a response. rows: of a step."""
+    engines = Engines()
+
+    class LLMEngine:
+        def __init__(self, args):
+            self.args, self.submitted, self._in, self.most_in = args, [], {}, 0
+
+        @classmethod
+        def from_engine_args(cls, args):
+            if engines.fails_at_start is not None:
+                raise engines.fails_at_start
+            engines.made.append(cls(args))
+            return engines.made[-1]
+
+        def add_request(self, request_id, prompt, params, arrival_time=None, lora_request=None):
+            self.submitted.append((request_id, prompt, params, lora_request))
+            self._in[request_id] = [prompt["prompt_token_ids"], params, []]
+            self.most_in = max(self.most_in, len(self._in))
+
+        def step(self):
+            """One token for each of the first rows."""
+            if engines.fails_at_step is not None:
+                raise engines.fails_at_step
+            outputs = []
+            for request_id in list(self._in)[:rows]:
+                prompt, params, tokens = self._in[request_id]
+                tokens.append(write(prompt, params)[len(tokens)])
+                stops = tokens[-1] in params.stop_token_ids
+                reason = "stop" if stops else "length" if len(tokens) == params.max_tokens else None
+                if reason:
+                    del self._in[request_id]
+                    completion = SimpleNamespace(index=0, text="", token_ids=tuple(tokens), finish_reason=reason)
+                    outputs.append(SimpleNamespace(request_id=request_id, outputs=[completion], finished=True))
+            return outputs
+
+    vllm, sampling, lora = ModuleType("vllm"), ModuleType("vllm.sampling_params"), ModuleType("vllm.lora.request")
+    vllm.EngineArgs, vllm.LLMEngine, vllm.SamplingParams = EngineArgs, LLMEngine, SamplingParams
+    sampling.RequestOutputKind, lora.LoRARequest = RequestOutputKind, LoRARequest
+    names = {
+        "vllm": vllm,
+        "vllm.sampling_params": sampling,
+        "vllm.lora": ModuleType("vllm.lora"),
+        "vllm.lora.request": lora,
+    }
+    for name, module in names.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return engines

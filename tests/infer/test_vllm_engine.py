@@ -1,0 +1,192 @@
+"""vLLM as an engine, with a fake in its place: what it is asked for, and what its answers become."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from brim.errors import BrimError, InputError, OutOfMemoryError
+from brim.infer import vllm_engine as module
+from brim.infer.engine import respond_to
+from brim.infer.response import Response
+from brim.infer.row_seed import row_seed
+from brim.infer.vllm_engine import VllmEngine, VllmModel
+from brim.infer.vllm_support import why_not_vllm
+from brim.models.precision import precision
+
+from .fake_vllm import install
+
+GREEDY = {"max_new_tokens": 3, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0, 9]}
+MODEL = VllmModel(
+    folder="/base", precision=precision("bf16-true"), device=torch.device("cuda"), memory_share=0.7, rows=None
+)
+
+
+def write(prompt, params):
+    """The prompt's last token counted up; 7 ends at once, by a second end."""
+    return [9] if prompt[-1] == 7 else [prompt[-1] + step for step in range(1, params.max_tokens)] + [0]
+
+
+def engine(model=MODEL, settings=GREEDY, seed=5, **how):
+    return VllmEngine(model, settings=settings, seed=seed, **how)
+
+
+def last(row):
+    return int(row.input_ids[-1])
+
+
+def test_responses_have_their_tokens_and_reasons(monkeypatch, prompts):
+    engines = install(monkeypatch, write)
+    responses = respond_to(engine(), prompts)
+    assert responses == [
+        Response(token_ids=[last(row) + 1, last(row) + 2], finish_reason="stop", end_id=0) for row in prompts
+    ]
+    assert len(engines.made) == 1
+
+
+def test_a_response_that_reaches_its_length_does_not_stop(monkeypatch, prompts):
+    install(monkeypatch, lambda prompt, params: [2, 3, 4])
+    assert respond_to(engine(), prompts)[0] == Response(token_ids=[2, 3, 4], finish_reason="length")
+
+
+def test_an_end_at_once_is_an_empty_response(monkeypatch, prompts):
+    install(monkeypatch, lambda prompt, params: [9])
+    assert respond_to(engine(), prompts)[4] == Response(token_ids=[], finish_reason="stop", end_id=9)
+
+
+def test_what_it_is_started_with(monkeypatch, prompts):
+    engines = install(monkeypatch, write)
+    respond_to(engine(), prompts)
+    (made,) = engines.made
+    assert {key: value for key, value in dataclasses.asdict(made.args).items() if value is not None} == {
+        "model": "/base",
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "dtype": "bfloat16",
+        "seed": 5,
+        "gpu_memory_utilization": 0.7,
+        "max_model_len": 60 + 3,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "enable_lora": False,
+        "max_lora_rank": 16,
+    }
+
+
+def test_each_row_is_asked_for_with_a_seed_of_its_own(monkeypatch, prompts):
+    engines = install(monkeypatch, write)
+    sampling = {**GREEDY, "do_sample": True, "temperature": 0.4, "top_k": 0, "top_p": 0.9, "repetition_penalty": 1.2}
+    respond_to(engine(settings={**sampling, "min_new_tokens": 1}), prompts)
+    submitted = engines.made[0].submitted
+    assert [int(request_id) for request_id, *_ in submitted][:3] == [1, 7, 4]  # the longest first
+    for request_id, prompt, params, lora in submitted:
+        row = prompts[int(request_id)]
+        assert prompt == {"prompt_token_ids": row.input_ids.tolist()}
+        assert params.seed == row_seed(5, row.key)
+        assert lora is None
+    assert dataclasses.asdict(submitted[0][2]).items() >= {
+        "temperature": 0.4, "top_k": -1, "top_p": 0.9, "repetition_penalty": 1.2, "max_tokens": 3, "min_tokens": 1,
+        "stop_token_ids": [0, 9], "ignore_eos": True, "detokenize": False,
+    }.items()  # fmt: skip
+    assert submitted[0][2].output_kind.name == "FINAL_ONLY"
+    assert len({params.seed for _, _, params, _ in submitted}) == len(prompts)
+
+
+def test_greedy_is_a_temperature_of_nothing(monkeypatch, prompts):
+    engines = install(monkeypatch, write)
+    respond_to(engine(), prompts)
+    params = engines.made[0].submitted[0][2]
+    assert (params.temperature, params.seed, params.top_k) == (0.0, None, 0)
+
+
+@pytest.mark.parametrize(("rank", "most"), [(4, 8), (16, 16), (24, 32), (1000, 1000)])
+def test_an_adapter_goes_along(monkeypatch, prompts, rank, most):
+    engines = install(monkeypatch, write)
+    respond_to(engine(dataclasses.replace(MODEL, adapter=Path("/run/model"), adapter_rank=rank)), prompts)
+    made = engines.made[0]
+    assert (made.args.enable_lora, made.args.max_lora_rank) == (True, most)
+    assert made.submitted[0][3].lora_path == "/run/model"
+
+
+def test_it_knows_only_so_many_prompts_at_once(monkeypatch, prompts):
+    monkeypatch.setattr(module, "_AHEAD", 5)
+    engines = install(monkeypatch, write)
+    assert len(respond_to(engine(dataclasses.replace(MODEL, rows=2)), prompts)) == len(prompts)
+    assert engines.made[0].most_in == 5
+    assert engines.made[0].args.max_num_seqs == 2
+
+
+def test_rows_are_told_as_they_end_and_what_the_listener_raises_passes(monkeypatch, prompts):
+    install(monkeypatch, write, rows=2)
+    told = []
+    engine().run(prompts, on_finished=lambda finished: told.append([each.position for each in finished]))
+    assert told[:2] == [[1, 7], [4, 10]]
+
+    def refuse(finished):
+        raise MemoryError("the listener's own")
+
+    with pytest.raises(MemoryError, match="the listener's own"):
+        engine().run(prompts, on_finished=refuse)
+
+
+def test_no_prompts_load_nothing(monkeypatch, prompts):
+    engines = install(monkeypatch, write)
+    assert respond_to(engine(), prompts.take([])) == []
+    assert engines.made == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        ValueError("To serve at least one request, 4.0 GiB KV cache is needed, which is larger than the available"),
+        ValueError("No available memory for the cache blocks."),
+    ],
+)
+def test_too_little_memory_is_told(monkeypatch, prompts, error):
+    engines = install(monkeypatch, write)
+    engines.fails_at_start = error
+    with pytest.raises(OutOfMemoryError, match="vLLM has too little memory") as caught:
+        respond_to(engine(), prompts)
+    assert "memory.budget" in caught.value.problems[0].fix
+
+
+def test_its_other_failures_are_told(monkeypatch, prompts):
+    engines = install(monkeypatch, write)
+    engines.fails_at_step = RuntimeError("EngineCore encountered an issue.\nSee above")
+    with pytest.raises(BrimError, match=r"vLLM failed: EngineCore encountered an issue\. See above") as caught:
+        respond_to(engine(), prompts)
+    assert caught.value.exit_code == 1
+
+
+def test_it_must_be_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(InputError, match=r"vLLM cannot be imported[\s\S]*pip install 'brim\[vllm\]'"):
+        engine()
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({}, ""),
+        ({"top_k": 50, "typical_p": 1.0, "use_cache": True}, ""),
+        ({"num_beams": 2}, "generation.num_beams is not handed on to it"),
+        ({"no_repeat_ngram_size": 2}, "generation.no_repeat_ngram_size is not handed on to it"),
+        ({"bad_words_ids": [[3]]}, "generation.bad_words_ids is not handed on to it"),
+        ({"max_time": 1.0}, "generation.max_time is not handed on to it"),
+    ],
+)
+def test_settings_that_it_is_not_asked_to_honour(keys, reason):
+    assert why_not_vllm({**GREEDY, **keys}, precision=precision("fp32"), device=torch.device("cuda")) == reason
+
+
+def test_devices_and_precisions_and_labels(monkeypatch):
+    install(monkeypatch, write)
+    with pytest.raises(InputError, match="it is for a CUDA GPU, and the device is cpu"):
+        engine(dataclasses.replace(MODEL, device=torch.device("cpu")))
+    with pytest.raises(InputError, match="precision is bf16-mixed, and it knows no mixed one"):
+        engine(dataclasses.replace(MODEL, precision=precision("bf16-mixed")))
+    with pytest.raises(InputError, match="responses are limited to labels"):
+        engine(constraint=object())
