@@ -41,7 +41,10 @@ class Conversation:
         self._turns: list[Turn] = []
         require_streamable(llm, self._session)
         if not self.remembers and _has_template(session):
-            say("each prompt stands alone; the tokenizer has a chat template, and with chat={} it writes the turns")
+            say(
+                "each prompt stands alone; the tokenizer has a chat template, which writes a conversation where the "
+                "configuration has chat: {} in place of the features"
+            )
 
     @property
     def remembers(self) -> bool:
@@ -77,7 +80,7 @@ class Conversation:
             raise InputError(
                 Problem(
                     what="without a chat template there is no system's turn",
-                    fix="set chat={} where the tokenizer has a template, or chat.template=FILE",
+                    fix="name a configuration that has chat: {} in place of the features",
                 )
             )
         if text is not None:
