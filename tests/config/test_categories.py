@@ -180,6 +180,13 @@ def test_labels_that_the_model_writes_must_be_read_as_themselves(category, probl
     load_config(category(decoder={"match": SWAPPED}, preprocessing={"fallback_label": "very bad"}))
 
 
+def test_a_label_without_a_rule_is_noted(category):
+    source = category(preprocessing={"fallback_label": "none", "vocab": [*MATCH, "mixed"]})
+    assert load_config(source).notes == (
+        "output_features.0.preprocessing.vocab: the label 'mixed' is never found, since it has no rule",
+    )
+
+
 def test_a_rule_that_never_decides_is_noted(category):
     match = {
         "good": {"type": "contains", "value": "Good"},

@@ -58,6 +58,13 @@ def unreachable(feature: OutputFeature) -> list[tuple[str, str]]:
     return found
 
 
+def without_rule(feature: OutputFeature) -> list[str]:
+    """Labels of `vocab` that no rule finds, and that are not the fallback either."""
+    decoder = feature.categories
+    found = [] if decoder is None else [*decoder.match, feature.fallback_label]
+    return [label for label in feature.labels if label not in found]
+
+
 def _types_agree(feature: OutputFeature) -> Iterator[Finding]:
     if (feature.type == "category") != (feature.categories is not None):
         yield Finding(

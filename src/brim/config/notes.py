@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from brim.config.batch import fixes_the_cut
-from brim.config.category_rules import MATCH, unreachable
+from brim.config.category_rules import MATCH, VOCAB, unreachable, without_rule
 from brim.config.places import Document, dotted
 from brim.config.prompt_parts import prompt_columns
 from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig
@@ -39,17 +39,21 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
         fixed = fixes_the_cut(config.trainer)
         where = document.place(("trainer", "batch_search")).where
         notes += [] if fixed is None else [f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides"]
-    notes += _rules_without_effect(config, document)
+    notes += _labels_never_found(config, document)
     if config.quantization is not None:
         notes += _keys_of_other_bits(config.quantization, document)
     return tuple(notes)
 
 
-def _rules_without_effect(config: Config, document: Document) -> list[str]:
+def _labels_never_found(config: Config, document: Document) -> list[str]:
+    feature, where = config.output_features[0], document.place(VOCAB).where
     return [
-        f"{document.place((*MATCH, label)).where}: the label {label!r} is never found, since the rule of {earlier!r} "
-        "stands before its own and fits whenever that does"
-        for label, earlier in unreachable(config.output_features[0])
+        *(f"{where}: the label {label!r} is never found, since it has no rule" for label in without_rule(feature)),
+        *(
+            f"{document.place((*MATCH, label)).where}: the label {label!r} is never found, since the rule of "
+            f"{earlier!r} stands before its own and fits whenever that does"
+            for label, earlier in unreachable(feature)
+        ),
     ]
 
 
