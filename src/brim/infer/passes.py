@@ -46,7 +46,7 @@ class Passes:
         self._starts: Tensor | None = None  # of the rows that are in, on the device
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts into the next slots; logits [k, V] of what follows each, fp32."""
+        """Read prompts into the next slots; logits [k, V] of what follows each."""
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         ids = np.full((len(prompts), longest), self._pad_id, dtype=np.int64)
@@ -65,7 +65,7 @@ class Passes:
         return logits
 
     def decode(self, tokens: Sequence[int]) -> Tensor:
-        """Every row takes its next token; logits [n, V] of what follows it, fp32."""
+        """Every row takes its next token; logits [n, V] of what follows it."""
         cache = self.cache
         assert len(tokens) == cache.num_rows, "a token for each row"
         if self._starts is None:
@@ -105,7 +105,7 @@ class Passes:
                 **self._last_only,
             )
         logits: Tensor = output.logits[:, -1]
-        return logits.float()
+        return logits if self._last_only else logits.clone()  # a view would keep those of all positions
 
 
 def num_cache_layers(model: PreTrainedModel) -> int:

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from brim.infer.cache_shape import CacheShape
 from brim.infer.next_token import NextToken, Writing
 from brim.infer.passes import Passes
 
 FILL, PREFILL, DECODE = "prefill 1", "prefill 2", "decode"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheShape:
-    """A cache, and the prompts of a pass."""
-
-    rows: int
-    columns: int
-    prompts: int  # that are read together; no more than rows
-    prompt_tokens: int  # of each; fewer than there are columns
-
-    def __post_init__(self) -> None:
-        assert 0 < self.prompts <= self.rows, "each prompt has a slot"
-        assert 0 < self.prompt_tokens <= self.columns, "each prompt has its columns"
 
 
 def peak_passes(

@@ -18,7 +18,7 @@ from brim.config.batch import accumulates
 from brim.data.collate import Batch, PromptBatch
 from brim.digests import sha256
 from brim.infer.generation_settings import generation_settings
-from brim.infer.peak_passes import CacheShape
+from brim.infer.cache_shape import CacheShape
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda

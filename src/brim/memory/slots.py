@@ -8,9 +8,10 @@ from unittest.mock import patch
 
 import torch
 
+from brim.infer.cache_shape import CacheShape
 from brim.infer.next_token import NextToken
 from brim.infer.passes import Passes
-from brim.infer.peak_passes import CacheShape, peak_passes
+from brim.infer.peak_passes import peak_passes
 from brim.memory.generation import values_of_fakes
 from brim.models.precision import Precision
 
