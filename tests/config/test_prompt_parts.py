@@ -3,7 +3,7 @@
 import pytest
 
 from brim.config import Config, PromptConfig
-from brim.config.prompt_parts import prompt_columns, prompt_parts, template_text
+from brim.config.prompt_parts import prompt_columns, prompt_parts, template_text, template_with_task
 from brim.config.template import Placeholder, render
 
 RANDOM = {"type": "random"}
@@ -39,6 +39,12 @@ def test_a_given_template_goes_first_and_braces_of_the_task_are_its_own():
     assert filled({"q": "{x}"}, task="Say {q}, {__sample__} or {{}}", template="{__task__}: {q}") == (
         "Say {q}, {__sample__} or {{}}: {x}"
     )
+
+
+def test_a_template_with_its_task_stands_for_itself():
+    prompt = PromptConfig.model_validate({"task": "Say {q}.", "template": "{__task__} {q:.2f} {{__task__}} {b}"})
+    assert template_with_task(prompt) == "Say {{q}}. {q:.2f} {{__task__}} {b}"
+    assert template_with_task(PromptConfig()) is None
 
 
 def test_nothing_set_is_no_template():

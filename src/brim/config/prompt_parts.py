@@ -37,6 +37,12 @@ def template_text(prompt: PromptConfig) -> str | None:
     return FEW_SHOT if prompt.num_examples else ZERO_SHOT
 
 
+def template_with_task(prompt: PromptConfig) -> str | None:
+    """The template with the task written into it, so that it stands for itself."""
+    parts = prompt_parts(prompt)
+    return None if parts is None else "".join(map(_written, parts))
+
+
 def prompt_parts(prompt: PromptConfig) -> Parts | None:
     """The parsed template with the task as one of its literal texts, in which braces are braces.
 
@@ -56,3 +62,9 @@ def prompt_columns(config: Config) -> tuple[str, ...]:
     parts, column = prompt_parts(config.prompt), config.input_features[0].column_name
     used = (SAMPLE,) if parts is None else tuple(name for name in names(parts) if name != CONTEXT)
     return tuple(dict.fromkeys(column if name == SAMPLE else name for name in used))
+
+
+def _written(part: str | Placeholder) -> str:
+    if isinstance(part, str):
+        return part.replace("{", "{{").replace("}", "}}")
+    return f"{{{part.name}:{part.format_spec}}}" if part.format_spec else f"{{{part.name}}}"

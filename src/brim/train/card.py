@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brim.config import Config, dump
-from brim.config.prompt_parts import template_text
+from brim.config.prompt_parts import template_with_task
 from brim.train.state import TrainState
 
 _SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."
@@ -29,7 +29,7 @@ class CardFacts:
 def model_card(config: Config, facts: CardFacts) -> str:
     """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
-    prompt = template_text(config.prompt)
+    prompt = template_with_task(config.prompt)
     if config.chat is not None:
         prompt = "conversations, written out by the tokenizer's chat template"
     elif prompt is None:
