@@ -1,12 +1,9 @@
 """A cache's peak from its parts, in numbers that can be checked by hand."""
 
-import json
-
 import numpy as np
 from tests.infer.costs_by_hand import costs
 
 from brim.batching.surface import Surface
-from brim.infer.cache_costs import CacheCosts
 
 
 def test_the_cache_is_there_in_every_pass_and_the_larger_pass_counts():
@@ -44,8 +41,3 @@ def test_many_rows_are_asked_for_at_once():
     found = costs()
     rows = np.arange(1, 9)
     assert found.peak_bytes(rows, 30).tolist() == [float(found.peak_bytes(int(row), 30)) for row in rows]
-
-
-def test_costs_are_read_back_as_they_were_written():
-    found = costs(scale=1.25)
-    assert CacheCosts.from_dict(json.loads(json.dumps(found.as_dict()))).peak_bytes(3, 25) == found.peak_bytes(3, 25)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,22 +40,3 @@ class CacheCosts:
     def prompts_of_pass(self, rows: ArrayLike, tokens: int) -> NDArray[np.int64]:
         """Of prompts of this length that wait for so many rows, those that are read together."""
         return np.minimum(np.asarray(rows, dtype=np.int64), max(1, self.prefill_tokens // tokens))
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "static_bytes": self.static_bytes,
-            "cell_bytes": self.cell_bytes,
-            "prefill": self.prefill.as_dict(),
-            "step": self.step.as_dict(),
-            "prefill_tokens": self.prefill_tokens,
-            "response_columns": self.response_columns,
-            "shortest_tokens": self.shortest_tokens,
-            "scale": self.scale,
-        }
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> CacheCosts:
-        return cls(
-            **{**saved, "prefill": Surface.from_dict(saved["prefill"]), "step": Surface.from_dict(saved["step"])}
-        )

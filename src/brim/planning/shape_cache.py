@@ -98,7 +98,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def brim_digest(rooms: Sequence[str] = _TRACED_ROOMS) -> str:
+@cache
+def brim_digest(rooms: tuple[str, ...] = _TRACED_ROOMS) -> str:
     """Of the source that a trace runs. rooms: of brim, in which it is."""
     total = hashlib.sha256()
     for path in _sources(Path(brim.__file__).parent, rooms):

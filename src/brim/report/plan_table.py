@@ -35,14 +35,14 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
     parts: list[RenderableType] = [
         Text(headline(plan, title=title), style="bold"),
         Text(),
-        *map(Text, _lengths(plan.lengths)),
+        *map(Text, lengths_in_words(plan.lengths)),
         Text(),
-        _histogram(plan.lengths),
+        histogram_table(plan.lengths),
         Text(),
         _candidates(plan),
         Text(_LEGEND, style="dim"),
         Text(),
-        _labelled(facts(plan)),
+        labelled(facts(plan)),
     ]
     if 0 < len(plan.too_long) < plan.lengths.num_rows:
         parts += [Text(), _long_rows(plan.too_long), *map(Text, _hidden(plan.too_long))]
@@ -84,7 +84,7 @@ def _too_large(candidates: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
         yield "too large", f"{'every way' if every else '; '.join(names)}: {reason}"
 
 
-def _labelled(lines: Iterable[tuple[str, str]]) -> Table:
+def labelled(lines: Iterable[tuple[str, str]]) -> Table:
     """Lines beside their labels."""
     from rich.table import Table
     from rich.text import Text
@@ -97,7 +97,8 @@ def _labelled(lines: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _lengths(lengths: LengthSummary) -> Iterator[str]:
+def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
+    """Rows and tokens, and how the lengths are spread."""
     rows = "row" if lengths.num_rows == 1 else "rows"
     yield f"{lengths.num_rows:,} {rows}, {lengths.num_tokens:,} tokens"
     yield (
@@ -106,7 +107,8 @@ def _lengths(lengths: LengthSummary) -> Iterator[str]:
     )
 
 
-def _histogram(lengths: LengthSummary) -> Table:
+def histogram_table(lengths: LengthSummary) -> Table:
+    """Rows by length, with bars."""
     from rich.table import Table
     from rich.text import Text
 

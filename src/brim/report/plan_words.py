@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from brim.planning.budget import Budget
 from brim.planning.plan import TrainingPlan, Way
 from brim.units import format_bytes, format_seconds
 
@@ -24,7 +25,11 @@ def padding_in_words(padding: float) -> str:
 
 def memory_in_words(plan: TrainingPlan) -> str:
     """The budget, and what of it PyTorch does not get."""
-    budget = plan.budget
+    return budget_in_words(plan.budget)
+
+
+def budget_in_words(budget: Budget) -> str:
+    """What there is, and what of it PyTorch does not get."""
     return (
         f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}), less "
         f"{format_bytes(budget.outside_bytes)} outside PyTorch and a margin of "

@@ -1,0 +1,201 @@
+"""The plan of one job of generation: by the closed form, or traced where that pays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from brim.api.generation_request import GenerationRequest
+from brim.api.memory import ONE_AT_A_TIME, UNTRACEABLE, is_a_mistake_of_brims, untraceable
+from brim.api.session import Say
+from brim.infer.cache_costs import CacheCosts
+from brim.infer.cache_shape import CacheShape
+from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.config_workload import ConfigWorkload
+from brim.memory.cuda.target import CudaTarget
+from brim.memory.device_speed import DeviceSpeed, device_speed
+from brim.planning.at_hand import budget_of
+from brim.planning.budget import Budget
+from brim.planning.cache import cache_folder
+from brim.planning.cache_model import cache_model, cache_region, verified
+from brim.planning.calibration import Correction
+from brim.planning.forward_closed import weight_bytes
+from brim.planning.generation_closed import closed_cache_costs, closed_seconds
+from brim.planning.generation_cut import GenerationTask, cut
+from brim.planning.generation_plan import GenerationPlan, PlannedRows
+from brim.planning.lengths import summarize_lengths
+from brim.planning.pass_times import PassTimes
+from brim.planning.prefill_tokens import PrefillTokens, prefill_tokens
+from brim.planning.traced_caches import TracedCaches
+from brim.units import format_seconds
+
+# Four to six traces take a few seconds: of a job ten times as long they are a tenth at most.
+_WORTH_TRACING_S = 30.0
+_UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
+# An A100 or H100 computes for as long as it reads 16-bit weights from about 150 to 300 tokens of a pass on.
+_UNTRACED_PASS = PrefillTokens(tokens=512, reason="usual where nothing was traced")
+_SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
+_COLUMNS_ON_THE_WAY = (0.7, 0.85)  # of a cache: the allocator sees windows grow
+_DTYPES = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+
+
+def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
+    """What an earlier job has traced or measured of the same model on the same device is used again."""
+    calibrations = request.calibrations
+    correction = calibrations.correction()
+    if correction.outside_bytes is not None:
+        request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
+    budget = budget_of(
+        request.config.memory, request.device, is_at_hand=request.is_at_hand, held_bytes=request.held_bytes
+    )
+    job = _Job(request=request, budget=budget, correction=correction)
+    try:
+        caches = _caches(request)
+        plan = None if caches.has_samples else job.in_closed_form()
+        plan = plan or job.traced(caches)
+    except UNTRACEABLE as error:
+        if is_a_mistake_of_brims(error):
+            raise
+        return job.untraced(untraceable(error, request.folder).what)
+    for note in (calibrations.note, caches.note):
+        if note is not None:
+            say(note)
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    request: GenerationRequest
+    budget: Budget
+    correction: Correction
+
+    @property
+    def task(self) -> GenerationTask:
+        request = self.request
+        return GenerationTask(
+            lengths=request.lengths,
+            max_new_tokens=request.max_new_tokens,
+            num_beams=request.config.generation.num_beams,
+            fixed_rows=request.fixed_rows,
+            engine=request.engine,
+            engine_reason=request.engine_reason,
+        )
+
+    @property
+    def speed(self) -> DeviceSpeed:
+        return device_speed(self.request.device, num_cores=torch.get_num_threads())
+
+    def in_closed_form(self) -> GenerationPlan | None:
+        """None where tracing is worth its time."""
+        request, config, base = self.request, self.request.config, self.request.folder.config
+        static_bytes = request.held_bytes or weight_bytes(config, base)
+        if static_bytes is None or not request.is_slots or not request.is_at_hand:
+            return None
+        costs = closed_cache_costs(
+            config, base, request.lengths, static_bytes=static_bytes, prefill_tokens=_UNTRACED_PASS.tokens
+        )
+        if costs is None:
+            return None
+        cap_bytes = self.budget.reserved_bytes
+        plan = cut(self.task, self.budget, costs, _UNTRACED_PASS, source="closed form", cap_bytes=cap_bytes, times=None)
+        dtype = _DTYPES.get(str(config.precision), "float32")
+        time_s = closed_seconds(base, request.lengths, costs, self.speed, rows=plan.rows, dtype=dtype)
+        if time_s is None or time_s >= _WORTH_TRACING_S or not plan.is_ample:
+            return None
+        note = f"by a bound in closed form; tracing pays from {format_seconds(_WORTH_TRACING_S)} on"
+        return replace(plan, seconds=time_s, notes=(note,))
+
+    def traced(self, caches: TracedCaches) -> GenerationPlan:
+        """Few traces, and one more where memory decides."""
+        task, scale = self.task, self.correction.scale
+        with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+            region = cache_region(
+                task.lengths,
+                max_new_tokens=task.max_new_tokens,
+                most_rows=task.most_rows,
+                cap_bytes=round(self.budget.reserved_bytes / max(scale, 1.0)),
+                context=self.request.folder.context_length,
+            )
+            model = cache_model(caches.sample, region)
+            times = PassTimes(prefill=model.prefill_law, step=model.step_law, speed=self.speed)
+            plan = self._settled(task, replace(model.costs, scale=scale), times, caches)
+            caches.save()
+        if model.load_peak_bytes > plan.cap_bytes:
+            return replace(plan, fits=False, notes=(*plan.notes, "the weights do not fit while they are loaded"))
+        return plan
+
+    def untraced(self, why: str) -> GenerationPlan:
+        """So many rows are tried, and fewer once memory runs out."""
+        task = self.task
+        rows = min(task.fixed_rows or _UNTRACED_ROWS, len(task.lengths))
+        return GenerationPlan(
+            budget=self.budget,
+            prompts=summarize_lengths(task.lengths),
+            max_new_tokens=task.max_new_tokens,
+            num_beams=task.num_beams,
+            costs=None,
+            source="none",
+            cap_bytes=self.budget.reserved_bytes,
+            fixed_rows=task.fixed_rows,
+            most_rows=rows,
+            memory_rows=None,
+            rows_reason=f"{why}; fewer once memory runs out",
+            prefill_tokens=_UNTRACED_PASS.tokens,
+            prefill_reason=_UNTRACED_PASS.reason,
+            shapes=(PlannedRows(first_row=0, rows=rows, columns=task.longest + task.max_new_tokens - 1, peak_bytes=0),),
+            total_bytes=None,
+            fits=True,
+            seconds=None,
+            engine=task.engine,
+            engine_reason=task.engine_reason,
+        )
+
+    def _settled(
+        self, task: GenerationTask, costs: CacheCosts, times: PassTimes, caches: TracedCaches
+    ) -> GenerationPlan:
+        cap_bytes = self.budget.reserved_bytes
+        for _ in range(_SETTLED):
+            passes = prefill_tokens(costs, times, cap_bytes=cap_bytes, longest=task.longest, usual=task.median)
+            costs = replace(costs, prefill_tokens=passes.tokens)
+            plan = self._cut(task, costs, passes, times, cap_bytes)
+            if plan.rows == plan.memory_rows:
+                costs = verified(costs, caches.sample(plan.shapes[0].cache_shape(costs)))
+                plan = self._cut(task, costs, passes, times, cap_bytes)
+            left_bytes = self.budget.reserved_bytes - caches.overhead_bytes(_way(costs, plan.shapes))
+            if left_bytes >= cap_bytes:
+                break
+            cap_bytes = left_bytes
+            plan = self._cut(task, costs, passes, times, cap_bytes)
+        return plan
+
+    def _cut(
+        self, task: GenerationTask, costs: CacheCosts, passes: PrefillTokens, times: PassTimes, cap_bytes: int
+    ) -> GenerationPlan:
+        scale, reason = self.correction.scale, self.correction.reason
+        notes = (f"what rows add to the memory is corrected by what was {reason}",) if scale != 1 else ()
+        return cut(task, self.budget, costs, passes, source="traced", cap_bytes=cap_bytes, times=times, notes=notes)
+
+
+def _way(costs: CacheCosts, shapes: Sequence[PlannedRows]) -> list[CacheShape]:
+    """The job's shapes as the allocator sees them: windows grow, and prompts become shorter."""
+    first = shapes[0].cache_shape(costs)
+    growing = [max(round(share * first.columns), first.prompt_tokens) for share in _COLUMNS_ON_THE_WAY]
+    return [
+        *(replace(first, columns=columns) for columns in growing),
+        first,
+        *(shape.cache_shape(costs) for shape in shapes[1:][-1:]),
+    ]
+
+
+def _caches(request: GenerationRequest) -> TracedCaches:
+    device = request.device
+    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+    return TracedCaches(
+        ConfigWorkload(request.config, request.folder, request.architecture, target=target),
+        device,
+        settings=AllocatorSettings.from_environment(os.environ),
+        cache_folder=cache_folder(),
+    )

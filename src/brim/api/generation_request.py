@@ -1,0 +1,130 @@
+"""What a plan for generation is asked for: a configuration, a device and the lengths of prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brim.api.memory import read_architecture
+from brim.api.plan import device_at_hand
+from brim.api.session import Session
+from brim.config import Config, FinetuneTrainer
+from brim.infer.generation_settings import generation_settings
+from brim.infer.slots_support import why_not_slots
+from brim.memory.device import Device
+from brim.models.folder import ModelFolder
+from brim.models.llm import LLM
+from brim.planning.cache import cache_folder
+from brim.planning.calibration import Calibrations
+from brim.planning.shape_cache import brim_digest, versions
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parameters"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """A job that is to be planned."""
+
+    config: Config  # resolved for the device
+    folder: ModelFolder
+    architecture: PretrainedConfig
+    device: Device
+    is_at_hand: bool  # the job will take place on this very device
+    lengths: NDArray[np.int64]  # tokens of the prompts, the longest first; at least one
+    fixed_rows: int | None  # rows that run together, where somebody says so
+    held_bytes: int = 0  # of the weights, where they are loaded already
+    engine: str = "slots"
+    engine_reason: str = ""
+
+    @property
+    def max_new_tokens(self) -> int:
+        found = self.config.generation.max_new_tokens
+        assert found is not None, "resolved before"
+        return found
+
+    @property
+    def is_slots(self) -> bool:
+        """Whether brim's own engine writes the responses."""
+        return self.engine == "slots"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What measurements of the model's memory hold for."""
+        generation = self.config.generation
+        return {
+            "phase": "generate",
+            "device": self.device.title,
+            "base": self.folder.config,
+            "settings": self.config.model_dump(mode="json", include=_SECTIONS),
+            "engine": self.engine,
+            "beams": generation.num_beams,
+            "samples": generation.do_sample,
+            "code": brim_digest(("infer",)),
+            "versions": versions(),
+        }
+
+    @property
+    def calibrations(self) -> Calibrations:
+        """What was measured of this model on this device."""
+        return Calibrations(cache_folder(), self.facts)
+
+
+def request_of(
+    session: Session, lengths: ArrayLike, *, llm: LLM | None = None, fixed_rows: int | None = None
+) -> GenerationRequest:
+    """Of a job that is about to start here. lengths: tokens of the prompts."""
+    architecture = read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code)
+    engine, reason = engine_by_settings(session.config, architecture)
+    return GenerationRequest(
+        config=session.config,
+        folder=session.folder,
+        architecture=architecture,
+        device=device_at_hand(session.device),
+        is_at_hand=True,
+        lengths=longest_first(lengths),
+        fixed_rows=rows_by_hand(session.config) if fixed_rows is None else fixed_rows,
+        held_bytes=0 if llm is None else held_bytes(llm),
+        engine=engine,
+        engine_reason=reason,
+    )
+
+
+def engine_by_settings(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
+    """Which of the two engines that run here a plan is for, and why."""
+    asked = config.generation.engine
+    if asked == "static":
+        return "static", "generation.engine"
+    settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
+    against = why_not_slots(_model_class(architecture), architecture, settings)
+    return ("static", against) if against else ("slots", "" if asked == "auto" else "generation.engine")
+
+
+def rows_by_hand(config: Config) -> int | None:
+    """As the trainer's section says; None: by the memory."""
+    trainer = config.trainer
+    given = trainer.eval_batch_size if isinstance(trainer, FinetuneTrainer) else trainer.batch_size
+    return given if isinstance(given, int) else None
+
+
+def longest_first(lengths: ArrayLike) -> NDArray[np.int64]:
+    """Ordered as the engines run them."""
+    return -np.sort(-np.asarray(lengths, dtype=np.int64))
+
+
+def held_bytes(llm: LLM) -> int:
+    """Of weights and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*llm.model.parameters(), *llm.model.buffers()))
+
+
+def _model_class(architecture: PretrainedConfig) -> Any:
+    """What transformers would load; what a folder brings itself is taken for a plain decoder."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)
+    return found[0] if isinstance(found, tuple) else found

@@ -1,0 +1,82 @@
+"""An engine as it is planned: lines before it begins, one try where memory is scarce, and the room that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from numpy.typing import ArrayLike
+
+from brim.api.generation_launch import proven
+from brim.api.generation_planning import plan_job
+from brim.api.generation_request import GenerationRequest, request_of
+from brim.api.inference import engine_for, settings_of
+from brim.api.session import Say, Session, say_nothing
+from brim.errors import InputError, Problem
+from brim.infer.engine import Engine
+from brim.infer.rows_at_once import Smaller
+from brim.models.llm import LLM
+from brim.planning.at_hand import enforce
+from brim.planning.generation_plan import GenerationPlan
+from brim.report.generation_lines import generation_lines
+from brim.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEngine:
+    """What responds, and the plan that it goes by."""
+
+    engine: Engine
+    plan: GenerationPlan
+
+
+def planned_engine(
+    llm: LLM,
+    session: Session,
+    lengths: ArrayLike,
+    *,
+    say: Say,
+    on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+) -> PlannedEngine:
+    """lengths: tokens of the prompts, of at least one. on_smaller: told when memory ran out and fewer rows go on.
+
+    Raises InputError where the longest prompt is predicted not to fit even alone.
+    """
+    request = request_of(session, lengths, llm=llm)
+    plan = plan_generation(request, say=say)
+    _require_fits(plan)
+    if session.config.memory.budget != "auto":
+        enforce(plan.budget, request.device)
+    for line in generation_lines(plan):
+        say(line)
+    plan = proven(plan, request, llm, settings_of(llm, session), say=say)
+    if plan.proof:
+        say(f"launch: {plan.proof}")
+    engine = engine_for(llm, session, room=plan.room(), on_smaller=on_smaller, kind=plan.engine)
+    return PlannedEngine(engine=engine, plan=plan)
+
+
+def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:
+    """Needs no weights. Where the number of rows is given, the plan says what it would have taken."""
+    if request.fixed_rows is None:
+        return plan_job(request, say=say)
+    free = plan_job(replace(request, fixed_rows=None), say=say)
+    fixed = plan_job(request, say=say)
+    return replace(fixed, would_take=free.rows, would_take_reason=free.rows_reason)
+
+
+def _require_fits(plan: GenerationPlan) -> None:
+    """A number of rows that was given is tried all the same: the engine goes on with fewer."""
+    if plan.fits or plan.fixed_rows is not None or plan.total_bytes is None:
+        return
+    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
+    raise InputError(
+        Problem(
+            what=f"the longest prompt, {plan.prompts.longest:,} tokens, and a response of up to "
+            f"{plan.max_new_tokens:,} take {format_bytes(plan.total_bytes)} even alone, and {there} may be used "
+            f"({plan.budget.limit_reason})",
+            where="memory",
+            fix="lower generation.max_new_tokens, shorten the prompts, load the base in 4 bits (quantization.bits: 4), "
+            "or set trainer.batch_size: 1 to try it all the same",
+        )
+    )
