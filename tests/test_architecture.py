@@ -52,6 +52,7 @@ TORCH_FREE = [
     "memory.measure.process",
     "memory.measure.result",
     "planning.cache",
+    "planning.engine_choice",
     "planning.plan",
     "planning.plan_cache",
     "planning.time_advice",

@@ -162,8 +162,7 @@ def test_architectures_that_it_gets_wrong_are_told(family, reason):
     assert why_not_paged(build(family), GREEDY, precision=precision("fp32")) == reason
 
 
-def test_what_it_cannot_do_is_refused_before_anything_runs(model, prompts):
-    mixed = engine(model, 4, precision=precision("bf16-mixed"))
+def test_what_it_cannot_do_is_refused_before_anything_runs(model):
     with pytest.raises(InputError, match="precision bf16-mixed: it does not run under autocast"):
-        mixed.run(prompts, on_finished=lambda finished: None)
+        engine(model, 4, precision=precision("bf16-mixed"))
     assert why_not_paged(model, GREEDY, precision=precision("fp32"), constraint=object()).startswith("responses are")

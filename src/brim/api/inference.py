@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from brim.api.session import Session
@@ -13,6 +13,7 @@ from brim.errors import ConfigError, Problem
 from brim.infer.engine import Constraint, Engine
 from brim.infer.generation_settings import generation_settings
 from brim.infer.label_constraint import LabelConstraint
+from brim.infer.paged_engine import PagedEngine
 from brim.infer.passes import base_model
 from brim.infer.room import FixedRoom, Room
 from brim.infer.rows_at_once import RowsAtOnce, Smaller, rows_at_once
@@ -20,6 +21,7 @@ from brim.infer.slots_engine import SlotsEngine
 from brim.infer.slots_support import why_not_slots
 from brim.infer.static_engine import StaticEngine, end_ids
 from brim.models.llm import LLM
+from brim.planning.engine_choice import PAGED, SLOTS, STATIC, UNREFILLED
 
 _PASS_TOKENS = 512  # of prompts that are read together, where no plan says
 
@@ -42,7 +44,8 @@ def engine_for(
     """What responds to the session's prompts.
 
     on_smaller: told each time that fewer rows go on together. kind: where it was chosen already; default: as
-    `generation.engine` says. Raises ConfigError for an engine that cannot do what the configuration asks.
+    `generation.engine` says; vLLM, which loads the weights itself, is made elsewhere. Raises ConfigError for an engine
+    that cannot do what the configuration asks.
     """
     settings = settings_of(llm, session)
     how: dict[str, Any] = {
@@ -57,11 +60,13 @@ def engine_for(
     asked = kind or session.config.generation.engine
     base = base_model(llm.model)
     against = why_not_slots(type(base), base.config, settings)
-    if asked == "slots" and against:
+    if asked == PAGED:
+        return PagedEngine(llm.model, **how)
+    if asked == SLOTS and against:
         raise ConfigError(_cannot(asked, against))
-    if asked == "static" or against:
+    if asked == STATIC or against:
         return StaticEngine(llm.model, **how)
-    return SlotsEngine(llm.model, **how)
+    return SlotsEngine(llm.model, refill=asked != UNREFILLED, **how)
 
 
 def _cannot(engine: str, why: str) -> Problem:
@@ -81,10 +86,15 @@ def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint |
 
 def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
     """How the model generates, for transformers' GenerationConfig."""
+    return settings_with(session, end_ids(llm.model, session.encoder.eos_id))
+
+
+def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
+    """As `settings_of`. own_ends: tokens at which the model stops by itself."""
     encoder, chat = session.encoder, session.config.chat
     ends = [] if chat is None else end_ids_of_turns(chat_template(chat, encoder), encoder)
     return generation_settings(
         session.config.generation,
         pad_id=encoder.pad_id,
-        end_ids=list(dict.fromkeys([*ends, *end_ids(llm.model, encoder.eos_id)])),
+        end_ids=list(dict.fromkeys([*ends, *own_ends])),
     )

@@ -42,6 +42,8 @@ class PagedEngine:
     settings: what `generation_settings` gives. room: the rows that are in at once; their cache is made for so many of
     the longest. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the
     run. The longest prompts are submitted first; none may be empty.
+
+    Raises InputError where it would not do what the settings say.
     """
 
     name = "paged"
@@ -59,13 +61,13 @@ class PagedEngine:
         on_smaller: Callable[[Smaller], None] = lambda smaller: None,
     ) -> None:
         self._model, self._settings, self._room, self._seed = model, settings, room, seed
-        self._reason_against = why_not_paged(model, settings, precision=precision, constraint=constraint)
         self._on_smaller = on_smaller
+        reason = why_not_paged(model, settings, precision=precision, constraint=constraint)
+        if reason:
+            raise _refused(reason)
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine. Raises BrimError where transformers fails in another way than for lack of memory."""
-        if self._reason_against:
-            raise _refused(self._reason_against)
         waiting = longest_first(prompts).tolist()
         has_retried = False
         while waiting:

@@ -25,7 +25,7 @@ from brim.infer.rows_at_once import Smaller, longest_first, too_large
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel
 
 Positions = NDArray[np.intp]
 
@@ -157,7 +157,12 @@ class StaticEngine:
 
 def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
     """The token that training put at the end, and those at which the model itself was made to stop."""
-    own = model.generation_config.eos_token_id
+    return end_ids_of(model.generation_config, eos_id)
+
+
+def end_ids_of(generation: GenerationConfig, eos_id: int) -> list[int]:
+    """As above, where the model is not loaded. generation: its own settings."""
+    own = generation.eos_token_id
     return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
 
 
