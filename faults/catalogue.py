@@ -60,7 +60,7 @@ CATALOGUE = (
                 name="kill-predict",
                 fault="SIGKILL",
                 where="after each operation of `brim predict`, and half-way through each write",
-                promise="no file of predictions, or the whole one; done again, it is the same and nothing is left over",
+                promise="no predictions, or the whole file; `--resume` makes the undisturbed one; nothing is left over",
             ),
             Row(
                 name="order",
@@ -88,8 +88,8 @@ CATALOGUE = (
             Row(
                 name="disk-predict",
                 fault="full disk (`RLIMIT_FSIZE`)",
-                where="predictions, in each format",
-                promise="no file, or a whole one; one message; exit code 1",
+                where="each size of file that a prediction writes, and one byte less; in each format",
+                promise="no predictions, or the whole file; one message; exit code 1; with room, `--resume` makes it",
             ),
             Row(
                 name="disk-read-only",

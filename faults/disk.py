@@ -31,6 +31,7 @@ class Stages:
     finished: Path
     marks: dict[str, str]
     predictions: dict[str, bytes]  # by format
+    sizes_predicted: dict[str, set[int]]  # by format: bytes of the files that a prediction writes
 
 
 def run(settings: Settings) -> Iterator[Trial]:
@@ -114,22 +115,24 @@ class _Disk:
 
     def _predictions(self) -> Iterator[Case]:
         for kind in _FORMATS:
-            size = len(self._stages.predictions[kind])
-            for limit in (0, size // 2, size - 1, size):
+            sizes = self._stages.sizes_predicted[kind]
+            for limit in sorted({size - less for size in sizes for less in (0, 1)}):
                 yield Case(
                     row=PREDICT,
-                    name=f"{kind} of {size:,} bytes, no file over {limit:,}",
+                    name=f"{kind}, no file over {limit:,} bytes",
                     judge=partial(self._predict_with_limit, kind, limit),
                 )
 
     def _predict_with_limit(self, kind: str, limit: int) -> str:
-        output = self._new(f".{kind}")
-        whole = self._stages.predictions[kind]
+        folder = self._new("")
+        folder.mkdir()
+        output, whole = folder / f"p.{kind}", self._stages.predictions[kind]
         done = self._subject.predict(self._stages.finished, output, limit_file_bytes=limit)
-        if limit >= len(whole):
-            return told_wrong(done, code=0) or ("" if output.read_bytes() == whole else "another file")
-        left = [path.name for path in output.parent.glob(f"*{output.name}*")]
-        return told_wrong(done, code=1) or _message_wrong(done.err) or (f"left: {left}" if left else "")
+        wrong = "" if done.code == 0 else told_wrong(done, code=1) or _message_wrong(done.err)
+        if not wrong and output.exists() != (done.code == 0):
+            wrong = "a file, and it says that there is none, or the reverse"
+        wrong = wrong or told_wrong(self._subject.predict(self._stages.finished, output, resume=True), code=0)
+        return wrong or ("" if output.read_bytes() == whole else "another file")
 
     def _read_only(self) -> Iterator[Case]:
         def case(name: str, judge: Callable[[], str]) -> Case:
@@ -193,15 +196,19 @@ def _stages(subject: Subject, folder: Path) -> Stages:
         shown = [o.number for o in operations if (o.new_path or "").startswith("checkpoints/step-")][2]
         done_with = next(o.number for o in operations if o.number > shown and o.path == "metrics.jsonl")  # older went
         subject.train(begun, environment=watch(begun, kill_after=done_with))
-    predictions = {}
+    predictions, sizes = {}, {}
     for kind in _FORMATS:
-        subject.predict(finished, folder / f"predictions.{kind}")
-        predictions[kind] = (folder / f"predictions.{kind}").read_bytes()
+        place = folder / f"predicted-{kind}"
+        place.mkdir()
+        subject.predict(finished, place / f"p.{kind}")
+        predictions[kind] = (place / f"p.{kind}").read_bytes()
+        sizes[kind] = {path.stat().st_size for path in place.rglob("*") if path.is_file()}
     return Stages(
         begun=begun if begun.exists() else None,
         finished=finished,
         marks=fingerprint(finished),
         predictions=predictions,
+        sizes_predicted=sizes,
     )
 
 

@@ -40,6 +40,7 @@ class Undisturbed:
     operations_anew: list[Operation]  # of `train --resume` after its end
     operations_predicting: list[Operation]
     predictions: bytes
+    files_predicted: frozenset[str]  # all that stands there then
 
 
 def run(settings: Settings) -> Iterator[Trial]:
@@ -140,12 +141,13 @@ class _Killer:
             self._whole.run, output, environment=watch(folder, kill_after=kill_after, kill_amid=kill_amid)
         )
         wrong = _not_killed(killed)
-        if not output.exists():
-            wrong = wrong or told_wrong(self._subject.predict(self._whole.run, output), code=0)
+        if not wrong and output.exists() and output.read_bytes() != self._whole.predictions:
+            wrong = "it predicted otherwise, or in part"
+        wrong = wrong or told_wrong(self._subject.predict(self._whole.run, output, resume=True), code=0)
         if not wrong and output.read_bytes() != self._whole.predictions:
-            wrong = "it predicts otherwise, or in part"
-        left = [path.name for path in folder.iterdir() if path != output]
-        return wrong or (f"left: {left}" if left else "")
+            wrong = "continued, it predicts otherwise"
+        left = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - self._whole.files_predicted
+        return wrong or (f"left: {sorted(left)}" if left else "")
 
     def _continued(self, run: Path) -> str:
         saved = saved_step(run)
@@ -189,6 +191,7 @@ def _undisturbed(subject: Subject, folder: Path) -> Undisturbed:
         operations_anew=read_log(anew_log, anew) if anew_log.exists() else [],
         operations_predicting=read_log(predicting_log, predicted) if predicting_log.exists() else [],
         predictions=(predicted / _PREDICTIONS).read_bytes(),
+        files_predicted=frozenset(path.relative_to(predicted).as_posix() for path in predicted.rglob("*")),
     )
 
 

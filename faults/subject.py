@@ -61,9 +61,10 @@ class Subject:
         more = ["--resume"] if resume else []
         return self.brim("train", "config.yaml", "--output-directory", run, *more, folder=self.folder, **how)
 
-    def predict(self, run: Path, output: Path, **how: Any) -> Done:
+    def predict(self, run: Path, output: Path, *, resume: bool = False, **how: Any) -> Done:
         """Generate for the test rows."""
-        return self.brim("predict", run, "--split", "test", "--output", output, folder=self.folder, **how)
+        more = ["--resume"] if resume else []
+        return self.brim("predict", run, "--split", "test", "--output", output, *more, folder=self.folder, **how)
 
 
 def make_subject(folder: Path, brim: Brim) -> Subject:

@@ -282,7 +282,8 @@ def test_the_longest_prompts_are_named_and_the_others_counted(zero_shot):
         "and 2 more: 7 prompts are too long: too little of the model's context is left for the answer\n"
         "  expected: at most 122 tokens of prompt (context - generation.max_new_tokens)\n"
         "  fix: lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
-        "preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)"
+        "preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); "
+        "`brim predict --on-overlong truncate_left` cuts them and keeps their ends"
     )
     cut = {"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 122}}
     said = []

@@ -311,6 +311,30 @@ def test_scores_that_were_broken_off_are_the_same_file(model, sums_file, tmp_pat
     assert len(calls) == 4 + 5
 
 
+SAMPLING = {"max_new_tokens": 6, "do_sample": True, "temperature": 1.5}
+
+
+def test_what_is_sampled_does_not_depend_on_where_it_was_broken_off(model, sums_file, tmp_path):
+    path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
+    model.predict(sums_file, output=whole, generation=SAMPLING, batch_size=7)
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=path, generation=SAMPLING, on_batch=killed_after(13))
+    model.predict(sums_file, output=path, generation=SAMPLING, batch_size=3, resume=True)
+    assert files(path) == files(whole)
+    texts = pd.read_csv(whole)["answer_response"]
+    assert texts.nunique() > 20
+
+
+def test_what_is_sampled_goes_by_the_key_where_there_is_one(model, sums):
+    frame = pd.DataFrame(sums).assign(id=range(40))
+    moved = frame.sample(frac=1, random_state=0).reset_index(drop=True)
+    texts = [
+        model.predict(each, generation=SAMPLING, key="id").predictions.set_index("id")["answer_response"].sort_index()
+        for each in (frame, moved)
+    ]
+    pd.testing.assert_series_equal(*texts)
+
+
 LONG = "add 1 and 2 = " * 40 + "the end"
 
 

@@ -120,7 +120,8 @@ def test_prompts_that_cannot_be_continued_are_errors_that_name_the_policies(brim
         "prompts.csv:4 (300 tokens): 1 prompt is too long: too little of the model's context is left for the "
         "answer\n  expected: at most 122 tokens of prompt (context - generation.max_new_tokens)\n"
         "  fix: lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
-        "preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)\n"
+        "preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); "
+        "`brim predict --on-overlong truncate_left` cuts them and keeps their ends\n"
     )
     assert "1 prompt is too long" in brim(*PREDICT, DROP).err
     assert "1 prompt is empty" in brim(*PREDICT, "preprocessing.on_overlong=drop").err

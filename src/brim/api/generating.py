@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from brim.api.evaluation import said
 from brim.api.inference import engine_by_hand
 from brim.api.session import Say, Session
@@ -46,12 +48,13 @@ def score_missing(
     llm: LLM, session: Session, prompts: TokenRows, responses: DoneRows, scores: DoneRows, *, say: Say
 ) -> None:
     """Score the responses that have no score, in the batches that all of them would be scored in."""
-    missing = set(scores.to_do().tolist())
+    is_missing = np.zeros(len(prompts), dtype=np.bool_)
+    is_missing[scores.to_do()] = True
     rows = rows_to_score(prompts, lambda position: response_of(responses.body(position)))
     batches = list(score_batches(rows.lengths))
     at_once = said(max(map(len, batches), default=1), say)
     for positions in batches:
-        if missing.isdisjoint(positions.tolist()):
+        if not is_missing[positions].any():
             continue
         found = score_rows(
             llm.model,
@@ -62,4 +65,5 @@ def score_missing(
             precision=llm.precision,
             head=llm.head,
         )
-        scores.add(positions.tolist(), [score_bytes(-loss) for loss in found.loss.tolist()])
+        new = is_missing[positions]  # a score that is there stays, to the bit
+        scores.add(positions[new].tolist(), [score_bytes(-loss) for loss in found.loss[new].tolist()])

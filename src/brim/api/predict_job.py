@@ -18,7 +18,7 @@ from brim.api.session import Say
 from brim.digests import sha256
 from brim.errors import InputError, OutputError, Problem
 from brim.files import make_folder, remove_folder, sync, write_text, writing
-from brim.infer.journal import Journal
+from brim.infer.journal import EMPTY_BYTES, Journal
 from brim.train.run_folder import package_versions
 
 _FORMAT = 1  # of the files in the folder
@@ -88,7 +88,7 @@ def check_job(output: Path, *, resume: bool) -> None:
                 fix=f"add --resume to go on with it, or remove {folder.path} to begin anew",
             )
         )
-    if folder.path.exists() and not folder.exists and not _is_ours(folder):
+    if folder.path.is_symlink() or (folder.path.exists() and not folder.exists and not _is_ours(folder)):
         raise OutputError(
             Problem(
                 what="the folder for what is needed to go on holds other things; nothing was changed",
@@ -178,23 +178,23 @@ def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, s
         make_folder(folder.path)
     with ExitStack() as stack:
         stack.enter_context(_held(folder))
-        if folder.exists:
-            for line in _allowed_changes(folder, now, key=key):
-                say(line)
-        else:
-            if resume:
-                say(f"nothing to continue at {output}: it begins anew")
-            _begin(folder, now, key=key)
-        _close_sitting(folder)
-        responses = stack.enter_context(Journal(folder.responses))
-        scores = stack.enter_context(Journal(folder.scores))
-        if responses.num_torn_bytes:
-            say("what was being written last is not whole; its rows are generated again")
         try:
+            if folder.exists:
+                for line in _allowed_changes(folder, now, key=key):
+                    say(line)
+            else:
+                if resume:
+                    say(f"nothing to continue at {output}: it begins anew")
+                _begin(folder, now, key=key)
+            _close_sitting(folder)
+            responses = stack.enter_context(Journal(folder.responses))
+            scores = stack.enter_context(Journal(folder.scores))
+            if responses.num_torn_bytes:
+                say("what was being written last is not whole; its rows are generated again")
             yield Job(folder, responses=responses, scores=scores)
         except BaseException:
-            if not len(responses):  # nothing that could be gone on with
-                shutil.rmtree(folder.path, ignore_errors=True)
+            if not (folder.responses.is_file() and folder.responses.stat().st_size > EMPTY_BYTES):
+                shutil.rmtree(folder.path, ignore_errors=True)  # nothing that could be gone on with
             raise
 
 
@@ -291,8 +291,8 @@ def _held(folder: JobFolder) -> Iterator[None]:
 
 
 def _is_ours(folder: JobFolder) -> bool:
-    """Whether a folder without a job in it is what a kill left of one that was about to begin, or to go."""
-    return all(entry.name in (".job.json.tmp",) for entry in folder.path.iterdir())
+    """Whether a folder without a job in it is what a kill left of one that was about to begin."""
+    return folder.path.is_dir() and all(entry.name in (".job.json.tmp",) for entry in folder.path.iterdir())
 
 
 def _read_job(folder: JobFolder) -> dict[str, Any]:

@@ -151,7 +151,8 @@ def _too_long(
             where=_places(located, len(longest)),
             expected=f"at most {room:,} tokens of prompt (context - generation.max_new_tokens)",
             fix="lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
-            f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted)",
+            f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted); `brim predict "
+            "--on-overlong truncate_left` cuts them and keeps their ends",
         )
     ]
 

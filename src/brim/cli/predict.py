@@ -81,9 +81,12 @@ def predict(
 
 
 def _as_json(result: PredictResult) -> dict[str, object]:
+    from brim.api.predict_files import summary_path
+
     return {
         "output": str(result.output),
         "ledger": None if result.ledger is None else str(result.ledger),
+        "summary": None if result.output is None else str(summary_path(result.output)),
         "num_rows": result.summary["num_rows"],
         "num_response_tokens": result.summary["num_response_tokens"],
         "num_stopped": result.summary["finish_reasons"].get("stop", 0),

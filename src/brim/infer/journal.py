@@ -23,6 +23,7 @@ from brim.files import writing
 SYNC_EVERY_S = 2.0
 
 _MAGIC = b"brimjnl1"
+EMPTY_BYTES = len(_MAGIC)  # of a journal without records
 _HEAD = struct.Struct("<IIQQ")  # bytes of the body, checksum, key, prompt
 _CHECKED = struct.Struct("<IQQ")  # what of the head the checksum covers, before the body
 _READ_BYTES = 1 << 20
