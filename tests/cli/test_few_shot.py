@@ -82,3 +82,17 @@ def test_a_run_with_examples_is_trained_evaluated_and_asked_anew(brim, project):
     evaluated = brim("evaluate", "run", "--split", "test", "--json")
     assert evaluated.code == 0
     assert json.loads(evaluated.out)["num_rows"] == 8
+
+
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        (4, "prompts are too long: too little of the model's context is left for the answer"),
+        (40, "the training split has 28 different inputs, and prompt.retrieval.k asks for 40 examples"),
+    ],
+)
+def test_too_many_examples_are_told(brim, few_shot, k, message):
+    done = brim("predict", "config.yaml", f"prompt.retrieval={{type: random, k: {k}}}", "--output", "out.jsonl")
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+    assert not (few_shot / "out.jsonl").exists()
