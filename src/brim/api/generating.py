@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from brim.api.evaluation import said
-from brim.api.inference import engine_by_hand
+from brim.api.generation_request import rows_by_hand
+from brim.api.planned_generation import planned_engine
 from brim.api.session import Say, Session
+from brim.api.vllm_engine import vllm_engine
 from brim.data import TokenRows
 from brim.infer.done_rows import DoneRows
+from brim.infer.engine import Engine
 from brim.infer.evaluate import score_rows
 from brim.infer.response import Finished
 from brim.infer.response_record import response_bytes, response_of, score_bytes
@@ -23,9 +26,21 @@ from brim.models.llm import LLM
 class Generation:
     """An engine about to respond. `about`: what to know of it, beforehand and, with more in it, afterwards."""
 
-    def __init__(self, llm: LLM, session: Session, *, batch_rows: int, say: Say) -> None:
-        self._engine = engine_by_hand(llm, session, batch_rows=said(batch_rows, say))
-        self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": batch_rows}
+    def __init__(self, weights: Callable[[], LLM], session: Session, prompts: TokenRows, *, say: Say) -> None:
+        """weights: loads the model, where the engine does not do that itself."""
+        self._engine: Engine
+        if session.config.generation.engine == "vllm":
+            rows = rows_by_hand(session.config)
+            self._engine = vllm_engine(session, rows=rows)
+            self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": rows}
+            return
+        planned = planned_engine(weights(), session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
+        self._engine, plan = planned.engine, planned.plan
+        self.about = {
+            "engine": self._engine.name,
+            "rows_at_once": plan.rows_at_most,
+            "plan": plan.as_dict(),
+        }
 
     def run(self, prompts: TokenRows, done: DoneRows, *, on_batch: Callable[[int], None]) -> float:
         """Respond to the rows that are not done, and note each as it ends. Returns the seconds.

@@ -50,8 +50,8 @@ class GenerationRequest:
 
     @property
     def is_slots(self) -> bool:
-        """Whether brim's own engine writes the responses."""
-        return self.engine == "slots"
+        """Whether the cache is one as of brim's own engine, that rows enter and leave; those in pages hold as much."""
+        return self.engine != "static"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,10 +96,10 @@ def request_of(
 
 
 def engine_by_settings(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
-    """Which of the two engines that run here a plan is for, and why."""
+    """Which engine a plan is for, and why."""
     asked = config.generation.engine
-    if asked == "static":
-        return "static", "generation.engine"
+    if asked in ("static", "paged", "vllm"):
+        return asked, "generation.engine"
     settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
     against = why_not_slots(_model_class(architecture), architecture, settings)
     return ("static", against) if against else ("slots", "" if asked == "auto" else "generation.engine")

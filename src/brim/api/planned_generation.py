@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from numpy.typing import ArrayLike
-
+from brim.api.engine_choosing import with_fastest_engine
 from brim.api.generation_launch import proven
 from brim.api.generation_planning import plan_job
 from brim.api.generation_request import GenerationRequest, request_of
-from brim.api.inference import engine_for, settings_of
+from brim.api.inference import constraint_of, engine_for, settings_of
 from brim.api.session import Say, Session, say_nothing
+from brim.data import TokenRows
 from brim.errors import InputError, Problem
 from brim.infer.engine import Engine
 from brim.infer.rows_at_once import Smaller
 from brim.models.llm import LLM
 from brim.planning.at_hand import enforce
 from brim.planning.generation_plan import GenerationPlan
-from brim.report.generation_lines import generation_lines
+from brim.report.generation_lines import engine_in_words, generation_lines
 from brim.units import format_bytes
 
 
@@ -33,27 +34,54 @@ class PlannedEngine:
 def planned_engine(
     llm: LLM,
     session: Session,
-    lengths: ArrayLike,
+    prompts: TokenRows,
     *,
     say: Say,
     on_smaller: Callable[[Smaller], None] = lambda smaller: None,
 ) -> PlannedEngine:
-    """lengths: tokens of the prompts, of at least one. on_smaller: told when memory ran out and fewer rows go on.
+    """prompts: at least one. on_smaller: told when memory ran out and fewer rows go on.
 
     Raises InputError where the longest prompt is predicted not to fit even alone.
     """
-    request = request_of(session, lengths, llm=llm)
+    request = request_of(session, prompts.lengths, llm=llm)
     plan = plan_generation(request, say=say)
     _require_fits(plan)
     if session.config.memory.budget != "auto":
         enforce(plan.budget, request.device)
     for line in generation_lines(plan):
         say(line)
-    plan = proven(plan, request, llm, settings_of(llm, session), say=say)
+    settings = settings_of(llm, session)
+    plan = proven(plan, request, llm, settings, say=say)
     if plan.proof:
         say(f"launch: {plan.proof}")
-    engine = engine_for(llm, session, room=plan.room(), on_smaller=on_smaller, kind=plan.engine)
-    return PlannedEngine(engine=engine, plan=plan)
+    chosen = _with_engine(plan, request, llm, session, settings, prompts, say)
+    engine = engine_for(llm, session, room=chosen.room(), on_smaller=on_smaller, kind=chosen.engine)
+    return PlannedEngine(engine=engine, plan=chosen)
+
+
+def _with_engine(
+    plan: GenerationPlan,
+    request: GenerationRequest,
+    llm: LLM,
+    session: Session,
+    settings: Mapping[str, Any],
+    prompts: TokenRows,
+    say: Say,
+) -> GenerationPlan:
+    """The plan with the engine that is the fastest here, where that can be known."""
+    chosen = with_fastest_engine(
+        plan,
+        request,
+        llm,
+        settings,
+        prompts,
+        lambda kind: engine_for(llm, session, room=plan.room(), kind=kind),
+        constraint=constraint_of(session, settings),
+        say=say,
+    )
+    if chosen is not plan:
+        say(f"engine: {engine_in_words(chosen)}")
+    return chosen
 
 
 def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:

@@ -42,7 +42,6 @@ class Wanted:
 
     output: Path | None
     split: str
-    batch_rows: int
     resume: bool = False
     scores: bool = False
     key: str | None = None  # the column by which rows are known; None: by their numbers
@@ -146,15 +145,13 @@ class _Work:
 
     def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: Callable[[int], None]) -> float:
         """Respond to the rows that are not done, and score where it is wanted. Returns the seconds of generating."""
-        seconds, llm = 0.0, None
+        seconds = 0.0
         if self.responses.num_done:
             on_batch(self.responses.num_done)
         if len(self.responses.to_do()):
-            llm = weights()
-            seconds = self._generate(llm, say, on_batch)
+            seconds = self._generate(weights, say, on_batch)
         if self._wanted.scores and len(self._scores.to_do()):
-            llm = llm or weights()
-            score_missing(llm, self._session, self._asked.prompts, self.responses, self._scores, say=say)
+            score_missing(weights(), self._session, self._asked.prompts, self.responses, self._scores, say=say)
         return seconds
 
     def put_together(self, seconds: float, *, say: Say) -> PredictResult:
@@ -185,12 +182,12 @@ class _Work:
             say(line)
         return self._result(seconds, self._summary(counts), None, lambda: frame)
 
-    def _generate(self, llm: LLM, say: Say, on_batch: Callable[[int], None]) -> float:
+    def _generate(self, weights: Callable[[], LLM], say: Say, on_batch: Callable[[int], None]) -> float:
         asked, config = self._asked, self._session.config
         is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
         prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
         started = time.perf_counter()
-        generation = Generation(llm, self._session, batch_rows=self._wanted.batch_rows, say=say)
+        generation = Generation(weights, self._session, prompts.take(self.responses.to_do()), say=say)
         self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
         try:
             seconds = generation.run(prompts, self.responses, on_batch=on_batch)
