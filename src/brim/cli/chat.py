@@ -26,11 +26,13 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
     """
     from brim.cli.opening import open_model
 
-    conversation = open_model(config_or_run, overrides or []).chat(say=say)
+    notes: list[str] = []  # kept until the line that is being answered has ended
+    conversation = open_model(config_or_run, overrides or []).chat(say=notes.append)
     is_person = sys.stdin.isatty()
     if is_person:
         kind = "a conversation" if conversation.remembers else "each prompt stands alone"
-        say(f"{kind}; {_COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves")
+        notes.append(f"{kind}; {_COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves")
+    _say_all(notes)
     for line in _typed() if is_person else _piped():
         try:
             if not _obey(line, conversation):
@@ -40,7 +42,15 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
                 raise
             from brim.cli.message import message
 
-            say(message(error))
+            notes.append(message(error))
+        finally:
+            _say_all(notes)
+
+
+def _say_all(notes: list[str]) -> None:
+    for note in notes:
+        say(note)
+    notes.clear()
 
 
 def _obey(line: str, conversation: Conversation) -> bool:
