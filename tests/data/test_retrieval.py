@@ -123,7 +123,7 @@ def test_new_data_gets_examples_of_the_configurations_own(make_config, letters, 
     assert texts.prompts[0].startswith("[{'q': 'aaa', 'a': '4'}, {'q': 'abb', 'a': '2'}]")
     assert texts.own_prompts == [">aab", ">xyy"]
     assert made.notes() == [
-        f"1 row has its very input in the training split of {read(train).name}: the example with it is never theirs"
+        f"1 row has its very input in the training split of {read(train).name}, where it is no example for it"
     ]
 
 

@@ -62,9 +62,11 @@ class Contexts:
         """What a person should know of the rows drawn so far."""
         notes = list(self.standing_notes)
         if self.elsewhere is not None and self.num_known:
-            rows = "1 row has its" if self.num_known == 1 else f"{self.num_known:,} rows have their"
+            rows, them = (
+                ("1 row has its", "it") if self.num_known == 1 else (f"{self.num_known:,} rows have their", "them")
+            )
             notes.append(
-                f"{rows} very input in the training split of {self.elsewhere}: the example with it is never theirs"
+                f"{rows} very input in the training split of {self.elsewhere}, where it is no example for {them}"
             )
         return notes
 
