@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from brim.infer.metrics import Interval, ratio_interval
+from brim.infer.bootstrap import Interval, ratio_interval
 from stdlib_code.dataset import TEST, Row, instruction_rows, stdlib_modules, write_jsonl
 
 ROOT = Path(__file__).parents[1]

@@ -5,11 +5,13 @@ import json
 import shutil
 import weakref
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import brim
 from brim.api.model import check_split
+from brim.infer.bootstrap import ratio
 
 PROMPTS = ["add 1 and 2 =", "add", "add 20 and 3 = 23; the sum of 20 plus 3"]
 
@@ -224,8 +226,8 @@ def test_texts_are_measured_against_the_answers(zero_shot, sums):
 
 
 def test_texts_are_measured_against_whole_answers_even_where_tokens_are_cut(zero_shot, monkeypatch):
-    compared = []
-    monkeypatch.setattr("brim.api.evaluation.text_metrics", lambda *texts: compared.append(texts) or {"bleu": 1.0})
+    compared, one = [], ratio(np.ones(2))
+    monkeypatch.setattr("brim.api.evaluation.text_measures", lambda *texts: compared.append(texts) or {"bleu": one})
     answer = {"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}
     question = {"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}
     frame = pd.DataFrame(

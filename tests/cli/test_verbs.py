@@ -1,6 +1,7 @@
 """The verbs on input that is odd but right."""
 
 import json
+import re
 import shutil
 
 import pandas as pd
@@ -163,12 +164,13 @@ def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, 
 
 def test_evaluate_prints_figures_for_people_and_for_programs(brim, run):
     people = brim("evaluate", run, "--dataset", "sums.jsonl")
-    assert (people.code, people.err) == (0, "")
+    assert people.code == 0
+    assert re.fullmatch(r"evaluation: 1 batch of up to 40 × 9 tokens, .* GiB; about .*\n", people.err)
     programs = json.loads(brim("evaluate", run, "--dataset", "sums.jsonl", "--json").out)
-    assert f"loss                 {programs['loss']:.4f}" in people.out
     low, high = programs["loss_interval"]
     assert low < programs["loss"] < high
-    assert f"loss, 95% interval over rows: {low:.4f} to {high:.4f}" in people.out
+    assert f"loss               {programs['loss']:.4f} ({low:.3f} to {high:.3f})" in people.out
+    assert programs["intervals"].keys() == {"loss", "perplexity", "token_accuracy", "sequence_accuracy"}
     assert (programs["split"], programs["num_rows"]) == ("full", 40)
 
 
@@ -186,10 +188,29 @@ def test_evaluate_with_texts_and_a_file_of_rows(brim, run, project):
 
 def test_a_configuration_that_was_not_trained_is_told_from_a_run(brim, project):
     done = brim("evaluate", "config.yaml", "--dataset", "sums.jsonl")
-    assert (done.code, done.err) == (0, UNTRAINED)
+    assert done.code == 0
+    assert done.err.startswith(f"{UNTRAINED}evaluation: ")
     none = brim("evaluate", "config.yaml", "trainer={type: none}", "adapter=null", "--dataset", "sums.jsonl")
-    assert (none.code, none.err) == (0, "")
+    assert none.code == 0
+    assert none.err.startswith("evaluation: ")
     assert none.out == done.out
+
+
+def test_evaluate_compares_with_the_base_for_people_and_for_programs(brim, run):
+    people = brim("evaluate", run, "--dataset", "sums.jsonl", "--against-base")
+    told = json.loads(brim("evaluate", run, "--dataset", "sums.jsonl", "--against-base", "--json").out)
+    against = told["against"]
+    assert told["loss"] - against["metrics"]["loss"] == pytest.approx(against["differences"]["loss"])
+    low, high = against["difference_intervals"]["loss"]
+    lines = people.out.splitlines()
+    assert lines[0].startswith("full: 40 rows; the other model is ")
+    assert re.fullmatch(r" +base +this model +difference, paired", lines[2])
+    assert lines[3].startswith("loss ")
+    assert lines[3].endswith(f"{against['differences']['loss']:+.4f} ({low:+.3f} to {high:+.3f})")
+    both = brim("evaluate", run, "--dataset", "sums.jsonl", "--against-base", "--against", run)
+    assert (both.code, both.err) == (
+        2, "brim: --against and --against-base name two models\n  fix: leave one of them out\n",
+    )  # fmt: skip
 
 
 def test_figures_that_are_no_numbers_are_still_json(brim, project, tiny_base):

@@ -1,12 +1,13 @@
-"""Figures against closed forms, and the bootstrap against known distributions."""
+"""Figures against closed forms."""
 
 import math
 
 import numpy as np
 import pytest
 
+from brim.infer.bootstrap import Interval, intervals
 from brim.infer.evaluate import Scores
-from brim.infer.metrics import Interval, loss_interval, ratio_interval, summarize
+from brim.infer.metrics import loss_interval, score_measures, summarize
 
 
 def scores(loss, num_correct, num_supervised):
@@ -51,45 +52,20 @@ def test_one_row_leaves_no_room_to_resample():
     assert loss_interval(scores([3.0], [0], [2])) == Interval(low=1.5, high=1.5)
 
 
-def test_two_rows_give_their_three_means():
-    # Draws with replacement are (a, a), (a, b), (b, a), (b, b), a quarter each: the 95% interval spans both ends.
-    assert ratio_interval(np.array([1.0, 3.0]), np.array([1, 1])) == Interval(low=1.0, high=3.0)
+def test_measures_are_the_figures_and_their_intervals_hold_them():
+    some = scores([2.0, 1.0, 6.0, 3.5], [1, 2, 0, 2], [1, 2, 6, 3])
+    measures, figures = score_measures(some), summarize(some)
+    assert {name: measure.value for name, measure in measures.items()} == {name: figures[name] for name in measures}
+    once = np.ones((1, 4))
+    assert {name: measure.of(once)[0] for name, measure in measures.items()} == pytest.approx(
+        {name: figures[name] for name in measures}
+    )
+    found = intervals(measures, 4)
+    assert found["loss"] == loss_interval(some)
+    assert found["perplexity"].high == pytest.approx(math.exp(found["loss"].high), rel=1e-3)
+    assert all(found[name].low <= figures[name] <= found[name].high for name in measures)
 
 
-def test_the_interval_of_a_mean_is_the_normal_one():
-    """For many rows of one token, the bootstrap's interval tends to mean ± 1.96 σ / √n (percentile bootstrap)."""
-    values = np.random.default_rng(1).normal(5.0, 2.0, size=2000)
-    interval = ratio_interval(values, np.ones(2000, dtype=np.int64))
-    half = 1.96 * values.std() / math.sqrt(2000)
-    assert interval.low == pytest.approx(values.mean() - half, abs=0.15 * half)
-    assert interval.high == pytest.approx(values.mean() + half, abs=0.15 * half)
-
-
-def test_the_interval_covers_the_truth_about_95_times_in_100():
-    generator = np.random.default_rng(2)
-    tokens = np.full(40, 3)
-    intervals = [ratio_interval(generator.exponential(2.0, size=40) * 3, tokens, seed=i) for i in range(200)]
-    covered = sum(interval.low <= 2.0 <= interval.high for interval in intervals)
-    assert 176 <= covered <= 198  # of 200; a percentile bootstrap of 40 skewed rows covers a little less than 95%
-
-
-def test_rows_are_drawn_whole():
-    """One long row against many short ones: with tokens drawn alone, the interval would be far narrower."""
-    loss, tokens = np.array([1000.0] + [1.0] * 10), np.array([100] + [1] * 10)
-    interval = ratio_interval(loss, tokens)
-    assert interval.low == pytest.approx(1.0)  # no long row drawn
-    assert interval.high > 9.5
-
-
-@pytest.mark.parametrize("draws", [1, 90, 20_000])
-def test_memory_is_bounded_and_changes_no_figure(monkeypatch, draws):
-    loss, tokens = np.arange(30.0), np.arange(1, 31)
-    expected = ratio_interval(loss, tokens)
-    monkeypatch.setattr("brim.infer.metrics._DRAWS_AT_ONCE", draws)
-    assert ratio_interval(loss, tokens) == expected
-
-
-def test_the_same_seed_gives_the_same_interval():
-    loss, tokens = np.arange(30.0), np.arange(1, 31)
-    assert ratio_interval(loss, tokens, seed=3) == ratio_interval(loss, tokens, seed=3)
-    assert ratio_interval(loss, tokens, seed=3) != ratio_interval(loss, tokens, seed=4)
+def test_a_perplexity_beyond_all_numbers_has_an_interval_that_ends_there():
+    found = intervals(score_measures(scores([4000.0, 1.0], [0, 0], [5, 5])), 2)
+    assert found["perplexity"].high == math.inf

@@ -2,9 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
 
-from brim.infer.text_metrics import text_metrics
+from brim.infer.bootstrap import intervals
+from brim.infer.text_metrics import text_measures, text_metrics
 
 LONG = "the quick brown fox jumps over the lazy dog"
 
@@ -55,3 +60,25 @@ def test_silence_is_worth_nothing_and_no_error():
 def test_the_lists_must_match():
     with pytest.raises(ValueError):
         text_metrics(["a"], ["a", "b"])
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "fox,", "1.5"]), max_size=12).map(" ".join)
+
+
+@given(pairs=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=6))
+def test_bleu_is_sacrebleus_of_any_corpus(pairs):
+    responses, references = zip(*pairs, strict=True)
+    expected = BLEU().corpus_score(list(responses), [list(references)]).score
+    assert text_metrics(responses, references)["bleu"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_measures_of_drawn_rows_are_those_of_a_corpus_of_them():
+    responses = ["the cat sat on a mat", "a dog ran", "nothing at all here", "the end of it all is near"]
+    references = ["the cat sat on the mat", "a dog ran fast", "something else entirely", "the end of it all was near"]
+    measures = text_measures(responses, references)
+    for drawn in ([0, 0, 1, 3], [2, 2, 2, 2], [1, 2, 3, 3]):
+        counts = np.bincount(drawn, minlength=4).astype(float)[None]
+        expected = text_metrics([responses[n] for n in drawn], [references[n] for n in drawn])
+        assert {name: measure.of(counts)[0] for name, measure in measures.items()} == pytest.approx(expected, abs=1e-9)
+    found = intervals(measures, 4)
+    assert all(found[name].low <= measure.value <= found[name].high for name, measure in measures.items())

@@ -62,7 +62,7 @@ def test_scores_by_row_sum_to_the_loss_and_count_hits(model):
     some = rows([9, 30, 4, 17])
     batch = collate(some, pad_id=1)
     scores = next_token_scores(model, batch)
-    torch.testing.assert_close(scores.loss.sum(), next_token_loss(model, batch))
+    torch.testing.assert_close(scores.loss.sum().float(), next_token_loss(model, batch))
     assert scores.num_supervised.tolist() == [7, 28, 2, 15]
     predicted = model(input_ids=batch.input_ids).logits.argmax(-1)[:, :-1]
     targets = labels(some)[:, 1:]

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from brim.api.inference import engine_by_hand
+from brim.api.planned_generation import planned_engine
 from brim.api.prompts import continuable
 from brim.api.results import EvaluateResult
 from brim.api.session import Say, Session, say_nothing
 from brim.config import Config, FinetuneTrainer
+from brim.config.labels import LabelReader
 from brim.data import Entry, Source, TextEncoder, TokenRows, prompts_of
 from brim.data.prompt import prompter
 from brim.data.texts import Texts
-from brim.infer.engine import respond_to
+from brim.infer.bootstrap import Measure, intervals, ratio
+from brim.infer.engine import Engine, respond_to
 from brim.infer.evaluate import score_rows
-from brim.infer.metrics import loss_interval, summarize
+from brim.infer.label_metrics import label_measures
+from brim.infer.labels import LabelCounts, extract, label_reader
+from brim.infer.metrics import score_measures, summarize
 from brim.infer.rows_at_once import Batches, RowsAtOnce
-from brim.infer.text_metrics import text_metrics
+from brim.infer.text_metrics import exact_match, text_measures
 from brim.models.llm import LLM
-
-_ROWS_WITHOUT_A_PLAN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ def evaluate(
 ) -> EvaluateResult:
     """Loss, perplexity and accuracies of rows with answers.
 
-    asked: where given, the model's own texts are compared with the data's, for BLEU, ROUGE and exact match.
+    asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
+    category, for accuracy and F1 of its labels.
     """
     scores = score_rows(
         llm.model,
@@ -57,12 +60,7 @@ def evaluate(
         precision=llm.precision,
         head=llm.head,
     )
-    metrics: dict[str, float] = summarize(scores)
-    if asked is not None:
-        responses = respond(llm, session, asked.prompts, batch_rows=said(rows_to_generate(session.config), say))[
-            "response"
-        ].tolist()
-        metrics |= text_metrics(responses, asked.references)
+    figures, measures = summarize(scores), score_measures(scores)
     frame = pd.DataFrame(
         {
             "row": scores.keys,
@@ -71,7 +69,44 @@ def evaluate(
             "num_supervised": scores.num_supervised,
         }
     )
-    return EvaluateResult(split=split, metrics=metrics, loss_interval=loss_interval(scores), rows=frame)
+    if asked is not None:
+        texts = _responses(llm, session, asked, say=say)
+        measures |= response_measures(texts, asked.references, label_reader(session.config))
+        frame = pd.concat([frame, texts], axis=1)
+    return EvaluateResult(
+        split=split,
+        metrics=figures | {name: measure.value for name, measure in measures.items()},
+        intervals=intervals(measures, len(frame)),
+        rows=frame,
+        measures=measures,
+    )
+
+
+def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: LabelReader | None) -> dict[str, Measure]:
+    """Of responses, as `respond` gives them, in the order of the references. reader: of a category."""
+    responses = texts["response"].tolist()
+    if reader is None:
+        found = text_measures(responses, references)
+    else:
+        labels = extract(responses, reader, LabelCounts())
+        found = label_measures(labels, [reference.strip() for reference in references])
+        found["exact_match"] = exact_match(responses, references)
+    found["response_tokens"] = ratio(texts["num_response_tokens"].to_numpy())
+    found["ended_by_itself"] = ratio((texts["finish_reason"] == "stop").to_numpy())
+    return found
+
+
+def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say) -> pd.DataFrame:
+    """With a column of labels for a category."""
+    planned = planned_engine(llm, session, asked.prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
+    texts = respond(planned.engine, session, asked.prompts)
+    reader = label_reader(session.config)
+    if reader is not None:
+        counts = LabelCounts()
+        texts.insert(1, "label", extract(texts["response"].tolist(), reader, counts))
+        for line in counts.notes():
+            say(line)
+    return texts
 
 
 def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -> Asked:
@@ -114,31 +149,15 @@ def size_for_generating(config: Config) -> str:
     return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
 
 
-def rows_to_generate(config: Config) -> int:
-    """How many rows are generated for at once."""
-    given = getattr(config.trainer, size_for_generating(config))
-    return _ROWS_WITHOUT_A_PLAN if given in ("auto", None) else int(given)
-
-
 def said(num_rows: int, say: Say) -> RowsAtOnce:
     """So many rows together, or fewer once memory has run out; then it is said."""
     return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
 
 
-def respond(
-    llm: LLM,
-    session: Session,
-    prompts: TokenRows,
-    *,
-    batch_rows: int | RowsAtOnce,
-    on_batch: Callable[[int], None] = lambda rows: None,
-) -> pd.DataFrame:
-    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens.
-
-    on_batch: told how many prompts have got their response, each time that some have.
-    """
+def respond(engine: Engine, session: Session, prompts: TokenRows) -> pd.DataFrame:
+    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens."""
     encoder = session.encoder
-    responses = respond_to(engine_by_hand(llm, session, batch_rows=batch_rows), prompts, on_batch=on_batch)
+    responses = respond_to(engine, prompts)
     frame: pd.DataFrame = pd.DataFrame(
         {
             "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, overload
 
 from brim.api.activations import Activations, Asked, activations_of, check_pooling
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
+from brim.api.comparison import Contender, base_of, compared, contender
 from brim.api.conversation import Conversation
 from brim.api.evaluation import answerable, evaluate, respond
 from brim.api.export import check_format, export_run
 from brim.api.forward_planning import batches_for
-from brim.api.inference import settings_of
+from brim.api.generation_request import rows_by_hand
+from brim.api.inference import engine_by_hand, settings_of
 from brim.api.merging import merge_run, merging_of
+from brim.api.planned_generation import planned_engine
 from brim.api.predict_policies import OnError, OnOverlong
 from brim.api.predicting import Wanted, check_wanted, predict
 from brim.api.prompts import require_continuable, require_texts
@@ -29,6 +33,8 @@ from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
 from brim.infer.activations import Pooling
+from brim.infer.engine import Engine
+from brim.infer.labels import label_reader
 from brim.infer.named_layers import LayerName
 from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
@@ -45,7 +51,7 @@ from brim.train.run_folder import (
 Split = Literal["train", "validation", "test", "full"]
 
 _DEFAULT_OUTPUT = Path("results")
-_ROWS_WITHOUT_A_PLAN = 8
+_A_FEW = 8  # prompts
 
 
 class Model:
@@ -142,14 +148,18 @@ class Model:
         *,
         split: Split | None = None,
         with_texts: bool = False,
+        against: str | Path | None = None,
         batch_size: int | None = None,
         say: Say = say_nothing,
     ) -> EvaluateResult:
-        """Loss, perplexity, token and sequence accuracy of a split.
+        """Loss, perplexity, token and sequence accuracy of a split, each with its 95% interval.
 
         split: "full" takes all rows. Default: "full" of a given data set, "test" of the configuration's own.
-        with_texts: generate answers, too, and compare them with the data's, for BLEU, ROUGE and exact match. ROUGE
-        counts words of Latin letters and digits alone (rouge-score drops all others): do not use it for other scripts.
+        with_texts: generate answers, too, and compare them with the data's, for BLEU, ROUGE and exact match. Of a
+        category, answers are generated in any case, for the accuracy of its labels. ROUGE counts words of Latin letters
+        and digits alone (rouge-score drops all others): do not use it for other scripts.
+        against: "base", or a run's folder, or a configuration: evaluate that model on the same rows, too, and give the
+        differences with paired intervals. The two are never in memory together.
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`.
         """
         session = self._open()
@@ -161,15 +171,24 @@ class Model:
             source, session.config, session.encoder, context_length=session.folder.context_length, only=split
         )
         rows, ledger, asked = prepared.splits[split], prepared.ledger, None
+        with_texts |= label_reader(session.config) is not None
         if with_texts:
             rows, asked, entries = answerable(source, session, rows, split=split)
             ledger = ledger.with_more(entries)
         for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
             say(line)
         _require_rows(rows, split, source)
+        other = None if against is None else self._other(against)
+        theirs = None if other is None else other._contender(source, like=session, split=split, with_texts=with_texts)
         # Planned before the weights are there, if they are not yet: then what is free is known.
         at_once = batches_for(session, [rows], llm=self._llm, say=say)
-        return evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
+        result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
+        if other is None or theirs is None:
+            return result
+        self._let_go()
+        ours = Contender(name=self._name, session=session, rows=rows, asked=asked)
+        say(f"{theirs.name}:")
+        return replace(result, comparison=compared(result, (ours, theirs), other._weights, say=say))
 
     def predict(
         self,
@@ -203,7 +222,6 @@ class Model:
         wanted = Wanted(
             output=path,
             split=split,
-            batch_rows=_batch_rows(session, size),
             resume=resume,
             scores=scores,
             key=key,
@@ -241,9 +259,7 @@ class Model:
         if stream:
             require_one(rows)
             return stream_text(self._weights(), session, rows)
-        responses = respond(
-            self._weights(), session, rows, batch_rows=_batch_rows(session, _size_for_generating(session.config))
-        )
+        responses = respond(_engine_for(self._weights(), session, rows), session, rows)
         answers: list[str] = responses["response"].tolist()
         return answers[0] if isinstance(prompts, str) else answers
 
@@ -361,6 +377,25 @@ class Model:
             self._session = session
         return self._session
 
+    def _other(self, against: str | Path) -> Model:
+        """The model to compare with."""
+        if against != "base":
+            path = Path(against)
+            return Model.load(path) if path.is_dir() else Model(path)
+        return Model(base_of(self.config, self._run, has_learned=self._has_learned))
+
+    def _contender(self, source: Source, *, like: Session, split: str, with_texts: bool) -> Contender:
+        name = self.config.base_model if self._run is None else str(self._run.path)
+        return contender(name, self._open(), source, like=like, split=split, with_texts=with_texts)
+
+    def _let_go(self) -> None:
+        """Free the weights. What was learned in this process is read from the run's folder when it is needed again."""
+        self._llm = None
+        if self._has_learned and self._run is not None:
+            trust = ["trust_remote_code=true"] if self.config.trust_remote_code else []
+            self.config = Model.load(self._run.path, overrides=trust).config
+            self._session, self._has_learned, self._needs_training = None, False, False
+
     def _weights(self) -> LLM:
         if self._llm is None:
             session = self._open()
@@ -434,9 +469,11 @@ def _size_for_generating(config: Config) -> str:
     return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
 
 
-def _batch_rows(session: Session, key: str = "eval_batch_size") -> int:
-    given = getattr(session.config.trainer, key)
-    return _ROWS_WITHOUT_A_PLAN if given in ("auto", None) else int(given)
+def _engine_for(llm: LLM, session: Session, prompts: TokenRows) -> Engine:
+    """A few prompts are answered before a plan would be made."""
+    if len(prompts) > _A_FEW:
+        return planned_engine(llm, session, prompts, say=say_nothing).engine
+    return engine_by_hand(llm, session, batch_rows=min(rows_by_hand(session.config) or _A_FEW, len(prompts)))
 
 
 def _holds_adapter(run: RunFolder) -> bool:

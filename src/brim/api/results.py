@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from brim.infer.metrics import Interval
+from brim.infer.bootstrap import Interval, Measure
 
 if TYPE_CHECKING:
     from brim.infer.divergence import Divergence
@@ -33,8 +33,30 @@ class EvaluateResult:
 
     split: str
     metrics: Mapping[str, float]  # loss, perplexity, token_accuracy, sequence_accuracy, num_rows, …; bleu, rougeL, …
-    loss_interval: Interval  # 95%, bootstrap over rows
-    rows: pd.DataFrame  # row, loss (sum, nats), num_correct, num_supervised
+    intervals: Mapping[str, Interval]  # of the metrics that have one: 95%, bootstrap over rows
+    rows: pd.DataFrame  # row, loss (sum, nats), num_correct, num_supervised; with texts response, finish_reason, …
+    measures: Mapping[str, Measure] = field(repr=False)  # what the intervals were drawn from
+    comparison: Comparison | None = None  # with the model that was asked for
+
+    @property
+    def loss_interval(self) -> Interval:
+        """95%, bootstrap over rows."""
+        return self.intervals["loss"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two models on the same rows. Differences are this one's less the other's, with paired 95% intervals."""
+
+    other: str  # what it is, for people
+    num_rows: int  # that both were evaluated on
+    metrics: Mapping[str, float]  # of this one on those rows
+    intervals: Mapping[str, Interval]
+    other_metrics: Mapping[str, float]
+    other_intervals: Mapping[str, Interval]
+    differences: Mapping[str, float]
+    difference_intervals: Mapping[str, Interval]
+    notes: tuple[str, ...]  # what could not be compared, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

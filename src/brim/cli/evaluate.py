@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, require_exists
 from brim.cli.say import say
+from brim.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from brim.api.results import EvaluateResult
+    from brim.infer.bootstrap import Interval
 
 
 def evaluate(
@@ -27,8 +34,16 @@ def evaluate(
         bool,
         typer.Option(
             "--texts",
-            help="Generate answers too, for BLEU, ROUGE (Latin letters and digits only) and exact match.",
+            help="Generate answers too, for BLEU, ROUGE (Latin letters and digits only) and exact match. A category's "
+            "are generated in any case, for the accuracy of its labels.",
         ),
+    ] = False,
+    against: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--against", metavar="RUN_OR_CONFIG", help="Evaluate this model, too, and compare the two."),
+    ] = None,
+    against_base: Annotated[
+        bool, typer.Option("--against-base", help="The same with the base model that the run was trained from.")
     ] = False,
     rows: Annotated[
         Optional[str],  # noqa: UP045
@@ -36,28 +51,82 @@ def evaluate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print loss, perplexity, token and sequence accuracy of a model on a data set, with the loss's 95% interval."""
-    from pathlib import Path
-
+    """Print loss, perplexity, accuracies and, with --texts, text metrics of a model, each with its 95% interval."""
     from brim.cli.opening import open_model
 
+    other = _other(against, against_base=against_base)
     model = open_model(config_or_run, overrides or [])
     from brim.api.model import check_split
     from brim.api.prediction import check_output, write_predictions
-    from brim.cli.tables import finite_or_null, print_metrics
 
     if rows is not None:
         check_output(Path(rows))
-    result = model.evaluate(dataset, split=check_split(split), with_texts=texts, say=say)
+    result = model.evaluate(dataset, split=check_split(split), with_texts=texts, against=other, say=say)
     if rows is not None:
         write_predictions(result.rows, Path(rows))
-    interval = result.loss_interval
     if as_json:
-        figures = {name: finite_or_null(value) for name, value in result.metrics.items()}
-        ends = [finite_or_null(interval.low), finite_or_null(interval.high)]
-        print(json.dumps({"split": result.split, **figures, "loss_interval": ends}))
+        print(json.dumps(_as_json(result)))
         return
-    print_metrics({result.split: result.metrics})
-    print(f"loss, 95% interval over rows: {interval.low:.4f} to {interval.high:.4f}")
-    if not texts:
+    for line in _lines(result, is_base=against_base):
+        print(line)
+    if "exact_match" not in result.metrics:
         print("BLEU, ROUGE and exact match need generated answers: add --texts")
+
+
+def _other(against: Path | None, *, against_base: bool) -> Path | str | None:
+    if against is None:
+        return "base" if against_base else None
+    if against_base:
+        raise InputError(Problem(what="--against and --against-base name two models", fix="leave one of them out"))
+    require_exists(against)
+    return against if str(against) != "base" else against.resolve()
+
+
+def _lines(result: EvaluateResult, *, is_base: bool) -> list[str]:
+    from brim.report.figure_table import comparison_lines, figure_lines
+
+    comparison = result.comparison
+    if comparison is None:
+        return figure_lines(result.metrics, result.intervals, title=result.split)
+    columns = [
+        ("base" if is_base else "other", comparison.other_metrics, comparison.other_intervals),
+        ("this model", comparison.metrics, comparison.intervals),
+    ]
+    lines = comparison_lines(columns, comparison.differences, comparison.difference_intervals, notes=comparison.notes)
+    return [f"{result.split}: {comparison.num_rows:,} rows; the other model is {comparison.other}", "", *lines]
+
+
+def _as_json(result: EvaluateResult) -> dict[str, Any]:
+    """Numbers that are none are null."""
+    comparison = result.comparison
+    told = {
+        "split": result.split,
+        **_numbers(result.metrics),
+        "loss_interval": _ends(result.intervals)["loss"],
+        "intervals": _ends(result.intervals),
+    }
+    if comparison is None:
+        return told
+    return told | {
+        "against": {
+            "model": comparison.other,
+            "num_rows": comparison.num_rows,
+            "metrics": _numbers(comparison.other_metrics),
+            "intervals": _ends(comparison.other_intervals),
+            "differences": _numbers(comparison.differences),
+            "difference_intervals": _ends(comparison.difference_intervals),
+            "notes": list(comparison.notes),
+        }
+    }
+
+
+def _numbers(figures: Mapping[str, float]) -> dict[str, float | None]:
+    from brim.cli.tables import finite_or_null
+
+    return {name: finite_or_null(value) for name, value in figures.items()}
+
+
+def _ends(intervals: Mapping[str, Interval]) -> dict[str, list[float | None]]:
+    from brim.cli.tables import finite_or_null
+
+    return {name: [finite_or_null(each.low), finite_or_null(each.high)] for name, each in intervals.items()}

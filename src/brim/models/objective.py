@@ -42,7 +42,7 @@ class TokenBatch(Protocol):
 class RowScores:
     """Sums over the supervised tokens of each row, on the device."""
 
-    loss: Tensor  # [B] float32, nats
+    loss: Tensor  # [B] float64 where the device has it, nats
     num_correct: Tensor  # [B] int64: the most probable token is the target
     num_supervised: Tensor  # [B] int64
 
@@ -71,12 +71,21 @@ def next_token_loss(
 def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None) -> RowScores:
     """Loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
     losses, hits = _whole_scores(model, batch) if head is None else _chunked_scores(head, batch)
-    zeros = torch.zeros(batch.input_ids.shape[0], device=losses.device)
+    num_rows = batch.input_ids.shape[0]
+    zeros = torch.zeros(num_rows, device=losses.device, dtype=torch.int64)
     return RowScores(
-        loss=zeros.index_add(0, batch.target_rows, losses),
-        num_correct=zeros.long().index_add(0, batch.target_rows, hits),
-        num_supervised=zeros.long().index_add(0, batch.target_rows, torch.ones_like(hits)),
+        loss=_row_sums(losses, batch, num_rows),
+        num_correct=zeros.index_add(0, batch.target_rows, hits),
+        num_supervised=zeros.index_add(0, batch.target_rows, torch.ones_like(hits)),
     )
+
+
+def _row_sums(losses: Tensor, batch: TokenBatch, num_rows: int) -> Tensor:
+    """[B], each row's tokens in their order: sums into one place would be in any order on a GPU."""
+    wide = torch.float32 if losses.device.type == "mps" else torch.float64
+    by_position = torch.zeros(num_rows * batch.num_logits, device=losses.device, dtype=wide)
+    by_position = by_position.index_copy(0, batch.logit_positions, losses.to(wide))
+    return by_position.view(num_rows, batch.num_logits).sum(dim=1)
 
 
 def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:

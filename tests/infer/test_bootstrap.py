@@ -1,0 +1,81 @@
+"""Intervals against known distributions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from brim.infer.bootstrap import Interval, intervals, paired_intervals, ratio, ratio_interval
+
+
+def test_two_rows_give_their_three_means():
+    # Draws with replacement are (a, a), (a, b), (b, a), (b, b), a quarter each: the 95% interval spans both ends.
+    assert ratio_interval(np.array([1.0, 3.0]), np.array([1, 1])) == Interval(low=1.0, high=3.0)
+
+
+def test_the_interval_of_a_mean_is_the_normal_one():
+    """For many rows of one token, the bootstrap's interval tends to mean ± 1.96 σ / √n (percentile bootstrap)."""
+    values = np.random.default_rng(1).normal(5.0, 2.0, size=2000)
+    interval = ratio_interval(values, np.ones(2000, dtype=np.int64))
+    half = 1.96 * values.std() / math.sqrt(2000)
+    assert interval.low == pytest.approx(values.mean() - half, abs=0.15 * half)
+    assert interval.high == pytest.approx(values.mean() + half, abs=0.15 * half)
+
+
+def test_the_interval_covers_the_truth_about_95_times_in_100():
+    generator = np.random.default_rng(2)
+    tokens = np.full(40, 3)
+    intervals = [ratio_interval(generator.exponential(2.0, size=40) * 3, tokens, seed=i) for i in range(200)]
+    covered = sum(interval.low <= 2.0 <= interval.high for interval in intervals)
+    assert 176 <= covered <= 198  # of 200; a percentile bootstrap of 40 skewed rows covers a little less than 95%
+
+
+def test_rows_are_drawn_whole():
+    """One long row against many short ones: with tokens drawn alone, the interval would be far narrower."""
+    loss, tokens = np.array([1000.0] + [1.0] * 10), np.array([100] + [1] * 10)
+    interval = ratio_interval(loss, tokens)
+    assert interval.low == pytest.approx(1.0)  # no long row drawn
+    assert interval.high > 9.5
+
+
+@pytest.mark.parametrize("draws", [1, 90, 20_000])
+def test_memory_is_bounded_and_changes_no_figure(monkeypatch, draws):
+    loss, tokens = np.arange(30.0), np.arange(1, 31)
+    expected = ratio_interval(loss, tokens)
+    monkeypatch.setattr("brim.infer.bootstrap._DRAWS_AT_ONCE", draws)
+    assert ratio_interval(loss, tokens) == expected
+
+
+def test_the_same_seed_gives_the_same_interval():
+    loss, tokens = np.arange(30.0), np.arange(1, 31)
+    assert ratio_interval(loss, tokens, seed=3) == ratio_interval(loss, tokens, seed=3)
+    assert ratio_interval(loss, tokens, seed=3) != ratio_interval(loss, tokens, seed=4)
+
+
+def test_a_mean_is_a_ratio_to_the_rows():
+    values = np.random.default_rng(4).normal(size=50)
+    assert ratio(values).value == pytest.approx(values.mean())
+    assert intervals({"mean": ratio(values)}, 50)["mean"] == ratio_interval(values, np.ones(50))
+
+
+def test_the_difference_of_paired_rows_is_surer_than_either():
+    """What is common to both leaves: here all but a tenth for each row."""
+    hard = np.random.default_rng(5).normal(3.0, 1.0, size=200)
+    ours, theirs = {"loss": ratio(hard - 0.1)}, {"loss": ratio(hard), "other": ratio(hard)}
+    assert paired_intervals(ours, theirs, 200) == {"loss": Interval(low=pytest.approx(-0.1), high=pytest.approx(-0.1))}
+    alone = intervals(ours, 200)["loss"]
+    assert alone.high - alone.low > 0.2
+
+
+def test_the_interval_of_a_paired_difference_is_that_of_the_differences():
+    generator = np.random.default_rng(6)
+    a, b = generator.normal(size=300), generator.normal(size=300)
+    found = paired_intervals({"x": ratio(a)}, {"x": ratio(b)}, 300)["x"]
+    direct = ratio_interval(a - b, np.ones(300))
+    assert (found.low, found.high) == (pytest.approx(direct.low), pytest.approx(direct.high))
+
+
+def test_what_is_no_number_leaves_no_interval():
+    found = ratio_interval(np.array([1.0, math.nan]), np.array([1, 1]))
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
