@@ -64,10 +64,10 @@ class Subject:
 
         Without warm-up, which brim and its peers count differently, and without evaluation.
         """
-        example = _example()
-        adapter = {**example["adapter"], "pretrained_adapter_weights": str(self.adapter)}
+        shipped = example()
+        adapter = {**shipped["adapter"], "pretrained_adapter_weights": str(self.adapter)}
         settings = {
-            **{key: example[key] for key in ("model_type", "input_features", "output_features", "prompt")},
+            **{key: shipped[key] for key in ("model_type", "input_features", "output_features", "prompt")},
             "base_model": str(self.base),
             "adapter": adapter if method == "lora" else None,
             "precision": "bf16-mixed" if self.device == "cuda" else "fp32",
@@ -77,8 +77,8 @@ class Subject:
                 "type": "finetune",
                 "epochs": 1,
                 "effective_batch_size": EFFECTIVE_BATCH_SIZE,
-                "learning_rate": example["trainer"]["learning_rate"] if method == "lora" else 0.0003,
-                "optimizer": example["trainer"]["optimizer"],
+                "learning_rate": shipped["trainer"]["learning_rate"] if method == "lora" else 0.0003,
+                "optimizer": shipped["trainer"]["optimizer"],
                 "learning_rate_scheduler": {"decay": "cosine"},
                 "skip_all_evaluation": True,
                 **(trainer or {}),
@@ -119,13 +119,14 @@ def token_lengths(rows: list[dict[str, Any]]) -> NDArray[np.int64]:
     from_examples()
     from stdlib_code.pretrain import BASE_MODEL
 
-    template = _example()["prompt"]["template"]
+    template = example()["prompt"]["template"]
     tokenizer = Tokenizer.from_file(str(BASE_MODEL / "tokenizer.json"))
     encodings = tokenizer.encode_batch([template.format(**row) + row["output"] for row in rows])
     return np.array([len(encoding.ids) + 1 for encoding in encodings], dtype=np.int64)
 
 
-def _example() -> dict[str, Any]:
+def example() -> dict[str, Any]:
+    """The configuration that comes with the example."""
     from ruamel.yaml import YAML
 
     path = Path(__file__).parents[1] / "examples" / "stdlib_code" / "config.yaml"
