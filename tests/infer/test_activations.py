@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from brim.data import TokenRow, TokenRows
 from brim.errors import InputError
 from brim.infer.activations import collect_activations, first_vectors
 from brim.infer.named_layers import named_layers
 from brim.infer.rows_at_once import RowsAtOnce
 from brim.infer.vectors import VectorStore
+
+from .families import VOCABULARY, build
 
 WIDTH = 32
 LAYERS = [0, "last", "layers.1.mlp", "model.layers.0.self_attn.q_proj", "lm_head"]
@@ -56,6 +59,19 @@ def test_batches_equal_one_row_alone(model, prompts, on_cpu, pooling, batch_rows
     for name, values in expected.items():
         assert found[name].dtype == np.float32
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["openai_gpt", "bloom", "gemma2", "opt", "mamba"])
+def test_padding_changes_nothing_in_other_families_either(prompts, on_cpu, family):
+    """Positions, windows, slopes and states: what stands behind a row's tokens has no part in any of them."""
+    other = build(family).eval()
+    below = TokenRows.from_rows(
+        TokenRow(key=row.key, input_ids=row.input_ids % VOCABULARY, supervised=row.supervised) for row in prompts
+    )
+    expected = collect(other, below, ["last", 0], batch_rows=1, **on_cpu)
+    found = collect(other, below, ["last", 0], batch_rows=11, **on_cpu)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5 * np.abs(values).max())
 
 
 def test_layers_are_found_by_number_and_by_name(model):

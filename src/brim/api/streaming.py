@@ -7,12 +7,12 @@ from contextlib import closing
 from typing import TypeAlias
 
 from brim.api.evaluation import respond
-from brim.api.inference import constraint_of, settings_of
+from brim.api.inference import constraint_of, engine_by_hand, settings_of
 from brim.api.session import Session
 from brim.data import TextEncoder, TokenRows
 from brim.errors import InputError, Problem
 from brim.infer.growing_text import GrowingText
-from brim.infer.named_layers import architecture_of
+from brim.infer.passes import base_model
 from brim.infer.response import FinishReason
 from brim.infer.slots_support import why_not_slots
 from brim.infer.stream import stream_tokens
@@ -49,7 +49,7 @@ def require_streamable(llm: LLM, session: Session) -> str:
 
     Returns why the architecture cannot do it either, empty where it can.
     """
-    architecture = architecture_of(llm.model)
+    architecture = base_model(llm.model)
     reason = why_not_slots(type(architecture), architecture.config, settings_of(llm, session))
     if reason.startswith("generation."):
         raise InputError(
@@ -91,7 +91,7 @@ def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) ->
 
 
 def _in_one_piece(llm: LLM, session: Session, prompt: TokenRows) -> Pieces:
-    response = respond(llm, session, prompt, batch_rows=1).iloc[0]
+    response = respond(engine_by_hand(llm, session, batch_rows=1), session, prompt).iloc[0]
     if response["response"]:
         yield response["response"]
     finish_reason: FinishReason = response["finish_reason"]

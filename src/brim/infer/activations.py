@@ -19,7 +19,8 @@ from torch.nn.functional import normalize as to_unit_length
 from brim.data import TokenRows
 from brim.data.collate import collate
 from brim.errors import InputError, Problem
-from brim.infer.named_layers import LAST, architecture_of
+from brim.infer.named_layers import LAST
+from brim.infer.passes import base_model
 from brim.infer.rows_at_once import Batches, batches, longest_first
 from brim.infer.vectors import VectorStore
 from brim.models.precision import Precision
@@ -58,7 +59,7 @@ def collect_activations(
     Raises InputError for a layer that gives no vector a token, OutOfMemoryError when a row alone runs out of memory.
     """
     starts = first_vectors(rows, pooling)
-    body = _to_run(architecture_of(model), layers)
+    body = _to_run(base_model(model), layers)
 
     def pass_over(positions: NDArray[np.intp]) -> None:
         batch = collate([rows[int(position)] for position in positions], pad_id=pad_id).to(device)
@@ -113,7 +114,7 @@ def _vectors(
     output: of the layer; of several things the first, which is how transformers gives hidden states.
     """
     values = output
-    if isinstance(output, tuple | dict):
+    if isinstance(output, tuple | list | dict):
         values = next(iter(output.values() if isinstance(output, dict) else output), None)
     if not isinstance(values, Tensor) or values.dim() < 3 or values.shape[:2] != shape:
         kind = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
 from brim.config.wording import nearest
 from brim.errors import InputError, Problem
+from brim.infer.passes import base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,7 +26,7 @@ def named_layers(model: PreTrainedModel, wanted: Sequence[LayerName]) -> dict[st
     `named_modules()` of the base model, with or without the prefix of its body.
     Raises InputError, with the nearest name, for a layer that is not there, is named twice, or when none is named.
     """
-    architecture = architecture_of(model)
+    architecture = base_model(model)
     if not wanted:
         raise InputError(Problem(what="no layer is named", expected=_EXPECTED, fix=f'name "{LAST}", say'))
     twice = [str(name) for position, name in enumerate(wanted) if str(name) in map(str, wanted[:position])]
@@ -34,18 +35,14 @@ def named_layers(model: PreTrainedModel, wanted: Sequence[LayerName]) -> dict[st
     return {str(name): _named(architecture, name) for name in wanted}
 
 
-def architecture_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The base model, with the adapter's layers in it but without PEFT's wrapper around it."""
-    get_base_model: Any = getattr(model, "get_base_model", None)
-    architecture: PreTrainedModel = get_base_model() if get_base_model else model
-    return architecture
-
-
 _EXPECTED = f'the number of a decoder layer, "{LAST}", or the name of a module'
 
 
 def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
     body: nn.Module = architecture.base_model
+    if name == LAST and body is architecture:
+        what = f"{type(architecture).__name__} has no part before its output layer that is known"
+        raise InputError(Problem(what=what, fix="name a module, the final normalisation, say"))
     if name == LAST:
         return body
     number = _number(name)
