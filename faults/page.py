@@ -61,3 +61,7 @@ def _said(ways: Mapping[str, list[str]]) -> list[str]:
     if len(ways) == 1:
         return [f"{next(iter(ways))}."]
     return [f"- {', '.join(names)}: {way}" for way, names in ways.items()]
+
+
+if __name__ == "__main__":
+    write_page()
