@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from brim.api.inference import cannot
 from brim.api.memory import read_architecture
 from brim.api.plan import device_at_hand
 from brim.api.session import Session
 from brim.config import Config, FinetuneTrainer
+from brim.errors import ConfigError
 from brim.infer.generation_settings import generation_settings
 from brim.infer.slots_support import why_not_slots
 from brim.memory.device import Device
@@ -96,12 +98,14 @@ def request_of(
 
 
 def engine_by_settings(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
-    """Which engine a plan is for, and why."""
+    """Which engine a plan is for, and why. Raises ConfigError where brim's own is asked for and cannot do it."""
     asked = config.generation.engine
     if asked in ("static", "paged", "vllm"):
         return asked, "generation.engine"
     settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
     against = why_not_slots(_model_class(architecture), architecture, settings)
+    if asked == "slots" and against:
+        raise ConfigError(cannot(asked, against))
     return ("static", against) if against else ("slots", "" if asked == "auto" else "generation.engine")
 
 

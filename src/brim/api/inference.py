@@ -63,13 +63,14 @@ def engine_for(
     if asked == PAGED:
         return PagedEngine(llm.model, **how)
     if asked == SLOTS and against:
-        raise ConfigError(_cannot(asked, against))
+        raise ConfigError(cannot(asked, against))
     if asked == STATIC or against:
         return StaticEngine(llm.model, **how)
     return SlotsEngine(llm.model, refill=asked != UNREFILLED, **how)
 
 
-def _cannot(engine: str, why: str) -> Problem:
+def cannot(engine: str, why: str) -> Problem:
+    """An engine that was asked for does not do what the other keys ask."""
     return Problem(
         what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
     )

@@ -20,14 +20,14 @@ def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
 
     Raises InputError where vLLM is not installed, or cannot do what the configuration asks.
     """
-    config, device = session.config, device_at_hand(session.device)
+    config = session.config
     adapter = _adapter(session)
     _require_plain_weights(session, adapter)
     model = VllmModel(
         folder=str(session.folder.path),
         precision=precision(config.precision),  # type: ignore[arg-type]  # resolved: no `auto`
         device=session.device,
-        memory_share=1.0 if device.is_cpu else _memory_share(session),
+        memory_share=_memory_share(session),
         adapter=None if adapter is None else adapter.path,
         adapter_rank=0 if adapter is None else adapter.settings.r,
         trust_remote_code=config.trust_remote_code,
@@ -40,6 +40,8 @@ def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
 def _memory_share(session: Session) -> float:
     """Of the GPU's memory: what the run may take, the margin aside, which vLLM's own start-up measures."""
     device = device_at_hand(session.device)
+    if device.is_cpu:
+        return 1.0  # it will be refused
     budget = budget_of(session.config.memory, device, is_at_hand=True)
     return min((budget.limit_bytes - budget.margin_bytes) / device.memory_bytes, 1.0)
 
