@@ -25,6 +25,7 @@ OPTIONS = {
         "--key",
         "--on-error",
         "--on-overlong",
+        *("--plan", "--device", "--memory"),
         "--json",
     },
     "embed": {"--dataset", "--output", "--split", "--layer", "--pooling", "--normalize", "--json"},

@@ -50,7 +50,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class AskedPrompts:
     """The prompts to respond to, and where they come from."""
 
     source: Source
@@ -81,7 +81,7 @@ def predict(
     """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     session = _with_day_of_job(session, wanted)
-    asked = _asked(read(dataset), session, wanted, notes, say)
+    asked = prompts_asked(read(dataset), session, wanted, notes, say)
     if wanted.output is None:
         work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
         return work.result(work.generate(weights, say=say, on_batch=on_batch), say=say)
@@ -103,7 +103,7 @@ class _Work:
         self,
         session: Session,
         wanted: Wanted,
-        asked: _Asked,
+        asked: AskedPrompts,
         *,
         responses: Records,
         scores: Records,
@@ -249,7 +249,7 @@ def _interruption_told(work: _Work) -> Iterator[None]:
         ) from None
 
 
-def _asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> _Asked:
+def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> AskedPrompts:
     """The prompts of the rows that can be responded to; of the others it is said, and stands in the ledger, why not."""
     columns = [_response_column(session), *([label_column(session.config)] if label_reader(session.config) else [])]
     require_free_names(source, columns, with_scores=wanted.scores)
@@ -261,7 +261,7 @@ def _asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str
         say(line)
     if wanted.split != "full":
         require_rows(kept.prompts, wanted.split, source)
-    return _Asked(
+    return AskedPrompts(
         source=source,
         prompts=kept.prompts,
         ledger=ledger,

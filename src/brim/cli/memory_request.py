@@ -132,3 +132,20 @@ def _beside_measure(request: MemoryRequest) -> Iterator[Problem]:
 
 def _problem(what: str, fix: str) -> Problem:
     return Problem(what=what, where="command line", fix=fix)
+
+
+def check_device(device: str | None, memory_bytes: int | None) -> None:
+    """Refuse two devices, and one that is not known, before anything slow is imported."""
+    if device is None:
+        return
+    if memory_bytes is not None:
+        raise InputError(
+            Problem(
+                what="both --device and --memory are given",
+                where="command line",
+                fix="keep one: a device's memory is known by its name",
+            )
+        )
+    from brim.memory.device import find_device
+
+    find_device(device)

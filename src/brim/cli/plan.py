@@ -10,7 +10,6 @@ import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file
 from brim.cli.say import say
-from brim.errors import InputError, Problem
 
 
 def plan(
@@ -32,10 +31,10 @@ def plan(
 
     Reads the data, the tokenizer and the base model's config.json; needs no GPU and no weights.
     """
-    from brim.cli.memory_request import device_memory
+    from brim.cli.memory_request import check_device, device_memory
 
     memory_bytes = device_memory(memory)
-    _check_device(device, memory_bytes)
+    check_device(device, memory_bytes)
     from brim.config import load_config, require_trust_said_again
 
     file = config_file(config_or_run)
@@ -61,20 +60,3 @@ def plan(
     from brim.report.plan_table import plan_table
 
     Console(highlight=False).print(plan_table(made, title=Path(config.base_model).name))
-
-
-def _check_device(device: str | None, memory_bytes: int | None) -> None:
-    """Refuse two devices, and one that is not known, before anything slow is imported."""
-    if device is None:
-        return
-    if memory_bytes is not None:
-        raise InputError(
-            Problem(
-                what="both --device and --memory are given",
-                where="command line",
-                fix="keep one: a device's memory is known by its name",
-            )
-        )
-    from brim.memory.device import find_device
-
-    find_device(device)

@@ -12,6 +12,7 @@ import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
 from brim.cli.say import say
+from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from brim.api.results import PredictResult
@@ -22,8 +23,9 @@ _SHOWN = 10  # labels
 def predict(
     config_or_run: ConfigOrRun,
     output: Annotated[
-        Path, typer.Option("--output", metavar="FILE", help="Where predictions go: .parquet, .jsonl or .csv.")
-    ],
+        Optional[Path],  # noqa: UP045
+        typer.Option("--output", metavar="FILE", help="Where predictions go: .parquet, .jsonl or .csv."),
+    ] = None,
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     split: Annotated[
@@ -52,9 +54,21 @@ def predict(
             help="Prompts that are too long: error, truncate_left (keeps their ends), or skip.",
         ),
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; loads no weights.")
+    ] = False,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--device", metavar="NAME", help="With --plan: such as t4, or cpu. Default: the one at hand."),
+    ] = None,
+    memory: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--memory", metavar="SIZE", help="With --plan: of any other GPU, such as 14GiB."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate a response for each row and write them beside the input's columns, in the input's order."""
+    _check_flags(output, plan=plan, device=device, memory=memory)
     from brim.cli.opening import open_model
 
     model = open_model(config_or_run, overrides or [])
@@ -64,6 +78,13 @@ def predict(
 
     rows = check_split(split) or "full"
     on_error, on_overlong = check_on_error(on_error), check_on_overlong(on_overlong)
+    if plan:
+        from brim.api.predicting import Wanted
+        from brim.cli.predict_plan import show_plan
+
+        wanted = Wanted(output=None, split=rows, scores=scores, key=key, on_error=on_error, on_overlong=on_overlong)
+        show_plan(model, dataset, wanted, device=device, memory=memory, as_json=as_json)
+        return
     with RowProgress(sys.stderr) as progress:
         result = model.predict(
             dataset,
@@ -78,6 +99,26 @@ def predict(
             on_batch=progress.advance,
         )
     print(json.dumps(_as_json(result)) if as_json else "\n".join(_lines(result)))
+
+
+def _check_flags(output: Path | None, *, plan: bool, device: str | None, memory: str | None) -> None:
+    """Refuse flags that go without each other, before anything slow is imported."""
+    if not plan and output is None:
+        raise InputError(
+            Problem(
+                what="no output is named",
+                where="command line",
+                fix="say where predictions go with --output FILE, or see what they take with --plan",
+            )
+        )
+    if not plan and (device is not None or memory is not None):
+        raise InputError(
+            Problem(
+                what="--device and --memory are for --plan: predictions run on the device at hand",
+                where="command line",
+                fix="leave them out, or add --plan",
+            )
+        )
 
 
 def _as_json(result: PredictResult) -> dict[str, object]:

@@ -69,6 +69,11 @@ class GenerationPlan:
         return self.shapes[0].rows
 
     @property
+    def rows_at_most(self) -> int:
+        """Over the whole job."""
+        return max(shape.rows for shape in self.shapes)
+
+    @property
     def uncorrected_bytes(self) -> int:
         """Allocated at the peak of the first rows, as it was predicted before anything was measured."""
         assert self.costs is not None, "without costs nothing is predicted"
