@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from brim import Model
-from brim.errors import ConfigError, OutputError
+from brim.errors import ConfigError, DataError, OutputError
 
 MATCH = {
     "small": {"type": "contains", "value": "small"},
@@ -115,3 +115,31 @@ def test_other_rules_need_no_other_responses(category, tmp_path):
         category(generation={"max_new_tokens": 8}, match={"a": match["a"], "b": match["a"] | {"value": "b"}}).predict(
             {"question": QUESTIONS}, output=output, resume=True
         )
+
+
+def test_evaluation_generates_labels_by_itself(category):
+    said = []
+    match = {"nine": {"type": "regex", "value": "9"}, "two": {"type": "contains", "value": "2"}}
+    model = category(
+        constrained=False, match=match, generation={"max_new_tokens": 24, "temperature": 1.0, "top_k": None}
+    )
+    data = {"question": QUESTIONS, "size": ["nine", " two", "none"] * 4}
+    predicted = model.predict({"question": QUESTIONS}).predictions["size_predictions"].tolist()
+    result = model.evaluate(data, say=said.append)
+    wanted = [label.strip() for label in data["size"]]
+    right = [a == b for a, b in zip(predicted, wanted, strict=True)]
+    assert result.rows["label"].tolist() == predicted
+    assert result.metrics["category_accuracy"] == sum(right) / 12
+    f1 = []
+    for label in ("nine", "two", "none"):
+        both = sum(a == b == label for a, b in zip(predicted, wanted, strict=True))
+        f1.append(2 * both / (predicted.count(label) + wanted.count(label)))
+    assert result.metrics["macro_f1"] == pytest.approx(sum(f1) / 3)
+    assert result.intervals["category_accuracy"].low <= sum(right) / 12 <= result.intervals["category_accuracy"].high
+    assert f"{predicted.count('none')} of 12 responses name no label and got the fallback label" in said
+    assert "bleu" not in result.metrics
+
+
+def test_evaluation_refuses_unknown_labels(category):
+    with pytest.raises(DataError, match="the label 'huge', which is unknown"):
+        category().evaluate({"question": QUESTIONS, "size": ["small"] * 11 + ["huge"]})

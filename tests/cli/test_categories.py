@@ -75,3 +75,18 @@ def test_a_column_of_the_labels_name_is_refused(brim, project):
     done = brim("predict", "config.yaml", "--dataset", "rows.jsonl", "--output", "labels.jsonl")
     assert done.code == 2
     assert "the data has a column `kind_predictions`, a name that predictions use themselves" in done.err
+
+
+def test_evaluation_shows_the_accuracy_of_labels_without_being_asked(brim, project):
+    done = brim("evaluate", "config.yaml", CONSTRAINED, "--dataset", "rows.jsonl", "--rows", "each.jsonl", "--json")
+    assert done.code == 0
+    told = json.loads(done.out)
+    labels = [json.loads(line)["label"] for line in (project / "each.jsonl").read_text().splitlines()]
+    wanted = [json.loads(line)["kind"] for line in (project / "rows.jsonl").read_text().splitlines()]
+    assert told["category_accuracy"] == sum(a == b for a, b in zip(labels, wanted, strict=True)) / 12
+    low, high = told["intervals"]["category_accuracy"]
+    assert low <= told["category_accuracy"] <= high
+    assert "bleu" not in told
+    printed = brim("evaluate", "config.yaml", CONSTRAINED, "--dataset", "rows.jsonl").out
+    assert "category accuracy" in printed
+    assert "--texts" not in printed
