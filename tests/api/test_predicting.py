@@ -422,3 +422,22 @@ def test_sigkill_at_any_moment_costs_at_most_the_rows_in_flight(model, sums_file
                 num_done = len(journal)
     assert num_kills >= 4
     assert files(path) == files(whole)
+
+
+def test_the_summary_says_what_was_predicted_and_what_it_took(model, sums_file, tmp_path):
+    result = model.predict(sums_file, output=tmp_path / "p.csv")
+    summary = json.loads((tmp_path / "p.csv.summary.json").read_text())
+    frame = result.predictions
+    assert summary["num_rows"] == 40
+    assert summary["num_prompt_tokens"] == frame["num_prompt_tokens"].sum()
+    assert summary["num_response_tokens"] == frame["num_response_tokens"].sum()
+    assert summary["finish_reasons"] == frame["finish_reason"].value_counts().to_dict()
+    assert summary["rows_per_s"] == 40 / summary["seconds"]
+    generation = summary["generation"]
+    assert generation["engine"] == generation["plan"]["engine"]
+    assert generation["plan"]["engine_reason"]
+    assert generation["rows_at_once"] == 4
+    assert generation["predicted_peak_bytes"] == generation["plan"]["total_bytes"]
+    assert generation["measured_peak_bytes"] > 2**26
+    assert generation["passes"]["num_out_of_memory"] == 0
+    assert 1 <= generation["passes"]["mean_rows"] <= generation["passes"]["most_rows"] <= 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from brim.api.generation_request import rows_by_hand
 from brim.api.planned_generation import planned_engine
 from brim.api.session import Say, Session
 from brim.api.vllm_engine import vllm_engine
+from brim.batching.peak_meter import peak_meter
 from brim.data import TokenRows
 from brim.infer.done_rows import DoneRows
 from brim.infer.engine import Engine
@@ -20,6 +22,7 @@ from brim.infer.evaluate import score_rows
 from brim.infer.response import Finished
 from brim.infer.response_record import response_bytes, response_of, score_bytes
 from brim.infer.response_scores import rows_to_score, score_batches
+from brim.infer.slots_engine import SlotsEngine
 from brim.models.llm import LLM
 
 
@@ -29,6 +32,7 @@ class Generation:
     def __init__(self, weights: Callable[[], LLM], session: Session, prompts: TokenRows, *, say: Say) -> None:
         """weights: loads the model, where the engine does not do that itself."""
         self._engine: Engine
+        self._meter = peak_meter(session.device)
         if session.config.generation.engine == "vllm":
             rows = rows_by_hand(session.config)
             self._engine = vllm_engine(session, rows=rows)
@@ -39,6 +43,7 @@ class Generation:
         self.about = {
             "engine": self._engine.name,
             "rows_at_once": plan.rows_at_most,
+            "predicted_peak_bytes": plan.total_bytes,
             "plan": plan.as_dict(),
         }
 
@@ -54,9 +59,15 @@ class Generation:
             done.add(positions, [response_bytes(each.response) for each in finished])
             on_batch(len(finished))
 
+        self._meter.begin()
         started = time.perf_counter()
         self._engine.run(prompts.take(to_do), on_finished=keep)
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.about["measured_peak_bytes"] = self._meter.peak_bytes()
+        if isinstance(self._engine, SlotsEngine):
+            passes = self._engine.statistics
+            self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}
+        return seconds
 
 
 def score_missing(
