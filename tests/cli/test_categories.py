@@ -90,3 +90,9 @@ def test_evaluation_shows_the_accuracy_of_labels_without_being_asked(brim, proje
     printed = brim("evaluate", "config.yaml", CONSTRAINED, "--dataset", "rows.jsonl").out
     assert "category accuracy" in printed
     assert "--texts" not in printed
+
+
+def test_training_without_a_trainer_evaluates_labels(brim, project):
+    done = brim("train", "config.yaml", CONSTRAINED, "--dataset", "rows.jsonl", "preprocessing.split=random")
+    assert done.code == 0
+    assert "category accuracy" in done.out

@@ -28,7 +28,7 @@ from brim.api.streaming import require_one, stream_text
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
-from brim.data import Data, Source, TokenRows, prepare, read, texts_as_source
+from brim.data import Data, Ledger, Source, TokenRows, prepare, read, texts_as_source
 from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.files import write_text
@@ -127,7 +127,7 @@ class Model:
                 say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
             for choice in self._weights().choices:
                 say(str(choice))
-            return self._evaluate_splits(prepared.splits, say)
+            return self._evaluate_splits(source, prepared.splits, say)
         self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
             session,
@@ -180,8 +180,7 @@ class Model:
         _require_rows(rows, split, source)
         other = None if against is None else self._other(against)
         theirs = None if other is None else other._contender(source, like=session, split=split, with_texts=with_texts)
-        # Planned before the weights are there, if they are not yet: then what is free is known.
-        at_once = batches_for(session, [rows], llm=self._llm, say=say)
+        at_once = batches_for(session, [rows], llm=self._weights(), say=say)
         result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
         if other is None or theirs is None:
             return result
@@ -421,7 +420,7 @@ class Model:
             )
         )
 
-    def _evaluate_splits(self, splits: Mapping[str, TokenRows], say: Say) -> TrainResult:
+    def _evaluate_splits(self, source: Source, splits: Mapping[str, TokenRows], say: Say) -> TrainResult:
         """What `train` does with `trainer.type: none`, as in Ludwig."""
         session, trainer = self._open(), self._open().config.trainer
         started = time.perf_counter()
@@ -430,9 +429,14 @@ class Model:
             wanted = wanted[1:]
         metrics: dict[str, Mapping[str, float]] = {}
         for split in (split for split in wanted if len(splits[split])):
-            rows = splits[split]
-            at_once = batches_for(session, [rows], llm=self._llm, say=say)
-            metrics[split] = evaluate(self._weights(), session, rows, split=split, batches=at_once, say=say).metrics
+            rows, asked = splits[split], None
+            if label_reader(session.config) is not None:
+                rows, asked, entries = answerable(source, session, rows, split=split)
+                for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
+                    say(line)
+            at_once = batches_for(session, [rows], llm=self._weights(), say=say)
+            result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
+            metrics[split] = result.metrics
         return TrainResult(
             output_directory=None,
             num_steps=0,
