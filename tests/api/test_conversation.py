@@ -123,6 +123,35 @@ def test_what_was_said_before_it_was_stopped_counts_as_the_answer(model):
     assert len(conversation.turns) == 2
 
 
+def test_another_question_ends_the_answer_before(model):
+    conversation = model.chat()
+    first = conversation.ask("1")
+    piece = next(first)
+    said_by(conversation, "2")
+    assert list(first) == []
+    assert [turn["content"] for turn in conversation.turns[:3]] == ["1", piece, "2"]
+
+
+def test_what_was_said_is_read_once(model):
+    lengths = []
+
+    def note(module, positional, keywords, output):
+        lengths.append(keywords["input_ids"].shape[1])
+
+    conversation = model.chat()
+    hook = model._weights().model.register_forward_hook(note, with_kwargs=True)
+    try:
+        said_by(conversation, "add 1 and 2")
+        num_first = len(lengths)
+        said_by(conversation, "add 3 and 4")
+    finally:
+        hook.remove()
+    assert lengths[1:num_first] == [1] * (num_first - 1)
+    assert lengths[num_first + 1 :] == [1] * (len(lengths) - num_first - 1)
+    (whole,) = model._open().encoder.encode([written(conversation.turns[:-1])], special_tokens=False)
+    assert lengths[num_first] <= len(whole) - lengths[0]
+
+
 def test_settings_hold_from_now_on_and_are_checked(model):
     conversation = model.chat()
     conversation.set("max_new_tokens", "3")

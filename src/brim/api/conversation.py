@@ -17,6 +17,7 @@ from brim.data import Source, TokenRows, prompts_of
 from brim.data.chat_template import read_template
 from brim.data.read_frame import read_columns
 from brim.errors import DataError, InputError, ModelError, Problem
+from brim.infer.kept_cache import KeptCache
 from brim.infer.response import FinishReason
 from brim.models.llm import LLM
 
@@ -39,6 +40,8 @@ class Conversation:
         self._llm, self._say = llm, say
         self._system: str | None = None
         self._turns: list[Turn] = []
+        self._kept = KeptCache(most_columns=session.folder.context_length) if self.remembers else None
+        self._answer: Pieces | None = None  # the last one, which may not be at its end
         require_streamable(llm, self._session)
         if not self.remembers and _has_template(session):
             say(
@@ -59,17 +62,23 @@ class Conversation:
     def ask(self, text: str) -> Pieces:
         """The answer in pieces. What was answered when the iterator is closed or dropped counts as the answer.
 
+        The next question, or `reset`, closes it.
         Raises DataError for a prompt that is empty or too long even alone, or that the template refuses; the
         conversation is then as it was.
         """
         require_texts([text])
+        self._close()
         question = _turn("user", text)
         prompt = self._remembering(question) if self.remembers else self._alone(text)
-        return self._answered(question, stream_text(self._llm, self._session, prompt))
+        self._answer = self._answered(question, stream_text(self._llm, self._session, prompt, kept=self._kept))
+        return self._answer
 
     def reset(self) -> None:
         """Forget what was said; the system's turn stays."""
+        self._close()
         self._turns = []
+        if self._kept is not None:
+            self._kept.clear()
 
     def set_system(self, text: str | None) -> None:
         """What the template is given as the system's turn, from now on; None for no such turn.
@@ -93,6 +102,11 @@ class Conversation:
         changed = with_settings(self._session, generation={key.removeprefix("generation."): read})
         require_streamable(self._llm, changed)
         self._session = changed
+
+    def _close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
 
     def _beginning(self) -> list[Turn]:
         return [] if self._system is None else [_turn("system", self._system)]

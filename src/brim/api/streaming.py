@@ -12,6 +12,7 @@ from brim.api.session import Session
 from brim.data import TextEncoder, TokenRows
 from brim.errors import InputError, Problem
 from brim.infer.growing_text import GrowingText
+from brim.infer.kept_cache import KeptCache
 from brim.infer.passes import base_model
 from brim.infer.response import FinishReason
 from brim.infer.slots_support import why_not_slots
@@ -21,11 +22,11 @@ from brim.models.llm import LLM
 Pieces: TypeAlias = Generator[str, None, FinishReason]  # none of them empty; then the reason for the end
 
 
-def stream_text(llm: LLM, session: Session, prompt: TokenRows) -> Pieces:
+def stream_text(llm: LLM, session: Session, prompt: TokenRows, *, kept: KeptCache | None = None) -> Pieces:
     """The response to one prompt, in pieces that join up to what `respond` gives.
 
-    An architecture that brim's own engine cannot generate with says all at the end. Raises InputError, at once, for
-    settings that only transformers' `generate` knows.
+    An architecture that brim's own engine cannot generate with says all at the end. kept: see KeptCache.
+    Raises InputError, at once, for settings that only transformers' `generate` knows.
     """
     settings, reason = settings_of(llm, session), require_streamable(llm, session)
     if reason:
@@ -40,6 +41,7 @@ def stream_text(llm: LLM, session: Session, prompt: TokenRows) -> Pieces:
         device=llm.device,
         precision=llm.precision,
         constraint=constraint_of(session, settings),
+        kept=kept,
     )
     return _pieces(tokens, session.encoder)
 

@@ -79,8 +79,21 @@ class Passes:
         cache.end_step()
         return logits
 
+    def extend(self, tokens: Sequence[int]) -> Tensor:
+        """The only row that is in takes several tokens; logits [1, V] of what follows them."""
+        cache, (start,) = self.cache, self.cache.starts
+        end = cache.end + len(tokens)
+        assert end <= cache.columns, "each token has a column"
+        logits = self._run(
+            torch.tensor([list(tokens)]).to(self._device),
+            mask=torch.ones((1, end - start), dtype=torch.int64, device=self._device),
+            positions=torch.arange(cache.end - start, end - start, device=self._device)[None],
+        )
+        cache.end_step(len(tokens))
+        return logits
+
     def skip_to(self, end: int) -> None:
-        """As if tokens had been written up to this column, for whoever wants to know what the last one takes."""
+        """As if the tokens up to this column had been written, or none behind it."""
         self.cache.end = end
 
     def remove(self, slot: int) -> None:

@@ -88,9 +88,9 @@ class RowCache(Cache):  # type: ignore[misc]
         self.prefilled = None
         self.starts += [self.end - length for length in lengths]
 
-    def end_step(self) -> None:
-        """Every row has written a token."""
-        self.end += 1
+    def end_step(self, num_tokens: int = 1) -> None:
+        """Every row has written so many tokens."""
+        self.end += num_tokens
 
     def touch(self) -> None:
         """Write to all of its memory: what has never been written to is not resident on a CPU."""
@@ -139,10 +139,10 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
             keys[slots, :, columns] = key_states
             values[slots, :, columns] = value_states
             return key_states, value_states
-        num_rows, end = key_states.shape[0], cache.end
-        keys[:num_rows, :, end : end + 1] = key_states
-        values[:num_rows, :, end : end + 1] = value_states
-        seen = slice(cache.base, end + 1)
+        num_rows, end = key_states.shape[0], cache.end + key_states.shape[2]
+        keys[:num_rows, :, cache.end : end] = key_states
+        values[:num_rows, :, cache.end : end] = value_states
+        seen = slice(cache.base, end)
         return keys[:num_rows, :, seen], values[:num_rows, :, seen]
 
     def touch(self) -> None:

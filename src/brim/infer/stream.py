@@ -13,6 +13,7 @@ from brim.batching.oom import is_out_of_memory
 from brim.errors import OutOfMemoryError, Problem
 from brim.infer.engine import Constraint
 from brim.infer.explained import explained
+from brim.infer.kept_cache import KeptCache
 from brim.infer.next_token import NextToken, Writing
 from brim.infer.passes import Passes
 from brim.infer.response import FinishReason
@@ -32,39 +33,35 @@ def stream_tokens(
     precision: Precision,
     key: int = 0,
     constraint: Constraint | None = None,
+    kept: KeptCache | None = None,
 ) -> Generator[int, None, FinishReason]:
     """The tokens of the response that SlotsEngine writes for a row of this key, without the one that ends it.
 
     prompt: at least one token. The generator's own result is the reason for the end. Raises InputError at once for
     settings that are refused. The cache is freed when the last token has been given, when the generator is closed or
     dropped, and when it raises: OutOfMemoryError for a prompt that memory does not suffice for, BrimError for scores
-    that are not finite.
+    that are not finite. kept: what earlier prompts have in common with this one is not read anew, and then the cache
+    stays.
     """
     row = Writing(position=0, key=key, prompt=list(prompt))
     with explained():
         chooser = NextToken(settings, seed=seed, device=device, constraint=constraint)
     model.eval()
-    begin = partial(
-        Passes,
-        model,
-        rows=1,
-        columns=len(row.prompt) + chooser.max_new_tokens - 1,  # the last token is not read
-        pad_id=settings["pad_token_id"],
-        device=device,
-        precision=precision,
-    )
-    return _tokens(row, chooser, begin, frozenset(settings["eos_token_id"]))
+    begin = partial(Passes, model, rows=1, pad_id=settings["pad_token_id"], device=device, precision=precision)
+    return _tokens(row, chooser, lambda columns: begin(columns=columns), frozenset(settings["eos_token_id"]), kept)
 
 
 def _tokens(
-    row: Writing, chooser: NextToken, begin: Callable[[], Passes], end_ids: frozenset[int]
+    row: Writing,
+    chooser: NextToken,
+    begin: Callable[[int], Passes],
+    end_ids: frozenset[int],
+    kept: KeptCache | None,
 ) -> Generator[int, None, FinishReason]:
-    passes = None
+    cache = KeptCache(most_columns=_columns(row, chooser)) if kept is None else kept
     try:
-        with torch.inference_mode():
-            passes = begin()
         while len(row.generated) < chooser.max_new_tokens:
-            token = _next(row, chooser, passes)
+            token = _next(row, chooser, cache, begin)
             if token in end_ids:
                 return "stop"
             row.generated.append(token)
@@ -74,24 +71,27 @@ def _tokens(
         if not is_out_of_memory(error):
             raise
     finally:
-        if passes is not None:
-            passes.cache.layers.clear()  # they and the cache know each other, and would wait for Python to notice
-            del passes
+        if kept is None:
+            cache.clear()
     free_caches()
     raise _no_room(len(row.tokens))
 
 
 @torch.inference_mode()
-def _next(row: Writing, chooser: NextToken, passes: Passes) -> int:
+def _next(row: Writing, chooser: NextToken, cache: KeptCache, begin: Callable[[int], Passes]) -> int:
     """The token that follows what has been written. Not across a `yield`: the mode would be the caller's, too."""
     if row.generated:
-        logits = passes.decode(row.generated[-1:])
+        logits = cache.write(row.generated[-1])
     else:
-        passes.lay_out(columns=passes.cache.columns, end=len(row.prompt))
-        logits = passes.prefill([row.prompt])
+        logits = cache.read(row.prompt, columns=_columns(row, chooser), begin=begin)
     with explained():
         (token,) = chooser.choose(logits, [row])
     return token
+
+
+def _columns(row: Writing, chooser: NextToken) -> int:
+    """The last token is not read."""
+    return len(row.prompt) + chooser.max_new_tokens - 1
 
 
 def _no_room(num_tokens: int) -> OutOfMemoryError:
