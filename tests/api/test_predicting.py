@@ -53,7 +53,7 @@ def files(path):
 def test_what_is_killed_and_resumed_is_the_same_file(zero_shot, model, sums_file, tmp_path, ending):
     model.predict(sums_file, output=tmp_path / f"whole.{ending}")
     path, generated = tmp_path / f"parts.{ending}", []
-    for num_rows in (4, 20, 30):
+    for num_rows in (4, 30):
         with pytest.raises(Killed):
             model.predict(sums_file, output=path, resume=True, on_batch=killed_after(num_rows))
         assert not path.exists()
@@ -64,7 +64,7 @@ def test_what_is_killed_and_resumed_is_the_same_file(zero_shot, model, sums_file
     assert f"continuing: {done} of 40 rows are done" in said
     assert 30 <= done <= 36
     assert sum(generated) == 40
-    assert (result.summary["num_resumed"], result.summary["num_rows"]) == (3, 40)
+    assert (result.summary["num_resumed"], result.summary["num_rows"]) == (2, 40)
 
 
 def test_an_unfinished_prediction_is_not_begun_anew_unasked(model, sums_file, tmp_path):

@@ -47,9 +47,10 @@ class Generation:
             "plan": plan.as_dict(),
         }
 
-    def run(self, prompts: TokenRows, done: DoneRows, *, on_batch: Callable[[int], None]) -> float:
+    def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: Callable[[int], None]) -> float:
         """Respond to the rows that are not done, and note each as it ends. Returns the seconds.
 
+        measures: note the peak of memory, too, for which garbage is collected first: a fifth of a second.
         on_batch: told how many more rows are done.
         """
         to_do = done.to_do()
@@ -59,11 +60,12 @@ class Generation:
             done.add(positions, [response_bytes(each.response) for each in finished])
             on_batch(len(finished))
 
-        self._meter.begin()
+        if measures:
+            self._meter.begin()
         started = time.perf_counter()
         self._engine.run(prompts.take(to_do), on_finished=keep)
         seconds = time.perf_counter() - started
-        self.about["measured_peak_bytes"] = self._meter.peak_bytes()
+        self.about["measured_peak_bytes"] = self._meter.peak_bytes() if measures else None
         if isinstance(self._engine, SlotsEngine):
             passes = self._engine.statistics
             self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}

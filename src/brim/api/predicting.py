@@ -186,11 +186,11 @@ class _Work:
         asked, config = self._asked, self._session.config
         is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
         prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
-        started = time.perf_counter()
         generation = Generation(weights, self._session, prompts.take(self.responses.to_do()), say=say)
         self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
+        started = time.perf_counter()
         try:
-            seconds = generation.run(prompts, self.responses, on_batch=on_batch)
+            seconds = generation.run(prompts, self.responses, measures=self._job is not None, on_batch=on_batch)
         except BaseException:
             with suppress(WriteError):  # the disk may be what is full
                 self._note("ends", seconds=time.perf_counter() - started)
