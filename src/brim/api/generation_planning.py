@@ -13,6 +13,7 @@ from brim.api.memory import ONE_AT_A_TIME, UNTRACEABLE, is_a_mistake_of_brims, u
 from brim.api.session import Say
 from brim.infer.cache_costs import CacheCosts
 from brim.infer.cache_shape import CacheShape
+from brim.infer.room import USUAL_PASS_TOKENS
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
@@ -35,8 +36,7 @@ from brim.units import format_seconds
 # Four to six traces take a few seconds: of a job ten times as long they are a tenth at most.
 _WORTH_TRACING_S = 30.0
 _UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
-# An A100 or H100 computes for as long as it reads 16-bit weights from about 150 to 300 tokens of a pass on.
-_UNTRACED_PASS = PrefillTokens(tokens=512, reason="usual where nothing was traced")
+_UNTRACED_PASS = PrefillTokens(tokens=USUAL_PASS_TOKENS, reason="usual where nothing was traced")
 _SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 _COLUMNS_ON_THE_WAY = (0.7, 0.85)  # of a cache: the allocator sees windows grow
 _DTYPES = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}

@@ -15,7 +15,7 @@ from brim.api.session import Session
 from brim.config import Config, FinetuneTrainer
 from brim.errors import ConfigError
 from brim.infer.generation_settings import generation_settings
-from brim.infer.slots_support import why_not_slots
+from brim.infer.slots_support import model_class, why_not_slots
 from brim.memory.device import Device
 from brim.models.folder import ModelFolder
 from brim.models.llm import LLM
@@ -103,7 +103,7 @@ def engine_by_settings(config: Config, architecture: PretrainedConfig) -> tuple[
     if asked in ("static", "paged", "vllm"):
         return asked, "generation.engine"
     settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
-    against = why_not_slots(_model_class(architecture), architecture, settings)
+    against = why_not_slots(model_class(architecture), architecture, settings)
     if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
     return ("static", against) if against else ("slots", "" if asked == "auto" else "generation.engine")
@@ -124,11 +124,3 @@ def longest_first(lengths: ArrayLike) -> NDArray[np.int64]:
 def held_bytes(llm: LLM) -> int:
     """Of weights and buffers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in (*llm.model.parameters(), *llm.model.buffers()))
-
-
-def _model_class(architecture: PretrainedConfig) -> Any:
-    """What transformers would load; what a folder brings itself is taken for a plain decoder."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
-
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)
-    return found[0] if isinstance(found, tuple) else found

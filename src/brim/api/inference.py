@@ -15,7 +15,7 @@ from brim.infer.generation_settings import generation_settings
 from brim.infer.label_constraint import LabelConstraint
 from brim.infer.paged_engine import PagedEngine
 from brim.infer.passes import base_model
-from brim.infer.room import FixedRoom, Room
+from brim.infer.room import USUAL_PASS_TOKENS, FixedRoom, Room
 from brim.infer.rows_at_once import RowsAtOnce, Smaller, rows_at_once
 from brim.infer.slots_engine import SlotsEngine
 from brim.infer.slots_support import why_not_slots
@@ -23,13 +23,11 @@ from brim.infer.static_engine import StaticEngine, end_ids
 from brim.models.llm import LLM
 from brim.planning.engine_choice import PAGED, SLOTS, STATIC, UNREFILLED
 
-_PASS_TOKENS = 512  # of prompts that are read together, where no plan says
-
 
 def engine_by_hand(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
     """What responds to the session's prompts, so many at a time."""
     at_once = rows_at_once(batch_rows)
-    room = FixedRoom(at_once.num_rows, prefill_tokens=_PASS_TOKENS)
+    room = FixedRoom(at_once.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
     return engine_for(llm, session, room=room, on_smaller=at_once.on_smaller)
 
 

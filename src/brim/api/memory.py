@@ -15,6 +15,7 @@ import torch
 
 from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
 from brim.errors import InputError, ModelError, Problem
+from brim.infer.slots_support import model_class, why_not_slots
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.bounds import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS
 from brim.memory.compose import compose_parts, compose_training, with_workspaces
@@ -28,6 +29,7 @@ from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.prediction import MemoryPrediction, Phase
 from brim.memory.recording import Recording, record
 from brim.memory.sharding import Offload, Sharding, shard
+from brim.memory.slots_stream import slots_stream
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
@@ -321,7 +323,10 @@ def _composed(workload: ConfigWorkload, asked: Asked, rows: int, tokens: int) ->
     if asked.phase == "train":
         return _trained(workload, [(rows, tokens)] * _NUM_STEPS)
     if asked.phase == "generate":
-        return _generated(workload, rows, tokens, new_tokens=asked.config.generation.max_new_tokens or 1)
+        new_tokens = asked.config.generation.max_new_tokens or 1
+        if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
+            return slots_stream(workload, rows, tokens, new_tokens=new_tokens)
+        return _generated(workload, rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
         recording = record(workload.training(), rows=1, tokens=_LEAST_TOKENS)
     else:

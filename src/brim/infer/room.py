@@ -9,6 +9,9 @@ import numpy as np
 from brim.infer.cache_costs import CacheCosts
 
 MOST_ROWS = 4096  # of a cache; steps stop getting cheaper by the row long before
+# Of a pass over prompts, where no plan says: an A100 or H100 computes for as long as it reads 16-bit weights from about
+# 150 to 300 tokens on, and one that quantised weights are unpacked for needs twice as many.
+USUAL_PASS_TOKENS = 512
 # Of the bytes that rows add: after a batch that did not fit.
 _NOTCH = 0.7
 

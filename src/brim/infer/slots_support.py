@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -47,3 +47,11 @@ def _architecture(architecture: type[PreTrainedModel], config: PretrainedConfig)
     if others:
         return f"{name} keeps more than keys and values ({', '.join(sorted(kind.__name__ for kind in others))})"
     return ""
+
+
+def model_class(architecture: PretrainedConfig) -> type[PreTrainedModel]:
+    """What transformers would load; what a folder brings itself is taken for a plain decoder."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)
+    return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, resolve
 from brim.data import TokenRows
 from brim.errors import BrimError, InputError, Problem
-from brim.infer.engine import respond_to
+from brim.infer.engine import Engine, respond_to
 from brim.infer.evaluate import score_rows
 from brim.infer.generation_settings import generation_settings
-from brim.infer.room import FixedRoom
+from brim.infer.passes import base_model
+from brim.infer.room import USUAL_PASS_TOKENS, FixedRoom
 from brim.infer.rows_at_once import RowsAtOnce, Smaller
+from brim.infer.slots_engine import SlotsEngine
+from brim.infer.slots_support import why_not_slots
 from brim.infer.static_engine import StaticEngine
 from brim.memory.measure.meter import Meter, meter_of
 from brim.memory.measure.recording import Recording, recorded
@@ -218,10 +221,12 @@ class Bench:
         self._mark_passes()
         generation = config.generation.model_copy(update={"eos_token_id": None})
         settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
-        engine = StaticEngine(
+        base = base_model(llm.model)
+        is_slots = not why_not_slots(type(base), base.config, settings)
+        engine: Engine = (SlotsEngine if is_slots else StaticEngine)(
             llm.model,
             settings=settings,
-            room=FixedRoom(len(rows), prefill_tokens=int(rows.lengths.sum())),
+            room=FixedRoom(len(rows), prefill_tokens=USUAL_PASS_TOKENS),
             on_smaller=_refuse,
             seed=config.random_seed,
             device=llm.device,
@@ -230,11 +235,16 @@ class Bench:
         respond_to(engine, rows)
 
     def _mark_passes(self) -> None:
-        """The first forward pass reads the prompts, the others write a token each."""
+        """A pass over several tokens of each row reads prompts, the others write a token each."""
         if self.recording is None:
             return
-        log, phases = self.recording.log, chain(["prefill"], repeat("decode"))
-        self._llm.model.register_forward_pre_hook(lambda *given: log.begin_once(next(phases)))
+        log = self.recording.log
+
+        def begin(module: Any, given: Any, named: Mapping[str, Any]) -> None:
+            ids = named["input_ids"]
+            log.begin_once("prefill" if ids.shape[1] > 1 else "decode")
+
+        self._llm.model.register_forward_pre_hook(begin, with_kwargs=True)
 
     def _rows(self, *, supervised: bool) -> TokenRows:
         lengths = [self._request.sequence_length] * self._request.batch_size
