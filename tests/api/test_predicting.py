@@ -1,5 +1,6 @@
 """Predictions that are gone on with: the same files as in one go, or a refusal that says what differs."""
 
+import datetime
 import json
 import math
 import os
@@ -166,6 +167,10 @@ def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
     ):
         model.predict(sums_file, output=path, resume=True)
     assert path.read_text() == "mine"
+    path.rename(tmp_path / "theirs.csv")
+    path.symlink_to(tmp_path / "theirs.csv")
+    with pytest.raises(brim.OutputError, match=r"is not the one that this job wrote"):
+        model.predict(sums_file, output=path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +338,39 @@ def test_what_is_sampled_goes_by_the_key_where_there_is_one(model, sums):
         for each in (frame, moved)
     ]
     pd.testing.assert_series_equal(*texts)
+
+
+DATED = (
+    "{{ strftime_now('%d %b %Y') }}{% for message in messages %}{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}:{% endif %}"
+)
+
+
+def test_what_was_begun_on_another_day_goes_on_with_its_prompts(tiny_base, tmp_path, monkeypatch):
+    def on(day):
+        monkeypatch.setattr("brim.data.chat_day.today", lambda: datetime.date.fromisoformat(day))
+
+    def model():
+        return brim.Model(
+            {
+                "base_model": str(tiny_base),
+                "chat": {"template": str(tmp_path / "dated.jinja")},
+                "generation": {"max_new_tokens": 4},
+                "trainer": {"type": "none", "batch_size": 2},
+            }
+        )
+
+    (tmp_path / "dated.jinja").write_text(DATED)
+    rows = {"messages": [[{"role": "user", "content": f"add {number} and 2"}] for number in range(8)]}
+    on("2026-01-31")
+    model().predict(rows, output=tmp_path / "whole.jsonl")
+    with pytest.raises(Killed):
+        model().predict(rows, output=tmp_path / "p.jsonl", on_batch=killed_after(3))
+    on("2026-02-01")
+    model().predict(rows, output=tmp_path / "p.jsonl", resume=True)
+    assert files(tmp_path / "p.jsonl") == files(tmp_path / "whole.jsonl")
+    model().predict(rows, output=tmp_path / "next.jsonl")
+    assert files(tmp_path / "next.jsonl") != files(tmp_path / "whole.jsonl")
 
 
 LONG = "add 1 and 2 = " * 40 + "the end"

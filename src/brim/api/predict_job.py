@@ -214,7 +214,8 @@ def _check_existing(folder: JobFolder, *, resume: bool) -> None:
                 fix="name another output, or move this file away",
             )
         )
-    if sha256(folder.output) not in _read_json(folder.outputs).get("sha256", []):
+    is_file = folder.output.is_file() and not folder.output.is_symlink()
+    if not is_file or sha256(folder.output) not in _read_json(folder.outputs).get("sha256", []):
         raise OutputError(
             Problem(
                 what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
