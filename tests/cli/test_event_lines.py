@@ -23,6 +23,10 @@ OUT = {"step": 1200, "event": "oom", "where": "backward", "rows": [7, 9], "padde
             "step 1,200  memory ran out: evaluation, 2 rows of up to 2,048 tokens; from now on 1 together",
         ),
         (
+            {**OUT, "where": "evaluation", "cap_bytes": 3 * 2**30},
+            "step 1,200  memory ran out: evaluation, 2 rows of up to 2,048 tokens; from now on in batches of up to 3.0 GiB",
+        ),
+        (
             {"step": 6, "event": "oom", "where": "checkpoint", "message": "…"},
             "step 6  memory ran out: checkpoint; tried once more",
         ),

@@ -104,8 +104,9 @@ def compared(
     keys = np.intersect1d(first.rows.keys, second.rows.keys)
     _require_common(keys, second)
     mine, other = first.only(keys), second.only(keys)
-    batches = batches_for(other.session, [other.rows], say=say)
-    theirs = evaluate(load(), other.session, other.rows, split=ours.split, batches=batches, asked=other.asked, say=say)
+    llm = load()
+    batches = batches_for(other.session, [other.rows], llm=llm, say=say)
+    theirs = evaluate(llm, other.session, other.rows, split=ours.split, batches=batches, asked=other.asked, say=say)
     our_measures, notes = _measures_on(ours, mine, keys), _notes(first, second, keys)
     their_measures = dict(theirs.measures)
     if not _same_targets(mine.rows, other.rows):

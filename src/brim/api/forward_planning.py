@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from brim.api.plan import device_at_hand
 from brim.api.session import Say, Session
 from brim.batching.costs import Costs
 from brim.batching.peak_meter import peak_meter
+from brim.config import NoTrainer
 from brim.data import TokenRows
 from brim.infer.evaluate import score_rows
 from brim.infer.rows_at_once import Batches, RowsAtOnce, Smaller
@@ -57,7 +58,7 @@ def batches_for(
     splits: Sequence[TokenRows],
     *,
     llm: LLM | None = None,
-    beside_bytes: int = 0,
+    beside_bytes: int | None = None,
     say: Say,
     on_smaller: Callable[[Smaller], None] | None = None,
 ) -> Batches:
@@ -82,12 +83,12 @@ def batches_for(
 
 
 def plan_forward(
-    session: Session, lengths: ArrayLike, *, llm: LLM | None = None, beside_bytes: int = 0
+    session: Session, lengths: ArrayLike, *, llm: LLM | None = None, beside_bytes: int | None = None
 ) -> ForwardPlan | Unplanned:
     """The plan for passes without gradients over rows of these lengths, in tokens, on the device at hand.
 
     lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: what else of
-    tensors will be there, and is not yet: an optimizer's state.
+    tensors will be there, and is not yet, in the midst of training: the optimizer's state; None: nothing is trained.
     """
     device = device_at_hand(session.device)
     held_bytes = 0 if llm is None else _held_bytes(llm)
@@ -95,11 +96,11 @@ def plan_forward(
     if session.config.memory.budget != "auto":
         enforce(budget, device)
     job = _Job(
-        session=session,
+        session=session if beside_bytes is not None else _untrained(session),
         device=device,
         budget=budget,
         lengths=np.asarray(lengths, dtype=np.int64),
-        beside_bytes=beside_bytes,
+        beside_bytes=beside_bytes or 0,
         speed=device_speed(device, num_cores=torch.get_num_threads()),
     )
     try:
@@ -199,8 +200,17 @@ def _cut(job: _Job, model: ForwardModel, shapes: ForwardShapes) -> ForwardPlan:
     return plan
 
 
+def _untrained(session: Session) -> Session:
+    """As a model is loaded that is only run."""
+    trainer = NoTrainer(chunked_loss=session.config.trainer.chunked_loss)
+    return replace(session, config=session.config.model_copy(update={"trainer": trainer}))
+
+
 def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
-    """Weights are mapped from their files, and are in this process's memory once they have been read."""
+    """Weights are mapped from their files, and are in this process's memory once they have been read.
+
+    So is what the first pass of all imports.
+    """
     shortest = rows.take([int(np.argmin(rows.lengths))])
     score_rows(
         llm.model, shortest, pad_id=pad_id, batch_rows=1, device=llm.device, precision=llm.precision, head=llm.head

@@ -33,6 +33,8 @@ def _out_of_memory(record: Record) -> str:
     text = f"{where}, {_count(len(record['rows']), 'row', 'rows')} of up to {record['padded_length']:,} tokens"
     if "rows_at_once" in record:
         return f"{text}; from now on {record['rows_at_once']:,} together"
+    if "cap_bytes" in record:
+        return f"{text}; from now on in batches of up to {format_bytes(record['cap_bytes'])}"
     predicted = record["predicted_bytes"]
     return text if predicted is None else f"{text} (predicted: {format_bytes(predicted)})"
 

@@ -17,8 +17,8 @@ from brim.config import Choice, Config, FinetuneTrainer, LoraConfig
 from brim.config.batch import accumulates
 from brim.data.collate import Batch, PromptBatch
 from brim.digests import sha256
-from brim.infer.generation_settings import generation_settings
 from brim.infer.cache_shape import CacheShape
+from brim.infer.generation_settings import generation_settings
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
 from brim.memory.cuda.foreach import foreach_as_on_cuda
@@ -63,6 +63,7 @@ class ConfigWorkload:
         self, config: Config, folder: ModelFolder, architecture: PretrainedConfig, *, target: CudaTarget | None
     ) -> None:
         self._config = _without_weights(config)
+        self._is_adapted = _is_adapted(config)
         self._folder = folder
         self._architecture = architecture
         self._target = target
@@ -99,6 +100,7 @@ class ConfigWorkload:
             "architecture": self._folder.config,
             "code": {path.name: sha256(path) for path in sorted(code)},
             "config": self._config.model_dump(mode="json", include=keys),
+            "adapted": self._is_adapted,
             "target": None if self._target is None else asdict(self._target),
         }
 
@@ -179,8 +181,7 @@ class ConfigWorkload:
                 skip_modules=skipped_modules(self._folder),
             )
         self._loaded = loaded_tensors(model, arriving_bytes=self._arriving_bytes)
-        adapts = config.adapter is not None and isinstance(config.trainer, FinetuneTrainer)  # trained before it is run
-        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable or adapts)
+        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable or self._is_adapted)
         self.choices = self._llm.choices
         built: nn.Module = self._llm.model.train(trainable)
         return built
@@ -304,3 +305,10 @@ def _without_weights(config: Config) -> Config:
     folder = open_adapter(adapter.pretrained_adapter_weights)
     settings = folder.settings.model_dump(exclude={"pretrained_adapter_weights"})
     return config.model_copy(update={"adapter": LoraConfig(**settings)})
+
+
+def _is_adapted(config: Config) -> bool:
+    """Whether the model has its adapter where nothing is trained: one that was trained, or will be before it is run."""
+    adapter = config.adapter
+    trains = isinstance(config.trainer, FinetuneTrainer)
+    return adapter is not None and (trains or adapter.pretrained_adapter_weights is not None)

@@ -86,12 +86,10 @@ def beside(costs: Costs, num_bytes: int) -> Costs:
 
 def _time(shapes: ForwardShapes, lengths: NDArray[np.int64], *, longest: int, speed: DeviceSpeed) -> TimeEstimate:
     short = int(np.percentile(lengths, 10, method="inverted_cdf"))
-    for rows, tokens in shapes_to_count(
-        shapes.known.work, longest=longest, short=short, most_rows=max(2, 2 * longest // short)
-    ):
-        shapes.work(rows, tokens)
+    # Of these shapes alone, so that what else has been traced meanwhile changes no plan.
+    wanted = shapes_to_count((), longest=longest, short=short, most_rows=max(2, 2 * longest // short))
     return estimate(
-        shapes.known.work,
+        {shape: shapes.work(*shape) for shape in wanted},
         speed,
         longest=int(lengths.max()),
         shortest=int(lengths.min()),
