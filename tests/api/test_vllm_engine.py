@@ -10,13 +10,12 @@ import torch
 
 import brim
 from brim.api import vllm_engine as module
+from brim.api.fingerprint import differences, fingerprint
 from brim.api.generating import Generation
 from brim.api.session import open_session
 from brim.data import TokenRow, TokenRows
 from brim.errors import InputError
-from brim.infer.done_rows import DoneRows
-from brim.infer.held_records import HeldRecords
-from brim.infer.response_record import response_of
+from brim.infer.engine import respond_to
 
 from ..infer.fake_vllm import install
 
@@ -45,11 +44,9 @@ def session_of(zero_shot, monkeypatch):
 
 def test_it_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny_base, monkeypatch):
     engines = install(monkeypatch, lambda prompt, params: [prompt[-1], 0])
-    done = DoneRows(HeldRecords(), keys=np.arange(3, dtype=np.uint64), prompts=np.arange(3, dtype=np.uint64))
-    generation = Generation(weights, session_of(), PROMPTS, say=lambda line: None)
-    generation.run(PROMPTS, done, on_batch=lambda count: None)
-    assert [response_of(done.body(position)).token_ids for position in range(3)] == [[5], [6], [7]]
-    assert generation.about["engine"] == "vllm"
+    assert Generation(weights, session_of(), PROMPTS, say=lambda line: None).about["engine"] == "vllm"
+    responses = respond_to(module.vllm_engine(session_of(), rows=None), PROMPTS)
+    assert [response.token_ids for response in responses] == [[5], [6], [7]]
     args = engines.made[0].args
     assert (args.model, args.dtype, args.gpu_memory_utilization, args.seed) == (str(tiny_base), "float32", 0.8, 42)
     assert engines.made[0].submitted[0][2].stop_token_ids == [0]
@@ -78,6 +75,18 @@ def test_what_it_cannot_do_is_refused(session_of, monkeypatch, keys, reason):
     install(monkeypatch, lambda prompt, params: [7])
     with pytest.raises(InputError, match=f"vLLM cannot be used: {reason}"):
         module.vllm_engine(session_of(**keys), rows=None)
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_going_on_with_it_changes_what_is_drawn_but_not_what_is_likeliest(zero_shot, sampling):
+    of = {}
+    for engine in ("vllm", "slots", "static"):
+        generation = {"engine": engine, "max_new_tokens": 3, "do_sample": sampling}
+        session = open_session(brim.Model({**zero_shot, "generation": generation}).config)
+        of[engine] = fingerprint(session, split="full")
+    assert of["slots"] == of["static"]
+    changed = ['generation.engine: null before, "vllm" now'] if sampling else []
+    assert differences(of["slots"], of["vllm"]) == changed
 
 
 def test_a_cpu_is_refused_before_weights_are_loaded(zero_shot, sums_file, monkeypatch):

@@ -60,10 +60,18 @@ def fingerprint(session: Session, *, split: str) -> Fingerprint:
     return {
         **kept,
         "--split": split,
+        **_other_numbers(session),
         **({} if template is None else {"the chat template": _digest(template.as_one().encode())}),
         **_base_files(session),
         **_adapter_files(session),
     }
+
+
+def _other_numbers(session: Session) -> dict[str, str]:
+    """vLLM draws from a row's seed in a way of its own; all other engines draw the same."""
+    generation = session.config.generation
+    samples = generation.do_sample and generation.temperature > 0
+    return {"generation.engine": "vllm"} if samples and generation.engine == "vllm" else {}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
