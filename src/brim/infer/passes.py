@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from brim.infer.row_cache import RowCache
+from brim.infer.row_windows import attending_in_windows
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ class Passes:
         if self._starts is None:
             self._starts = torch.tensor(cache.starts).to(self._device)[:, None]
         columns = torch.arange(cache.base, cache.end + 1, device=self._device)
-        logits = self._run(
-            torch.tensor(tokens).to(self._device)[:, None],
-            mask=(columns >= self._starts).long(),
-            positions=cache.end - self._starts,
-        )
+        with attending_in_windows(cache.starts, self._device):
+            logits = self._run(
+                torch.tensor(tokens).to(self._device)[:, None],
+                mask=(columns >= self._starts).long(),
+                positions=cache.end - self._starts,
+            )
         cache.end_step()
         return logits
 
