@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 import brim
-from brim.api.evaluation import respond
 from brim.data import load_encoder
+from brim.infer.slots_engine import SlotsEngine
 from brim.models.folder import locate
 
 CHATML = (
@@ -120,11 +120,13 @@ def test_generate_goes_on_from_the_tokens_that_predict_does(run, monkeypatch):
     folder, model, _ = run
     asked = []
 
-    def spied(llm, session, prompts, **options):
-        asked.append(prompts[0].input_ids.tolist())
-        return respond(llm, session, prompts, **options)
+    run_engine = SlotsEngine.run
 
-    monkeypatch.setattr("brim.api.model.respond", spied)
+    def spied(engine, prompts, **options):
+        asked.append(prompts[0].input_ids.tolist())
+        return run_engine(engine, prompts, **options)
+
+    monkeypatch.setattr(SlotsEngine, "run", spied)
     model.generate("<|im_start|>user\neven<|im_end|>\n<|im_start|>assistant\n")
     model.predict({"messages": [[{"role": "user", "content": "even"}]]})
     assert asked[0] == asked[1]
