@@ -13,6 +13,7 @@ from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.events import EventStream
 from brim.memory.layer_kinds import depth_of_architecture
+from brim.memory.static_stream import static_stream
 
 A100 = CudaTarget(compute_capability=(8, 0))
 
@@ -43,7 +44,7 @@ def stream_of(
                 recording.record(workload.evaluation(), rows=rows, tokens=tokens), ["load", "evaluate"]
             )
         new_tokens = config["generation"]["max_new_tokens"]
-        return memory._generated(workload, rows, tokens, new_tokens=new_tokens)[0]
+        return static_stream(workload, rows, tokens, new_tokens=new_tokens)[0]
 
 
 def events(stream: EventStream) -> list[tuple[Any, ...]]:

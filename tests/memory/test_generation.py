@@ -5,9 +5,9 @@ from tests.memory.expansion import workload_of
 from tests.memory.tiny_architectures import write_folder
 
 import brim.memory.generation as generation
-from brim.api.memory import _generated
 from brim.memory.compose import compose_parts
 from brim.memory.recording import record
+from brim.memory.static_stream import static_stream
 
 ROWS, TOKENS = 2, 8
 LAYERS, HEADS_KV, HEAD, WIDTH_BYTES = 6, 2, 8, 2
@@ -27,7 +27,7 @@ def config_of(folder, new_tokens, **settings):
 
 
 def composed(config, new_tokens):
-    return _generated(workload_of(config, "generate"), ROWS, TOKENS, new_tokens=new_tokens)[0]
+    return static_stream(workload_of(config, "generate"), ROWS, TOKENS, new_tokens=new_tokens)[0]
 
 
 def traced(config, new_tokens, monkeypatch):
@@ -103,7 +103,7 @@ def test_what_is_small_and_passes_is_left_out_but_in_the_last_step(llama, monkey
 
 @pytest.mark.parametrize("tokens", [5, 6, 7])
 def test_prompts_after_which_a_mask_needs_no_padding_are_traced_a_little_longer(llama, tokens):
-    stream, _ = _generated(workload_of(config_of(llama, 7), "generate"), 1, tokens, new_tokens=7)
+    stream, _ = static_stream(workload_of(config_of(llama, 7), "generate"), 1, tokens, new_tokens=7)
     assert list(steps(stream))[-1] == "token 7"
     exact = 2 * LAYERS * HEADS_KV * HEAD * WIDTH_BYTES
     assert exact * (tokens + 6) <= live_bytes(stream, "kv_cache")[-1] <= exact * (tokens + 6 + 4)

@@ -37,6 +37,7 @@ from brim.units import format_seconds
 _WORTH_TRACING_S = 30.0
 _UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
 _UNTRACED_PASS = PrefillTokens(tokens=USUAL_PASS_TOKENS, reason="usual where nothing was traced")
+_FEW_STATIC_ROWS = 256  # prompts: 32 batches of the usual size, which take less than a trace that asks for larger ones
 _SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 _COLUMNS_ON_THE_WAY = (0.7, 0.85)  # of a cache: the allocator sees windows grow
 _DTYPES = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -54,7 +55,7 @@ def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
     job = _Job(request=request, budget=budget, correction=correction)
     try:
         caches = _caches(request)
-        plan = None if caches.has_samples else job.in_closed_form()
+        plan = None if caches.has_samples else job.in_closed_form() or job.in_few_batches()
         plan = plan or job.traced(caches)
     except UNTRACEABLE as error:
         if is_a_mistake_of_brims(error):
@@ -108,6 +109,12 @@ class _Job:
         note = f"by a bound in closed form; tracing pays from {format_seconds(_WORTH_TRACING_S)} on"
         return replace(plan, seconds=time_s, notes=(note,))
 
+    def in_few_batches(self) -> GenerationPlan | None:
+        """Of transformers' `generate`, of which every token is composed, a trace takes half a minute."""
+        if self.request.is_slots or not self.request.is_at_hand or len(self.task.lengths) > _FEW_STATIC_ROWS:
+            return None
+        return self.untraced(f"usual for up to {_FEW_STATIC_ROWS:,} prompts")
+
     def traced(self, caches: TracedCaches) -> GenerationPlan:
         """Few traces, and one more where memory decides."""
         task, scale = self.task, self.correction.scale
@@ -118,6 +125,7 @@ class _Job:
                 most_rows=task.most_rows,
                 cap_bytes=round(self.budget.reserved_bytes / max(scale, 1.0)),
                 context=self.request.folder.context_length,
+                is_slots=self.request.is_slots,
             )
             model = cache_model(caches.sample, region)
             times = PassTimes(prefill=model.prefill_law, step=model.step_law, speed=self.speed)
@@ -130,7 +138,7 @@ class _Job:
     def untraced(self, why: str) -> GenerationPlan:
         """So many rows are tried, and fewer once memory runs out."""
         task = self.task
-        rows = min(task.fixed_rows or _UNTRACED_ROWS, len(task.lengths))
+        rows = min(task.fixed_rows or max(_UNTRACED_ROWS // task.num_beams, 1), len(task.lengths))
         return GenerationPlan(
             budget=self.budget,
             prompts=summarize_lengths(task.lengths),
@@ -196,6 +204,7 @@ def _caches(request: GenerationRequest) -> TracedCaches:
     return TracedCaches(
         ConfigWorkload(request.config, request.folder, request.architecture, target=target),
         device,
+        is_slots=request.is_slots,
         settings=AllocatorSettings.from_environment(os.environ),
         cache_folder=cache_folder(),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -23,13 +22,13 @@ from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import Device, cpu_device, device_named, device_of, find_device, one_of_several
 from brim.memory.events import EventStream
-from brim.memory.generation import TRACED_TOKENS, UnlikeStepsError, compose_generation
 from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.prediction import MemoryPrediction, Phase
 from brim.memory.recording import Recording, record
 from brim.memory.sharding import Offload, Sharding, shard
 from brim.memory.slots_stream import slots_stream
+from brim.memory.static_stream import static_stream
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LEAST_TOKENS = 2  # one to predict the other from
-_SPECIAL_LENGTHS = 4  # of eight lengths that follow each other one is special, and three are traced
 # A trace watches all modules of the process and stands in for functions of torch and transformers while it lasts.
 ONE_AT_A_TIME = threading.RLock()
 _NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
@@ -326,29 +324,12 @@ def _composed(workload: ConfigWorkload, asked: Asked, rows: int, tokens: int) ->
         new_tokens = asked.config.generation.max_new_tokens or 1
         if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
             return slots_stream(workload, rows, tokens, new_tokens=new_tokens)
-        return _generated(workload, rows, tokens, new_tokens=new_tokens)
+        return static_stream(workload, rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
         recording = record(workload.training(), rows=1, tokens=_LEAST_TOKENS)
     else:
         recording = record(workload.evaluation(), rows=rows, tokens=tokens)
     return compose_parts(recording, ["load"] if asked.phase == "load" else ["load", "evaluate"]), recording
-
-
-def _generated(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int) -> tuple[EventStream, Recording]:
-    """Recorded at the prompts' length, and once more where the last tokens are written."""
-    traced = workload.generation()
-    early = record(traced, rows=rows, tokens=tokens)
-    further = new_tokens - TRACED_TOKENS
-    if further <= 0:
-        return compose_generation(early, early, new_tokens=new_tokens), early
-    for more in range(_SPECIAL_LENGTHS):  # a few tokens more, where a length is a special one
-        if more:
-            early = record(traced, rows=rows, tokens=tokens + more)
-        for after in (0, 1):
-            late = record(traced, rows=rows, tokens=tokens + further + after)
-            with suppress(UnlikeStepsError):
-                return compose_generation(early, late, new_tokens=new_tokens), early
-    raise UnlikeStepsError(f"no lengths from {tokens} tokens on are alike")
 
 
 def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:

@@ -111,7 +111,7 @@ class NextToken:
     def _drawn(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
         """By the inverse of the distribution function, at one number for each row."""
         numbers = torch.tensor([self._number(row) for row in rows], dtype=torch.float64).to(scores.device)
-        sums = scores.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        sums = scores.softmax(dim=-1).double().cumsum(dim=-1)
         total = sums[:, -1]
         tokens = torch.searchsorted(sums, (numbers * total)[:, None], right=True)[:, 0]
         return torch.where(total.isfinite(), tokens.clamp(max=scores.shape[-1] - 1), _NOT_FINITE)

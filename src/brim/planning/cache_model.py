@@ -33,6 +33,7 @@ class CacheRegion:
     response_columns: int
     most_rows: int
     cap_bytes: int
+    passes_alone: bool  # whether a pass may read some of the prompts; else all rows' are read together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,18 @@ class CacheModel:
 
 
 def cache_region(
-    lengths: ArrayLike, *, max_new_tokens: int, most_rows: int, cap_bytes: int, context: int | None
+    lengths: ArrayLike,
+    *,
+    max_new_tokens: int,
+    most_rows: int,
+    cap_bytes: int,
+    context: int | None,
+    is_slots: bool = True,
 ) -> CacheRegion:
-    """lengths: tokens of the prompts. context: tokens that the model takes at most."""
+    """lengths: tokens of the prompts. context: tokens that the model takes at most.
+
+    is_slots: brim's own engine, which reads prompts pass by pass and does not keep the last token.
+    """
     tokens = np.asarray(lengths, dtype=np.int64)
     longest = int(tokens.max())
     rounded = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
@@ -59,9 +69,10 @@ def cache_region(
         longest=rounded,
         short=short if short <= _MUCH_SHORTER * rounded else rounded,
         shortest=int(tokens.min()),
-        response_columns=max_new_tokens - 1,
+        response_columns=max_new_tokens - 1 if is_slots else max_new_tokens,
         most_rows=max(2, most_rows),
         cap_bytes=cap_bytes,
+        passes_alone=is_slots,
     )
 
 
@@ -105,15 +116,20 @@ def verified(costs: CacheCosts, sample: CacheSample) -> CacheCosts:
 
 
 def _shape(where: CacheRegion, tokens: int, *, rows: int, prompts: int) -> CacheShape:
+    rows = max(rows, prompts)
     return CacheShape(
-        rows=max(rows, prompts), columns=tokens + where.response_columns, prompts=prompts, prompt_tokens=tokens
+        rows=rows,
+        columns=tokens + where.response_columns,
+        prompts=prompts if where.passes_alone else rows,
+        prompt_tokens=tokens,
     )
 
 
 def _most_rows(first: CacheSample, where: CacheRegion) -> int:
     """Of the shortest columns that matter, as many as the cap has room for by the cache alone; at least 2."""
     cells = first.shape.rows * first.shape.columns
-    cell_bytes = max(first.held_bytes - first.loaded_bytes, 1) / cells
+    held_bytes = first.held_bytes - first.loaded_bytes
+    cell_bytes = (held_bytes or first.step_bytes) / cells
     room_bytes = max(where.cap_bytes - first.loaded_bytes, 0)
     rows = int(room_bytes / cell_bytes) // (where.short + where.response_columns) + 1
     return min(max(round_rows(rows), 2), where.most_rows)

@@ -1,4 +1,4 @@
-"""Generation with brim's own engine, each shape traced at most once: peaks, kernels and streams."""
+"""Generation, each shape traced at most once: peaks, kernels and streams."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from brim.memory.config_workload import ConfigWorkload
 from brim.memory.device import Device
 from brim.memory.events import EventStream
 from brim.memory.recording import Recording, record
+from brim.memory.static_stream import static_stream
 from brim.memory.work import WorkCount
 from brim.planning.cache import Cache, digest
 from brim.planning.overhead import least_capacity
@@ -41,19 +42,24 @@ class CacheSample:
 
 
 class TracedCaches:
-    """Samples of a configuration's generation on a device. cache_folder: None keeps nothing on disk."""
+    """Samples of a configuration's generation on a device.
+
+    is_slots: with brim's own engine; else with transformers' `generate`, whose cache grows with each token: what it
+    adds to the weights is a step's, and none of it is held. cache_folder: None keeps nothing on disk.
+    """
 
     def __init__(
         self,
         workload: ConfigWorkload,
         device: Device,
         *,
+        is_slots: bool = True,
         settings: AllocatorSettings | None = None,
         cache_folder: Path | None = None,
     ) -> None:
         self.device, self.settings = device, settings or AllocatorSettings()
         self.num_traced = 0
-        self._workload = workload
+        self._workload, self._is_slots = workload, is_slots
         self._recordings: dict[CacheShape, Recording] = {}
         self._samples: dict[CacheShape, CacheSample] = {}
         self._overheads_bytes: dict[str, int] = {}
@@ -74,7 +80,7 @@ class TracedCaches:
     def sample(self, shape: CacheShape) -> CacheSample:
         """Of one shape."""
         if shape not in self._samples:
-            self._samples[shape] = self._sample(shape)
+            self._samples[shape] = self._sample(shape) if self._is_slots else self._static_sample(shape)
         return self._samples[shape]
 
     def overhead_bytes(self, shapes: Sequence[CacheShape]) -> int:
@@ -86,8 +92,7 @@ class TracedCaches:
             return 0
         key = " ".join("x".join(map(str, asdict(shape).values())) for shape in shapes) + f" {self.settings}"
         if key not in self._overheads_bytes:
-            recordings = [self._recording(shape) for shape in shapes]
-            stream = as_on_device(_job(recordings), recordings[0], self._workload, self.device)
+            stream = self._job(shapes)
             peak_bytes = int(live_bytes(stream, self.device, self.settings).max())
             capacity_bytes = least_capacity(stream, self.settings, peak_bytes=peak_bytes)
             self._overheads_bytes[key] = capacity_bytes - peak_bytes
@@ -124,6 +129,36 @@ class TracedCaches:
             step_work=recording.work[DECODE],
         )
 
+    def _static_sample(self, shape: CacheShape) -> CacheSample:
+        stream, recording = self._static_stream(shape)
+        live = live_bytes(stream, self.device, self.settings)
+        starts = {label: position for position, label in stream.marks}
+        loaded_bytes = int(live[starts["prefill"] - 1])
+        last = next(part for part in reversed(recording.parts) if part.split(" ")[0] in ("prefill", DECODE))
+        return CacheSample(
+            shape=shape,
+            loaded_bytes=loaded_bytes,
+            load_peak_bytes=int(live[: starts["prefill"]].max()),
+            held_bytes=loaded_bytes,
+            prefill_bytes=0,
+            step_bytes=int(live[starts["prefill"] :].max()) - loaded_bytes,
+            prefill_work=recording.work["prefill"],
+            step_work=recording.work[last],
+        )
+
+    def _static_stream(self, shape: CacheShape) -> tuple[EventStream, Recording]:
+        self.num_traced += 1
+        new_tokens = shape.columns - shape.prompt_tokens
+        with undisturbed():
+            stream, recording = static_stream(self._workload, shape.rows, shape.prompt_tokens, new_tokens=new_tokens)
+        return as_on_device(stream, recording, self._workload, self.device), recording
+
+    def _job(self, shapes: Sequence[CacheShape]) -> EventStream:
+        if not self._is_slots:
+            return self._static_stream(shapes[0])[0]
+        recordings = [self._recording(shape) for shape in shapes]
+        return as_on_device(_job(recordings), recordings[0], self._workload, self.device)
+
     def _recording(self, shape: CacheShape) -> Recording:
         if shape not in self._recordings:
             self.num_traced += 1
@@ -139,6 +174,7 @@ class TracedCaches:
         return {
             **self._workload.facts,
             "generation": self._workload.generation_settings,
+            "is_slots": self._is_slots,
             "device": None if is_cpu else (self.device.capability, self.device.memory_bytes),
             "rounding": None if is_cpu else self.settings.roundup_power2_divisions,
             "engine": brim_digest(("infer",)),
