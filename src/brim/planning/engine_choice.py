@@ -14,7 +14,7 @@ from brim.units import format_seconds
 MOST_S = 30.0
 _SHARE_OF_RUN = 0.02
 _SETS_OF_ROWS = 2  # with fewer rows than twice those that run together, none takes the place of another
-_LEAST_GAIN = 1.05  # two measurements of one engine differ by up to 4% (benchmarks/engine_choice.py)
+_LEAST_GAIN = 1.05  # for less, jobs would change their engine with what else the machine does
 
 SLOTS, STATIC, PAGED = "slots", "static", "paged"
 UNREFILLED = "slots without refilling"
