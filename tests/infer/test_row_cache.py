@@ -116,3 +116,12 @@ def test_any_sequence_of_moves_keeps_every_row():
                 mirror.enter([int(generator.integers(1, cache.end + 1)) for _ in range(count)])
             elif mirror.rows and cache.end < cache.columns:
                 mirror.step()
+
+
+def test_a_mask_is_sized_as_older_transformers_ask_for_it_too():
+    cache = RowCache(1, rows=2, columns=8)
+    mirror = Mirror(cache)
+    cache.lay_out(columns=8, end=3)
+    mirror.enter([3, 2])
+    assert cache.layers[0].get_mask_sizes(torch.arange(3, 5)) == cache.layers[0].get_mask_sizes(2) == (5, 0)
+    assert cache.layers[0].get_max_cache_shape() == -1

@@ -162,8 +162,10 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
                 row = was[slot, :, source : source + width].clone()
                 becomes[slot, :, target : target + width] = row
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        """query_length: before transformers 5.10, the positions of the queries."""
+        num_queries = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return self.get_seq_length() + num_queries, 0
 
     def get_seq_length(self) -> int:
         """Columns before those of the pass, as a mask sees them."""
@@ -171,6 +173,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # its name in older versions of transformers
 
     def _laid_out(self, columns: int) -> tuple[Tensor, Tensor]:
         """[R, H, C, D] of keys and of values."""
