@@ -151,7 +151,7 @@ class _Job:
             room_bytes=self.budget.reserved_bytes,
             useful_tokens=MOST_TOKENS,
             overhead_bytes=lambda shapes: 0,
-            reason=f"by the closed form's bound: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+            reason=f"by a bound in closed form: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
         )
         return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
 

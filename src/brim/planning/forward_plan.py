@@ -52,9 +52,10 @@ class ForwardPlan:
     def __str__(self) -> str:
         rows, tokens = self.widest
         batches = "1 batch" if self.num_batches == 1 else f"{self.num_batches:,} batches"
+        at_most = "at most " if self.source == "closed form" else ""
         return (
             f"{batches} of up to {rows:,} × {tokens:,} tokens, {self.padding - 1:.1%} padding; "
-            f"{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}; "
+            f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}; "
             f"about {format_seconds(self.seconds)} ({self.reason})"
         )
 
