@@ -8,7 +8,7 @@ PREFILL = Surface(base=0.0, lengths=(8,), tokens=((1, 1000),), values=((10.0, 10
 STEP = Surface(
     base=0.0,
     lengths=(10, 30),
-    tokens=((10, 10_000), (30, 30_000)),
+    tokens=((1, 1000), (1, 1000)),  # rows
     values=((110.0, 110_000.0), (130.0, 130_000.0)),
 )
 

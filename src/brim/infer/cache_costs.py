@@ -21,7 +21,7 @@ class CacheCosts:
     static_bytes: int  # whatever the shape: the weights
     cell_bytes: float  # of the cache, for each row and column
     prefill: Surface  # of a pass over prompts, (rows, tokens of the longest)
-    step: Surface  # of a pass over one token of each row, (rows, columns)
+    step: Surface  # of a pass over one token of each row: N rows, T columns
     prefill_tokens: int  # of a pass over several prompts, padding included
     response_columns: int  # that a prompt leaves at least: the last token of a response is not read
     shortest_tokens: int  # of a prompt; the shorter, the more of them are in a pass
@@ -32,7 +32,7 @@ class CacheCosts:
         number = np.asarray(rows, dtype=np.int64)
         cache_bytes = self.cell_bytes * np.maximum(number * columns, cells)
         longest = max(columns - self.response_columns, 1)
-        passes = np.asarray(self.step(number, columns))
+        passes = np.asarray(self.step(number / columns, columns))  # a surface is asked for N / T
         for tokens in {longest, min(self.shortest_tokens, longest)}:
             passes = np.maximum(passes, self.prefill(self.prompts_of_pass(number, tokens), tokens))
         return np.asarray(self.static_bytes + self.scale * (cache_bytes + passes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,9 +12,11 @@ from numpy.typing import ArrayLike
 from brim.batching.surface import Surface
 from brim.infer.cache_costs import CacheCosts
 from brim.infer.cache_shape import CacheShape
-from brim.planning.memory_samples import Sample, passing, round_length, round_rows
+from brim.planning.memory_samples import round_length, round_rows, through
 from brim.planning.traced_caches import CacheSample
 from brim.planning.work_law import WorkLaw, law_through
+
+_Point: TypeAlias = tuple[int, int]  # N, bytes
 
 _LENGTH_STEP = 64  # prompts' lengths are rounded up to it, so that other data of the same kind meets the same samples
 _SHARE_OF_SHORT_PROMPTS = 10  # percent
@@ -92,8 +95,10 @@ def cache_model(sample: Callable[[CacheShape], CacheSample], where: CacheRegion)
     costs = CacheCosts(
         static_bytes=static_bytes,
         cell_bytes=cell_bytes,
-        prefill=_surface([[_of_prefill(each) for each in line] for line in lines]),
-        step=_surface([[_of_step(each) for each in line] for line in lines]),
+        prefill=_surface(
+            [line[0].shape.prompt_tokens for line in lines], [[*map(_of_prefill, line)] for line in lines]
+        ),
+        step=_surface([line[0].shape.columns for line in lines], [[*map(_of_step, line)] for line in lines]),
         prefill_tokens=1,
         response_columns=where.response_columns,
         shortest_tokens=where.shortest,
@@ -101,7 +106,7 @@ def cache_model(sample: Callable[[CacheShape], CacheSample], where: CacheRegion)
     return CacheModel(
         costs=costs,
         load_peak_bytes=max(each.load_peak_bytes for each in samples),
-        prefill_law=law_through([(_of_prefill(s).num_tokens, s.shape.prompt_tokens, s.prefill_work) for s in samples]),
+        prefill_law=law_through([(_of_prefill(s)[0], s.shape.prompt_tokens, s.prefill_work) for s in samples]),
         step_law=law_through([(s.shape.rows, s.shape.columns, s.step_work) for s in samples]),
     )
 
@@ -110,8 +115,8 @@ def verified(costs: CacheCosts, sample: CacheSample) -> CacheCosts:
     """The costs after one more trace: exact there."""
     return replace(
         costs,
-        prefill=passing(costs.prefill, _of_prefill(sample)),
-        step=passing(costs.step, _of_step(sample)),
+        prefill=through(costs.prefill, _of_prefill(sample)[0], sample.shape.prompt_tokens, sample.prefill_bytes),
+        step=through(costs.step, sample.shape.rows, sample.shape.columns, sample.step_bytes),
     )
 
 
@@ -146,20 +151,20 @@ def _held(samples: Sequence[CacheSample]) -> tuple[int, float]:
     return round(least.held_bytes - cell_bytes * cells[0]), cell_bytes
 
 
-def _of_prefill(sample: CacheSample) -> Sample:
-    return Sample(rows=sample.shape.prompts, tokens=sample.shape.prompt_tokens, peak_bytes=sample.prefill_bytes)
+def _of_prefill(sample: CacheSample) -> _Point:
+    return sample.shape.prompts * sample.shape.prompt_tokens, sample.prefill_bytes
 
 
-def _of_step(sample: CacheSample) -> Sample:
-    return Sample(rows=sample.shape.rows, tokens=sample.shape.columns, peak_bytes=sample.step_bytes)
+def _of_step(sample: CacheSample) -> _Point:
+    return sample.shape.rows, sample.step_bytes
 
 
-def _surface(lines: Sequence[Sequence[Sample]]) -> Surface:
-    """Through lines in the order of their lengths. Before its first sample a line is no lower than the shortest's."""
-    distinct = [sorted({each.num_tokens: each.peak_bytes for each in line}.items()) for line in lines]
+def _surface(lengths: Sequence[int], lines: Sequence[Sequence[_Point]]) -> Surface:
+    """Through lines in the order of their lengths. Before its first point a line is no lower than the shortest's."""
+    ordered = [sorted(dict(line).items()) for line in lines]
     return Surface(
-        base=float(distinct[0][0][1]),
-        lengths=tuple(line[0].tokens for line in lines),
-        tokens=tuple(tuple(number for number, _ in line) for line in distinct),
-        values=tuple(tuple(np.maximum.accumulate([float(value) for _, value in line]).tolist()) for line in distinct),
+        base=float(ordered[0][0][1]),
+        lengths=tuple(lengths),
+        tokens=tuple(tuple(number for number, _ in line) for line in ordered),
+        values=tuple(tuple(np.maximum.accumulate([float(value) for _, value in line]).tolist()) for line in ordered),
     )

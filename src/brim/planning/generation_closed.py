@@ -20,7 +20,7 @@ from brim.memory.device_speed import DeviceSpeed
 from brim.memory.napkin_settings import Settings, settings_of
 from brim.planning.forward_closed import bytes_of_token
 
-_TOKENS = (1, 2**20)  # of a pass: bytes lie on a line
+_NUMBERS = (1, 2**20)  # of tokens of prompts, or of rows: bytes lie on a line
 # Of a score while a token is drawn: fp32 three times (scaled, narrowed, probabilities), and fp64 sums.
 _BYTES_OF_SCORE = 3 * 4 + 2 * 8
 _COPIES = 4  # of a layer's keys and values, one for each head that asks: as they are, and as a kernel wants them
@@ -49,7 +49,7 @@ def closed_cache_costs(
         static_bytes=static_bytes,
         cell_bytes=float(known.layers * _cell_bytes_of_layer(known, settings)),
         prefill=_lines(ends, [_prefill_bytes(known, settings, length) for length in ends]),
-        step=_lines(columns, [_step_bytes(known, settings, each) / each for each in columns]),
+        step=_lines(columns, [_step_bytes(known, settings, each) for each in columns]),
         prefill_tokens=prefill_tokens,
         response_columns=new_tokens - 1,
         shortest_tokens=ends[0],
@@ -100,10 +100,10 @@ def _step_bytes(architecture: Architecture, settings: Settings, columns: int) ->
 
 
 def _lines(lengths: list[int], bytes_of_one: list[float]) -> Surface:
-    """In proportion to the tokens."""
+    """In proportion to their number."""
     return Surface(
         base=0.0,
         lengths=tuple(lengths),
-        tokens=(_TOKENS,) * len(lengths),
-        values=tuple(tuple(each * number for number in _TOKENS) for each in bytes_of_one),
+        tokens=(_NUMBERS,) * len(lengths),
+        values=tuple(tuple(each * number for number in _NUMBERS) for each in bytes_of_one),
     )

@@ -113,10 +113,12 @@ def recut(plan: GenerationPlan, lengths: NDArray[np.int64], costs: CacheCosts, *
 
 
 def rows_that_pay(task: GenerationTask, costs: CacheCosts, times: PassTimes, *, cap_bytes: int) -> int:
-    """Of the longest prompts, or of those in the middle, of which more fit."""
+    """Of the longest prompts, or of those in the middle, of which more fit; and all waves of about as many."""
     room = MemoryRoom(costs, cap_bytes=cap_bytes, most_rows=task.most_rows)
     columns = {tokens + costs.response_columns for tokens in (task.longest, task.median)}
-    return max(times.rows_that_pay(each, most=room.rows(each)) for each in columns)
+    pay = max(times.rows_that_pay(each, most=room.rows(each)) for each in columns)
+    num_rows = len(task.lengths)
+    return min(-(-num_rows // max(num_rows // pay, 1)), task.most_rows)
 
 
 def _shapes(costs: CacheCosts, of: Waves, *, num_rows: int) -> tuple[PlannedRows, ...]:

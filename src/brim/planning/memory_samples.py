@@ -105,29 +105,32 @@ def sampled(peak: Callable[[int, int], int], where: Region) -> Surface:
 
 
 def passing(surface: Surface, sample: Sample) -> Surface:
-    """The surface with a line of the sample's length that goes through it.
+    """The surface with a line of the sample's length that goes through it."""
+    return through(surface, sample.num_tokens, sample.tokens, sample.peak_bytes)
 
-    Where it is above the surface, the line rises in proportion to N; where it is below, no fewer tokens take more.
+
+def through(surface: Surface, number: int, length: int, value: int) -> Surface:
+    """The surface with a line of this length that has this value at N = number.
+
+    Where it is above the surface, the line rises in proportion to N; where it is below, no smaller N takes more.
     """
-    found = {num_tokens for line in surface.tokens for num_tokens in line} | {sample.num_tokens}
-    num_tokens = np.array(sorted(found), dtype=np.float64)
-    values = surface(num_tokens / sample.tokens, sample.tokens)
-    missing = sample.peak_bytes - float(surface(sample.rows, sample.tokens))
+    numbers = np.array(sorted({each for line in surface.tokens for each in line} | {number}), dtype=np.float64)
+    values = surface(numbers / length, length)
+    missing = value - float(surface(number / length, length))
     if missing > 0:
-        values = values + missing * num_tokens / sample.num_tokens
+        values = values + missing * numbers / number
     else:
-        values = np.where(num_tokens <= sample.num_tokens, np.minimum(values, sample.peak_bytes), values)
+        values = np.where(numbers <= number, np.minimum(values, value), values)
     lines = {
-        length: (tokens, line)
-        for length, tokens, line in zip(surface.lengths, surface.tokens, surface.values, strict=True)
+        each: (tokens, line) for each, tokens, line in zip(surface.lengths, surface.tokens, surface.values, strict=True)
     }
-    lines[sample.tokens] = tuple(sorted(found)), tuple(values.tolist())
+    lines[length] = tuple(int(each) for each in numbers), tuple(values.tolist())
     lengths = tuple(sorted(lines))
     return Surface(
-        base=min(surface.base, float(sample.peak_bytes)),
+        base=min(surface.base, float(value)),
         lengths=lengths,
-        tokens=tuple(lines[length][0] for length in lengths),
-        values=tuple(lines[length][1] for length in lengths),
+        tokens=tuple(lines[each][0] for each in lengths),
+        values=tuple(lines[each][1] for each in lengths),
     )
 
 
