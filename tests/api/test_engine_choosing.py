@@ -18,6 +18,7 @@ from brim.infer.slots_engine import SlotsEngine
 from brim.infer.static_engine import StaticEngine
 from brim.models.llm import load_llm
 from brim.planning import engine_choice
+from brim.planning.generation_plan import GenerationPlan
 
 
 @pytest.fixture
@@ -93,6 +94,16 @@ def test_what_samples_is_not_measured_in_pages(opened, long_job):
     assert "measuring 3 engines on 6 of the prompts" in said
     assert "paged: generation.do_sample: what is drawn would depend on the rows beside it" in planned.plan.engine_reason
     assert "differ" not in planned.plan.engine_reason
+
+
+def test_where_memory_is_scarce_only_brims_own_engine_is_tried(opened, long_job, monkeypatch):
+    monkeypatch.setattr(GenerationPlan, "is_ample", False)
+    monkeypatch.setattr(planned_generation, "proven", lambda plan, *given, **more: plan)
+    session, llm = opened()
+    said = []
+    planned = planned_engine(llm, session, PROMPTS, say=said.append)
+    assert "measuring 2 engines on 6 of the prompts" in said
+    assert planned.plan.engine_reason.endswith("; static: not tried where more than half of the memory is planned")
 
 
 def test_beams_leave_no_choice(opened):

@@ -38,8 +38,8 @@ def with_fastest_engine(
     """
     if request.config.generation.engine != "auto" or not request.is_slots:
         return plan
-    against_paged = why_not_paged(llm.model, settings, precision=llm.precision, constraint=constraint)
-    kinds = [SLOTS, UNREFILLED, *([] if against_paged else [PAGED]), STATIC]
+    against = _against(plan, llm, settings, constraint)
+    kinds = [kind for kind in (SLOTS, UNREFILLED, PAGED, STATIC) if not against.get(kind)]
     rows = _rows_of_median(plan)
     verdicts = _Verdicts(request, kinds, rows=rows)
     choice = verdicts.known()
@@ -57,10 +57,20 @@ def with_fastest_engine(
                 allowed_s=sample.allowed_s,
                 must_agree=llm.precision.name == "fp32",
             )
-            dropped = {**timed.dropped, **({PAGED: against_paged} if against_paged else {})}
-            choice = fastest(timed.seconds, num_rows=len(sample.positions), dropped=dropped)
+            choice = fastest(timed.seconds, num_rows=len(sample.positions), dropped={**timed.dropped, **against})
             verdicts.keep(choice)
     return plan.with_engine(choice.kind, choice.reason)
+
+
+def _against(
+    plan: GenerationPlan, llm: LLM, settings: Mapping[str, Any], constraint: Constraint | None
+) -> dict[str, str]:
+    """Why engines are not tried. They copy keys and values as they go, which the plan's room has not counted."""
+    if not plan.is_ample:
+        tight = "not tried where more than half of the memory is planned"
+        return {PAGED: tight, STATIC: tight}
+    reason = why_not_paged(llm.model, settings, precision=llm.precision, constraint=constraint)
+    return {PAGED: reason} if reason else {}
 
 
 def _rows_of_median(plan: GenerationPlan) -> int:
