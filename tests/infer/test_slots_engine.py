@@ -1,11 +1,16 @@
 """Whoever is in the batch, a row's text is the one that it has alone."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engine import respond_to
+from brim.infer.passes import Passes
 from brim.infer.room import FixedRoom
+from brim.infer.row_cache import RowCache
 from brim.infer.slots_engine import SlotsEngine
 
 NEW_TOKENS = 12
@@ -199,6 +204,52 @@ def test_what_the_receiver_raises_ends_the_run(model, prompts, precision):
 
     with pytest.raises(BrimError, match="the disk is full"):
         engine(model, precision=precision).run(prompts, on_finished=full)
+
+
+def test_a_lack_of_memory_where_responses_are_kept_is_not_the_engines(model, prompts, precision):
+    def full(finished):
+        raise MemoryError
+
+    made = engine(model, precision=precision)
+    with pytest.raises(MemoryError):
+        made.run(prompts, on_finished=full)
+    assert made.statistics.num_out_of_memory == 0
+
+
+def test_memory_that_runs_out_while_a_row_leaves_loses_no_response(model, prompts, precision, expected, monkeypatch):
+    copied, copy_row = [], RowCache.remove
+
+    def remove(cache, slot):
+        copied.append(slot)
+        if len(copied) in (2, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        copy_row(cache, slot)
+
+    monkeypatch.setattr(RowCache, "remove", remove)
+    made, reported = engine(model, rows=4, precision=precision), []
+    made.run(prompts, on_finished=reported.extend)
+    assert made.statistics.num_out_of_memory == 2
+    assert sorted(each.position for each in reported) == list(range(len(prompts)))
+    by_position = {each.position: each.response.token_ids for each in reported}
+    assert [by_position[i] for i in range(len(prompts))] == expected(prompts)
+
+
+def test_the_cache_is_gone_with_the_last_row(model, prompts, precision, monkeypatch):
+    """At once, not when Python next looks for cycles: on a GPU the next step of training wants the memory."""
+    made, begin = [], Passes.__init__
+
+    def watched(self, *args, **how):
+        begin(self, *args, **how)
+        made.append(weakref.ref(self.cache))
+
+    monkeypatch.setattr(Passes, "__init__", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        respond_to(engine(model, precision=precision), prompts)
+        assert [cache() for cache in made] == [None]
+    finally:
+        gc.enable()
 
 
 def test_settings_that_transformers_refuses_are_the_users_mistake(model, prompts, precision):

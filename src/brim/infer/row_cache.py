@@ -12,7 +12,8 @@ Legend: R rows and C columns of the layout, n rows that are in, H heads, D size 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -113,7 +114,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, cache: RowCache) -> None:
         super().__init__()
-        self._cache = cache
+        # Else the two would hold each other, and the memory until Python looks for cycles: long after the last row.
+        self._cache = cast("RowCache", proxy(cache))
         self._keys = self._values = _NOTHING
         self._key_shape = self._value_shape = (0, 0)  # H, D
 

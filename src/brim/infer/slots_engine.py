@@ -107,7 +107,7 @@ class SlotsEngine:
             with torch.inference_mode():
                 run.to_the_end()
         except Exception as error:
-            if not is_out_of_memory(error):
+            if run.is_telling or not is_out_of_memory(error):
                 raise
             return run.given_back()
         return None
@@ -162,6 +162,7 @@ class _Run:
         self._end_ids, self._on_finished, self._statistics = frozenset(end_ids), on_finished, statistics
         self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache has not
         self._entering: list[Writing] = []  # taken from the queue, not read yet
+        self.is_telling = False  # what is raised now comes from who is told of responses
         rows, columns, cells = queue.first_shape(room)
         self._passes = passes(rows=rows, columns=columns, cells=cells)
         self._cache = self._passes.cache
@@ -239,16 +240,24 @@ class _Run:
         """Choose the next token of these rows, the last ones that are in; those that end leave."""
         with explained():
             tokens = self._chooser.choose(logits, rows)
-        finished = []
+        finished, free = [], []
         first_slot = len(self._active) - len(rows)
         for number in reversed(range(len(rows))):
             row, token = rows[number], tokens[number]
             response = self._response(row, token)
             if response is not None:
                 finished.append(Finished(position=row.position, response=response))
+                free.append(first_slot + number)
                 self._leave(first_slot + number)
         if finished:
-            self._on_finished(finished)
+            self._tell(finished)
+        for slot in free:  # told first: memory that runs out here, too, loses no response
+            self._passes.remove(slot)
+
+    def _tell(self, finished: Sequence[Finished]) -> None:
+        self.is_telling = True
+        self._on_finished(finished)
+        self.is_telling = False
 
     def _response(self, row: Writing, token: int) -> Response | None:
         if token in self._end_ids:
@@ -266,6 +275,5 @@ class _Run:
         row, last = self._active[slot], self._active.pop()
         if row is not last:
             self._active[slot] = last
-        self._passes.remove(slot)
         self._queue.finish(row)
         self._chooser.forget(row)
