@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,10 +58,6 @@ class ForwardPlan:
             f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}; "
             f"about {format_seconds(self.seconds)} ({self.reason})"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "costs": self.costs.as_dict(), "widest": list(self.widest)}
 
 
 def forward_plan(
