@@ -54,9 +54,9 @@ def proven(
         probe = trial.probe(shape)
         if probe.outcome == "fits":
             return _with_what_was_seen(plan, probe, request, number)
-        before, plan = plan, _lowered(plan, shape, request)
-        say(f"{_in_words(shape)} ran out of memory when they were tried: {plan.rows:,} rows are taken")
-        if plan.rows == before.rows:
+        plan = _lowered(plan, shape, request)
+        say(f"{_in_words(shape)} ran out of memory when they were tried: {_in_words(_shape_of(plan))} are taken")
+        if _shape_of(plan) == shape:  # a row alone
             return replace(plan, proof=f"{number} probes, all of them out of memory")
 
 
@@ -95,7 +95,7 @@ def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationR
     """A probe that took more than predicted raises the costs of this job, too."""
     assert plan.costs is not None, "asked before"
     shape = _shape_of(plan)
-    told = f"{_in_words(shape)} ran and fitted ({number} probe{'s' * (number > 1)}"
+    told = f"{shape.rows:,} rows × {shape.columns:,} tokens ran and fitted ({number} probe{'s' * (number > 1)}"
     GenerationProofs(request).add(plan.uncorrected_bytes)
     if probe.peak_bytes is None:
         return replace(plan, proof=f"{told})")
@@ -125,7 +125,8 @@ def _shape_of(plan: GenerationPlan) -> CacheShape:
 
 
 def _in_words(shape: CacheShape) -> str:
-    return f"{shape.rows:,} rows × {shape.columns:,} tokens"
+    prompts = "prompt" if shape.prompts == 1 else "prompts"
+    return f"{shape.rows:,} rows × {shape.columns:,} tokens, {shape.prompts:,} {prompts} in a pass,"
 
 
 class _Trial:
