@@ -80,7 +80,7 @@ def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Sa
     if not request.device.is_cpu:
         return plan
     left_bytes = budget_of(
-        request.config.memory, request.device, is_at_hand=True, held_bytes=request.held_bytes
+        request.config.memory, request.device, is_at_hand=True, held_bytes=request.held_bytes, trains=False
     ).reserved_bytes
     if left_bytes >= plan.cap_bytes:
         return plan

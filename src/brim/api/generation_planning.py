@@ -50,7 +50,11 @@ def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
     if correction.outside_bytes is not None:
         request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
     budget = budget_of(
-        request.config.memory, request.device, is_at_hand=request.is_at_hand, held_bytes=request.held_bytes
+        request.config.memory,
+        request.device,
+        is_at_hand=request.is_at_hand,
+        held_bytes=request.held_bytes,
+        trains=False,
     )
     job = _Job(request=request, budget=budget, correction=correction)
     try:

@@ -12,12 +12,15 @@ from brim.planning.heap_settings import map_large_blocks
 from brim.units import format_bytes
 
 
-def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_bytes: int = 0) -> Budget:
+def budget_of(
+    memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_bytes: int = 0, trains: bool = True
+) -> Budget:
     """memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
 
     held_bytes: of tensors that are there already and are part of what is planned: on a CPU they are no more outside.
+    trains: whether there will be a backward pass, whose threads take addresses.
 
-    Raises ConfigError where the device is smaller than the budget, and where nothing would be left to train with.
+    Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
     if not is_at_hand:
         room = _room(device, limits=(), outside_bytes=device.outside_bytes)
@@ -25,7 +28,7 @@ def budget_of(memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_by
         now_bytes = resident_bytes()
         outside_bytes = device.outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES
         outside_bytes = max(outside_bytes - held_bytes, 0)
-        room = _room(device, limits=tuple(cpu_limits()), outside_bytes=outside_bytes)
+        room = _room(device, limits=tuple(cpu_limits(trains=trains)), outside_bytes=outside_bytes)
     else:
         room = _cuda_room(device)
     return decide(room, budget=memory.budget, margin=memory.margin)

@@ -18,15 +18,15 @@ _ADDRESSES_OF_THREADS_BYTES = 2 * (8 + 64) * _MIB
 _MAPPED_FROM_BYTES = 128 * 1024
 
 
-def cpu_limits(root: Path = Path("/")) -> list[Limit]:
+def cpu_limits(root: Path = Path("/"), *, trains: bool = True) -> list[Limit]:
     """What the process may have resident in all, once for each bound. Empty where the system does not tell.
 
-    root: where /proc and /sys are.
+    root: where /proc and /sys are. trains: without a backward pass no threads come.
     """
     resident_bytes = _kib(root / "proc/self/status", "VmRSS")
     if resident_bytes is None:
         return []
-    found = [*_machine(root), *_containers(root), *_process_limits(root)]
+    found = [*_machine(root), *_containers(root), *_process_limits(root, _ADDRESSES_OF_THREADS_BYTES if trains else 0)]
     return [Limit(num_bytes=resident_bytes + max(left, 0), reason=reason) for left, reason in found]
 
 
@@ -76,14 +76,14 @@ def _left_in(folder: Path, limit_file: str, usage_file: str, cached: str) -> int
     return int(limit) - int(usage) + int(statistics.get(cached, "0"))
 
 
-def _process_limits(root: Path) -> Iterator[tuple[int, str]]:
+def _process_limits(root: Path, addresses_bytes: int) -> Iterator[tuple[int, str]]:
     if sys.platform == "win32":
         return
     import resource
 
     status = root / "proc/self/status"
     for name, number, used, unused_bytes in (
-        ("RLIMIT_AS", resource.RLIMIT_AS, _kib(status, "VmSize"), _ADDRESSES_OF_THREADS_BYTES),
+        ("RLIMIT_AS", resource.RLIMIT_AS, _kib(status, "VmSize"), addresses_bytes),
         ("RLIMIT_DATA", resource.RLIMIT_DATA, _kib(status, "VmData"), 0),
     ):
         soft, _ = resource.getrlimit(number)

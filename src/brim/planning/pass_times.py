@@ -11,7 +11,7 @@ from brim.memory.device_speed import DeviceSpeed
 from brim.planning.roofline import roofline
 from brim.planning.work_law import WorkLaw
 
-_WORTH = 0.02  # of the time of a row's token; rows that save less only make the last ones wait for each other
+WORTH = 0.02  # of the time of a row's token; rows that save less only make the last ones wait for each other
 _PASSES = tuple(2**power for power in range(6, 13))  # tokens of a pass over prompts that are compared
 _GAIN = 0.1  # of the time of a token; larger passes that save less are not worth theirs
 
@@ -36,7 +36,7 @@ class PassTimes:
         """The fewest rows with which a row's token takes hardly longer than with all of them."""
         rows = np.arange(1, most + 1)
         a_row_s = self.step_s(rows, columns) / rows
-        return int(rows[np.flatnonzero(a_row_s <= (1 + _WORTH) * a_row_s.min())[0]])
+        return int(rows[np.flatnonzero(a_row_s <= (1 + WORTH) * a_row_s.min())[0]])
 
     def tokens_that_pay(self, length: int) -> int:
         """Tokens of a pass over prompts from which on a larger one is hardly faster."""
