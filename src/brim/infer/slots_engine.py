@@ -14,12 +14,13 @@ from brim.batching.oom import is_out_of_memory
 from brim.data import TokenRows
 from brim.infer.engine import Constraint, OnFinished
 from brim.infer.explained import explained
+from brim.infer.misled import is_misled_by_its_batch
 from brim.infer.next_token import NextToken, Writing
 from brim.infer.passes import Passes
 from brim.infer.queue import Queue
 from brim.infer.refill import prefill_groups, rows_to_wait_for
 from brim.infer.response import Finished, Response
-from brim.infer.room import Room
+from brim.infer.room import FixedRoom, Room
 from brim.infer.rows_at_once import Smaller, too_large
 from brim.models.precision import Precision
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _NOTABLY = 1.125  # more rows, or the cache is not laid out anew: that copies it once
+_ONE_BY_ONE = FixedRoom(1, prefill_tokens=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class SlotsEngine:
 
     settings: what `generation_settings` gives. refill: False: nobody takes the place of a row that has ended before
     all have. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the run.
+    Rows go one by one in architectures whose batches are not right.
     """
 
     name = "slots"
@@ -73,6 +76,7 @@ class SlotsEngine:
         self._device, self._precision = device, precision
         self._constraint, self._refill, self._on_smaller = constraint, refill, on_smaller
         self.statistics = RunStatistics()
+        self._is_misled: bool | None = None  # by its batch; not known before it matters
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""
@@ -80,8 +84,9 @@ class SlotsEngine:
         self.statistics = RunStatistics()
         queue = Queue(prompts, max_new_tokens=self._settings["max_new_tokens"])
         last: _Shape | None = None
+        room = _ONE_BY_ONE if self._rows_go_alone(prompts) else self._room
         while queue:
-            shape = self._generate(queue, on_finished)
+            shape = self._generate(queue, room, on_finished)
             if shape is not None:
                 # Here, after the `except` block: its traceback keeps tensors alive.
                 free_caches()
@@ -89,7 +94,18 @@ class SlotsEngine:
                 self._shrink(shape, last)
                 last = shape
 
-    def _generate(self, queue: Queue, on_finished: OnFinished) -> _Shape | None:
+    def _rows_go_alone(self, prompts: TokenRows) -> bool:
+        if self._is_misled is None and len(prompts) > 1:
+            self._is_misled = is_misled_by_its_batch(
+                self._model,
+                prompts[0].input_ids.tolist(),
+                pad_id=self._settings["pad_token_id"],
+                device=self._device,
+                precision=self._precision,
+            )
+        return bool(self._is_misled)
+
+    def _generate(self, queue: Queue, room: Room, on_finished: OnFinished) -> _Shape | None:
         """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much."""
         with explained():
             chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
@@ -97,7 +113,7 @@ class SlotsEngine:
             queue,
             self._passes,
             chooser,
-            room=self._room,
+            room=room,
             refill=self._refill,
             end_ids=self._settings["eos_token_id"],
             on_finished=on_finished,
