@@ -246,6 +246,35 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path):
         model.predict(sums_file, output=tmp_path / "p.csv", on_batch=second)
 
 
+def test_a_process_that_looked_before_another_began_does_not_disturb_it(model, sums_file, tmp_path, monkeypatch):
+    path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
+    model.predict(sums_file, output=whole)
+    monkeypatch.setattr("brim.api.predicting.check_place", lambda output, *, resume: None)  # nothing was there yet
+
+    def second(_):
+        with pytest.raises(brim.OutputError, match="another process is writing to this output"):
+            model.predict(sums_file, output=path)
+
+    model.predict(sums_file, output=path, on_batch=second)
+    with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
+        model.predict(sums_file, output=path)
+    assert files(path) == files(whole)
+    path.unlink()
+    model.predict(sums_file, output=path)
+    assert files(path) == files(whole)
+
+
+@pytest.mark.parametrize("content", [bytes(64), b"\xf0\xff\xfe" * 9])
+def test_a_damaged_list_of_sittings_does_not_keep_from_going_on(model, sums_file, tmp_path, content):
+    path, said = tmp_path / "p.csv", []
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=path, on_batch=killed_after(4))
+    JobFolder(path).sittings.write_bytes(content)
+    result = model.predict(sums_file, output=path, resume=True, say=said.append)
+    assert len(result.predictions) == 40
+    assert not [line for line in said if "grown" in line]
+
+
 def test_a_full_disk_loses_nothing_and_says_what_to_do(model, sums_file, tmp_path, monkeypatch):
     path, append, calls = tmp_path / "p.csv", Journal.append, []
 

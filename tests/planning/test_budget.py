@@ -55,7 +55,7 @@ def test_a_budget_above_what_is_free_is_cut_and_says_so():
     ("asked", "fix"), [({"budget": "1 GiB"}, "larger memory.budget"), ({"margin": "15 GiB"}, "free memory")]
 )
 def test_a_budget_of_which_nothing_is_left_is_refused(asked, fix):
-    with pytest.raises(ConfigError, match=rf"nothing is left to train with(.|\n)*{fix}"):
+    with pytest.raises(ConfigError, match=rf"nothing is left for the model(.|\n)*{fix}"):
         decide(room(), **asked)
 
 

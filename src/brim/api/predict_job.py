@@ -171,13 +171,14 @@ def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, s
     Raises OutputError where another process is at it, or it was begun with what gives other responses.
     """
     folder = JobFolder(output)
-    with writing("the job", folder.path):
-        if folder.exists and not resume:
-            say(f"the output of an earlier prediction is gone from {output}: it begins anew")
-            remove_folder(folder.path)
-        make_folder(folder.path)
     with ExitStack() as stack:
         stack.enter_context(_held(folder))
+        check_job(output, resume=resume)  # once more: since the first time, another process may have come and gone
+        if folder.exists and not resume:
+            say(f"the output of an earlier prediction is gone from {output}: it begins anew")
+            with writing("the job", folder.path):
+                remove_folder(folder.path)
+            stack.enter_context(_held(folder))
         try:
             if folder.exists:
                 for line in _allowed_changes(folder, now, key=key):
@@ -273,12 +274,16 @@ def _close_sitting(folder: JobFolder) -> None:
 
 @contextmanager
 def _held(folder: JobFolder) -> Iterator[None]:
-    """Keep other processes from the job meanwhile. A killed process lets go of it by itself."""
-    descriptor = os.open(folder.path, os.O_RDONLY)
+    """Keep other processes from the job's folder meanwhile. A killed process lets go of it by itself."""
+    with writing("the job", folder.path):
+        make_folder(folder.path)
+        descriptor = os.open(folder.path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samestat(os.fstat(descriptor), folder.path.stat()):
+                raise BlockingIOError  # whoever had it has put another in its place
+        except (BlockingIOError, FileNotFoundError):
             raise OutputError(
                 Problem(
                     what="another process is writing to this output; nothing was changed",
@@ -324,11 +329,11 @@ def _write_line(file: TextIO, line: Mapping[str, Any]) -> None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that a kill may have cut off."""
+    """The whole lines of a file that a kill may have cut off, or a failure of the machine filled with anything."""
     if not path.is_file():
         return []
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             lines.append(json.loads(line))
         except ValueError:

@@ -136,7 +136,7 @@ class _Work:
         num_rows, num_done = len(self._asked.keys), self.responses.num_done
         lines = [f"continuing: {num_done:,} of {num_rows:,} rows are done"]
         before = max((line.get("num_input_rows", 0) for line in self._job.sittings()), default=0)
-        if before < num_rows:
+        if 0 < before < num_rows:
             lines.append(f"the data has grown since, from {before:,} to {num_rows:,} rows")
         num_gone = len(self._job.responses.keys()) - self.responses.num_found
         if num_gone:

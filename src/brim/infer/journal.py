@@ -177,7 +177,13 @@ def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
         reader.seek(0)
         magic = reader.read(len(_MAGIC))
         if not _MAGIC.startswith(magic):
-            raise OutputError(Problem(what="this file is no journal of a prediction", where=str(path)))
+            raise OutputError(
+                Problem(
+                    what="this file is no journal of a prediction, or its beginning is damaged",
+                    where=str(path),
+                    fix="restore it; or remove it, and what it held is made again",
+                )
+            )
         if magic != _MAGIC:
             return
         end = len(_MAGIC)

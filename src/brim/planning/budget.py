@@ -65,7 +65,7 @@ class Room:
 def decide(room: Room, *, budget: str | float = "auto", margin: str | float = "auto") -> Budget:
     """budget, margin: as in the configuration: auto, bytes with a unit, or a share of the device or of the budget.
 
-    Raises ConfigError where the device is smaller than the budget, and where nothing would be left to train with.
+    Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
     limit = _limit(room, budget)
     left_bytes = limit.num_bytes - room.outside_bytes
@@ -128,7 +128,7 @@ def _margin(auto: Margin, asked: str | float, *, limit_bytes: int, left_bytes: i
 def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
     return Problem(
         what=f"of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}), {format_bytes(budget.outside_bytes)} lie "
-        f"outside PyTorch and {format_bytes(budget.margin_bytes)} are kept free: nothing is left to train with",
+        f"outside PyTorch and {format_bytes(budget.margin_bytes)} are kept free: nothing is left for the model",
         where="memory.budget" if is_asked else "",
         fix="set a larger memory.budget, or a smaller memory.margin"
         if is_asked

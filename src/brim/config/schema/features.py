@@ -32,7 +32,7 @@ class OutputPreprocessing(FeaturePreprocessing):
     vocab: Items[Text] | None = key(
         None,
         "The labels of a category. null: those of `decoder.match`, and `fallback_label`.",
-        expected="a list of labels, or null",
+        expected="a list of labels, each a text (numbers in quotes), or null",
     )
 
 
