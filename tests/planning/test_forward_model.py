@@ -48,7 +48,7 @@ def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device,
         tokens = int(random.integers(60, 300))
         rows = max(model.useful_tokens // tokens // 2, 1)
         truth = shapes.peak_bytes(rows, tokens)
-        assert -0.005 <= float(costs.peak_bytes(rows, tokens)) / truth - 1 <= 0.05, (rows, tokens)
+        assert -0.005 <= float(costs.peak_bytes(rows, tokens)) / truth - 1 <= 0.1, (rows, tokens)
     exact = verified(model, shapes, rows=7, tokens=111).costs
     assert float(exact.peak_bytes(7, 111)) == shapes.peak_bytes(7, 111)
     more = beside(costs, MIB)

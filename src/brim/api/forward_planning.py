@@ -32,7 +32,7 @@ from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
 from brim.planning.cpu_room import returns_at_once
 from brim.planning.forward_closed import closed_costs, weight_bytes
-from brim.planning.forward_model import MOST_TOKENS, ForwardModel, beside, forward_model, verified
+from brim.planning.forward_model import ForwardModel, beside, enough_tokens, forward_model, verified
 from brim.planning.forward_plan import ForwardPlan, forward_plan
 from brim.planning.forward_shapes import ForwardShapes
 from brim.planning.heap_settings import map_large_blocks
@@ -143,13 +143,14 @@ class _Job:
         costs = closed_costs(config, base, self.lengths, static_bytes=static_bytes, speed=self.speed)
         if costs is None:
             return None
+        usual = int(np.median(self.lengths))
         plan = forward_plan(
             self.lengths,
             costs=costs,
             source="closed form",
             budget=self.budget,
             room_bytes=self.budget.reserved_bytes,
-            useful_tokens=MOST_TOKENS,
+            useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed),
             overhead_bytes=lambda shapes: 0,
             reason=f"by a bound in closed form: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,6 +85,12 @@ def beside(costs: Costs, num_bytes: int) -> Costs:
     return replace(costs, peak=raised, static_bytes=costs.static_bytes + num_bytes)
 
 
+def enough_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]], speed: DeviceSpeed) -> int:
+    """Of a batch: with more of them nothing gets better. seconds: of batches of so many tokens, of usual rows."""
+    found = useful_tokens(seconds, least=_LEAST_TOKENS, most=MOST_TOKENS)
+    return max(found, _BUSY_TOKENS) if speed.is_asynchronous else found
+
+
 def _time(shapes: ForwardShapes, lengths: NDArray[np.int64], *, longest: int, speed: DeviceSpeed) -> TimeEstimate:
     short = int(np.percentile(lengths, 10, method="inverted_cdf"))
     # Of these shapes alone, so that what else has been traced meanwhile changes no plan.
@@ -101,8 +108,7 @@ def _useful(time: TimeEstimate, length: int, speed: DeviceSpeed) -> int:
     def seconds(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         return roofline(time.law, speed, tokens, length).total_s
 
-    found = useful_tokens(seconds, least=_LEAST_TOKENS, most=MOST_TOKENS)
-    return max(found, _BUSY_TOKENS) if speed.is_asynchronous else found
+    return enough_tokens(seconds, speed)
 
 
 def _rounded_up(num_bytes: int) -> int:
