@@ -92,11 +92,12 @@ def plan_forward(
     """
     device = device_at_hand(session.device)
     held_bytes = 0 if llm is None else _held_bytes(llm)
-    budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes)
+    trains = beside_bytes is not None
+    budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes, trains=trains)
     if session.config.memory.budget != "auto":
         enforce(budget, device)
     job = _Job(
-        session=session if beside_bytes is not None else _untrained(session),
+        session=session if trains else _untrained(session),
         device=device,
         budget=budget,
         lengths=np.asarray(lengths, dtype=np.int64),
