@@ -222,6 +222,13 @@ def test_beams_that_sample_draw_from_a_seed_of_their_row(model, prompts, on_cpu)
     assert texts != generate(model, some, settings=settings, rows=4, seed=2, **on_cpu)
 
 
+def test_the_programs_own_random_numbers_go_on_as_if_nothing_had_been_drawn(model, prompts, on_cpu):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    generate(model, prompts.take([0, 2]), settings={**SAMPLING, "num_beams": 2}, rows=2, seed=1, **on_cpu)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class Even:
     """Even tokens first, then odd ones."""
 

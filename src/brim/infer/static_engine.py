@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from brim.batching.caches import free_caches
 from brim.batching.oom import is_out_of_memory
+from brim.batching.random_states import random_states, restore_random_states
 from brim.data import TokenRows
 from brim.data.collate import collate_prompts
 from brim.infer.chosen_by_row import ChosenByRow, plain
@@ -129,18 +131,24 @@ class StaticEngine:
     def _respond(self, prompts: TokenRows) -> list[Response]:
         batch = collate_prompts(prompts, pad_id=self._settings["pad_token_id"]).to(self._device)
         width = batch.input_ids.shape[1]
-        with torch.inference_mode(), self._precision.autocast(self._device, keeps_copies=False), explained():
+        autocast = self._precision.autocast(self._device, keeps_copies=False)
+        kept = nullcontext() if self._chooses_itself or not self._settings.get("do_sample") else _random_states_kept()
+        with kept, torch.inference_mode(), autocast, explained():
             sequences = self._model.generate(
                 input_ids=batch.input_ids, attention_mask=batch.attention_mask, **self._how(prompts, width)
             )
             new = sequences[:, width:].tolist()
         return [_response(token_ids, self._settings["eos_token_id"]) for token_ids in new]
 
+    @property
+    def _chooses_itself(self) -> bool:
+        return self._settings.get("num_beams", 1) == 1 and "prompt_lookup_num_tokens" not in self._settings
+
     def _how(self, prompts: TokenRows, width: int) -> dict[str, Any]:
         """Arguments of `generate`: brim chooses the tokens, but where transformers must. width: tokens of a prompt."""
         from transformers import GenerationConfig, LogitsProcessorList
 
-        if self._settings.get("num_beams", 1) == 1 and "prompt_lookup_num_tokens" not in self._settings:
+        if self._chooses_itself:
             chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
             chosen = ChosenByRow(chooser, prompts, end_ids=self._settings["eos_token_id"])
             return {
@@ -153,6 +161,16 @@ class StaticEngine:
         if (constraint := self._constraint) is not None:
             how["prefix_allowed_tokens_fn"] = lambda row, tokens: list(constraint.allowed(tokens[width:].tolist()))
         return how
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Beam search that samples sets a seed: the program's own numbers go on as if it had not."""
+    states = random_states()
+    try:
+        yield
+    finally:
+        restore_random_states(states)
 
 
 def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
