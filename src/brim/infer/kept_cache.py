@@ -52,7 +52,7 @@ class KeptCache:
     def clear(self) -> None:
         """Give the memory back."""
         if self._passes is not None:
-            self._passes.cache.layers.clear()  # they and the cache know each other, and would wait for Python to notice
+            self._passes.cache.layers.clear()  # at once, even where a traceback still holds the passes
         self._passes, self._tokens = None, []
 
     @contextmanager
