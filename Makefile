@@ -54,6 +54,10 @@ bench-batching: $(STAMP)  ## epochs and searches against other trainers, losses 
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.batching_search
 
+.PHONY: bench-inference
+bench-inference: $(STAMP)  ## predictions against transformers' generate, under memory limits, killed; about an hour
+	$(BIN)/python -m benchmarks.inference
+
 .PHONY: bench-memory-gpu
 bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predicted; under ten minutes
 	$(BIN)/python -m benchmarks.memory_gpu

@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folders = write_models(Path(name))
         figures = [figure(folders, shape) for shape in SHAPES if given.only in shape.name]
-    _show(figures)
+    show(figures)
     write_report("inference_memory", figures=summary(figures), num_threads=torch.get_num_threads())
 
 
@@ -179,7 +179,7 @@ def _spread(errors: Sequence[float]) -> dict[str, float]:
     return {"median": median(sizes), "largest": max(sizes)} if sizes else {}
 
 
-def _show(figures: Sequence[Figure]) -> None:
+def show(figures: Sequence[Figure]) -> None:
     print_table(
         "peak resident set while generating (MiB)",
         ("shape", "before", "measured", "live", "error", "without what was there before"),

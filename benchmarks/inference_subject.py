@@ -61,8 +61,11 @@ class Subject:
 
     def texts(self, num_rows: int | None = None) -> list[str]:
         """The first prompts, as the template writes them."""
-        template = _task()["prompt"]["template"]
-        return [template.format(**row) for row in self.rows(num_rows)]
+        return prompt_texts(self.rows(num_rows))
+
+    def pad_id(self) -> int:
+        """The token that pads rows, which the model has never seen and never writes."""
+        return int(json.loads((self.model / "config.json").read_text(encoding="utf-8"))["pad_token_id"])
 
 
 def prepare_subject(folder: Path, *, num_rows: int = NUM_ROWS) -> Subject:
@@ -83,6 +86,12 @@ def prepare_subject(folder: Path, *, num_rows: int = NUM_ROWS) -> Subject:
     return subject
 
 
+def prompt_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The prompt of each row."""
+    template = _task()["prompt"]["template"]
+    return [template.format(**row) for row in rows]
+
+
 def prompt_lengths(rows: Sequence[dict[str, Any]]) -> list[int]:
     """Tokens of each prompt."""
     from tokenizers import Tokenizer
@@ -90,9 +99,8 @@ def prompt_lengths(rows: Sequence[dict[str, Any]]) -> list[int]:
     from_examples()
     from stdlib_code.pretrain import BASE_MODEL
 
-    template = _task()["prompt"]["template"]
     tokenizer = Tokenizer.from_file(str(BASE_MODEL / "tokenizer.json"))
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch([template.format(**row) for row in rows])]
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(prompt_texts(rows))]
 
 
 def quantiles(lengths: Sequence[int]) -> dict[str, float]:
