@@ -15,7 +15,7 @@ OPTIONS = {
     },
     "plan": {"--dataset", "--device", "--memory", "--replan", "--json"},
     "train": {"--dataset", "--output-directory", "--resume", "--replan", "--json"},
-    "evaluate": {"--dataset", "--split", "--texts", "--rows", "--json"},
+    "evaluate": {"--dataset", "--split", "--texts", "--against", "--against-base", "--rows", "--json"},
     "predict": {
         "--dataset",
         "--output",

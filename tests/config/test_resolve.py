@@ -187,6 +187,7 @@ def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
         ("trainer", "chunked_loss"),  # waits for the model
         ("model_parameters", "attn_implementation"),
         ("trainer", "batch_size"),  # for the plan
+        ("trainer", "eval_batch_size"),
         ("trainer", "gradient_accumulation_steps"),
         ("trainer", "enable_gradient_checkpointing"),
         ("generation", "engine"),

@@ -258,6 +258,8 @@ class Model:
         if stream:
             require_one(rows)
             return stream_text(self._weights(), session, rows)
+        if not texts:
+            return []
         responses = respond(_engine_for(self._weights(), session, rows), session, rows)
         answers: list[str] = responses["response"].tolist()
         return answers[0] if isinstance(prompts, str) else answers
@@ -344,8 +346,8 @@ class Model:
         run = self._finished_run()
         if not merge:
             return export_run(run, Path(path))
-        self._llm = None  # one model in memory at a time
         holds_adapter, config = _holds_adapter(run), self._open().config  # with the data set and day of the training
+        self._let_go()  # one model in memory at a time
         if config.adapter is not None or not holds_adapter:
             config = _with_trained_weights(config, run, holds_adapter=holds_adapter)
         return merge_run(run, open_session(config), Path(path), how, say=say)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from brim.batching.oom import is_out_of_memory
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -25,7 +26,19 @@ def is_misled_by_its_batch(
     """Try it: the scores that follow the prompt's first tokens, alone and in a batch with a row of twice the length.
 
     Both where the prompt is read and where a token is added to it: some architectures mask the one and not the other.
+    False where memory is too short for two rows: whoever runs them together finds out, and tells.
     """
+    try:
+        return _changes(model, prompt, pad_id=pad_id, device=device, precision=precision)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+
+
+def _changes(
+    model: PreTrainedModel, prompt: Sequence[int], *, pad_id: int, device: torch.device, precision: Precision
+) -> bool:
     tokens = list(prompt[:_MOST_TOKENS])
     padding = [pad_id] * len(tokens)
     alone = torch.tensor([tokens], device=device)
