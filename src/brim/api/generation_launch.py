@@ -12,6 +12,7 @@ import torch
 from brim.api.generation_proofs import GenerationProofs
 from brim.api.generation_request import GenerationRequest
 from brim.api.session import Say
+from brim.batching.caches import free_caches
 from brim.batching.no_trace import no_trace
 from brim.batching.peak_meter import peak_meter
 from brim.batching.probe import Probe
@@ -43,6 +44,7 @@ def proven(
     """
     if request.device.is_cpu and not plan.is_ample and not returns_at_once(os.environ):
         map_large_blocks()
+    free_caches()  # what traces leave holds memory until Python looks for circles
     reason = _why_not(plan, request)
     if reason:
         return replace(plan, proof=_NOT_TRIED + reason)
