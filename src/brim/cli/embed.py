@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
 from brim.cli.say import say
 
 _COLUMN = "embedding"
@@ -20,10 +20,7 @@ def embed(
     output: Annotated[Path, typer.Option("--output", metavar="FILE", help="A new .parquet file for the vectors.")],
     overrides: Overrides = None,
     dataset: DatasetOption = None,
-    split: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
-    ] = None,
+    split: SplitOption = None,
     layer: Annotated[
         str,
         typer.Option("--layer", metavar="NAME", help="last, the number of a decoder layer, or a module's name."),

@@ -18,6 +18,10 @@ DatasetOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--dataset", metavar="FILE", help="csv, tsv, json, jsonl, parquet, or a saved datasets folder."),
 ]
+SplitOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
+]
 ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan anew, whatever earlier runs found out.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -10,12 +10,39 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
 from brim.cli.say import say
 from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from brim.api.results import PredictResult
+
+_Key = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--key", metavar="COLUMN", help="Tells which row is which. Default: the rows' order does."),
+]
+_OnError = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--on-error", metavar="WHAT", help="Rows that cannot be used: stop, or skip and name them in the ledger."
+    ),
+]
+_OnOverlong = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--on-overlong",
+        metavar="WHAT",
+        help="Prompts that are too long: error, truncate_left (keeps their ends), or skip.",
+    ),
+]
+_Device = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--device", metavar="NAME", help="With --plan: such as t4, or cpu. Default: the one at hand."),
+]
+_Memory = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--memory", metavar="SIZE", help="With --plan: of any other GPU, such as 14GiB."),
+]
 
 _SHOWN = 10  # labels
 
@@ -28,43 +55,19 @@ def predict(
     ] = None,
     overrides: Overrides = None,
     dataset: DatasetOption = None,
-    split: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
-    ] = None,
+    split: SplitOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what was begun for this output; also with rows added since.")
     ] = False,
     scores: Annotated[bool, typer.Option("--scores", help="Add the log-probability of each response.")] = False,
-    key: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--key", metavar="COLUMN", help="Tells which row is which. Default: the rows' order does."),
-    ] = None,
-    on_error: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--on-error", metavar="WHAT", help="Rows that cannot be used: stop, or skip and name them in the ledger."
-        ),
-    ] = None,
-    on_overlong: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--on-overlong",
-            metavar="WHAT",
-            help="Prompts that are too long: error, truncate_left (keeps their ends), or skip.",
-        ),
-    ] = None,
+    key: _Key = None,
+    on_error: _OnError = None,
+    on_overlong: _OnOverlong = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; loads no weights.")
     ] = False,
-    device: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--device", metavar="NAME", help="With --plan: such as t4, or cpu. Default: the one at hand."),
-    ] = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--memory", metavar="SIZE", help="With --plan: of any other GPU, such as 14GiB."),
-    ] = None,
+    device: _Device = None,
+    memory: _Memory = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate a response for each row and write them beside the input's columns, in the input's order."""
