@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -508,3 +509,26 @@ def test_the_summary_says_what_was_predicted_and_what_it_took(model, sums_file, 
     assert generation["measured_peak_bytes"] > 2**26
     assert generation["passes"]["num_out_of_memory"] == 0
     assert 1 <= generation["passes"]["mean_rows"] <= generation["passes"]["most_rows"] <= 4
+
+
+def test_responses_that_the_clock_cuts_are_said_to_depend_on_it(model, sums_file):
+    said = []
+    model.predict(sums_file, generation={"max_time": 60.0}, say=said.append)
+    assert [line for line in said if line.startswith("generation.max_time: ")]
+
+
+def test_damage_in_a_journal_is_told_with_how_much_is_lost(model, sums_file, tmp_path):
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    model.predict(sums_file, output=whole)
+    with pytest.raises(Killed):
+        model.predict(sums_file, output=path, on_batch=killed_after(20))
+    journal = JobFolder(path).responses
+    content = bytearray(journal.read_bytes())
+    content[len(content) // 2] ^= 1
+    journal.write_bytes(content)
+    said = []
+    model.predict(sums_file, output=path, resume=True, say=said.append)
+    (told,) = [line for line in said if "are not whole" in line]
+    num_lost = int(re.search(r"the last ([\d,]+) bytes", told)[1].replace(",", ""))
+    assert len(content) / 3 < num_lost < len(content)
+    assert path.read_bytes() == whole.read_bytes()

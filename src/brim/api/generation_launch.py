@@ -64,7 +64,7 @@ def proven(
 
 def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
     if plan.costs is None:
-        return "since the architecture cannot be traced"
+        return "since nothing was foretold that could be tried"
     if plan.fixed_rows is not None:
         return "since their number was given"
     if not request.is_slots:

@@ -191,7 +191,10 @@ def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, s
             responses = stack.enter_context(Journal(folder.responses))
             scores = stack.enter_context(Journal(folder.scores))
             if responses.num_torn_bytes:
-                say("what was being written last is not whole; its rows are generated again")
+                say(
+                    f"the last {responses.num_torn_bytes:,} bytes of {folder.responses} are not whole (a kill, or "
+                    "damage); the rows that stood there are generated again"
+                )
             yield Job(folder, responses=responses, scores=scores)
         except BaseException:
             if not (folder.responses.is_file() and folder.responses.stat().st_size > EMPTY_BYTES):

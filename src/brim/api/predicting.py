@@ -81,6 +81,8 @@ def predict(
     """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     session = _with_day_of_job(session, wanted)
+    if session.config.generation.max_time is not None:
+        notes = [*notes, _BY_THE_CLOCK]
     asked = prompts_asked(read(dataset), session, wanted, notes, say)
     if wanted.output is None:
         work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
@@ -94,6 +96,12 @@ def predict(
         with _interruption_told(work):
             seconds = work.generate(weights, say=say, on_batch=on_batch)
             return work.put_together(seconds, say=say)
+
+
+_BY_THE_CLOCK = (
+    "generation.max_time: how far a response comes depends on the clock and on the rows beside it; another run gives "
+    "other responses, and --resume keeps those that were cut"
+)
 
 
 class _Work:
