@@ -28,7 +28,7 @@ from benchmarks.batching_run import ROOT, RunFailed, last_words
 from benchmarks.inference_subject import Subject, prompt_lengths, prompt_texts
 from brim.memory.measure.process import RETURNED_AT_ONCE
 
-ROOMS_MIB = (96, 160, 256)  # that the limit leaves beside what a process with the model maps
+ROOMS_MIB = (256, 384, 512)  # that the limit leaves beside what a process with the model maps
 FIRST_SIZE = 512  # of those who halve
 NUM_ROWS = 256  # that brim's plan is for
 NEW_TOKENS = 32

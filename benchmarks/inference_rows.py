@@ -1,4 +1,9 @@
-"""The peak of `brim predict` with ten times the rows: what it keeps of each row beside the batch that is generated."""
+"""The peak of `brim predict` with ten times the rows: what it keeps of each row beside the batch that is generated.
+
+    python -m benchmarks.inference_rows PEAK predict …
+
+is `brim` with a note of its peak in a file.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batching_run import ROOT, RunFailed, last_words
+from benchmarks.inference_run import peak_bytes
 from benchmarks.inference_subject import Subject
 
 NUM_ROWS, TIMES = 3000, 10
@@ -75,21 +81,32 @@ def _peak(subject: Subject, folder: Path, num_rows: int, num_threads: int) -> Pe
     with prompts.open("w", encoding="utf-8") as file:
         for number in range(num_rows):
             file.write(lines[number % len(lines)])
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from brim.cli.main import main; main()", "predict", str(folder / "config.yaml"),
+    noted = folder / f"{num_rows}.peak"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.inference_rows", str(noted), "predict", str(folder / "config.yaml"),
          "--dataset", str(prompts), "--output", str(folder / f"{num_rows}.out.jsonl"), "--json"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(num_threads)}, text=True,
-        stdout=subprocess.PIPE, stderr=(folder / "stderr").open("w"),
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(num_threads)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert process.stdout is not None, "it was opened as a pipe"
-    told = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RunFailed(f"brim predict ended with {process.returncode}: {last_words((folder / 'stderr').read_text())}")
+    if done.returncode:
+        raise RunFailed(f"brim predict ended with {done.returncode}: {last_words(done.stderr)}")
     return Peak(
         num_rows=num_rows,
-        peak_bytes=usage.ru_maxrss * 1024,
+        peak_bytes=int(noted.read_text(encoding="ascii")),
         input_bytes=prompts.stat().st_size,
-        seconds=round(json.loads(told)["seconds"], 2),
+        seconds=round(json.loads(done.stdout)["seconds"], 2),
     )
+
+
+def main() -> None:
+    from brim.cli.main import main as brim
+
+    noted = Path(sys.argv[1])
+    sys.argv = ["brim", *sys.argv[2:]]
+    try:
+        brim()
+    finally:
+        noted.write_text(str(peak_bytes()), encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()
