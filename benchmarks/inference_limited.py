@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.batching_run import ROOT, RunFailed, last_words
+from benchmarks.inference_run import status_bytes
 from benchmarks.inference_subject import Subject, prompt_lengths, prompt_texts
 from brim.memory.measure.process import RETURNED_AT_ONCE
 
@@ -201,7 +202,7 @@ def _brim(spec: Limited) -> Found:
         prompts.write_text(_line(subject) * spec.num_rows, encoding="utf-8")
         model = brim.Model(settings)
         model.generate("x")  # loads it, and whatever a first pass loads
-        mapped_bytes, before = _mapped_bytes(), len(count)
+        mapped_bytes, before = status_bytes("VmSize"), len(count)
         started = time.perf_counter()
         result = model.predict(prompts, output=Path(folder) / "written.jsonl", batch_size=spec.batch_rows)
         seconds = time.perf_counter() - started
@@ -234,7 +235,7 @@ def _peer(spec: Limited) -> Found:
         "pad_token_id": tokenizer.pad_token_id,
     }
     generate(model, [prompt], {**settings, "max_new_tokens": 2})
-    mapped_bytes = _mapped_bytes()
+    mapped_bytes = status_bytes("VmSize")
     tried: list[int] = []
     if spec.limit_bytes is None:
         return Found(rows=None, num_out_of_memory=0, num_probes=0, seconds=0.0, mapped_bytes=mapped_bytes)
@@ -301,12 +302,6 @@ def _line(subject: Subject) -> str:
     """The row with the longest prompt."""
     lengths = prompt_lengths(subject.rows())
     return subject.lines()[lengths.index(max(lengths))]
-
-
-def _mapped_bytes() -> int:
-    found = re.search(r"^VmSize:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    assert found is not None, "every Linux has it"
-    return int(found[1]) * 1024
 
 
 def main() -> None:

@@ -150,7 +150,12 @@ def _of_peer(spec: Spec) -> Outcome:
 
 def peak_bytes() -> int:
     """Resident at most, of this process. What getrusage says begins with what the process that started it had."""
-    found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    return status_bytes("VmHWM")
+
+
+def status_bytes(name: str) -> int:
+    """What the system says of this process's memory."""
+    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     assert found is not None, "every Linux has it"
     return int(found[1]) * 1024
 

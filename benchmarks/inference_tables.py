@@ -80,6 +80,14 @@ def show_resumed(found: Resumed) -> None:
 
 
 def show_growth(found: Sequence[Peak]) -> None:
-    columns = ("rows", "peak, MiB", "s")
-    rows = [(f"{each.num_rows:,}", f"{each.peak_bytes / 2**20:,.1f}", f"{each.seconds:.1f}") for each in found]
+    columns = ("rows", "peak, MiB", "without the data, MiB", "s")
+    rows = [
+        (
+            f"{each.num_rows:,}",
+            f"{each.peak_bytes / 2**20:,.1f}",
+            f"{each.without_data_bytes / 2**20:,.1f}",
+            f"{each.seconds:.1f}",
+        )
+        for each in found
+    ]
     print_table("ten times the rows", columns, rows)

@@ -79,7 +79,8 @@ def test_rows_that_a_process_begins_again_are_counted(tmp_path):
 
 
 def test_growth_is_told_by_the_row():
-    few = Peak(num_rows=10, peak_bytes=1000, input_bytes=5, seconds=1.0)
-    many = Peak(num_rows=100, peak_bytes=1090, input_bytes=50, seconds=9.0)
+    few = Peak(num_rows=10, peak_bytes=1000, without_data_bytes=500, input_bytes=5, seconds=1.0)
+    many = Peak(num_rows=100, peak_bytes=1090, without_data_bytes=500, input_bytes=50, seconds=9.0)
     told = summary([few, many])
     assert (told["growth"], told["bytes_a_row"]) == (0.09, 1.0)
+    assert (told["growth_without_data"], told["bytes_a_row_without_data"]) == (0.0, 0.0)
