@@ -54,7 +54,7 @@ class SlotsEngine:
 
     settings: what `generation_settings` gives. refill: False: nobody takes the place of a row that has ended before
     all have. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the run.
-    Rows go one by one in architectures whose batches are not right.
+    is_misled: whether the architecture's batches are not right, so that rows go one by one; None: it is tried.
     """
 
     name = "slots"
@@ -71,12 +71,13 @@ class SlotsEngine:
         constraint: Constraint | None = None,
         refill: bool = True,
         on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+        is_misled: bool | None = None,
     ) -> None:
         self._model, self._settings, self._room, self._seed = model, settings, room, seed
         self._device, self._precision = device, precision
         self._constraint, self._refill, self._on_smaller = constraint, refill, on_smaller
         self.statistics = RunStatistics()
-        self._is_misled: bool | None = None  # by its batch; not known before it matters
+        self._is_misled = is_misled
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""

@@ -36,12 +36,12 @@ class StaticEngine:
     """An Engine (see infer/engine.py) for whatever transformers can generate with, beam search included.
 
     settings: what `generation_settings` gives. room: a row of it is a prompt with all its beams. on_smaller: told each
-    time that memory ran out and fewer rows go on together; what it raises ends the run. The longest prompts run first;
+    time that memory ran out and fewer rows go on together; what it raises ends the run. is_misled: whether the
+    architecture's batches are not right, so that rows go one by one; None: it is tried. The longest prompts run first;
     none may be empty.
 
     What is sampled depends on the row alone. Where transformers draws for several rows from one generator and nothing
-    can be put in its place (beam search that samples), rows go one by one, each from its own seed; so they do in
-    architectures whose batches are not right.
+    can be put in its place (beam search that samples), rows go one by one, each from its own seed.
     """
 
     name = "static"
@@ -57,11 +57,12 @@ class StaticEngine:
         precision: Precision,
         constraint: Constraint | None = None,
         on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+        is_misled: bool | None = None,
     ) -> None:
         self._model, self._settings, self._room, self._seed = model, settings, room, seed
         self._device, self._precision = device, precision
         self._constraint, self._on_smaller = constraint, on_smaller
-        self._is_misled: bool | None = None  # by its batch; not known before it matters
+        self._is_misled = is_misled
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""

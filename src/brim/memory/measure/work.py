@@ -231,6 +231,7 @@ class Bench:
             seed=config.random_seed,
             device=llm.device,
             precision=llm.precision,
+            is_misled=False,  # the passes that try it would be measured, too
         )
         respond_to(engine, rows)
 
