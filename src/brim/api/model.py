@@ -12,7 +12,7 @@ from brim.api.activations import Activations, Asked, activations_of, check_pooli
 from brim.api.chat import template_texts, with_day_of_run, with_stored_template
 from brim.api.comparison import Contender, base_of, compared, contender
 from brim.api.conversation import Conversation
-from brim.api.evaluation import answerable, evaluate, respond
+from brim.api.evaluation import answerable, evaluate, respond, size_for_generating
 from brim.api.export import check_format, export_run
 from brim.api.forward_planning import batches_for
 from brim.api.generation_request import rows_by_hand
@@ -21,7 +21,7 @@ from brim.api.merging import merge_run, merging_of
 from brim.api.planned_generation import planned_engine
 from brim.api.predict_policies import OnError, OnOverlong
 from brim.api.predicting import Wanted, check_wanted, predict
-from brim.api.prompts import require_continuable, require_texts
+from brim.api.prompts import require_continuable, require_rows, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
 from brim.api.session import Say, Session, open_session, say_nothing, with_choices, with_dataset, with_settings
 from brim.api.streaming import require_one, stream_text
@@ -30,7 +30,7 @@ from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
 from brim.data import Data, Ledger, Source, TokenRows, prepare, read, texts_as_source
 from brim.data.same_tokens import require_same_tokens
-from brim.errors import ConfigError, DataError, InputError, Problem
+from brim.errors import ConfigError, InputError, Problem
 from brim.files import write_text
 from brim.infer.activations import Pooling
 from brim.infer.engine import Engine
@@ -163,7 +163,7 @@ class Model:
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`.
         """
         session = self._open()
-        sizes = _given("eval_batch_size", batch_size) | _given(_size_for_generating(session.config), batch_size)
+        sizes = _given("eval_batch_size", batch_size) | _given(size_for_generating(session.config), batch_size)
         session = with_settings(session, trainer=sizes)
         source = read(self._dataset(dataset))
         split = check_split(split) or ("test" if dataset is None else "full")
@@ -177,7 +177,7 @@ class Model:
             ledger = ledger.with_more(entries)
         for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
             say(line)
-        _require_rows(rows, split, source)
+        require_rows(rows, split, source)
         other = None if against is None else self._other(against)
         theirs = None if other is None else other._contender(source, like=session, split=split, with_texts=with_texts)
         at_once = batches_for(session, [rows], llm=self._weights(), say=say)
@@ -216,7 +216,7 @@ class Model:
         path = None if output is None else Path(output)
         check_wanted(path, resume=resume)
         session = self._open()
-        size = _size_for_generating(session.config)
+        size = size_for_generating(session.config)
         session = with_settings(session, generation=generation, trainer=_given(size, batch_size))
         wanted = Wanted(
             output=path,
@@ -459,20 +459,8 @@ def check_split(name: str | None) -> Split | None:
     raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
 
 
-def _require_rows(rows: TokenRows, split: Split, source: Source) -> None:
-    if not len(rows):
-        raise DataError(
-            Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
-        )
-
-
 def _given(key: str, value: Any) -> dict[str, Any]:
     return {} if value is None else {key: value}
-
-
-def _size_for_generating(config: Config) -> str:
-    """The trainer's key that says how many rows are generated for at once."""
-    return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
 
 
 def _engine_for(llm: LLM, session: Session, prompts: TokenRows) -> Engine:

@@ -19,7 +19,8 @@ from brim.data import TokenRows
 from brim.errors import BrimError, InputError, Problem
 from brim.infer.chosen_by_row import plain
 from brim.infer.engine import Constraint, OnFinished
-from brim.infer.paged_support import base_of, why_not_paged
+from brim.infer.paged_support import why_not_paged
+from brim.infer.passes import base_model
 from brim.infer.response import Finished, Response
 from brim.infer.room import Room
 from brim.infer.rows_at_once import Smaller, longest_first, too_large
@@ -108,7 +109,7 @@ class PagedEngine:
         """Respond until all have been, or until their thread fails; then what it ran into."""
         from transformers import GenerationConfig
 
-        base = base_of(self._model)
+        base = base_model(self._model)
         with _as_it_was(base):
             manager = base.init_continuous_batching(
                 generation_config=GenerationConfig(**plain(self._settings)),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brim.infer.engine import Constraint
+from brim.infer.passes import base_model
 from brim.models.precision import Precision
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _precision(precision: Precision) -> str:
 
 
 def _architecture(model: PreTrainedModel) -> str:
-    base = base_of(model)
+    base = base_model(model)
     name, config = type(base).__name__, base.config.get_text_config(decoder=True)
     # Those that compute attention by themselves generate without their cache, and say nothing.
     if not base._supports_attention_backend:
@@ -73,9 +74,3 @@ def _architecture(model: PreTrainedModel) -> str:
     if base.config._attn_implementation not in ("sdpa", "eager") and "flash" not in base.config._attn_implementation:
         return f"it has no attention {base.config._attn_implementation}"
     return ""
-
-
-def base_of(model: Any) -> Any:
-    """The architecture itself, also inside PEFT's wrapper."""
-    get_base_model = getattr(model, "get_base_model", None)
-    return get_base_model() if get_base_model else model
