@@ -98,7 +98,8 @@ def test_what_is_refused(minimal, problems, prompt, message):
     ],
 )
 def test_what_is_accepted(minimal, prompt):
-    load_config(minimal(prompt=prompt))
+    read = load_config(minimal(prompt=prompt)).config.prompt
+    assert (read.task, read.template) == (prompt.get("task"), prompt.get("template"))
 
 
 def test_a_type_without_a_number_asks_for_one_example(minimal):

@@ -79,6 +79,7 @@ class _Job:
 
     @property
     def task(self) -> GenerationTask:
+        """What is to be cut into batches."""
         request = self.request
         return GenerationTask(
             lengths=request.lengths,
