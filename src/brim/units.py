@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias, get_args
+
+DurationUnit: TypeAlias = Literal["ba", "ep", "sp", "tok", "dur"]
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS: dict[str, int] = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY_UNITS)} | {
@@ -38,3 +43,41 @@ def format_seconds(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A stretch of training with its unit, named as in Composer.
+
+    `ba` batches, `ep` epochs, `sp` samples (rows), `tok` real tokens, `dur` shares of the whole run. The amount is
+    exact: 0.1dur of 1,600 rows are 160.
+    """
+
+    amount: Fraction
+    unit: DurationUnit
+
+    def __str__(self) -> str:
+        whole = self.amount.denominator == 1
+        return f"{self.amount.numerator if whole else float(self.amount):{'' if whole else 'g'}}{self.unit}"
+
+
+def parse_duration(text: str) -> Duration:
+    """'500ba', '0.1dur', '2ep', '5000sp', '1e6tok'. Raises ValueError.
+
+    Epochs and shares may be fractions, a share at most 1; the others are whole numbers: 1.5e6tok is one.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,3})?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in get_args(DurationUnit):
+        raise ValueError(
+            f"'{text}' is no duration: a number and a unit, ba (batches), ep (epochs), sp (samples), tok (tokens) or "
+            "dur (share of the run), such as 500ba, 2ep, 5000sp, 1e6tok or 0.1dur"
+        )
+    duration = Duration(Fraction(match[1]), match[2])  # type: ignore[arg-type]
+    if duration.unit == "dur" and duration.amount > 1:
+        raise ValueError(f"'{text}' is longer than the run: a share from 0dur to 1dur")
+    if duration.unit not in ("dur", "ep") and duration.amount.denominator != 1:
+        raise ValueError(f"'{text}' is not a whole number of {_COUNTED[duration.unit]}")
+    return duration
+
+
+_COUNTED = {"ba": "batches", "sp": "samples", "tok": "tokens"}
