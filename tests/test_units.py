@@ -1,8 +1,12 @@
 """Bytes and durations, as people read them."""
 
-import pytest
+from fractions import Fraction
 
-from brim.units import format_bytes, format_seconds, parse_bytes
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from brim.units import Duration, format_bytes, format_seconds, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,71 @@ def test_bytes_are_read(text, num_bytes):
 def test_what_is_not_a_number_of_bytes_is_refused(text):
     with pytest.raises(ValueError, match="is not a number of bytes with a unit"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("500ba", 500, "ba"),
+        ("0ba", 0, "ba"),
+        ("2ep", 2, "ep"),
+        ("0.5ep", Fraction(1, 2), "ep"),
+        ("5000sp", 5000, "sp"),
+        (" 5000 sp ", 5000, "sp"),
+        ("1e6tok", 10**6, "tok"),
+        ("1.5e6tok", 1_500_000, "tok"),
+        ("1E+12tok", 10**12, "tok"),
+        ("1200e-2sp", 12, "sp"),
+        ("0.1dur", Fraction(1, 10), "dur"),
+        ("1e-1dur", Fraction(1, 10), "dur"),
+        ("1dur", 1, "dur"),
+        ("1.0dur", 1, "dur"),
+    ],
+)
+def test_durations_are_read_exactly(text, amount, unit):
+    assert parse_duration(text) == Duration(Fraction(amount), unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(
+            (text, "is no duration: a number and a unit")
+            for text in (
+                "", "500", "ba", "0.1", "-3ba", "+3ba", "1,5ep", ".5dur", "5.dur", "1e6", "1etok", "1e1000tok", "500BA",
+                "500 steps", "1e6 tokens", "0.1dur 2ep", "0.1dur2ep", "0x10sp", "nandur", "infep", "٣ba", "1_000sp",
+            )
+        ),
+        ("1.5ba", "'1.5ba' is not a whole number of batches"),
+        ("0.5sp", "'0.5sp' is not a whole number of samples"),
+        ("1e-3tok", "'1e-3tok' is not a whole number of tokens"),
+        ("1.00001dur", "'1.00001dur' is longer than the run: a share from 0dur to 1dur"),
+    ],
+)  # fmt: skip
+def test_what_is_no_duration_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("500ba", "500ba"),
+        ("1.5e6tok", "1500000tok"),
+        ("0.10dur", "0.1dur"),
+        ("2.5ep", "2.5ep"),
+        ("1e-6dur", "1e-06dur"),
+    ],
+)
+def test_a_duration_is_shown_as_it_is_read(text, shown):
+    assert str(parse_duration(text)) == shown
+    assert parse_duration(shown) == parse_duration(text)
+
+
+@given(digits=st.integers(0, 10**9), exponent=st.integers(0, 9), unit=st.sampled_from(["ep", "dur"]))
+def test_what_is_shown_of_a_duration_is_that_duration(digits, exponent, unit):
+    amount = Fraction(digits, 10**exponent)
+    if unit == "dur":
+        amount %= 1
+    duration = Duration(amount, unit)
+    assert parse_duration(str(duration)) == duration

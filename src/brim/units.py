@@ -57,8 +57,7 @@ class Duration:
     unit: DurationUnit
 
     def __str__(self) -> str:
-        whole = self.amount.denominator == 1
-        return f"{self.amount.numerator if whole else float(self.amount):{'' if whole else 'g'}}{self.unit}"
+        return f"{self.amount.numerator if self.amount.denominator == 1 else float(self.amount)}{self.unit}"
 
 
 def parse_duration(text: str) -> Duration:
@@ -66,7 +65,7 @@ def parse_duration(text: str) -> Duration:
 
     Epochs and shares may be fractions, a share at most 1; the others are whole numbers: 1.5e6tok is one.
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,3})?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2] not in get_args(DurationUnit):
         raise ValueError(
             f"'{text}' is no duration: a number and a unit, ba (batches), ep (epochs), sp (samples), tok (tokens) or "

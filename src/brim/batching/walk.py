@@ -64,8 +64,9 @@ def samples_of_steps(schedule: BatchSchedule, *, num_rows: int, num_steps: int) 
 def total_of_steps(schedule_for: Callable[[int], BatchSchedule], *, num_rows: int, num_steps: int) -> int:
     """The samples of a run of so many steps whose schedule depends on how many samples it has.
 
-    schedule_for: the schedule of a run of a number of samples. The least number that is not below what its own schedule
-    consumes, so that shares of the run are shares of what it is, but for less than a batch.
+    schedule_for: the schedule of a run of a number of samples. A number that is not below what its own schedule
+    consumes, while one less would be; the least of them where batches do not shrink. Shares of it are shares of the run
+    but for a few batches: there need not be a number that its schedule consumes exactly.
     """
     low, high = 1, num_steps * num_rows
     while low < high:
