@@ -7,7 +7,7 @@ from typing import Any
 
 from brim.config.mask import mask_text
 from brim.config.places import Document, Path, Place, dotted
-from brim.config.schema_walk import paths_with_types
+from brim.config.schema_walk import short_forms
 from brim.config.yaml_reader import MAX_DEPTH, read_yaml
 from brim.errors import ConfigError, Problem
 
@@ -80,14 +80,14 @@ def _index(text: str, entries: list[Any], done: Path, place: Place) -> int:
 
 
 def _as_mapping(data: Any, done: Path, place: Place) -> dict[str, Any]:
-    """The section to set a key in: a new one where there is none, `{type: …}` where only the type was given."""
+    """The section to set a key in: a new one where there is none, `{type: …}` where it was given in short."""
     if data is None:
         return {}
     if isinstance(data, dict):
         return data
     pattern = tuple("*" if isinstance(part, int) else part for part in done)
-    if isinstance(data, str) and pattern in paths_with_types():
-        return {"type": data}
+    if isinstance(data, str) and pattern in short_forms():
+        return {short_forms()[pattern]: data}
     raise ConfigError(
         Problem(
             what=f"{dotted(done)} holds a single value and no keys",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from brim.config.batch import ACCUMULATION, BATCH, EFFECTIVE, BatchSizes, batch_sizes
 from brim.config.findings import Finding
+from brim.config.moving_batch import has_beta2, moves_batch
 from brim.config.places import Path, dotted
 from brim.config.rules import biases_in_16_bits, quantised_base
 from brim.config.schema import Config, FinetuneTrainer, Section
@@ -66,7 +67,8 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     changes: dict[Path, Any] = {}
     for path, value, reason in _decisions(config, device, context_length):
         changes[path] = value
-        choices.append(Choice(key=dotted(path), value=value, reason=reason))
+        if reason:
+            choices.append(Choice(key=dotted(path), value=value, reason=reason))
     return Resolution(config=_changed(config, changes), choices=tuple(choices))
 
 
@@ -77,6 +79,7 @@ def new_tokens(config: Config, context_length: int | None) -> int:
 
 
 def _decisions(config: Config, device: DeviceFacts, context_length: int | None) -> Iterator[tuple[Path, Any, str]]:
+    """Key, value, and the reason; an empty reason where there was no choice."""
     if config.precision == "auto":
         yield ("precision",), *_precision(config, device)
     quantization = config.quantization
@@ -87,6 +90,8 @@ def _decisions(config: Config, device: DeviceFacts, context_length: int | None) 
     if isinstance(config.trainer, FinetuneTrainer):
         yield from _sizes(config.trainer, device.num_processes)
         yield from _learning_rate(config, config.trainer, device.num_processes)
+        if config.trainer.batch_beta2_scaling == "auto":
+            yield ("trainer", "batch_beta2_scaling"), *_beta2_scaling(config.trainer)
     if config.generation.max_new_tokens is None:
         yield ("generation", "max_new_tokens"), *_max_new_tokens(config, context_length)
 
@@ -194,6 +199,15 @@ def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int)
         yield ("trainer", "learning_rate_scaling"), "constant", "the learning rate is scaled already"
     elif reason:
         yield ("trainer", "learning_rate"), rate, reason
+
+
+def _beta2_scaling(trainer: FinetuneTrainer) -> tuple[bool, str]:
+    """Without a reason where nothing was to be chosen."""
+    if trainer.batch_lr_scaling != "sqrt" or not moves_batch(trainer):
+        return False, ""
+    if not has_beta2(trainer.optimizer):
+        return False, f"{trainer.optimizer.type} has no second beta as Adam's"
+    return True, "batch_lr_scaling is sqrt, and the batch moves"
 
 
 def _automatic_rate(config: Config) -> tuple[float, str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from brim.config.schema import Config, Section
-from brim.config.schema.base import Typed
+from brim.config.schema.base import Short, Typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,11 @@ def all_keys() -> tuple[Key, ...]:
 
 
 @cache
-def paths_with_types() -> frozenset[tuple[str, ...]]:
-    """The sections that may be written as the bare name of their type."""
-    return frozenset(key.path for key in all_keys() if typed_marker(key.field) is not None)
+def short_forms() -> Mapping[tuple[str, ...], str]:
+    """The sections that may be written as a bare text, and the key of theirs that it stands for: mostly `type`."""
+    marked = {key.path: "type" for key in all_keys() if typed_marker(key.field) is not None}
+    named = ((key.path, mark.name) for key in all_keys() for mark in key.field.metadata if isinstance(mark, Short))
+    return marked | dict(named)
 
 
 def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:

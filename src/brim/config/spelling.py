@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from brim.config.places import Document, Path, contains, dotted, value_at
-from brim.config.schema_walk import paths_with_types
+from brim.config.schema_walk import short_forms
 
 _RENAMED: tuple[tuple[Path, str], ...] = (
     (("trainer", "learning_rate_scheduler", "wsd_decay_fraction"), "decay_fraction"),
@@ -14,7 +14,7 @@ _RENAMED: tuple[tuple[Path, str], ...] = (
 
 
 def modernise(document: Document) -> tuple[Document, tuple[str, ...]]:
-    """The document in brim's spelling, and a note for each change; bare types are written out (`{type: lora}`)."""
+    """The document in brim's spelling, and a note for each change; bare texts are written out (`{type: lora}`)."""
     notes = []
     document = replace(document, data=_expanded(document.data, ()))
     for old, name in _RENAMED:
@@ -41,7 +41,8 @@ def _expanded(value: Any, pattern: tuple[str, ...]) -> Any:
         return {key: _expanded(item, (*pattern, key)) for key, item in value.items()}
     if isinstance(value, list):
         return [_expanded(item, (*pattern, "*")) for item in value]
-    return {"type": value} if isinstance(value, str) and pattern in paths_with_types() else value
+    name = short_forms().get(pattern) if isinstance(value, str) else None
+    return value if name is None else {name: value}
 
 
 def _rename(data: Any, path: Path, name: str) -> Any:

@@ -3,6 +3,7 @@
 from brim.config.schema.adapter import AdapterPostprocessor, LoraConfig
 from brim.config.schema.backend import BackendConfig
 from brim.config.schema.base import Section
+from brim.config.schema.batch_schedule import NoiseScaleAdaptation, RampupConfig
 from brim.config.schema.chat import ChatConfig
 from brim.config.schema.clipping import GradientClippingConfig
 from brim.config.schema.features import FeaturePreprocessing, InputFeature, OutputFeature
@@ -38,11 +39,13 @@ __all__ = [
     "MemoryConfig",
     "ModelParameters",
     "NoTrainer",
+    "NoiseScaleAdaptation",
     "OptimizerConfig",
     "OutputFeature",
     "PreprocessingConfig",
     "PromptConfig",
     "QuantizationConfig",
+    "RampupConfig",
     "RandomSplit",
     "RetrievalConfig",
     "SGDConfig",

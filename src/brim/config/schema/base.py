@@ -39,6 +39,26 @@ def required(description: str, *, brim: bool = False, expected: str = "") -> Any
     return Field(description=description, json_schema_extra=_extra(brim, expected))
 
 
+class Short:
+    """Marks a section that may be written as the bare value of one of its keys: `batch_rampup: 0.1dur`.
+
+    name: the key. A mark of sections that are told by a name of their own is `Typed`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def expand(self, value: Any) -> Any:
+        """The section as a mapping, where it is a bare text."""
+        return {self.name: value} if isinstance(value, str) else value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
 class Typed:
     """Marks a section that may be written as the bare name of its type: `adapter: lora` for `{type: lora}`.
 

@@ -4,7 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from brim.config.schema.base import NonNegativeInt, PositiveInt, Section, Text, Typed, key
+from brim.config.schema.base import NonNegativeInt, PositiveInt, Section, Short, Text, Typed, key
+from brim.config.schema.batch_schedule import DURATION, IncreaseFunction, NoiseScaleAdaptation, RampupConfig
 from brim.config.schema.clipping import GradientClippingConfig
 from brim.config.schema.optimizer import AdamConfig, OptimizerField
 from brim.config.schema.schedule import LearningRateScheduler
@@ -45,6 +46,37 @@ _EVAL_BATCH_SIZE = (
 _ROWS_GENERATED_FOR = (
     "Rows that are generated for at once. `auto`: as many as fit with all their new tokens. A number fixes the rows. "
     "Ludwig's default is 1."
+)
+_RAMPUP = (
+    "Lead the effective batch from a smaller one to `effective_batch_size`. `batch_rampup: 0.1dur` is short for "
+    "`{length: 0.1dur}`. At most one of `batch_rampup`, `batch_schedule`, `batch_increase_function` and "
+    "`batch_adaptation`."
+)
+_STEPS = (
+    "The effective batch in steps, up or down: `0sp:1024 250000sp:2048 1e6sp:4096` are 1,024 rows at first, 2,048 "
+    "once 250,000 samples have been consumed, and so on. Samples (`sp`), real tokens (`tok`), epochs (`ep`), shares of "
+    "the run (`dur`) or batches of the last size (`ba`), one unit in a table."
+)
+_INCREASE = (
+    "A Python function that is called before each epoch but the first, with the number of epochs done and the present "
+    "effective batch, and returns how many rows to add; negative: to take away. `module:function`; from Python, the "
+    "function itself. All calls come before training. It runs code, so only for files that you trust."
+)
+_ADAPTATION = (
+    "Let the effective batch follow the measured noise scale of the gradient, within bounds. Training begins with "
+    "`effective_batch_size`; `auto` is `min`."
+)
+_LR_SCALING = (
+    "The learning rate at other sizes than the final one: multiplied by the share of it (`linear`), by that share's "
+    "square root (`sqrt`), or the same (`none`). With `batch_adaptation`, relative to `effective_batch_size`."
+)
+_BETA2_SCALING = (
+    "Raise Adam's second beta to the power of (batch / final batch), so that it forgets as fast in samples at every "
+    "size. `auto`: where the batch moves and `batch_lr_scaling` is `sqrt`, and the optimizer is an Adam."
+)
+_NOISE_SCALE = (
+    "Updates between measurements of the gradient's noise scale, which metrics.jsonl then has. null: none; 10 with "
+    "`batch_adaptation`."
 )
 _EARLY_STOP = "-1 (off), or a whole number of at least 1"
 
@@ -96,10 +128,34 @@ class FinetuneTrainer(Section):
         "Largest effective batch that is allowed, and so the largest micro-batch that is tried. null: no limit (Ludwig "
         "writes 2^40).",
     )
+    initial_effective_batch_size: PositiveInt | None = key(
+        None, "Rows of the first updates of a `batch_rampup`. null: a quarter of `effective_batch_size`.", brim=True
+    )
+    batch_rampup: Annotated[RampupConfig | None, Short("length")] = key(
+        None, _RAMPUP, brim=True, expected=f"{DURATION}, a mapping with length, or null"
+    )
+    batch_schedule: Text | None = key(
+        None, _STEPS, brim=True, expected="steps such as 0sp:1024 250000sp:2048 1e6sp:4096, or null"
+    )
+    batch_increase_function: IncreaseFunction = key(
+        None, _INCREASE, brim=True, expected="module:function such as mymodule:increase, or null"
+    )
+    batch_adaptation: NoiseScaleAdaptation | None = key(
+        None,
+        _ADAPTATION,
+        brim=True,
+        expected="a mapping such as {type: noise_scale, min: 32, max: 1024}, or null",
+    )
+    batch_lr_scaling: Literal["none", "sqrt", "linear"] = key("none", _LR_SCALING, brim=True)
+    batch_beta2_scaling: bool | Literal["auto"] = key("auto", _BETA2_SCALING, brim=True)
+    noise_scale_every: PositiveInt | None = key(None, _NOISE_SCALE, brim=True)
     eval_batch_size: RowsAtOnce = key("auto", _EVAL_BATCH_SIZE)
     epochs: PositiveInt = key(100, "Passes over the training rows.")
     train_steps: PositiveInt | None = key(
         None, "Updates after which training ends, instead of `epochs`. Counts updates; Ludwig counts micro-batches."
+    )
+    train_samples: PositiveInt | None = key(
+        None, "Rows after which training ends, instead of `epochs`; rows of a second epoch count again.", brim=True
     )
     learning_rate: LearningRateValue | Literal["auto"] = key(
         0.001, "The highest learning rate. `auto`: 0.0001 with LoRA, 0.00001 for all weights, 0.001 from scratch."
