@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from brim.batching.cap import Cap
 from brim.batching.costs import Costs
 from brim.batching.cutter import CapChange
-from brim.batching.microbatch import MicroBatch, cut
+from brim.batching.in_order import groups_in_order
+from brim.batching.microbatch import MicroBatch, cut, priced
 
 # What is left, of the bytes that the shape adds, after memory ran out: two such steps are less than a half, so that a
 # memory model that promises twice the room is corrected by the second.
@@ -43,6 +45,15 @@ class ByLength:
             lone_rows_may_exceed=True,
         )
 
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """See Cutter."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        groups = groups_in_order(
+            len(tokens), num_groups=num_groups, longest=lambda start, most: self._rows_that_fit(tokens[start:], most)
+        )
+        borders = [0, *(stop for _, stop in groups)]
+        return priced(np.arange(len(tokens)), tokens, borders, self._costs) if groups else []
+
     def lower(self, failed: MicroBatch) -> CapChange | None:
         """See Cutter."""
         if failed.num_rows == 1:
@@ -74,6 +85,12 @@ class ByLength:
         self._cap = Cap.from_dict(state["cap"])
         self._most_rows = state["most_rows"]
         self._largest = state["largest"]
+
+    def _rows_that_fit(self, tokens: NDArray[np.int64], most: int) -> int:
+        """How many of the first rows fit together, at most so many; at least 1. With fewer of them nothing is over."""
+        padded = np.maximum.accumulate(tokens[: most if self._most_rows is None else min(most, self._most_rows)])
+        over = self._costs.peak_bytes(np.arange(1, len(padded) + 1), padded) > self._cap.now
+        return max(1, int(over.argmax()) if over.any() else len(padded))
 
     def _change(self, cap: Cap) -> CapChange | None:
         before, self._cap = self._cap, cap

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from brim.batching.cap import Cap
 from brim.batching.cutter import CapChange
+from brim.batching.in_order import groups_in_order
 from brim.batching.microbatch import MicroBatch, cut_by_rows
 
 
@@ -29,6 +30,17 @@ class ByRows:
         tokens = np.asarray(lengths, dtype=np.int64)
         cuts = cut_by_rows(tokens, max_rows=self._cap.now)
         return [MicroBatch(rows=rows, padded_length=int(tokens[rows[0]])) for rows in cuts]
+
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """See Cutter."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        groups = groups_in_order(
+            len(tokens), num_groups=num_groups, longest=lambda start, most: min(most, self._cap.now)
+        )
+        return [
+            MicroBatch(rows=np.arange(start, stop), padded_length=int(tokens[start:stop].max()))
+            for start, stop in groups
+        ]
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
         """See Cutter."""

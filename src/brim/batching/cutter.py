@@ -30,6 +30,13 @@ class Cutter(Protocol):
         and one that is left over after the cap was lowered is tried.
         """
 
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """Every row once, in the order of the batch: about `num_groups` micro-batches, more where the cap wants it.
+
+        Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
+        not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
+        """
+
     def lower(self, failed: MicroBatch) -> CapChange | None:
         """This micro-batch ran out of memory; cut smaller from now on. None where it is a single row."""
 

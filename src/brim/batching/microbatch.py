@@ -60,7 +60,7 @@ def cut(
         lone_rows_may_exceed=lone_rows_may_exceed,
     )
     order = longest_first(tokens)
-    return _priced(order, tokens, borders(terms, tokens[order], order), costs)
+    return priced(order, tokens, borders(terms, tokens[order], order), costs)
 
 
 def cut_by_rows(lengths: NDArray[np.integer], *, max_rows: int) -> Iterator[NDArray[np.intp]]:
@@ -84,11 +84,13 @@ def longest_first(lengths: NDArray[np.integer]) -> NDArray[np.intp]:
     return np.argsort(-lengths, kind="stable")
 
 
-def _priced(
-    order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int], costs: Costs
-) -> list[MicroBatch]:
+def priced(order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int], costs: Costs) -> list[MicroBatch]:
+    """The rows in this order, cut at these bounds (the first 0, the last their number), with predictions.
+
+    tokens: of each row, by its position in the effective batch.
+    """
     begins, num_rows = np.array(bounds[:-1]), np.diff(bounds)
-    padded = tokens[order[begins]]
+    padded = np.maximum.reduceat(tokens[order], begins)
     peaks, seconds = np.ceil(costs.peak_bytes(num_rows, padded)), costs.seconds(num_rows, padded)
     return [
         MicroBatch(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -54,6 +54,19 @@ class _Failure:
     message: str  # its first line
 
 
+class GroupMeter(Protocol):
+    """Looks at the gradient of each micro-batch by itself, and gathers their sum in place of autograd."""
+
+    def drop(self) -> None:
+        """Forget all that has been gathered: the step begins, or begins anew."""
+
+    def end_group(self) -> None:
+        """A micro-batch's backward pass is over."""
+
+    def end(self) -> None:
+        """That was the last one: the sums become the parameters' gradients."""
+
+
 class GradientStep:
     """Sums the gradients of an effective batch's micro-batches.
 
@@ -86,8 +99,11 @@ class GradientStep:
         self._name_row = name_row
         self._tells_lengths = tells_lengths
 
-    def run(self, lengths: ArrayLike) -> StepOutcome:
+    def run(self, lengths: ArrayLike, *, num_groups: int | None = None, meter: GroupMeter | None = None) -> StepOutcome:
         """The gradient and the loss of the rows of these lengths, in tokens.
+
+        num_groups: cut the batch in its own order, into about so many micro-batches; None: as is cheapest. meter: is
+        told of the micro-batches, and begins anew with the step.
 
         After an allocation that failed, the gradients are dropped, random states and buffers rewound, caches freed,
         and the same rows cut smaller. A row that is alone already gets one more try; then OutOfMemoryError names it.
@@ -98,12 +114,12 @@ class GradientStep:
             self._buffers.save()
         num_out_of_memory = 0
         tried_alone: set[int] = set()
-        micro_batches = self._cutter.cut(lengths)
-        while isinstance(done := self._pass(micro_batches), _Failure):
+        micro_batches = self._cut(lengths, num_groups)
+        while isinstance(done := self._pass(micro_batches, meter), _Failure):
             num_out_of_memory += 1
-            self._rewind(random_before)
+            self._rewind(random_before, meter)
             self._cut_smaller(micro_batches, done, tried_alone)
-            micro_batches = self._cutter.cut(lengths)
+            micro_batches = self._cut(lengths, num_groups)
             self._on_event({"event": "replay", "num_micro_batches": len(micro_batches)})
         if self._buffers is not None:
             self._buffers.done()
@@ -112,14 +128,26 @@ class GradientStep:
         loss, parts = done
         return StepOutcome(loss=loss, parts=parts, num_out_of_memory=num_out_of_memory)
 
-    def _pass(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, tuple[Part, ...]] | _Failure:
+    def _cut(self, lengths: ArrayLike, num_groups: int | None) -> list[MicroBatch]:
+        if num_groups is None:
+            return self._cutter.cut(lengths)
+        return self._cutter.cut_in_order(lengths, num_groups=num_groups)
+
+    def _pass(
+        self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None
+    ) -> tuple[float, tuple[Part, ...]] | _Failure:
         """All micro-batches, or how far they got. Once it returns, nothing of a failed pass is referred to."""
-        self._drop_gradients()
+        self._drop_gradients(meter)
         parts: list[Part] = []
         outer = sys.exc_info()[1]
         try:
             for micro_batch in micro_batches:
-                parts.append(Part(micro_batch=micro_batch, loss=self._backward(micro_batch.rows)))
+                loss = self._backward(micro_batch.rows)
+                if meter is not None:
+                    meter.end_group()
+                parts.append(Part(micro_batch=micro_batch, loss=loss))
+            if meter is not None:
+                meter.end()
             # One wait for the device in a step, not one a micro-batch.
             return _total(parts), tuple(parts)
         except Exception as error:
@@ -129,8 +157,8 @@ class GradientStep:
             _let_go(error, outer)
             return failure
 
-    def _rewind(self, random_before: Mapping[str, Tensor]) -> None:
-        self._drop_gradients()
+    def _rewind(self, random_before: Mapping[str, Tensor], meter: GroupMeter | None) -> None:
+        self._drop_gradients(meter)
         restore_random_states(random_before)
         if self._buffers is not None:
             self._buffers.restore()
@@ -177,7 +205,9 @@ class GradientStep:
         if change is not None:
             self._on_event({"event": "cap", "before": change.before, "after": change.after, "unit": change.unit})
 
-    def _drop_gradients(self) -> None:
+    def _drop_gradients(self, meter: GroupMeter | None) -> None:
+        if meter is not None:
+            meter.drop()
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brim.batching.noise_scale import NUM_GROUPS, NoiseMeasurement, measure
 from brim.batching.oom import is_out_of_memory
 from brim.batching.random_states import random_states, restore_random_states
 from brim.batching.step import GradientStep, Part, StepOutcome
+from brim.train.gradient_norms import GradientNorms
 from brim.train.job import TrainJob
 from brim.train.micro_batch_pass import MicroBatchPass
 
@@ -27,7 +29,9 @@ class Gradient:
     """
 
     def __init__(self, job: TrainJob, scaler: torch.amp.GradScaler, on_event: OnEvent) -> None:
+        self.noise: NoiseMeasurement | None = None  # of the last sum; None: not measured, or there was nothing to say
         self._job = job
+        self._scaler = scaler
         self._pass = MicroBatchPass(
             model=job.model,
             head=job.head,
@@ -54,15 +58,25 @@ class Gradient:
             name_row=lambda position: f"row {int(job.rows.keys[self._indices[position]])} (numbered from 0)",
         )
 
-    def sum(self, indices: NDArray[np.intp], num_supervised: int, *, step: int) -> StepOutcome:
+    def sum(
+        self, indices: NDArray[np.intp], num_supervised: int, *, step: int, measures_noise: bool = False
+    ) -> StepOutcome:
         """The gradient of the mean loss over the supervised tokens of these rows, positions among the job's.
 
-        step: its number, which decides with a row's key what is dropped, where that is drawn by row.
+        step: its number, which decides with a row's key what is dropped, where that is drawn by row. measures_noise:
+        cut the batch into random groups of rows, and set `noise`.
         Raises OutOfMemoryError when a row alone runs out of memory; no gradient is left then.
         """
         self._indices, self._num_supervised, self._number = indices, num_supervised, step
+        self.noise = None
         self._job.model.train()
-        return self._step.run(self._job.rows.lengths[indices])
+        lengths = self._job.rows.lengths[indices]
+        if not measures_noise or len(indices) == 1:
+            return self._step.run(lengths)
+        with GradientNorms(self._parameters) as norms:
+            outcome = self._step.run(lengths, num_groups=NUM_GROUPS, meter=norms)
+        self.noise = self._noise_of(outcome.parts, norms)
+        return outcome
 
     def keys_of(self, parts: Sequence[Part]) -> list[int]:
         """The keys of the rows of one or more parts, in order."""
@@ -96,6 +110,16 @@ class Gradient:
         """Forget the gradient."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def _noise_of(self, parts: Sequence[Part], norms: GradientNorms) -> NoiseMeasurement | None:
+        scale = self._scaler.get_scale()  # of the loss; 1.0 where it is not scaled
+        *of_groups, of_sum = (squared / scale**2 for squared in norms.squared())
+        return measure(
+            squared_sum=of_sum,
+            squared_shares=of_groups,
+            weights=[int(self._job.rows.num_supervised[self._rows_of(part)].sum()) for part in parts],
+            num_rows=len(self._indices),
+        )
 
     def _rows_of(self, part: Part) -> NDArray[np.intp]:
         """Positions among the job's rows."""

@@ -1,0 +1,103 @@
+"""The gradient's noise scale: the rows of a batch whose gradient is as much noise as signal.
+
+McCandlish et al. 2018, "An Empirical Model of Large-Batch Training" (arXiv:1812.06162), section 2.2 and appendix A: the
+simple noise scale tr Σ / |G|², with G the gradient over all rows there could be and Σ the covariance of one row's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NUM_GROUPS = 8
+_HALF_LIFE_MEASUREMENTS = 10
+_FEWEST_MEASUREMENTS = 5
+_KEPT = 0.5 ** (1 / _HALF_LIFE_MEASUREMENTS)  # of a measurement's weight, with each one that follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseMeasurement:
+    """One step's estimates. Both are unbiased, and so either may come out below zero."""
+
+    squared_gradient: float  # |G|²
+    gradient_variance: float  # tr Σ, of one row's share: the variance of the batch's gradient, times its rows
+
+
+def measure(
+    *, squared_sum: float, squared_shares: Sequence[float], weights: Sequence[float], num_rows: int
+) -> NoiseMeasurement | None:
+    """What the gradient of a batch and those of its groups say; None where they are fewer than two, or not finite.
+
+    squared_sum: squared norm of the batch's gradient, the weighted mean over its rows. squared_shares: of what each
+    group adds to that sum. weights: of each group, by its supervised tokens, for instance. num_rows: of the batch.
+
+    A group's share is sᵢ = pᵢG + noise, with pᵢ its part of the weight. The noises of two groups are independent, so
+    that the inner product of two shares is pᵢpⱼ|G|² on average, and Σ over all pairs of them is |Σsᵢ|² − Σ|sᵢ|². That
+    asks nothing of how the noise of a row depends on its weight, and needs no second gradient in memory. With equal
+    groups it is the estimate of appendix A.1.
+    """
+    squares = sum(weight * weight for weight in weights) / sum(weights) ** 2
+    if len(weights) < 2 or not squares < 1:
+        return None
+    squared_gradient = (squared_sum - math.fsum(squared_shares)) / (1 - squares)
+    variance = num_rows * (squared_sum - squared_gradient)
+    if not (math.isfinite(squared_gradient) and math.isfinite(variance)):
+        return None
+    return NoiseMeasurement(squared_gradient=squared_gradient, gradient_variance=variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseScale:
+    """Measurements, averaged over a run: a ratio of two averages, since the average of ratios would be biased.
+
+    Each measurement weighs half as much ten measurements later. The averages are those of the measurements so far, with
+    weights that add up to 1: nothing draws them towards a value at the start.
+    """
+
+    num_measurements: int = 0
+    squared_gradient: float = 0.0  # averages
+    gradient_variance: float = 0.0
+
+    def after(self, measurement: NoiseMeasurement) -> NoiseScale:
+        """One more measurement."""
+        number = self.num_measurements + 1
+        weight = (1 - _KEPT) / (1 - _KEPT**number)  # the first one's is 1
+        return NoiseScale(
+            num_measurements=number,
+            squared_gradient=_towards(self.squared_gradient, measurement.squared_gradient, weight),
+            gradient_variance=_towards(self.gradient_variance, measurement.gradient_variance, weight),
+        )
+
+    @property
+    def rows(self) -> float | None:
+        """The noise scale; None where it is not known yet, or where no signal shows through the noise."""
+        if not self._is_known or self.squared_gradient <= 0:
+            return None
+        return max(0.0, self.gradient_variance) / self.squared_gradient
+
+    def is_at_least(self, rows: float) -> bool:
+        """Whether it is known to be. So it is for all rows where noise is all that the measurements show."""
+        return self._is_known and 0 < self.gradient_variance >= rows * self.squared_gradient
+
+    def is_at_most(self, rows: float) -> bool:
+        """Whether it is known to be."""
+        known = self.rows
+        return known is not None and known <= rows
+
+    @property
+    def _is_known(self) -> bool:
+        return self.num_measurements >= _FEWEST_MEASUREMENTS
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which keeps floats exactly."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> NoiseScale:
+        return cls(**saved)
+
+
+def _towards(average: float, value: float, weight: float) -> float:
+    return average + weight * (value - average)
