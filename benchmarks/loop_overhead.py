@@ -36,6 +36,7 @@ from brim.data import TokenRows, prepare, read, rows_of_step
 from brim.data.collate import Batch, collate
 from brim.models.llm import LLM, load_llm
 from brim.models.objective import next_token_loss
+from brim.train.batch_schedule import length_of
 from brim.train.checkpoint import CheckpointStore
 from brim.train.loop import Loop
 from brim.train.metrics_log import MetricsLog
@@ -148,7 +149,7 @@ class Alternator:
         self.brim: list[Clock] = []  # by step
         self.bare: list[Clock] = []
 
-    def start(self, *, first_step: int, total_steps: int) -> None:
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         self._started = Clock.now()
 
     def write(self, record: Record) -> None:
@@ -161,7 +162,11 @@ class Alternator:
             self._run_bare(step)
             self._run_bare(step + 1)
         assert self._bare_losses[step - 1] == record["loss"], "the two loops did not do the same work"
-        self._progress.start(first_step=step, total_steps=self._total_steps)
+        self._progress.start(
+            first_step=step,
+            total_steps=self._total_steps,
+            total_samples=record["num_samples"] // step * self._total_steps,
+        )
         self._started = Clock.now()
 
     def _run_bare(self, step: int) -> None:
@@ -217,13 +222,14 @@ def _run(case: Case, session: Session, llm: LLM, rows: TokenRows, bare: BareLoop
         trainer,
         llm,
         rows,
+        length=length_of(trainer, rows, seed=session.config.random_seed),
         cutter=ByRows(max_rows=case.micro_batch_rows),
         pad_id=session.encoder.pad_id,
         evaluate=None,
         store=CheckpointStore(folder / "checkpoints"),  # written once, after the last step
         observer=observers,
     )
-    observers.start(first_step=0, total_steps=case.num_steps)
+    observers.start(first_step=0, total_steps=case.num_steps, total_samples=job.length.total_samples)
     try:
         Loop(job, TrainState()).run(threading.Event())
     finally:

@@ -26,7 +26,7 @@ class StopAfter:
     def __init__(self, step):
         self._step, self.event = step, threading.Event()
 
-    def start(self, *, first_step, total_steps): ...
+    def start(self, *, first_step, total_steps, total_samples): ...
 
     def write(self, record):
         if record["step"] == self._step:

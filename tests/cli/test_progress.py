@@ -22,6 +22,8 @@ def step(number, *, loss, num_tokens, seconds=0.5):
         "split": "train",
         "loss": loss,
         "learning_rate": 0.1,
+        "effective_batch_size": 8,
+        "num_samples": 8 * number,
         "num_tokens": num_tokens,
         "seconds": seconds,
         "peak_bytes": 3 * 2**30,
@@ -53,7 +55,7 @@ def lines():
 def test_without_a_terminal_there_is_a_line_now_and_then(lines, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     shown = TrainProgress(lines)
-    shown.start(first_step=0, total_steps=1000)
+    shown.start(first_step=0, total_steps=1000, total_samples=8000)
     shown.write(step(1, loss=4.0, num_tokens=1000))
     assert lines.getvalue() == ""
     clock[0] += 11  # two steps in 11 s: 998 are left, 5.5 s each
@@ -72,7 +74,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(lines, clock, monkeypat
 def test_the_remaining_time_counts_the_steps_of_this_session(lines, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     shown = TrainProgress(lines)
-    shown.start(first_step=90, total_steps=100)
+    shown.start(first_step=90, total_steps=100, total_samples=800)
     clock[0] += 11
     shown.write(step(91, loss=4.0, num_tokens=91000))
     # The tokens of earlier sessions say nothing about this one's speed.
@@ -84,7 +86,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
         monkeypatch.setenv(name, value)
     stream = Terminal()
     shown = TrainProgress(stream)
-    shown.start(first_step=0, total_steps=4)
+    shown.start(first_step=0, total_steps=4, total_samples=32)
     shown.write(step(1, loss=4.0, num_tokens=1000))
     shown.write(step(2, loss=2.0, num_tokens=3000))
     shown.write(EVALUATION)

@@ -82,7 +82,7 @@ class StopAfter:
     def __init__(self, step):
         self.step, self.event = step, threading.Event()
 
-    def start(self, *, first_step, total_steps): ...
+    def start(self, *, first_step, total_steps, total_samples): ...
 
     def write(self, record):
         if record["step"] == self.step:

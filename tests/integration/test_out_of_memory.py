@@ -235,7 +235,7 @@ class Limit:
     def __init__(self, mib):
         self.num_bytes = mib << 20
 
-    def start(self, *, first_step, total_steps):
+    def start(self, *, first_step, total_steps, total_samples):
         if self.num_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + self.num_bytes, resource.RLIM_INFINITY))
 

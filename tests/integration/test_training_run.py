@@ -121,7 +121,7 @@ class StopAfter:
     def __init__(self, step, event):
         self._step, self._event = step, event
 
-    def start(self, *, first_step, total_steps): ...
+    def start(self, *, first_step, total_steps, total_samples): ...
 
     def write(self, record):
         if record["step"] == self._step:

@@ -21,6 +21,7 @@ from brim.train.learning_rate import LearningRate
 from brim.train.length import run_length
 from brim.train.loop import Loop
 from brim.train.state import TrainState
+from brim.train.update_rates import FixedBetas
 
 LENGTHS = [9, 4, 12, 7, 5, 10, 3, 6, 11, 8, 4, 9, 13, 5, 7, 6, 10, 3, 8, 12]  # 20 rows: two steps of 8 and one of 4
 VOCABULARY = 40
@@ -129,7 +130,7 @@ class Log:
         self.stop = threading.Event()
         self._stop_after = stop_after
 
-    def start(self, *, first_step, total_steps): ...
+    def start(self, *, first_step, total_steps, total_samples): ...
 
     def write(self, record):
         self.records.append(dict(record))
@@ -180,9 +181,9 @@ class Run:
             num_rows=len(rows),
             effective_batch_size=size,
             epochs=epochs,
-            train_steps=None,
             steps_per_checkpoint=steps_per_checkpoint,
         )
+        built = optimizer(self.model.parameters())
         self.job = TrainJob(
             model=self.model,
             head=None,
@@ -190,7 +191,8 @@ class Run:
             pad_id=1,
             device=CPU,
             precision=precision(kind),
-            optimizer=optimizer(self.model.parameters()),
+            optimizer=built,
+            rates=FixedBetas(built),
             learning_rate=LearningRate(peak=0.1, total_samples=length.total_samples),
             length=length,
             cutter=self.cutter,

@@ -53,7 +53,7 @@ def settings(tiny_base):
 class Failing:
     """An observer that fails after a step, as a full disk would."""
 
-    def start(self, *, first_step, total_steps): ...
+    def start(self, *, first_step, total_steps, total_samples): ...
 
     def write(self, record):
         if record["step"] == 5:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
+from brim.config.moving_batch import WAYS_TO_MOVE
 from brim.errors import InputError, ModelError, Problem
 from brim.infer.slots_support import model_class, why_not_slots
 from brim.memory.allocator_settings import AllocatorSettings
@@ -144,7 +145,7 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
     trainer = config.trainer
     if rows is None or not isinstance(trainer, FinetuneTrainer):
         return config
-    update: dict[str, Any] = {"batch_size": rows}
+    update: dict[str, Any] = {"batch_size": rows, **dict.fromkeys(WAYS_TO_MOVE)}
     effective = trainer.effective_batch_size
     if effective != "auto":
         update |= {"effective_batch_size": "auto", "gradient_accumulation_steps": max(1, -(-effective // rows))}

@@ -18,6 +18,8 @@ from brim.data.chat_day import settled_day
 from brim.errors import ConfigError, InputError, Problem
 from brim.memory.device import Device, cpu_device, device_named
 from brim.planning.plan import TrainingPlan
+from brim.train.batch_schedule import length_of
+from brim.train.length import RunLength
 
 
 def plan(
@@ -60,12 +62,17 @@ def plan(
         device=asked.device,
         is_at_hand=device in (None, "cpu") and memory_bytes is None,
         rows=prepared.splits["train"],
+        length=_length(settled, prepared),
     )
     return plan_run(request, every_way=True, replan=replan, say=say).plan
 
 
-def request_of(session: Session, prepared: Prepared) -> PlanRequest:
-    """What a run that is about to start here asks of its plan."""
+def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any] | None = None) -> PlanRequest:
+    """What a run that is about to start here asks of its plan.
+
+    course: of the effective batch, as the run's checkpoint has it; None for a new run.
+    Raises InputError where trainer.batch_increase_function cannot be used.
+    """
     return PlanRequest(
         config=session.config,
         folder=session.folder,
@@ -73,7 +80,13 @@ def request_of(session: Session, prepared: Prepared) -> PlanRequest:
         device=device_at_hand(session.device),
         is_at_hand=True,
         rows=prepared.splits["train"],
+        length=_length(session.config, prepared, course),
     )
+
+
+def _length(config: Config, prepared: Prepared, course: Mapping[str, Any] | None = None) -> RunLength:
+    assert isinstance(config.trainer, FinetuneTrainer), "there is no length where nothing is trained"
+    return length_of(config.trainer, prepared.splits["train"], seed=config.random_seed, course=course)
 
 
 def device_at_hand(device: torch.device) -> Device:

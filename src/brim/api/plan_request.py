@@ -17,7 +17,6 @@ from brim.models.folder import ModelFolder
 from brim.planning.candidates import Task
 from brim.planning.plan import Way
 from brim.train.length import RunLength
-from brim.train.setup import length_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,15 +32,12 @@ class PlanRequest:
     device: Device
     is_at_hand: bool  # the run will take place on this very device
     rows: TokenRows
+    length: RunLength
 
     @property
     def trainer(self) -> FinetuneTrainer:
         assert isinstance(self.config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
         return self.config.trainer
-
-    @property
-    def length(self) -> RunLength:
-        return length_of(self.trainer, num_rows=len(self.rows))
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
@@ -53,7 +49,7 @@ class PlanRequest:
     def task(self) -> Task:
         """What the run is to do, whichever way it goes."""
         batch_size = self.trainer.batch_size
-        effective = min(self.length.effective_batch_size, len(self.rows))
+        effective = min(self.length.largest_size, len(self.rows))
         return Task(
             lengths=self.rows.lengths[self.order],
             effective_batch_size=effective,

@@ -98,7 +98,7 @@ def plan_of_run(
 
     Raises InputError naming the rows that do not fit, where micro-batches are cut by length.
     """
-    request = request_of(session, prepared)
+    request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
     if request.config.memory.budget != "auto":
         enforce(budget_of(request.config.memory, request.device, is_at_hand=True), request.device)
     saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)

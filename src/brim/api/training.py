@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ from brim.train.metrics_log import MetricsLog
 from brim.train.observer import Observer, Observers
 from brim.train.optimizer import states_in_32_bits
 from brim.train.run_folder import RunFolder, create_run_folder, held, write_environment
-from brim.train.setup import build_job, length_of
+from brim.train.length import RunLength
+from brim.train.setup import build_job
 from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
 from brim.train.tensors import restore_weights
@@ -102,7 +104,7 @@ def _train_in(
     for choice in llm.choices:
         say(str(choice))
     launched = planned.launched(llm, say=say)
-    _write_head(run, session, trainer, prepared, launched.record, checkpoint=checkpoint)
+    _write_head(run, session, prepared, planned.request.length, launched.record, checkpoint=checkpoint)
     store = CheckpointStore(run.checkpoints)
     metrics_log = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
     tensorboard_log = TensorBoardLog(run.tensorboard)
@@ -121,6 +123,7 @@ def _train_in(
         trainer,
         llm,
         prepared.splits["train"],
+        length=planned.request.length,
         cutter=launched.cutter,
         pad_id=session.encoder.pad_id,
         evaluate=(lambda: _evaluate(llm, session, at_once, prepared, evaluated)) if evaluated else None,
@@ -138,7 +141,9 @@ def _train_in(
         checkpoint = None  # its tensors would stay in memory for the whole run
     started = time.perf_counter()
     try:
-        observers.start(first_step=state.step, total_steps=job.length.total_steps)
+        observers.start(
+            first_step=state.step, total_steps=job.length.total_steps, total_samples=job.length.total_samples
+        )
         if metrics_log.was_damaged:
             say(f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or lost")
         with stop_request() as stop:
@@ -199,19 +204,18 @@ def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
 def _write_head(
     run: RunFolder,
     session: Session,
-    trainer: FinetuneTrainer,
     prepared: Prepared,
+    length: RunLength,
     planned: Mapping[str, Any],
     *,
     checkpoint: Checkpoint | None,
 ) -> None:
     """What the folder holds from the start on."""
     rows = prepared.splits["train"]
-    length = length_of(trainer, num_rows=len(rows))
     plan = {
         "total_steps": length.total_steps,
-        "steps_per_epoch": length.steps_per_epoch,
         "total_samples": length.total_samples,
+        "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
         "tokens_per_epoch": int(rows.lengths.sum()),
         "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
         "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},

@@ -14,8 +14,10 @@ def event_line(record: Record) -> str | None:
 
 def _text(record: Record) -> str | None:
     event = record["event"]
-    if event == "checkpoint":
+    if event in ("checkpoint", "point"):
         return None
+    if event == "schedule":
+        return f"effective batch: {record['before']:,} -> {record['effective_batch_size']:,} rows ({record['reason']})"
     if event == "oom":
         return _out_of_memory(record)
     if event == "replay":

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import IO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from brim.cli.event_lines import event_line
 from brim.train.observer import Record
@@ -26,17 +26,19 @@ class TrainProgress:
         self._bar: Progress | None = None
         self._loss = self._tokens_per_s = 0.0
         self._tokens: int | None = None  # so far; None where a resumed run has not told yet
-        self._steps_here = self._total_steps = 0
+        self._steps_here = self._samples_here = self._total_samples = 0
+        self._of_steps = ""
         self._started = self._last_line = 0.0
 
-    def start(self, *, first_step: int, total_steps: int) -> None:
-        self._total_steps = total_steps
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        # Steps are of different sizes where the batch moves: what is left is counted in samples.
+        self._total_samples = total_samples
+        self._of_steps = "" if total_steps is None else f"/{total_steps:,}"
         self._tokens = 0 if first_step == 0 else None
         self._started = self._last_line = time.monotonic()
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
+                TextColumn("step {task.fields[step]}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(),
@@ -44,7 +46,7 @@ class TrainProgress:
                 console=self._console,
                 refresh_per_second=_REDRAWS_PER_S,
             )
-            self._task = self._bar.add_task("", total=total_steps, completed=first_step)
+            self._task = self._bar.add_task("", total=total_samples, step=f"{first_step:,}{self._of_steps}")
             self._bar.start()
 
     def write(self, record: Record) -> None:
@@ -75,13 +77,18 @@ class TrainProgress:
             speed = f"  {self._tokens_per_s:,.0f} tokens/s"
         self._tokens = record["num_tokens"]
         self._steps_here += 1
+        self._samples_here += record["effective_batch_size"]
+        step = f"{record['step']:,}{self._of_steps}"
         text = f"loss {self._loss:.4f}{speed}  {format_bytes(record['peak_bytes'])}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], description=text)
+            if self._steps_here == 1:  # what earlier sessions did took no time here
+                self._bar.reset(self._task, completed=record["num_samples"] - record["effective_batch_size"], step=step)
+            self._bar.update(self._task, completed=record["num_samples"], description=text, step=step)
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            left = (self._last_line - self._started) / self._steps_here * (self._total_steps - record["step"])
-            self._console.print(f"step {record['step']:,}/{self._total_steps:,}  {text}  {format_seconds(left)} left")
+            samples_left = self._total_samples - record["num_samples"]
+            left_s = (self._last_line - self._started) / self._samples_here * samples_left
+            self._console.print(f"step {step}  {text}  {format_seconds(left_s)} left")
 
 
 class RowProgress:

@@ -21,6 +21,7 @@ from brim.train.learning_rate import LearningRate
 from brim.train.length import RunLength
 from brim.train.observer import Observer
 from brim.train.state import TrainState
+from brim.train.update_rates import UpdateRates
 
 Metrics: TypeAlias = Mapping[str, float]
 Evaluate: TypeAlias = Callable[[], Mapping[str, Metrics]]  # split -> its metrics
@@ -41,7 +42,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """What the loop runs. Model, optimizer and cutter change as it goes; their state is in its checkpoints."""
+    """What the loop runs. Model, optimizer, rates and cutter change as it goes; their state is in its checkpoints."""
 
     model: nn.Module
     head: LogitHead | None  # the loss is computed in chunks; None: all logits stand at once
@@ -50,8 +51,10 @@ class TrainJob:
     device: torch.device
     precision: Precision
     optimizer: Optimizer
+    rates: UpdateRates  # of the optimizer
     learning_rate: LearningRate
     length: RunLength
+    measure_every: int | None = None  # steps between measurements of the gradient's noise; None: never
     cutter: Cutter
     clipping: GradientClippingConfig | None
     on_nonfinite: Literal["stop", "skip"]

@@ -21,12 +21,12 @@ from brim.batching.step import StepOutcome
 from brim.data.order import rows_of_step
 from brim.errors import BrimError, Interrupted, OutOfMemoryError, Problem
 from brim.train import out_of_memory
+from brim.train.batch_course import BatchCourse, StepTaken
 from brim.train.checkpoint import Checkpoint
 from brim.train.clipping import clip, gradient_norm
 from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
 from brim.train.nonfinite import MOST_IN_A_ROW, NotFinite
-from brim.train.optimizer import set_learning_rate
 from brim.train.peaks import Peak, Peaks
 from brim.train.state import TrainState
 from brim.train.tensors import optimizer_state, restore_optimizer, restore_weights, trained_weights
@@ -42,6 +42,7 @@ class Loop:
         self._parameters = [p for p in job.model.parameters() if p.requires_grad]
         self._scaler = torch.amp.GradScaler(job.device.type, enabled=job.precision.scales_loss)
         self._gradient = Gradient(job, self._scaler, self._hear)
+        self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
         self._peaks = Peaks(job.device)
         self._saved_step = state.step if state.step else None
         self._owes_evaluation = False  # the last one ran out of memory
@@ -60,6 +61,7 @@ class Loop:
         job, saved = self._job, checkpoint.state
         restore_weights(job.model, checkpoint.tensors["model"])
         restore_optimizer(job.optimizer, checkpoint.tensors.get("optimizer", {}), saved["optimizer"])
+        job.rates.restore(saved["rates"])
         restore_random_states(checkpoint.tensors["random"])
         if keep_cutter and "cutter" in saved:
             job.cutter.restore(saved["cutter"])
@@ -72,23 +74,26 @@ class Loop:
         job, state = self._job, self.state
         if self._owes_evaluation:
             self._end_stretch()
-        while state.step < job.length.total_steps and not job.stopping.is_over(state):
-            job.observer.write(self._step())
-            if job.length.is_checkpoint(state.step):
+        while state.consumed_samples < job.length.total_samples and not job.stopping.is_over(state):
+            samples_before = state.consumed_samples
+            self._step()
+            if job.length.is_checkpoint(
+                state.step, samples_before=samples_before, samples_after=state.consumed_samples
+            ):
                 self._end_stretch()
             if stop.is_set():
                 self._save()
                 raise Interrupted(Problem(what=f"stopped after step {state.step}", fix="continue with --resume"))
 
-    def _step(self) -> dict[str, Any]:
-        """One update on one effective batch; its record."""
+    def _step(self) -> None:
+        """One update on one effective batch."""
         job, state = self._job, self.state
         started = time.perf_counter()
-        size = job.length.effective_batch_size
-        _, indices = rows_of_step(
-            num_rows=len(job.rows), seed=job.seed, consumed_samples=state.consumed_samples, size=size
+        size = self._begin()
+        indices = self._next_rows(size)
+        learning_rate = job.learning_rate(
+            consumed_samples=state.consumed_samples, batch_samples=len(indices), size=size
         )
-        learning_rate = job.learning_rate(consumed_samples=state.consumed_samples, batch_samples=len(indices))
         num_supervised = int(job.rows.num_supervised[indices].sum())
         random_before = random_states()
         try:
@@ -96,32 +101,59 @@ class Loop:
             norm = self._norm(outcome.loss)
         except OutOfMemoryError as error:
             raise self._ended_before_update(error, random_before) from None
-        not_finite = self._update(learning_rate, outcome, norm, random_before)
+        not_finite = self._update(size, learning_rate, outcome, norm, random_before)
         state.step += 1
         state.consumed_samples += len(indices)
         state.num_tokens += int(job.rows.lengths[indices].sum())
         state.num_supervised_tokens += num_supervised
+        self._course.stepped(size)
         if not_finite is not None:
-            return not_finite.record()
-        return {
-            "step": state.step,
-            "split": "train",
-            "loss": outcome.loss,
-            "learning_rate": learning_rate,
-            "effective_batch_size": len(indices),
-            "num_micro_batches": len(outcome.parts),
-            "num_samples": state.consumed_samples,
-            "num_tokens": state.num_tokens,
-            "num_supervised_tokens": state.num_supervised_tokens,
-            "seconds": round(time.perf_counter() - started, 6),
-            "peak_bytes": self._peaks.most_bytes(),
-        }
+            job.observer.write(not_finite.record())
+            return
+        noise = self._course.take_noise(self._gradient.noise)
+        job.observer.write(
+            {
+                "step": state.step,
+                "split": "train",
+                "loss": outcome.loss,
+                "learning_rate": learning_rate,
+                "effective_batch_size": len(indices),
+                "num_micro_batches": len(outcome.parts),
+                **state.counts(),
+                "seconds": round(time.perf_counter() - started, 6),
+                "peak_bytes": self._peaks.most_bytes(),
+                **noise,
+            }
+        )
+        point = self._course.take_loss(
+            StepTaken(loss=outcome.loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples)
+        )
+        if point is not None:
+            job.observer.write({"step": state.step, **point, **state.counts()})
+
+    def _begin(self) -> int:
+        """The rows of the next step, of which an epoch's end may cut some; a change is told."""
+        size = self._course.size(self.state.consumed_samples)
+        event = self._course.switch(size)
+        if event is not None:
+            self._job.observer.write({"step": self.state.step + 1, **event})
+        return size
+
+    def _next_rows(self, size: int) -> NDArray[np.intp]:
+        job, consumed = self._job, self.state.consumed_samples
+        left = job.length.total_samples - consumed
+        return rows_of_step(num_rows=len(job.rows), seed=job.seed, consumed_samples=consumed, size=min(size, left))[1]
 
     def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome:
         """The gradient of the batch's mean loss over supervised tokens. Raises OutOfMemoryError, naming the row."""
         self._peaks.begin()
         try:
-            outcome = self._gradient.sum(indices, num_supervised, step=self.state.step)
+            outcome = self._gradient.sum(
+                indices,
+                num_supervised,
+                step=self.state.step,
+                measures_noise=self._course.measures(self.state.step),
+            )
         except OutOfMemoryError as error:
             cutter = self._job.cutter
             raise out_of_memory.of_a_row(
@@ -159,19 +191,21 @@ class Loop:
         raise failure
 
     def _update(
-        self, learning_rate: float, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]
+        self, size: int, learning_rate: float, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]
     ) -> NotFinite | None:
         """Update the weights, or leave it out where loss or gradient are not finite. Raises BrimError to stop there."""
         job, scales = self._job, self._scaler.is_enabled()
         if not math.isfinite(outcome.loss) or (not math.isfinite(norm) and not scales):
             return self._leave_out(outcome, norm, random_before)
         self.state.num_skipped_in_a_row = 0
-        set_learning_rate(job.optimizer, learning_rate)
+        job.rates.set(size=size, learning_rate=learning_rate)
         scale = self._scaler.get_scale()
         self._step_optimizer()
         if self._scaler.get_scale() < scale:
             # fp16 gradients overflowed: the scaler left the update out and lowered its scale.
             job.observer.write({"step": self.state.step + 1, "event": "overflow", "loss_scale": scale})
+        else:
+            job.rates.stepped()
         job.optimizer.zero_grad(set_to_none=True)
         return None
 
@@ -274,6 +308,7 @@ class Loop:
     def _write_checkpoint(self) -> None:
         job, state = self._job, self.state
         state.loss_scaler = self._scaler.state_dict()
+        state.batch_course = self._course.state()
         tensors, numbers = optimizer_state(job.optimizer)
         logs = job.sync_logs()
         job.store.save(
@@ -282,7 +317,9 @@ class Loop:
             state={
                 "train": state.as_dict(),
                 "optimizer": numbers,
+                "rates": job.rates.state(),
                 "cutter": job.cutter.state(),
+                "course": job.length.course(),
                 "owes_evaluation": self._owes_evaluation,
                 "settings": job.settings,
                 "logs": logs,

@@ -36,7 +36,7 @@ class MetricsLog:
         self._digest, self._num_bytes = hashlib.sha256(), 0
         self.was_damaged = False  # `start` found other lines than those before the mark, or fewer
 
-    def start(self, *, first_step: int, total_steps: int) -> None:
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         with writing(self._path.name, self._path):
             self._keep_up_to(first_step)
             self._file = self._path.open("ab")

@@ -13,8 +13,12 @@ Record = Mapping[str, Any]  # one line of metrics.jsonl; its fields stand in doc
 class Observer(Protocol):
     """Hears each record once, in order."""
 
-    def start(self, *, first_step: int, total_steps: int) -> None:
-        """The loop is about to run the steps after `first_step`."""
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        """The loop is about to run the steps after `first_step`.
+
+        total_steps: of the run; None where the effective batch follows what is measured. total_samples: rows that the
+        whole run consumes.
+        """
 
     def write(self, record: Record) -> None:
         """A step, an evaluation or an event happened."""
@@ -29,9 +33,9 @@ class Observers:
 
     members: Sequence[Observer]
 
-    def start(self, *, first_step: int, total_steps: int) -> None:
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         for member in self.members:
-            member.start(first_step=first_step, total_steps=total_steps)
+            member.start(first_step=first_step, total_steps=total_steps, total_samples=total_samples)
 
     def write(self, record: Record) -> None:
         for member in self.members:

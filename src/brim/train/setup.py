@@ -11,10 +11,16 @@ from brim.data import TokenRows
 from brim.models.llm import LLM
 from brim.train.checkpoint import CheckpointStore
 from brim.train.job import Evaluate, Stopping, SyncLogs, TrainJob
-from brim.train.learning_rate import LearningRate
-from brim.train.length import RunLength, run_length
+from brim.train.learning_rate import LearningRate, require_room
+from brim.train.length import RunLength
 from brim.train.observer import Observer
 from brim.train.optimizer import build_optimizer
+from brim.train.run_clock import RunClock
+from brim.train.update_rates import update_rates
+from brim.units import parse_duration
+
+# A measured step takes up to twice the time of another; once in ten steps that is a tenth.
+MEASURED_EVERY = 10
 
 
 def build_job(
@@ -23,6 +29,7 @@ def build_job(
     llm: LLM,
     rows: TokenRows,
     *,
+    length: RunLength,
     cutter: Cutter,
     pad_id: int,
     evaluate: Evaluate | None,
@@ -31,7 +38,7 @@ def build_job(
     sync_logs: SyncLogs = dict,
 ) -> TrainJob:
     """The job that a resolved configuration asks for."""
-    length = length_of(trainer, num_rows=len(rows))
+    optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
     return TrainJob(
         model=llm.model,
         head=llm.head,
@@ -39,9 +46,11 @@ def build_job(
         pad_id=pad_id,
         device=llm.device,
         precision=llm.precision,
-        optimizer=build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad)),
-        learning_rate=learning_rate_of(trainer, length),
+        optimizer=optimizer,
+        rates=update_rates(trainer, optimizer, final_size=length.schedule.final_size),
+        learning_rate=learning_rate_of(trainer, rows, length, seed=config.random_seed),
         length=length,
+        measure_every=measure_every(trainer),
         cutter=cutter,
         clipping=trainer.gradient_clipping,
         on_nonfinite=trainer.on_nonfinite,
@@ -60,30 +69,38 @@ def build_job(
     )
 
 
-def length_of(trainer: FinetuneTrainer, *, num_rows: int) -> RunLength:
-    """Steps and checkpoints of a run over this many rows."""
-    assert isinstance(trainer.effective_batch_size, int), "resolved before"
-    return run_length(
-        num_rows=num_rows,
-        effective_batch_size=trainer.effective_batch_size,
-        epochs=trainer.epochs,
-        train_steps=trainer.train_steps,
-        steps_per_checkpoint=trainer.steps_per_checkpoint,
-        checkpoints_per_epoch=trainer.checkpoints_per_epoch,
-    )
+def measure_every(trainer: FinetuneTrainer) -> int | None:
+    """Steps between measurements of the gradient's noise; None: it is not asked for."""
+    if trainer.noise_scale_every is not None or trainer.batch_adaptation is None:
+        return trainer.noise_scale_every
+    return MEASURED_EVERY
 
 
-def learning_rate_of(trainer: FinetuneTrainer, length: RunLength) -> LearningRate:
-    """The learning rate's course; fractions are of the run's samples."""
+def learning_rate_of(trainer: FinetuneTrainer, rows: TokenRows, length: RunLength, *, seed: int) -> LearningRate:
+    """The learning rate's course over a run of this length; fractions are of the run's samples.
+
+    seed: of the rows' order. Raises ConfigError where warm-up and decay are longer than the run.
+    """
     assert isinstance(trainer.learning_rate, float), "resolved before"
-    schedule, total = trainer.learning_rate_scheduler, length.total_samples
+    schedule, total, final_size = trainer.learning_rate_scheduler, length.total_samples, length.schedule.final_size
+    clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total, final_size=final_size)
+
+    def samples(duration: str | None, fraction: float) -> int:
+        return round(fraction * total) if duration is None else clock.samples(parse_duration(duration))
+
+    warmup_samples = samples(schedule.warmup_length, schedule.warmup_fraction)
+    decay_samples = samples(schedule.decay_length, schedule.decay_fraction)
+    is_wsd = schedule.decay == "wsd"
+    require_room(warmup_samples=warmup_samples, decay_samples=decay_samples if is_wsd else 0, total_samples=total)
     return LearningRate(
         peak=trainer.learning_rate,
         floor=schedule.eta_min,
         decay=schedule.decay or "constant",
-        warmup_samples=round(schedule.warmup_fraction * total),
-        decay_samples=round(schedule.decay_fraction * total),
+        warmup_samples=warmup_samples,
+        decay_samples=decay_samples,
         total_samples=total,
+        scaling=trainer.batch_lr_scaling,
+        final_size=final_size,
     )
 
 

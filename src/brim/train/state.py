@@ -21,7 +21,16 @@ class TrainState:
     num_skipped: int = 0  # steps that were no update, since their loss or gradient was not finite
     num_skipped_in_a_row: int = 0  # the last ones
     loss_scaler: dict[str, Any] = field(default_factory=dict)  # fp16 alone
+    batch_course: dict[str, Any] = field(default_factory=dict)  # of the effective batch
     rows_digest: str = ""  # of the training and validation rows, so that a run is not continued on other data
+
+    def counts(self) -> dict[str, int]:
+        """What a line of metrics.jsonl says of the run so far."""
+        return {
+            "num_samples": self.consumed_samples,
+            "num_tokens": self.num_tokens,
+            "num_supervised_tokens": self.num_supervised_tokens,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -26,7 +26,7 @@ class TensorBoardLog:
         self._writer: Any = None
         self._synced_at_s = 0.0
 
-    def start(self, *, first_step: int, total_steps: int) -> None:
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
 
@@ -39,11 +39,11 @@ class TensorBoardLog:
         self._add(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, record: Record) -> None:
-        if "split" not in record:
+        if "split" not in record and record["event"] != "point":
             return
         from tensorboardX.summary import scalar
 
-        group = f"{record['split']}_evaluation" if "event" in record else record["split"]
+        group = _group(record)
         for name, value in record.items():
             if name not in _NOT_SCALARS and isinstance(value, (int, float)):
                 self._add(step=record["step"], summary=scalar(f"{group}/{name}", value))
@@ -70,3 +70,9 @@ class TensorBoardLog:
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing("the TensorBoard file", self._folder)
+
+
+def _group(record: Record) -> str:
+    if "split" not in record:
+        return str(record["event"])
+    return f"{record['split']}_evaluation" if "event" in record else str(record["split"])

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from brim.batching.by_rows import ByRows
-from brim.config import Config, FinetuneTrainer, resolve
+from brim.config import Config, FinetuneTrainer, LearningRateScheduler, resolve
+from brim.config.moving_batch import WAYS_TO_MOVE
 from brim.data import TokenRows
 from brim.errors import BrimError, InputError, Problem
 from brim.infer.engine import Engine, respond_to
@@ -36,6 +37,7 @@ from brim.memory.measure.stayed import Living, living
 from brim.models.device import device_facts, device_name, pick_device
 from brim.models.llm import LLM, load_llm
 from brim.train.checkpoint import CheckpointStore
+from brim.train.length import run_length
 from brim.train.loop import Loop
 from brim.train.observer import Record
 from brim.train.setup import build_job
@@ -168,6 +170,7 @@ class Bench:
                 self._trainer(size),
                 llm,
                 rows,
+                length=run_length(num_rows=num_rows, effective_batch_size=size, epochs=1),
                 cutter=ByRows(max_rows=request.batch_size),
                 pad_id=_PAD_ID,
                 evaluate=None,
@@ -195,9 +198,9 @@ class Bench:
                 "gradient_accumulation_steps": -(-size // self._request.batch_size),
                 "effective_batch_size": size,
                 "max_batch_size": None,
-                "train_steps": self._request.num_steps + _OVERFLOWS + 1,
-                "steps_per_checkpoint": 0,
-                "checkpoints_per_epoch": 0,
+                "learning_rate_scheduler": LearningRateScheduler(),
+                "noise_scale_every": None,
+                **dict.fromkeys(WAYS_TO_MOVE),
             }
         )
 
@@ -284,7 +287,7 @@ class _Stepper:
         self._step = 1
         self.num_overflows = 0
 
-    def start(self, *, first_step: int, total_steps: int) -> None: ...
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None: ...
 
     def write(self, record: Record) -> None:
         if record.get("event") == "oom":

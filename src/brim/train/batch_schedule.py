@@ -1,0 +1,119 @@
+"""The length of a run and the course of its effective batch, as the trainer's keys ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from brim.batching.adaptation import Adaptation
+from brim.batching.ramps import doubling, equal_steps, linear
+from brim.batching.schedule import BatchSchedule, constant, schedule_of
+from brim.batching.walk import samples_of_steps, total_of_steps
+from brim.config import FinetuneTrainer
+from brim.data import TokenRows
+from brim.train.length import RunLength
+from brim.train.run_clock import RunClock
+from brim.units import Duration, parse_duration
+
+_ScheduleFor = Callable[[int], BatchSchedule]  # of a run of so many samples
+
+
+def length_of(
+    trainer: FinetuneTrainer,
+    rows: TokenRows,
+    *,
+    seed: int,
+    bound: int | None = None,
+    course: Mapping[str, Any] | None = None,
+) -> RunLength:
+    """Samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
+
+    seed: of the rows' order. bound: what trainer.batch_increase_function may not exceed; None: nothing.
+    course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
+    Raises InputError where that function cannot be used.
+    """
+    length = RunLength(
+        num_rows=len(rows),
+        schedule=constant(1),
+        total_samples=len(rows),
+        steps_per_checkpoint=trainer.steps_per_checkpoint,
+        checkpoints_per_epoch=max(trainer.checkpoints_per_epoch, 1),
+        adaptation=_adaptation(trainer),
+    )
+    if course is not None:
+        return length.with_course(course)
+    schedule, total_samples = _course(trainer, rows, seed, bound)
+    return replace(length, schedule=schedule, total_samples=total_samples)
+
+
+def _course(trainer: FinetuneTrainer, rows: TokenRows, seed: int, bound: int | None) -> tuple[BatchSchedule, int]:
+    """The schedule and the samples of the run. `train_steps` wins over `epochs`, as in Ludwig."""
+    num_rows, num_steps = len(rows), trainer.train_steps
+    total_samples = trainer.train_samples or trainer.epochs * num_rows
+    if trainer.batch_increase_function is not None:
+        schedule = _increased(trainer, num_rows, total_samples, bound)
+        schedule_for: _ScheduleFor = lambda samples: schedule  # noqa: E731
+    else:
+        schedule_for = _schedule_for(trainer, rows, seed)
+    if num_steps is None:
+        return schedule_for(total_samples), total_samples
+    schedule = schedule_for(total_of_steps(schedule_for, num_rows=num_rows, num_steps=num_steps))
+    return schedule, samples_of_steps(schedule, num_rows=num_rows, num_steps=num_steps)
+
+
+def _schedule_for(trainer: FinetuneTrainer, rows: TokenRows, seed: int) -> _ScheduleFor:
+    final_size = trainer.effective_batch_size
+    assert isinstance(final_size, int), "resolved before"
+
+    def samples(duration: Duration, total_samples: int) -> int:
+        clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total_samples, final_size=final_size)
+        return clock.samples(duration)
+
+    if trainer.batch_schedule is not None:
+        from brim.config.batch_steps import parse_batch_steps
+
+        steps = parse_batch_steps(trainer.batch_schedule)
+        return lambda total: schedule_of([(samples(start, total), size) for start, size in steps])
+    if trainer.batch_rampup is None:
+        return lambda total: constant(final_size)
+    length = parse_duration(trainer.batch_rampup.length)
+    return lambda total: _ramp(trainer, final_size, samples(length, total))
+
+
+def _ramp(trainer: FinetuneTrainer, final_size: int, length_samples: int) -> BatchSchedule:
+    ramp = trainer.batch_rampup
+    assert ramp is not None, "asked of ramps"
+    initial = ramp.initial or trainer.initial_effective_batch_size or first_size(final_size)
+    if ramp.shape == "linear":
+        return linear(initial=initial, final=final_size, length_samples=length_samples, increment=ramp.increment or 1)
+    shape = doubling if ramp.shape == "doubling" else equal_steps
+    return shape(initial=initial, final=final_size, length_samples=length_samples)
+
+
+def first_size(final_size: int) -> int:
+    """Where a ramp begins that does not say: a quarter of the final batch, whatever the card is."""
+    return -(-final_size // 4)
+
+
+def _increased(trainer: FinetuneTrainer, num_rows: int, total_samples: int, bound: int | None) -> BatchSchedule:
+    assert isinstance(trainer.effective_batch_size, int), "resolved before"
+    from brim.train.increase_function import expand, load_increase_function
+
+    function = load_increase_function(trainer.batch_increase_function)
+    return expand(
+        function,
+        first_size=trainer.effective_batch_size,
+        num_rows=num_rows,
+        num_samples=None if trainer.train_steps is not None else total_samples,
+        num_steps=trainer.train_steps,
+        bound=bound,
+    )
+
+
+def _adaptation(trainer: FinetuneTrainer) -> Adaptation | None:
+    limits = trainer.batch_adaptation
+    if limits is None:
+        return None
+    assert isinstance(trainer.effective_batch_size, int), "resolved before"
+    return Adaptation(size=trainer.effective_batch_size, smallest=limits.min, largest=limits.max)
