@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from brim.config.findings import Finding
+from brim.config.moving_batch import implied_effective_rows, moves_batch, named_sizes
 from brim.config.places import Path
 from brim.config.schema import FinetuneTrainer
 
@@ -28,12 +29,15 @@ def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes |
     """Any two sizes give the third. A finding where they do not multiply up.
 
     Without an effective batch, what is left open is 1. With one and nothing else there is no fixed cut, unless a
-    process has only one row to take.
+    process has only one row to take. A batch that moves has no fixed number of micro-batches either.
     """
     batch, accumulation, effective = _given(trainer)
     fault = mismatch(trainer, num_processes=num_processes)
     if fault is not None:
         return fault
+    if moves_batch(trainer):
+        assert effective is not None, "a rule asks for it"
+        return BatchSizes(effective_rows=effective, micro_batch_rows=batch, accumulation_steps=None)
     if effective is None:
         batch, accumulation = batch or 1, accumulation or 1
     elif batch is not None:
@@ -62,6 +66,9 @@ def accumulates(trainer: FinetuneTrainer) -> bool:
     batch, accumulation, effective = _given(trainer)
     if accumulation is not None:
         return accumulation > 1
+    if moves_batch(trainer):
+        sizes = [effective or 1, *(size for _, size in named_sizes(trainer))]
+        return trainer.batch_increase_function is not None or max(sizes) > (batch or 1)
     return effective is not None and effective > (batch or 1)
 
 
@@ -70,7 +77,7 @@ def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding 
     batch, accumulation, effective = _given(trainer)
     if trainer.max_batch_size is not None and effective is not None and effective > trainer.max_batch_size:
         return _too_large(effective, trainer.max_batch_size)
-    if effective is None:
+    if effective is None or moves_batch(trainer):  # a step's last micro-batch takes what is left
         return None
     unit = (batch or 1) * (accumulation or 1) * (num_processes or 1)
     all_given = batch is not None and accumulation is not None and num_processes is not None
@@ -80,11 +87,12 @@ def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding 
 
 
 def _given(trainer: FinetuneTrainer) -> tuple[int | None, int | None, int | None]:
-    """Micro-batch, accumulation and effective batch, where they are numbers."""
+    """Micro-batch, accumulation and (final) effective batch, where they are numbers."""
+    effective, implied = _number(trainer.effective_batch_size), implied_effective_rows(trainer)
     return (
         _number(trainer.batch_size),
         _number(trainer.gradient_accumulation_steps),
-        _number(trainer.effective_batch_size),
+        implied[0] if effective is None and implied is not None else effective,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from brim.config.batch import ACCUMULATION, BATCH, EFFECTIVE, BatchSizes, batch_sizes
 from brim.config.findings import Finding
-from brim.config.moving_batch import has_beta2, moves_batch
+from brim.config.moving_batch import has_beta2, implied_effective_rows, moves_batch
 from brim.config.places import Path, dotted
 from brim.config.rules import biases_in_16_bits, quantised_base
 from brim.config.schema import Config, FinetuneTrainer, Section
@@ -137,7 +137,7 @@ def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[Path,
         raise ConfigError(
             Problem(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix),
         )
-    if sizes.micro_batch_rows is not None:
+    if sizes.accumulation_steps is not None:
         yield from _fixed_cut(trainer, sizes, num_processes)
     if trainer.effective_batch_size == "auto":
         yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes, num_processes)
@@ -161,6 +161,9 @@ def _why_batch(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) 
 
 
 def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+    implied = implied_effective_rows(trainer)
+    if implied is not None:
+        return implied[1]
     times = f" × {num_processes} processes" if num_processes > 1 else ""
     product = f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}{times}"
     if trainer.batch_size == "auto" and trainer.gradient_accumulation_steps == "auto":

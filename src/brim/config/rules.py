@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from brim.config.batch import BATCH, EFFECTIVE, fixes_the_cut, mismatch
+from brim.config.batch_rules import batch_rules
 from brim.config.category_rules import category_rules
 from brim.config.findings import Finding, is_within
+from brim.config.learning_rate_rules import learning_rate_rules
 from brim.config.mask import secrets_in
+from brim.config.moving_batch import moves_batch
 from brim.config.pattern import pattern_fault
 from brim.config.places import Path, dotted
 from brim.config.prompt_rules import retrieval_is_whole, template_names_what_is_set
@@ -18,7 +21,6 @@ from brim.errors import ConfigError, Problem
 TEMPLATE: Path = ("prompt", "template")
 INPUT: Path = ("input_features", 0)
 OUTPUT: Path = ("output_features", 0)
-SCHEDULE: Path = ("trainer", "learning_rate_scheduler")
 
 
 def require_trainable(config: Config) -> None:
@@ -158,7 +160,8 @@ def _cut_has_a_batch(config: Config) -> Iterator[Finding]:
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or "batch_size" not in trainer.model_fields_set:
         return
-    if trainer.batch_size == "auto" and trainer.effective_batch_size == "auto":
+    is_open = trainer.batch_size == trainer.effective_batch_size == "auto"
+    if is_open and not moves_batch(trainer):
         yield Finding(
             paths=(BATCH, EFFECTIVE),
             what="trainer.batch_size: auto cuts an effective batch, and trainer.effective_batch_size is not set: the "
@@ -208,24 +211,6 @@ def _validation_field_exists(config: Config) -> Iterator[Finding]:
             paths=(("trainer", "validation_field"), (*OUTPUT, "name")),
             what=f"trainer.validation_field is '{given}'",
             expected=f"the output feature {name}, or combined" if config.chat is None else "combined",
-        )
-
-
-def _schedule_fits(config: Config) -> Iterator[Finding]:
-    if not isinstance(config.trainer, FinetuneTrainer):
-        return
-    schedule, rate = config.trainer.learning_rate_scheduler, config.trainer.learning_rate
-    if schedule.decay == "wsd" and schedule.warmup_fraction + schedule.decay_fraction > 1:
-        yield Finding(
-            paths=((*SCHEDULE, "warmup_fraction"), (*SCHEDULE, "decay_fraction"), (*SCHEDULE, "decay")),
-            what=f"warmup_fraction {schedule.warmup_fraction:g} and decay_fraction {schedule.decay_fraction:g} overlap",
-            expected="a sum of at most 1",
-        )
-    if rate != "auto" and schedule.eta_min > rate:
-        yield Finding(
-            paths=((*SCHEDULE, "eta_min"), ("trainer", "learning_rate")),
-            what=f"learning_rate_scheduler.eta_min {schedule.eta_min:g} is above trainer.learning_rate {rate:g}",
-            expected="a lower end for the decay than its start",
         )
 
 
@@ -310,12 +295,13 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _one_way_to_sample,
     _shares_sum_to_one,
     _batch_sizes_multiply_up,
+    batch_rules,
     _cut_has_a_batch,
     _maximum_needs_a_choice,
     _one_way_to_checkpoint,
     _patience_is_not_zero,
     _validation_field_exists,
-    _schedule_fits,
+    learning_rate_rules,
     _momentum_for_nesterov,
     _generation_fits,
     biases_in_16_bits,

@@ -45,7 +45,7 @@ class RampupConfig(_Ramp):
         "in Megatron-LM.",
         brim=True,
     )
-    increment: PositiveInt = key(1, "Rows that each stage of a `linear` ramp adds.", brim=True)
+    increment: PositiveInt | None = key(None, "Rows that each stage of a `linear` ramp adds. null: 1.", brim=True)
 
     @property
     def initial(self) -> int | None:
@@ -72,5 +72,5 @@ def _function_name(function: str | Callable[..., Any] | None) -> str | None:
 
 IncreaseFunction: TypeAlias = Annotated[
     Annotated[str, Field(min_length=1)] | Annotated[Callable[..., Any], WithJsonSchema({"type": "string"})] | None,
-    PlainSerializer(_function_name, return_type=str | None),
+    PlainSerializer(_function_name, return_type=str | None, when_used="json"),
 ]
