@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -46,6 +46,8 @@ from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
 from brim.train.tensors import restore_weights
 
+Weights: TypeAlias = Literal["best", "last"]
+
 
 def train(
     session: Session,
@@ -57,9 +59,11 @@ def train(
     replan: bool,
     observer: Observer,
     say: Say,
+    weights: Weights = "best",
 ) -> tuple[LLM, TrainResult]:
     """Train as the session's configuration says; the trained model and the run's result.
 
+    weights: those that are exported and evaluated in the end: of the best evaluation, if there was any, or the last.
     Raises OutputError when the folder is taken, ConfigError when another run is to be continued, Interrupted on Ctrl-C
     (after a checkpoint).
     """
@@ -72,7 +76,16 @@ def train(
     try:
         with held(run, resume=resume):
             return _train_in(
-                run, session, trainer, source, prepared, resume=resume, replan=replan, observer=observer, say=say
+                run,
+                session,
+                trainer,
+                source,
+                prepared,
+                resume=resume,
+                replan=replan,
+                observer=observer,
+                say=say,
+                weights=weights,
             )
     except BaseException:
         if not existed:
@@ -92,6 +105,7 @@ def _train_in(
     replan: bool,
     observer: Observer,
     say: Say,
+    weights: Weights,
 ) -> tuple[LLM, TrainResult]:
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
@@ -151,7 +165,10 @@ def _train_in(
         seconds = time.perf_counter() - started
         launched.remember(loop.peaks, llm.device)
         llm.model.eval()
-        _take_best(llm, store, loop.state, say)
+        if weights == "best":
+            _take_best(llm, store, loop.state, say)
+        elif loop.state.best_step is not None:
+            loop.state.best_step = loop.state.step
         metrics = _evaluate(llm, session, at_once, prepared, _splits_of_the_card(trainer, prepared))
         if "test" in metrics:
             observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
