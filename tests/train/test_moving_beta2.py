@@ -17,7 +17,7 @@ from torch import nn
 from brim.batching.ramps import doubling
 from brim.batching.walk import stretches
 from brim.config import load_config
-from brim.train.moving_beta2 import ADAMS, MovingBeta2
+from brim.train.moving_beta2 import MovingBeta2
 from brim.train.optimizer import build_optimizer, set_learning_rate
 from brim.train.tensors import optimizer_state, restore_optimizer
 
@@ -25,6 +25,7 @@ FINAL = 16
 RAMP = doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16
 SIZES = [each.size for each in stretches(RAMP, num_rows=10_000, total_samples=256) for _ in range(each.num_steps)]
 UP_AND_DOWN = [16, 16, 4, 4, 64, 1, 16, 8, 32, 16]
+NAMES = [f"{page}{name}{bits}" for page in ("", "paged_") for name in ("adam", "adamw") for bits in ("", "_8bit")]
 NEVER = 10**9  # elements from which on a state would have 8 bits
 
 
@@ -164,7 +165,7 @@ def test_the_correction_of_torch_would_nearly_double_the_first_update_after_a_sw
         np.testing.assert_allclose(actual.detach().numpy(), theirs, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(ADAMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
     chosen = settings({"type": name, "weight_decay": 0.1})
     moving, plain = weights(torch.float32), weights(torch.float32)

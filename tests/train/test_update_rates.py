@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from brim.config import load_config
+from brim.config import DeviceFacts, load_config, resolve
 from brim.train.moving_beta2 import MovingBeta2
 from brim.train.optimizer import build_optimizer
-from brim.train.update_rates import FixedBetas, moves_beta2, update_rates
+from brim.train.update_rates import FixedBetas, update_rates
 
 
 def trainer(**keys):
     source = {"base_model": "m", "adapter": "lora", "trainer": {"type": "finetune", "effective_batch_size": 16, **keys}}
-    return load_config(source).config.trainer
+    return resolve(load_config(source).config, DeviceFacts(kind="cpu", bf16=False)).config.trainer
 
 
 def optimizer_of(settings):
@@ -20,23 +20,19 @@ def optimizer_of(settings):
 
 
 @pytest.mark.parametrize(
-    ("keys", "moves"),
+    ("keys", "expected"),
     [
-        ({}, False),
-        ({"batch_lr_scaling": "linear"}, False),
-        ({"batch_lr_scaling": "sqrt"}, True),
-        ({"batch_lr_scaling": "sqrt", "optimizer": "paged_adamw_8bit"}, True),
-        ({"batch_lr_scaling": "sqrt", "optimizer": "lion"}, False),
-        ({"batch_lr_scaling": "sqrt", "optimizer": "sgd"}, False),
-        ({"batch_lr_scaling": "sqrt", "batch_beta2_scaling": False}, False),
-        ({"batch_beta2_scaling": True}, True),
+        ({}, FixedBetas),
+        ({"batch_lr_scaling": "sqrt"}, MovingBeta2),  # auto
+        ({"batch_lr_scaling": "sqrt", "optimizer": "adamw_8bit"}, MovingBeta2),
+        ({"batch_lr_scaling": "sqrt", "optimizer": "lion"}, FixedBetas),
+        ({"batch_lr_scaling": "sqrt", "batch_beta2_scaling": False}, FixedBetas),
+        ({"batch_beta2_scaling": True}, MovingBeta2),
     ],
 )
-def test_beta2_moves_as_asked_and_by_itself_with_the_square_root_in_an_adam(keys, moves):
+def test_beta2_moves_where_the_resolved_configuration_says_so(keys, expected):
     settings = trainer(batch_rampup="64sp", **keys)
-    assert moves_beta2(settings) == moves
-    rates = update_rates(settings, optimizer_of(settings), final_size=16)
-    assert isinstance(rates, MovingBeta2 if moves else FixedBetas)
+    assert type(update_rates(settings, optimizer_of(settings), final_size=16)) is expected
 
 
 def test_fixed_betas_set_the_learning_rate_alone_and_keep_nothing():

@@ -9,10 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from brim.config import OptimizerConfig
-
-ADAMS = frozenset(
-    {"adam", "adamw", "adam_8bit", "adamw_8bit", "paged_adam", "paged_adamw", "paged_adam_8bit", "paged_adamw_8bit"}
-)
+from brim.config.moving_batch import has_beta2
 
 
 class MovingBeta2:
@@ -29,7 +26,7 @@ class MovingBeta2:
     """
 
     def __init__(self, settings: OptimizerConfig, optimizer: Optimizer, *, final_size: int) -> None:
-        assert settings.type in ADAMS, "only an Adam has a second beta of this meaning"
+        assert has_beta2(settings), "a rule refuses other optimizers"
         keys = settings.model_dump()
         self._optimizer = optimizer
         self._final_size = final_size

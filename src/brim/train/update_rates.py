@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 
 from brim.config import FinetuneTrainer
-from brim.train.moving_beta2 import ADAMS, MovingBeta2
+from brim.train.moving_beta2 import MovingBeta2
 from brim.train.optimizer import set_learning_rate
 
 
@@ -48,14 +48,8 @@ class FixedBetas:
 
 
 def update_rates(trainer: FinetuneTrainer, optimizer: Optimizer, *, final_size: int) -> UpdateRates:
-    """The rates that the configuration asks for; a beta2 that moves is the optimizer's own at `final_size`."""
-    if moves_beta2(trainer):
+    """The rates that a resolved configuration asks for; a beta2 that moves is the optimizer's own at `final_size`."""
+    assert isinstance(trainer.batch_beta2_scaling, bool), "resolved before"
+    if trainer.batch_beta2_scaling:
         return MovingBeta2(trainer.optimizer, optimizer, final_size=final_size)
     return FixedBetas(optimizer)
-
-
-def moves_beta2(trainer: FinetuneTrainer) -> bool:
-    """Whether beta2 follows the batch: as asked; `auto`: with the square root's learning rate, in an Adam."""
-    if trainer.batch_beta2_scaling == "auto":
-        return trainer.batch_lr_scaling == "sqrt" and trainer.optimizer.type in ADAMS
-    return trainer.batch_beta2_scaling
