@@ -38,6 +38,8 @@ TORCH_FREE = [
     "digests",
     "config",
     "batching",
+    "batching.adaptation",
+    "batching.noise_scale",
     "models.folder",
     "models.quantization",
     "data",
