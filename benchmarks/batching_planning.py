@@ -36,7 +36,7 @@ class PlanTime:
     seconds_of_each: list[float]
     seconds_with_caches: float  # the traces are there, the plan is made anew
     cut_ms_per_step: float  # in the run: of one effective batch, by the plan's costs
-    total_steps: int
+    total_steps: int | None
     micro_batches_per_step: float | None
     padding: float | None
     goal_s: float = GOAL_S
@@ -93,6 +93,7 @@ def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, Trainin
     from brim.api.planning import plan_run
     from brim.api.session import open_session
     from brim.config import load_config
+    from brim.train.length import run_length
 
     session = open_session(load_config(subject.settings(trainer={"effective_batch_size": size})).config)
     started = time.perf_counter()
@@ -103,6 +104,7 @@ def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, Trainin
         device=device_at_hand(session.device),
         is_at_hand=True,
         rows=rows,
+        length=run_length(num_rows=len(rows), effective_batch_size=size, epochs=1),
     )
     plan = plan_run(request, every_way=False, replan=True, say=lambda line: None).plan
     return time.perf_counter() - started, plan

@@ -263,10 +263,10 @@ def _overhead(case: Case, llm: LLM, rows: TokenRows, alternator: Alternator) -> 
         tokens_per_step=int(rows.lengths.sum()) // case.num_steps,
         bare_ms_per_step=round(1000 * median(bare.wall_s for _, bare in pairs), 2),
         wall_ratio=round(median(wall), 4),
-        wall_ratio_interval=_median_interval(wall),
+        wall_ratio_interval=median_interval(wall),
         wall_ratio_quartiles=_quartiles(wall),
         cpu_ratio=round(median(cpu), 4),
-        cpu_ratio_interval=_median_interval(cpu),
+        cpu_ratio_interval=median_interval(cpu),
         cpu_ratio_quartiles=_quartiles(cpu),
         extra_cpu_ms_per_step=round(1000 * median(brim.cpu_s - bare.cpu_s for brim, bare in pairs), 3),
         counts=case.counts,
@@ -278,7 +278,7 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     return round(first, 4), round(third, 4)
 
 
-def _median_interval(values: Sequence[float]) -> tuple[float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """The order statistics that enclose the median with 95%, by the normal approximation of the binomial."""
     ordered, half_width = sorted(values), 0.98 * len(values) ** 0.5
     low = max(math.floor(len(values) / 2 - half_width), 0)

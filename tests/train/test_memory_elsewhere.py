@@ -6,7 +6,7 @@ from tests.train.scarce import OUT, Run, equal
 
 from brim.errors import Interrupted, OutOfMemoryError, Problem
 from brim.train import checkpoint as checkpoint_module
-from brim.train import loop as loop_module
+from brim.train import weight_update
 
 
 def out():
@@ -68,9 +68,9 @@ def test_other_errors_of_the_optimizer_are_left_as_they_are(tmp_path):
         Run(tmp_path, optimizer=lambda weights: Broken(weights, lr=0.0)).train()
 
 
-def failing(monkeypatch, name, fails_at):
-    """The loop's function of this name runs out of memory in calls of these numbers, from 1."""
-    calls, whole = [], getattr(loop_module, name)
+def failing(monkeypatch, module, name, fails_at):
+    """The module's function of this name runs out of memory in calls of these numbers, from 1."""
+    calls, whole = [], getattr(module, name)
 
     def call(*given):
         calls.append(name)
@@ -78,14 +78,14 @@ def failing(monkeypatch, name, fails_at):
             raise out()
         return whole(*given)
 
-    monkeypatch.setattr(loop_module, name, call)
+    monkeypatch.setattr(module, name, call)
 
 
 def test_the_norm_is_tried_once_more(tmp_path, monkeypatch):
     clean = Run(tmp_path / "clean").train()
     run = Run(tmp_path / "run")
     with monkeypatch.context() as patch:
-        failing(patch, "gradient_norm", {2})
+        failing(patch, weight_update, "gradient_norm", {2})
         run.train()
     assert run.log.events == [{"step": 2, "event": "oom", "where": "gradient norm", "message": OUT}]
     assert run.log.losses == clean.log.losses
@@ -99,7 +99,7 @@ def test_a_gradient_that_cannot_be_clipped_ends_the_run_with_the_state_from_befo
     clean = Run(tmp_path / "clean", dropout=0.2).train()
     run = Run(tmp_path / "run", dropout=0.2)
     with monkeypatch.context() as patch:
-        failing(patch, name, fails_at)
+        failing(patch, weight_update, name, fails_at)
         with pytest.raises(OutOfMemoryError, match="step 2: memory ran out when the gradient was clipped") as caught:
             run.train()
     assert caught.value.problems[0].fix.endswith("The checkpoint of step 1 holds all that was learned")
@@ -203,7 +203,7 @@ def test_a_save_that_fails_twice_ends_the_run_and_leaves_the_checkpoint_before_i
 
 def test_where_the_last_save_fails_too_both_are_told(tmp_path, monkeypatch):
     run = Run(tmp_path)
-    failing(monkeypatch, "clip", {2})
+    failing(monkeypatch, weight_update, "clip", {2})
     failing_save(monkeypatch, {1}, OSError(28, "No space left on device"))
     with pytest.raises(OutOfMemoryError) as caught:
         run.train()
@@ -232,13 +232,13 @@ def test_rows_at_fault_are_all_that_there_are_where_looking_for_them_runs_out_of
             raise out()
 
     run.model.register_forward_hook(after_forward)
-    monkeypatch.setattr(loop_module, "gradient_norm", norm)
+    monkeypatch.setattr(weight_update, "gradient_norm", norm)
     run.train()
     (skipped,) = run.log.events
     assert (skipped["step"], skipped["event"], skipped["cause"]) == (2, "skipped", "gradient")
     assert len(skipped["rows"]) == 8
     assert run.loop.num_out_of_memory == 0
-    monkeypatch.setattr(loop_module, "gradient_norm", lambda parameters: torch.tensor(1.0))
+    monkeypatch.setattr(weight_update, "gradient_norm", lambda parameters: torch.tensor(1.0))
     clean = Run(tmp_path / "clean", dropout=0.2).train()
     assert run.log.losses[1] != clean.log.losses[2]  # the same rows and dropout, another update before them
     assert run.newest().tensors["random"]["cpu"].equal(clean.newest().tensors["random"]["cpu"])

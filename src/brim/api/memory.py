@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
-from brim.config.moving_batch import WAYS_TO_MOVE
+from brim.config.moving_batch import WAYS as WAYS_TO_MOVE
 from brim.errors import InputError, ModelError, Problem
 from brim.infer.slots_support import model_class, why_not_slots
 from brim.memory.allocator_settings import AllocatorSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,9 @@ from brim.batching.ramps import doubling, equal_steps, linear
 from brim.batching.schedule import BatchSchedule, constant, schedule_of
 from brim.batching.walk import samples_of_steps, total_of_steps
 from brim.config import FinetuneTrainer
+from brim.config.batch_steps import parse_batch_steps
 from brim.data import TokenRows
+from brim.train.increase_function import Increases, expand, load_increase_function
 from brim.train.length import RunLength
 from brim.train.run_clock import RunClock
 from brim.units import Duration, parse_duration
@@ -43,36 +45,70 @@ def length_of(
     )
     if course is not None:
         return length.with_course(course)
-    schedule, total_samples = _course(trainer, rows, seed, bound)
+    if trainer.batch_increase_function is not None:
+        return _with_increases(length, trainer, bound)
+    return _with_schedule(length, trainer, _schedule_for(trainer, rows, seed))
+
+
+def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _ScheduleFor) -> RunLength:
+    """`train_steps` wins over `epochs`, as in Ludwig."""
+    num_rows, num_steps = length.num_rows, trainer.train_steps
+    if num_steps is None:
+        total_samples = _samples(trainer, num_rows)
+        return replace(length, schedule=schedule_for(total_samples), total_samples=total_samples)
+    schedule = schedule_for(total_of_steps(schedule_for, num_rows=num_rows, num_steps=num_steps))
+    total_samples = samples_of_steps(schedule, num_rows=num_rows, num_steps=num_steps)
     return replace(length, schedule=schedule, total_samples=total_samples)
 
 
-def _course(trainer: FinetuneTrainer, rows: TokenRows, seed: int, bound: int | None) -> tuple[BatchSchedule, int]:
-    """The schedule and the samples of the run. `train_steps` wins over `epochs`, as in Ludwig."""
-    num_rows, num_steps = len(rows), trainer.train_steps
-    total_samples = trainer.train_samples or trainer.epochs * num_rows
-    if trainer.batch_increase_function is not None:
-        schedule = _increased(trainer, num_rows, total_samples, bound)
-        schedule_for: _ScheduleFor = lambda samples: schedule  # noqa: E731
-    else:
-        schedule_for = _schedule_for(trainer, rows, seed)
-    if num_steps is None:
-        return schedule_for(total_samples), total_samples
-    schedule = schedule_for(total_of_steps(schedule_for, num_rows=num_rows, num_steps=num_steps))
-    return schedule, samples_of_steps(schedule, num_rows=num_rows, num_steps=num_steps)
+def _samples(trainer: FinetuneTrainer, num_rows: int) -> int:
+    return trainer.train_samples or trainer.epochs * num_rows
+
+
+def _with_increases(length: RunLength, trainer: FinetuneTrainer, bound: int | None) -> RunLength:
+    """The sizes that the user's function gives; what the bound did not allow is noted."""
+    num_rows, num_steps = length.num_rows, trainer.train_steps
+    assert isinstance(trainer.effective_batch_size, int), "resolved before"
+    assert trainer.batch_increase_function is not None, "asked where there is one"
+    increases = expand(
+        load_increase_function(trainer.batch_increase_function),
+        first_size=trainer.effective_batch_size,
+        num_rows=num_rows,
+        num_samples=None if num_steps is not None else _samples(trainer, num_rows),
+        num_steps=num_steps,
+        bound=bound,
+    )
+    length = replace(length, notes=tuple(_refusals(increases, bound)))
+    return _with_schedule(length, trainer, lambda samples: increases.schedule)
+
+
+def _refusals(increases: Increases, bound: int | None) -> Iterator[str]:
+    for refused in increases.refused[:1]:
+        more = f", nor were {len(increases.refused) - 1:,} later ones" if len(increases.refused) > 1 else ""
+        yield (
+            f"trainer.batch_increase_function asked for {refused.size:,} rows after epoch {refused.num_epochs:,}, and "
+            f"{bound:,} of the longest fit at once (use_maximum_batch_size): it was not followed{more}"
+        )
 
 
 def _schedule_for(trainer: FinetuneTrainer, rows: TokenRows, seed: int) -> _ScheduleFor:
     final_size = trainer.effective_batch_size
     assert isinstance(final_size, int), "resolved before"
 
-    def samples(duration: Duration, total_samples: int) -> int:
+    def at(duration: Duration, total_samples: int) -> int:
         clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total_samples, final_size=final_size)
         return clock.samples(duration)
 
-    if trainer.batch_schedule is not None:
-        from brim.config.batch_steps import parse_batch_steps
+    known: dict[Duration, int] = {}  # tokens take a look at each row, and many lengths of the run are tried
 
+    def samples(duration: Duration, total_samples: int) -> int:
+        if duration.unit == "dur":
+            return at(duration, total_samples)
+        if duration not in known:
+            known[duration] = at(duration, total_samples)
+        return known[duration]
+
+    if trainer.batch_schedule is not None:
         steps = parse_batch_steps(trainer.batch_schedule)
         return lambda total: schedule_of([(samples(start, total), size) for start, size in steps])
     if trainer.batch_rampup is None:
@@ -94,21 +130,6 @@ def _ramp(trainer: FinetuneTrainer, final_size: int, length_samples: int) -> Bat
 def first_size(final_size: int) -> int:
     """Where a ramp begins that does not say: a quarter of the final batch, whatever the card is."""
     return -(-final_size // 4)
-
-
-def _increased(trainer: FinetuneTrainer, num_rows: int, total_samples: int, bound: int | None) -> BatchSchedule:
-    assert isinstance(trainer.effective_batch_size, int), "resolved before"
-    from brim.train.increase_function import expand, load_increase_function
-
-    function = load_increase_function(trainer.batch_increase_function)
-    return expand(
-        function,
-        first_size=trainer.effective_batch_size,
-        num_rows=num_rows,
-        num_samples=None if trainer.train_steps is not None else total_samples,
-        num_steps=trainer.train_steps,
-        bound=bound,
-    )
 
 
 def _adaptation(trainer: FinetuneTrainer) -> Adaptation | None:

@@ -21,6 +21,7 @@ class RunLength:
     steps_per_checkpoint: int = 0  # 0: by checkpoints_per_epoch
     checkpoints_per_epoch: int = 1
     adaptation: Adaptation | None = None  # how sizes begin that follow what is measured
+    notes: tuple[str, ...] = ()  # what a person should know of how it came about
 
     @property
     def total_steps(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Mapping
@@ -23,13 +22,12 @@ from brim.errors import BrimError, Interrupted, OutOfMemoryError, Problem
 from brim.train import out_of_memory
 from brim.train.batch_course import BatchCourse, StepTaken
 from brim.train.checkpoint import Checkpoint
-from brim.train.clipping import clip, gradient_norm
 from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
-from brim.train.nonfinite import MOST_IN_A_ROW, NotFinite
 from brim.train.peaks import Peak, Peaks
 from brim.train.state import TrainState
 from brim.train.tensors import optimizer_state, restore_optimizer, restore_weights, trained_weights
+from brim.train.weight_update import WeightUpdate
 
 
 class Loop:
@@ -39,9 +37,9 @@ class Loop:
         self._job = job
         self.state = state
         self.num_out_of_memory = 0  # allocations that failed since this object was made, and were made up for
-        self._parameters = [p for p in job.model.parameters() if p.requires_grad]
         self._scaler = torch.amp.GradScaler(job.device.type, enabled=job.precision.scales_loss)
         self._gradient = Gradient(job, self._scaler, self._hear)
+        self._update = WeightUpdate(job, state, self._gradient, self._scaler, self._hear)
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
         self._peaks = Peaks(job.device)
         self._saved_step = state.step if state.step else None
@@ -98,10 +96,17 @@ class Loop:
         random_before = random_states()
         try:
             outcome = self._accumulate(indices, num_supervised)
-            norm = self._norm(outcome.loss)
+            norm = self._update.norm(outcome.loss)
         except OutOfMemoryError as error:
             raise self._ended_before_update(error, random_before) from None
-        not_finite = self._update(size, learning_rate, outcome, norm, random_before)
+        not_finite = self._update(
+            outcome,
+            norm,
+            size=size,
+            learning_rate=learning_rate,
+            random_before=random_before,
+            saved_step=self._saved_step,
+        )
         state.step += 1
         state.consumed_samples += len(indices)
         state.num_tokens += int(job.rows.lengths[indices].sum())
@@ -167,83 +172,6 @@ class Loop:
         if self.state.step and not outcome.num_out_of_memory:
             self._peaks.end(part.micro_batch for part in outcome.parts)
         return outcome
-
-    def _norm(self, loss: float) -> float:
-        """The gradient's norm; the gradient is unscaled and clipped. NaN, and nothing done, where nothing will be.
-
-        Raises OutOfMemoryError. What is done in place is done once only: a second time would not be the same.
-        """
-        job = self._job
-        if not math.isfinite(loss) and self._scaler.is_enabled():
-            return math.nan  # once unscaled, the scaler wants its step
-        try:
-            self._scaler.unscale_(job.optimizer)
-            norm = second_try(
-                lambda: gradient_norm(self._parameters),
-                on_failure=lambda message: self._hear(out_of_memory.event("gradient norm", message)),
-            )
-            clip(self._parameters, norm, job.clipping)
-            return float(norm)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = out_of_memory.at_the_norm(error, step=self.state.step + 1, settings=job.settings)
-        raise failure
-
-    def _update(
-        self, size: int, learning_rate: float, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]
-    ) -> NotFinite | None:
-        """Update the weights, or leave it out where loss or gradient are not finite. Raises BrimError to stop there."""
-        job, scales = self._job, self._scaler.is_enabled()
-        if not math.isfinite(outcome.loss) or (not math.isfinite(norm) and not scales):
-            return self._leave_out(outcome, norm, random_before)
-        self.state.num_skipped_in_a_row = 0
-        job.rates.set(size=size, learning_rate=learning_rate)
-        scale = self._scaler.get_scale()
-        self._step_optimizer()
-        if self._scaler.get_scale() < scale:
-            # fp16 gradients overflowed: the scaler left the update out and lowered its scale.
-            job.observer.write({"step": self.state.step + 1, "event": "overflow", "loss_scale": scale})
-        else:
-            job.rates.stepped()
-        job.optimizer.zero_grad(set_to_none=True)
-        return None
-
-    def _step_optimizer(self) -> None:
-        """Raises OutOfMemoryError where the weights may be half updated: nothing of them is saved from there on."""
-        try:
-            self._scaler.step(self._job.optimizer)
-            self._scaler.update()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = out_of_memory.in_the_update(
-                error, step=self.state.step + 1, saved_step=self._saved_step, settings=self._job.settings
-            )
-        else:
-            return
-        raise failure
-
-    def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
-        """Neither weights nor optimizer hear of this step. Raises BrimError where the run is to stop."""
-        job, state = self._job, self.state
-        job.optimizer.zero_grad(set_to_none=True)
-        at_fault = self._gradient.at_fault(outcome.parts, random_before)
-        not_finite = NotFinite(
-            step=state.step + 1,
-            loss=outcome.loss,
-            norm=norm,
-            micro_batches=[number + 1 for number in at_fault],
-            num_micro_batches=len(outcome.parts),
-            rows=self._gradient.keys_of([outcome.parts[number] for number in at_fault]),
-        )
-        if job.on_nonfinite == "stop":
-            raise not_finite.stop()
-        state.num_skipped += 1
-        state.num_skipped_in_a_row += 1
-        if state.num_skipped_in_a_row == MOST_IN_A_ROW:
-            raise not_finite.too_many()
-        return not_finite
 
     def _ended_before_update(self, error: OutOfMemoryError, random_before: Mapping[str, Tensor]) -> OutOfMemoryError:
         """Save the state as it was before the step, which has touched neither weights nor optimizer; what to raise."""

@@ -14,7 +14,7 @@ import torch
 
 from brim.batching.by_rows import ByRows
 from brim.config import Config, FinetuneTrainer, LearningRateScheduler, resolve
-from brim.config.moving_batch import WAYS_TO_MOVE
+from brim.config.moving_batch import WAYS as WAYS_TO_MOVE
 from brim.data import TokenRows
 from brim.errors import BrimError, InputError, Problem
 from brim.infer.engine import Engine, respond_to
