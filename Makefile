@@ -58,6 +58,11 @@ bench-batching: $(STAMP)  ## epochs and searches against other trainers, losses 
 bench-inference: $(STAMP)  ## predictions against transformers' generate, under memory limits, killed; about an hour
 	$(BIN)/python -m benchmarks.inference
 
+.PHONY: bench-schedules
+bench-schedules: $(STAMP)  ## a batch that moves: planned over 1e12 tokens, time of steps, killed and resumed
+	$(BIN)/python -m benchmarks.schedules
+	$(BIN)/python -m benchmarks.schedule_kills
+
 .PHONY: bench-memory-gpu
 bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predicted; under ten minutes
 	$(BIN)/python -m benchmarks.memory_gpu

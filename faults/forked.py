@@ -109,6 +109,12 @@ class Brim:
 
     def call(self, function: str, *arguments: object, folder: Path) -> None:
         """Call "module.function" with these as texts in a child, which has torch imported: that takes seconds here."""
+        done = self.try_call(function, *arguments, folder=folder)
+        if done.code != 0:
+            raise RuntimeError(f"{function} failed: {done.err}")
+
+    def try_call(self, function: str, *arguments: object, folder: Path) -> Done:
+        """The same, however the child ends."""
         order = {
             "function": function,
             "arguments": [str(each) for each in arguments],
@@ -122,9 +128,7 @@ class Brim:
             "out": str(self._scratch / "out"),
             "err": str(self._scratch / "err"),
         }
-        done = self._done(order)
-        if done.code != 0:
-            raise RuntimeError(f"{function} failed: {done.err}")
+        return self._done(order)
 
     def _done(self, order: Mapping[str, Any]) -> Done:
         assert self._process.stdin is not None, "it was opened as a pipe"
