@@ -22,7 +22,7 @@ def parse_batch_steps(text: str) -> tuple[tuple[Duration, int], ...]:
     steps = [_step(part) for part in text.split()]
     first, later = steps[0], steps[1:]
     if first[0].amount != 0:
-        raise ValueError(f"the first step begins at {first[0]}, and not at 0: {_EXAMPLE}")
+        raise ValueError(f"the first step begins at {first[0]}, and not at 0, {_EXAMPLE}")
     units = {start.unit for start, _ in later}
     if len(units) > 1:
         raise ValueError(f"steps in {' and '.join(sorted(units))}: a table has one unit")

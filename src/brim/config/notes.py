@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from brim.config.batch import fixes_the_cut
 from brim.config.category_rules import MATCH, VOCAB, unreachable, without_rule
+from brim.config.moving_batch import moves_batch
 from brim.config.places import Document, dotted
 from brim.config.prompt_parts import prompt_columns
-from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig
+from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig, TrainerConfig
 from brim.config.schema.quantization import EIGHT_BIT_KEYS, FOUR_BIT_KEYS
 
 _TRAINING_KEYS = (
@@ -32,9 +33,9 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.prompt.template is not None and not prompt_columns(config):
         where = document.place(("prompt", "template")).where
         notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
-    if config.trainer.train_steps is not None and config.trainer.epochs != type(config.trainer)().epochs:
-        where = document.place(("trainer", "epochs")).where
-        notes.append(f"{where}: trainer.epochs has no effect, trainer.train_steps decides")
+    notes += _epochs_without_effect(config.trainer, document)
+    if isinstance(config.trainer, FinetuneTrainer):
+        notes += _batch_that_stays(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer) and config.trainer.batch_search != "predict":
         fixed = fixes_the_cut(config.trainer)
         where = document.place(("trainer", "batch_search")).where
@@ -43,6 +44,28 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.quantization is not None:
         notes += _keys_of_other_bits(config.quantization, document)
     return tuple(notes)
+
+
+def _epochs_without_effect(trainer: TrainerConfig, document: Document) -> list[str]:
+    lengths = {"train_steps": trainer.train_steps}
+    if isinstance(trainer, FinetuneTrainer):
+        lengths["train_samples"] = trainer.train_samples
+    decides = [f"trainer.{name}" for name, length in lengths.items() if length is not None]
+    if not decides or trainer.epochs == type(trainer)().epochs:
+        return []
+    where = document.place(("trainer", "epochs")).where
+    return [f"{where}: trainer.epochs has no effect, {decides[0]} decides"]
+
+
+def _batch_that_stays(trainer: FinetuneTrainer, document: Document) -> list[str]:
+    ramp, initial = trainer.batch_rampup, trainer.initial_effective_batch_size
+    if ramp is not None and (ramp.initial or initial) == trainer.effective_batch_size:
+        where = document.place(("trainer", "batch_rampup")).where
+        return [f"{where}: trainer.batch_rampup has no effect, it begins with trainer.effective_batch_size"]
+    if trainer.batch_lr_scaling != "none" and not moves_batch(trainer):
+        where = document.place(("trainer", "batch_lr_scaling")).where
+        return [f"{where}: trainer.batch_lr_scaling has no effect, the effective batch stays what it is"]
+    return []
 
 
 def _labels_never_found(config: Config, document: Document) -> list[str]:

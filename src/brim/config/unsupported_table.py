@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -133,7 +133,7 @@ def _trainer() -> Iterator[UnsupportedKey]:
     yield _key("trainer.base_learning_rate", "a second learning rate", 0)
     yield _key("trainer.packing", "several rows in one sequence", False)
     yield _key("trainer.packing_max_sequences_per_pack", "several rows in one sequence", 8)
-    yield from _keys(
+    on_plateau = _keys(
         "trainer",
         "a batch size that grows when learning stalls",
         increase_batch_size_on_plateau=0,
@@ -142,6 +142,7 @@ def _trainer() -> Iterator[UnsupportedKey]:
         increase_batch_size_eval_metric="loss",
         increase_batch_size_eval_split="training",
     )
+    yield from (replace(entry, instead="use batch_adaptation or batch_schedule") for entry in on_plateau)
     yield from _keys(
         "trainer",
         "training with several losses",

@@ -65,8 +65,8 @@ def expand(
 ) -> Increases:
     """Call the function at the start of each epoch but the first, as f(epochs done, present size), in order.
 
-    What it returns is added where the sum is at most `bound` (None: always) or no increase; else the size stays. The end of the run is
-    given in samples or in steps.
+    What it returns is added where the sum is at most `bound` (None: always) or no increase; else the size stays.
+    num_samples, num_steps: the end of the run, given as one of them.
     Raises InputError where it raises, returns something other than a whole number, or would leave no row.
     """
     sizes, refused = [first_size], []
@@ -185,7 +185,8 @@ def _checked(function: Any, given: str) -> Callable[[int, int], object]:
         raise _error(
             f"{given} cannot be called with (epoch, current_batch_size): {error}", expected=_SIGNATURE
         ) from None
-    return function
+    checked: Callable[[int, int], object] = function
+    return checked
 
 
 def _is_written_in_python(function: Any) -> bool:
