@@ -84,7 +84,8 @@ def _with_increases(length: RunLength, trainer: FinetuneTrainer, bound: int | No
 
 def _refusals(increases: Increases, bound: int | None) -> Iterator[str]:
     for refused in increases.refused[:1]:
-        more = f", nor were {len(increases.refused) - 1:,} later ones" if len(increases.refused) > 1 else ""
+        num_more = len(increases.refused) - 1
+        more = f", nor {'was' if num_more == 1 else 'were'} {num_more:,} later" if num_more else ""
         yield (
             f"trainer.batch_increase_function asked for {refused.size:,} rows after epoch {refused.num_epochs:,}, and "
             f"{bound:,} of the longest fit at once (use_maximum_batch_size): it was not followed{more}"
