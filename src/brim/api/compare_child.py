@@ -1,0 +1,99 @@
+"""The process of one run, which `compare_process` alone starts.
+
+Reads an order from stdin, and tells what happens as JSON, a line each, on stdout. It stops, with a checkpoint, once its
+stdin is closed, so that it does not outlive the process that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import IO, Any
+
+from brim.api.compare_order import RunOrder
+from brim.errors import BrimError, InputError, Interrupted, Problem
+from brim.train.observer import Record
+
+INTERRUPTED = 130
+
+
+class Told:
+    """An observer that passes on what it hears."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        self.tell(start={"first_step": first_step, "total_steps": total_steps, "total_samples": total_samples})
+
+    def write(self, record: Record) -> None:
+        self.tell(record=record)
+
+    def close(self) -> None:
+        self.tell(close=True)
+
+    def say(self, line: str) -> None:
+        self.tell(say=line)
+
+    def tell(self, **message: Any) -> None:
+        self._stream.write(json.dumps(message) + "\n")
+        self._stream.flush()
+
+
+def main() -> int:
+    order = RunOrder.loads(sys.stdin.readline())
+    told = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)  # what libraries print is no message
+    threading.Thread(target=_stop_when_alone, daemon=True).start()
+    try:
+        told.tell(finished=_run(order, told))
+    except Interrupted:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrimError as error:
+        told.tell(failed=_failed(error.problems, is_users_mistake=isinstance(error, InputError)))
+    except Exception as error:
+        problem = _out_of_memory(error)
+        if problem is None:
+            _print_traceback()
+            problem = Problem(what=f"a mistake of brim's own or of a library: {type(error).__name__}, told above")
+        told.tell(failed=_failed((problem,), is_users_mistake=False))
+    return 0
+
+
+def _run(order: RunOrder, told: Told) -> Mapping[str, str]:
+    from brim.api.compare_run import run  # here, where Ctrl-C is caught: torch takes seconds
+
+    return run(order, observer=told, say=told.say)
+
+
+def _stop_when_alone() -> None:
+    # Not sys.stdin: its lock would be held when Python ends.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _failed(problems: tuple[Problem, ...], *, is_users_mistake: bool) -> dict[str, Any]:
+    return {"problems": [asdict(problem) for problem in problems], "is_users_mistake": is_users_mistake}
+
+
+def _out_of_memory(error: Exception) -> Problem | None:
+    from brim.batching.oom import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        return None
+    return Problem(what="the memory of the device, or of the machine, is used up", fix="free memory; `brim plan` helps")
+
+
+def _print_traceback() -> None:
+    from brim.config import mask_text
+
+    sys.stderr.write(mask_text(traceback.format_exc()))

@@ -1,0 +1,118 @@
+"""A run of a comparison in a process of its own: it frees all memory, and no other run falls with it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from brim.api.compare_order import Ended, RunOrder
+from brim.errors import Problem
+from brim.train.observer import Observer
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 2  # signals that the run hears; one more ends it
+# With this process's path: `-m` would put the current folder first, where a file of the user's may be named `json.py`.
+_CHILD = "import sys; sys.path[:] = sys.argv[1:]; from brim.api.compare_child import main; sys.exit(main())"
+
+
+class Stop:
+    """Whether Ctrl-C was pressed, which the run that is going on hears, too."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        self.num_asked += 1
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT if self.num_asked <= _PATIENCE else signal.SIGKILL)
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """Ctrl-C and SIGTERM go to the run: the first lets it save its step. Not outside the main thread."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.ask) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_in_process(order: RunOrder, *, observer: Observer, say: Callable[[str], None], stop: Stop) -> Ended:
+    """Train in a new process, and pass on what it tells."""
+    command = [sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning"]
+    # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `stop`.
+    with subprocess.Popen(
+        [*command, "-c", _CHILD, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,
+    ) as process:
+        stop.process = process
+        if stop.num_asked:  # just before
+            process.send_signal(signal.SIGINT)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(order.dumps() + "\n")
+            process.stdin.flush()
+            ended = _heard(process, observer, say)
+        except BrokenPipeError:  # it was ended before it could read
+            ended = None
+        code = process.wait()  # before its stdin is closed, which would stop it
+        stop.process = None
+    if ended is not None:
+        return ended
+    if stop.num_asked:
+        return Ended(outcome="stopped", rows={})
+    return Ended(outcome="failed", rows={}, problems=(_died(code),))
+
+
+def _heard(process: subprocess.Popen[str], observer: Observer, say: Callable[[str], None]) -> Ended | None:
+    """What its last message says; None where it ended without one."""
+    assert process.stdout is not None
+    ended, is_open = None, False
+    try:
+        for line in process.stdout:
+            if not line.endswith("\n"):
+                break  # it was killed while it wrote this
+            message: Mapping[str, Any] = json.loads(line)
+            if "say" in message:
+                say(message["say"])
+            elif "start" in message:
+                is_open = True
+                observer.start(**message["start"])
+            elif "record" in message:
+                observer.write(message["record"])
+            elif "close" in message:
+                is_open = False
+                observer.close()
+            elif "finished" in message:
+                ended = Ended(outcome="finished", rows=message["finished"])
+            elif "failed" in message:
+                problems = tuple(Problem(**problem) for problem in message["failed"]["problems"])
+                is_users = bool(message["failed"]["is_users_mistake"])
+                ended = Ended(outcome="failed", rows={}, problems=problems, is_users_mistake=is_users)
+    finally:
+        if is_open:
+            observer.close()
+    return ended
+
+
+def _died(code: int) -> Problem:
+    killed = "; the system ends a process that takes too much memory" if code == -signal.SIGKILL else ""
+    return Problem(what=f"its process ended with {code}{killed}", fix="what it printed stands above")

@@ -1,0 +1,131 @@
+"""The losses of several configurations over tokens, each as a mean over seeds with a band."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from brim.report.matplotlib_import import new_figure
+from brim.report.mean_curve import MeanCurve, of_evaluations, of_training
+from brim.report.memory_plot import FAINT, INK, PAPER
+from brim.report.seed_summary import Runs
+from brim.train.run_figures import RunFigures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, as in report/categories.py; first the colours that are most easily told apart as lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # of the first six, the next six, and so on
+_MOST_BINS = 50  # of a training curve: more are noise between whose teeth nothing is seen
+_LEAST_BINS = 8
+_SEEN_FROM = 0.1  # of the tokens; what lies above the losses from there on is the fall of the first steps
+_MARGIN = 0.06
+_LEGEND_LINE = 0.042  # of the figure's height
+_LEGEND_CHARACTERS = 125  # that have room beside each other
+
+
+def curves_plot(runs: Mapping[str, Runs], *, title: str, subtitle: str) -> Figure:
+    """The validation losses where every run has several, and the training losses."""
+    shown = {name: list(found.values()) for name, found in runs.items() if found}
+    figure = new_figure(12, 6.2, paper=PAPER)
+    figure.text(0.065, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
+    figure.text(0.065, 0.91, subtitle, size=10, color=INK, va="top", parse_math=False)
+    num_lines = _legend(figure, list(shown))
+    panels = _panels(shown)
+    most_tokens = max((run.num_tokens for found in shown.values() for run in found), default=1)
+    width = (0.90 - 0.07 * (len(panels) - 1)) / max(len(panels), 1)
+    height = 0.70 - num_lines * _LEGEND_LINE
+    for number, (label, curves) in enumerate(panels):
+        axes = figure.add_axes((0.065 + number * (width + 0.07), 0.105, width, height), facecolor=PAPER)
+        axes.set_xlim(0, 1.01 * most_tokens)
+        is_cut = _draw(axes, curves, with_points=label.startswith("validation"))
+        _frame(axes, f"{label} (the first steps lie above)" if is_cut else label)
+    return figure
+
+
+def look(number: int) -> tuple[str, object]:
+    """Colour and stroke of a configuration, counted from 0."""
+    return COLOURS[number % len(COLOURS)], _STYLES[number // len(COLOURS) % len(_STYLES)]
+
+
+def _panels(shown: Mapping[str, Sequence[RunFigures]]) -> list[tuple[str, list[MeanCurve]]]:
+    every = [run for found in shown.values() for run in found]
+    panels = []
+    if all(len(run.validation_curve.tokens) > 1 for run in every):
+        curves = [of_evaluations([run.validation_curve for run in found]) for found in shown.values()]
+        panels.append(("validation loss", curves))
+    if all(run.train_curve.tokens for run in every):
+        # As many stretches as the run with the fewest steps can fill, so that all are averaged alike.
+        fewest = min(len(run.train_curve.tokens) for run in every)
+        num_bins = min(max(fewest, _LEAST_BINS), _MOST_BINS)
+        curves = [of_training([run.train_curve for run in found], num_bins=num_bins) for found in shown.values()]
+        panels.append((f"training loss, in {num_bins} equal stretches", curves))
+    return panels
+
+
+def _draw(axes: Axes, curves: Sequence[MeanCurve], *, with_points: bool) -> bool:
+    """Whether some of it lies above the picture."""
+    for number, curve in enumerate(curves):
+        colour, style = look(number)
+        axes.fill_between(curve.tokens, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(curve.tokens, curve.mean, color=colour, lw=1.8, ls=style, marker="o" if with_points else "", ms=3.5)
+    return _limit(axes, curves)
+
+
+def _limit(axes: Axes, curves: Sequence[MeanCurve]) -> bool:
+    """Show what comes after the first fall in full, rather than the fall; whether that lies above."""
+    ends = max(curve.tokens[-1] for curve in curves)
+    late = [curve.tokens >= _SEEN_FROM * ends for curve in curves]
+    low = min(float(curve.low[kept].min()) for curve, kept in zip(curves, late, strict=True) if kept.any())
+    high = max(float(curve.high[kept].max()) for curve, kept in zip(curves, late, strict=True) if kept.any())
+    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    return any(bool(np.any(curve.mean > high + margin)) for curve in curves)
+
+
+def _frame(axes: Axes, label: str) -> None:
+    axes.set_title(label, loc="left", size=10, color=INK)
+    axes.set_xlabel("tokens", color=INK)
+    axes.tick_params(colors=INK, labelcolor=INK, labelsize=9)
+    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+    axes.grid(axis="y", color=FAINT, lw=0.4, alpha=0.5)
+    axes.set_axisbelow(True)
+    for name, spine in axes.spines.items():
+        spine.set_color(FAINT)
+        spine.set_visible(name in ("left", "bottom"))
+
+
+def _short(value: float) -> str:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g}"
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> int:
+    """How many lines it takes."""
+    from matplotlib.lines import Line2D
+
+    longest = max(map(len, names), default=0)
+    columns = max(1, min(len(names), _LEGEND_CHARACTERS // (longest + 8)))
+    lines = []
+    for number, name in enumerate(names):
+        colour, style = look(number)
+        lines.append(Line2D([], [], color=colour, lw=2.2, ls=style, label=name))
+    legend = figure.legend(
+        handles=lines,
+        loc="upper left",
+        bbox_to_anchor=(0.056, 0.885),
+        ncols=columns,
+        frameon=False,
+        fontsize=10,
+        labelcolor=INK,
+        handlelength=1.8,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return -(-len(names) // columns)
