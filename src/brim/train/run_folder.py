@@ -134,6 +134,27 @@ def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def read_only(run: RunFolder) -> Iterator[None]:
+    """Keep processes from training in the folder while it is read. Nothing is written, and several may read.
+
+    Raises InputError when one is at it.
+    """
+    descriptor = os.open(run.path, os.O_RDONLY)
+    try:
+        if not _lock(descriptor, fcntl.LOCK_SH):
+            raise InputError(
+                Problem(
+                    what="a process is training in this folder, so what it holds is changing",
+                    where=str(run.path),
+                    fix="wait until it has ended, or stop it with Ctrl-C, which leaves a checkpoint",
+                )
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def open_run_folder(path: Path) -> RunFolder:
     """A run that has been trained. Raises InputError when it is none, or has no model yet."""
     run = RunFolder(path)
@@ -235,9 +256,9 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     )
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
