@@ -22,11 +22,15 @@ from brim.errors import (
 )
 
 if TYPE_CHECKING:
+    from brim.api.compare import compare
+    from brim.api.compare_results import CompareResult
     from brim.api.memory import predict_memory
     from brim.api.model import Model
     from brim.api.plan import plan
     from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
+    from brim.api.resume_proof import ResumeProof
     from brim.api.upload import UploadResult
+    from brim.api.verify_resume import verify_resume
     from brim.batching.adaptive_step import AdaptiveStep
     from brim.batching.finder import Found, find_batch_size
     from brim.batching.probe import Probe
@@ -38,6 +42,7 @@ __all__ = [
     "AdaptiveStep",
     "BrimError",
     "CheckpointError",
+    "CompareResult",
     "ConfigError",
     "DataError",
     "EvaluateResult",
@@ -57,22 +62,28 @@ __all__ = [
     "ProbeError",
     "Prober",
     "Problem",
+    "ResumeProof",
     "TrainResult",
     "TrainingPlan",
     "UploadResult",
     "WriteError",
+    "compare",
     "find_batch_size",
     "plan",
     "predict_memory",
+    "verify_resume",
 ]
 
 _LAZY = {
     "AdaptiveStep": "brim.batching.adaptive_step",
+    "CompareResult": "brim.api.compare_results",
+    "compare": "brim.api.compare",
     "MemoryPrediction": "brim.memory.prediction",
     "Model": "brim.api.model",
     "EvaluateResult": "brim.api.results",
     "ExportResult": "brim.api.results",
     "PredictResult": "brim.api.results",
+    "ResumeProof": "brim.api.resume_proof",
     "TrainResult": "brim.api.results",
     "TrainingPlan": "brim.planning.plan",
     "UploadResult": "brim.api.upload",
@@ -82,6 +93,7 @@ _LAZY = {
     "find_batch_size": "brim.batching.finder",
     "plan": "brim.api.plan",
     "predict_memory": "brim.api.memory",
+    "verify_resume": "brim.api.verify_resume",
 }
 
 

@@ -15,6 +15,8 @@ OPTIONS = {
     },
     "plan": {"--dataset", "--device", "--memory", "--replan", "--json"},
     "train": {"--dataset", "--output-directory", "--resume", "--replan", "--json"},
+    "verify-resume": {"--steps", "--from-step", "--dataset", "--keep", "--json"},
+    "compare": {"--dataset", "--seeds", "--output-directory", "--resume", "--markdown", "--json"},
     "evaluate": {"--dataset", "--split", "--texts", "--against", "--against-base", "--rows", "--json"},
     "predict": {
         "--dataset",
@@ -39,7 +41,7 @@ OPTIONS = {
 def test_the_verbs_are_listed(brim):
     done = brim("--help")
     assert done.code == 0
-    assert re.findall(r"^  (\w+)  +\S", done.out.split("Commands:")[1], flags=re.MULTILINE) == list(OPTIONS)
+    assert re.findall(r"^  ([\w-]+)  +\S", done.out.split("Commands:")[1], flags=re.MULTILINE) == list(OPTIONS)
     assert max(map(len, done.out.splitlines())) <= 80
 
 

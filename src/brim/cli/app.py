@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from brim.cli import chat, check, embed, evaluate, export, memory, plan, predict, schema, train, upload
+from brim.cli import (
+    chat,
+    check,
+    compare,
+    embed,
+    evaluate,
+    export,
+    memory,
+    plan,
+    predict,
+    schema,
+    train,
+    upload,
+    verify_resume,
+)
 
 app = typer.Typer(
     name="brim",
@@ -18,6 +32,8 @@ app.command("check")(check.check)
 app.command("memory")(memory.memory)
 app.command("plan")(plan.plan)
 app.command("train")(train.train)
+app.command("verify-resume")(verify_resume.verify_resume)
+app.command("compare")(compare.compare)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("embed")(embed.embed)
