@@ -118,6 +118,13 @@ def test_what_the_bound_refuses_is_noted():
     assert note.endswith("nor was 1 later")
 
 
+def test_the_largest_batch_that_is_allowed_bounds_the_function_too():
+    found = length(epochs=3, max_batch_size=20, batch_increase_function=lambda epoch, current_batch_size: 8)
+    assert phases(found) == [(0, 16)]
+    (note,) = found.notes
+    assert "asked for 24 rows after epoch 1, and trainer.max_batch_size is 20: it was not followed" in note
+
+
 def test_a_faulty_function_is_an_error():
     with pytest.raises(InputError, match=r"returned 0\.5"):
         length(epochs=2, batch_increase_function=lambda epoch, current_batch_size: 0.5)

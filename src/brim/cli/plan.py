@@ -40,7 +40,7 @@ def plan(
     file = config_file(config_or_run)
     config = load_config(file, overrides or []).config
     if config_or_run.is_dir():
-        require_trust_said_again(config, overrides or [], file)
+        require_trust_said_again(config, overrides or [], file, begins=True)
     from brim.api.plan import plan as make_plan
 
     made = make_plan(

@@ -39,7 +39,8 @@ def train(
 
     model = Model(file, overrides=overrides or [])
     if config.is_dir():
-        require_trust_said_again(model.config, overrides or [], file)
+        goes_on = resume and any((config / "checkpoints").glob("step-*"))
+        require_trust_said_again(model.config, overrides or [], file, begins=not goes_on)
     result = model.train(
         dataset,
         output_directory=output_directory,

@@ -70,25 +70,29 @@ def _with_increases(length: RunLength, trainer: FinetuneTrainer, bound: int | No
     num_rows, num_steps = length.num_rows, trainer.train_steps
     assert isinstance(trainer.effective_batch_size, int), "resolved before"
     assert trainer.batch_increase_function is not None, "asked where there is one"
+    limits = [limit for limit in (bound, trainer.max_batch_size) if limit is not None]
     increases = expand(
         load_increase_function(trainer.batch_increase_function),
         first_size=trainer.effective_batch_size,
         num_rows=num_rows,
         num_samples=None if num_steps is not None else _samples(trainer, num_rows),
         num_steps=num_steps,
-        bound=bound,
+        bound=min(limits, default=None),
     )
-    length = replace(length, notes=tuple(_refusals(increases, bound)))
+    length = replace(length, notes=tuple(_refusals(increases, bound, trainer.max_batch_size)))
     return _with_schedule(length, trainer, lambda samples: increases.schedule)
 
 
-def _refusals(increases: Increases, bound: int | None) -> Iterator[str]:
+def _refusals(increases: Increases, bound: int | None, largest: int | None) -> Iterator[str]:
+    fits = f"{bound or 0:,} of the longest fit at once (use_maximum_batch_size)"
+    is_key = largest is not None and (bound is None or largest <= bound)
+    reason = f"trainer.max_batch_size is {largest:,}" if is_key else fits
     for refused in increases.refused[:1]:
         num_more = len(increases.refused) - 1
         more = f", nor {'was' if num_more == 1 else 'were'} {num_more:,} later" if num_more else ""
         yield (
             f"trainer.batch_increase_function asked for {refused.size:,} rows after epoch {refused.num_epochs:,}, and "
-            f"{bound:,} of the longest fit at once (use_maximum_batch_size): it was not followed{more}"
+            f"{reason}: it was not followed{more}"
         )
 
 
