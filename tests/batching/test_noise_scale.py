@@ -147,6 +147,19 @@ def test_where_one_of_the_averages_is_not_positive(squared, variance, rows, is_a
     assert [noise.is_at_most(each) for each in (32, 64, 65)] == is_at_most
 
 
+@pytest.mark.parametrize(
+    ("num_measurements", "squared", "words"),
+    [
+        (4, 1.0, "noise scale not known yet, after 4 of 5 measurements"),
+        (5, 0.5, "noise scale 2469.0 rows"),
+        (5, -0.5, "noise scale larger than the measured batches can tell"),
+    ],
+)
+def test_in_words(num_measurements, squared, words):
+    noise = NoiseScale(num_measurements=num_measurements, squared_gradient=squared, gradient_variance=1234.5)
+    assert noise.in_words() == words
+
+
 def test_a_saved_noise_scale_goes_on_to_the_bit():
     random = np.random.default_rng(4)
     one = other = NoiseScale()

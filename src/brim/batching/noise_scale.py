@@ -86,6 +86,14 @@ class NoiseScale:
         known = self.rows
         return known is not None and known <= rows
 
+    def in_words(self) -> str:
+        """For logs: why the batch moved, or did not."""
+        if not self._is_known:
+            return f"noise scale not known yet, after {self.num_measurements} of {_FEWEST_MEASUREMENTS} measurements"
+        if self.rows is None:
+            return "noise scale larger than the measured batches can tell"
+        return f"noise scale {self.rows:.1f} rows"
+
     @property
     def _is_known(self) -> bool:
         return self.num_measurements >= _FEWEST_MEASUREMENTS

@@ -123,4 +123,4 @@ class BatchCourse:
     def _reason(self) -> str:
         if self._adaptation is None:
             return "schedule"
-        return f"noise scale {self._noise.rows or 0.0:.1f} rows"
+        return self._noise.in_words()
