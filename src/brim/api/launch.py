@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from brim.api.calibrating import corrected, uncorrected
+from brim.api.phase_planning import with_phases
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.api.trial import Trial, counted_state_bytes
@@ -30,7 +31,8 @@ from brim.planning.probe_rows import rows_of_shape
 from brim.planning.time_fit import fit_time
 from brim.planning.time_probe import time_shapes
 from brim.planning.time_shapes import shapes_to_time
-from brim.units import format_bytes, format_seconds
+from brim.report.plan_words import seconds_in_words
+from brim.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +81,9 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
     if not replace(plan, chosen=chosen).is_ample:
         proof.extend()
         chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
-    plan = _taking(plan, replace(chosen, time_source=source), proof.costs)
-    if timed is not None and plan.seconds is not None:
-        told_time += f", by which the run takes about {format_seconds(plan.seconds)}"
+    plan = _taking(plan, replace(chosen, time_source=source), proof.costs, request)
+    if timed is not None:
+        told_time += f", by which the run takes {seconds_in_words(plan)}"
     return Launched(
         cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
         plan=plan,
@@ -113,20 +115,10 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     return now_bytes
 
 
-def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs) -> TrainingPlan:
+def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs, request: PlanRequest) -> TrainingPlan:
     """The plan with what the device has shown of the way that it takes."""
-    before = plan.chosen
-    assert before is not None, "asked of plans that fit"
-    assert before.seconds_per_epoch is not None, "it fits"
-    assert chosen.seconds_per_epoch is not None, "it fits"
-    factor = chosen.seconds_per_epoch / before.seconds_per_epoch
-    return replace(
-        plan,
-        chosen=chosen,
-        candidates=tuple(chosen if each == before else each for each in plan.candidates),
-        costs=costs,
-        seconds=None if plan.seconds is None else factor * plan.seconds,
-    )
+    candidates = tuple(chosen if each == plan.chosen else each for each in plan.candidates)
+    return with_phases(replace(plan, chosen=chosen, candidates=candidates, costs=costs), request)
 
 
 class _Proof:
@@ -195,7 +187,7 @@ def _timed(
         costs=costs,
         cap_bytes=cap_bytes,
         most_rows=task.effective_batch_size,
-        run_s=plan.seconds or 0.0,
+        run_s=plan.least_seconds,
     )
     if not timing.shapes:
         return None, f"time {timing.reason}"
@@ -243,7 +235,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     assert plan.chosen is not None, "it has costs"
     costs = plan.costs
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
-    plan = _taking(plan, cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes), costs)
+    plan = _taking(plan, cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes), costs, request)
     cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
     return Launched(cutter=cutter, plan=plan, probes=found.probes, told=told)
 

@@ -81,6 +81,7 @@ def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any
         is_at_hand=True,
         rows=prepared.splits["train"],
         length=_length(session.config, prepared, course),
+        has_begun=course is not None,
     )
 
 

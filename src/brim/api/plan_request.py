@@ -33,11 +33,19 @@ class PlanRequest:
     is_at_hand: bool  # the run will take place on this very device
     rows: TokenRows
     length: RunLength
+    has_begun: bool = False  # it goes on as it was begun: nothing but its cuts is open
 
     @property
     def trainer(self) -> FinetuneTrainer:
         assert isinstance(self.config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
         return self.config.trainer
+
+    @property
+    def is_bounded_by_memory(self) -> bool:
+        """Whether trainer.batch_increase_function adds only as many rows as fit together."""
+        trainer = self.trainer
+        is_asked = trainer.use_maximum_batch_size and trainer.batch_increase_function is not None
+        return is_asked and not self.has_begun
 
     @cached_property
     def order(self) -> NDArray[np.int64]:

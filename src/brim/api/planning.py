@@ -9,6 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from brim.api.calibrating import calibrations_of
+from brim.api.phase_planning import (
+    bounded,
+    largest_batch,
+    phase_notes,
+    require_phases,
+    with_learning_rates,
+    with_phases,
+)
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.api.way_costs import traced
@@ -38,13 +46,23 @@ class Planned:
 
     plan: TrainingPlan
     choices: tuple[Choice, ...]
+    request: PlanRequest  # as it was planned: memory may bound the batches that it asks for
 
 
 def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
     """The plan that an earlier run made for the same work, or a new one.
 
     every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
+    Raises ConfigError where the effective batch moves as it cannot.
     """
+    if request.is_bounded_by_memory:
+        most = _planned(request, every_way=False, replan=replan, say=say)
+        request = bounded(request, largest_batch(most.plan, request))
+    require_phases(request)
+    return _planned(request, every_way=every_way, replan=replan, say=say)
+
+
+def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
     correction = Correction() if replan else _correction(request, say)
     if correction.outside_bytes is not None:
         request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
@@ -56,7 +74,8 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
         )
         if every_way or plan.chosen is not None:
             keep(plan, request, budget, every_way=every_way, say=say)
-    return Planned(plan=plan, choices=_choices(request, plan))
+    plan = with_learning_rates(plan, request)
+    return Planned(plan=plan, choices=_choices(request, plan), request=request)
 
 
 def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
@@ -84,7 +103,7 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     trained = None if adapter is None else adapter.pretrained_adapter_weights
     settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
     facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
-    facts |= {"steps": request.length.total_steps, "every_way": every_way}
+    facts |= {"sizes": request.length.sizes, "course": request.length.course(), "every_way": every_way}
     return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
@@ -156,35 +175,31 @@ def _plan(
 ) -> TrainingPlan:
     length = request.length
     taken = None if chosen is None else known[candidates.index(chosen)]
-    return TrainingPlan(
+    plan = TrainingPlan(
         budget=budget,
         lengths=summarize_lengths(request.rows.lengths),
-        effective_batch_size=length.effective_batch_size,
+        effective_batch_size=length.largest_size,
         total_steps=length.total_steps,
         candidates=tuple(candidates),
         chosen=chosen,
         reason=reason,
         costs=None if taken is None else taken.costs,
-        seconds=_seconds_of_run(request, chosen),
+        seconds=None,
         advice=_advice(request, chosen, correction),
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
         helps=() if chosen is not None else _helps(request, candidates),
         too_long=() if chosen is not None else _too_long(request, candidates, known),
     )
+    return with_phases(plan, request)
 
 
 def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correction) -> tuple[str, ...]:
     notes = tuple(dropout_notes(request.config, request.architecture.to_dict()))
     if correction.scale != 1:
         notes = (f"what micro-batches add to the memory is corrected by what was {correction.reason}", *notes)
+    notes = (*phase_notes(request), *notes)
     return notes if chosen is None else (*notes, *chosen.advice)
-
-
-def _seconds_of_run(request: PlanRequest, chosen: Candidate | None) -> float | None:
-    if chosen is None or chosen.seconds_per_epoch is None:
-        return None
-    return chosen.seconds_per_epoch * request.length.total_samples / len(request.rows)
 
 
 def _helps(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import torch
 from brim.api.calibrating import remember
 from brim.api.launch import launch
 from brim.api.memory import UntraceableError
+from brim.api.phase_planning import require_phases
 from brim.api.plan import device_at_hand, request_of
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import keep, plan_run, too_long
@@ -112,7 +113,9 @@ def plan_of_run(
     except UntraceableError as error:
         if request.task.fixed_rows is None:
             say(f"{error.problems[0].what}; so batch sizes are tried out")
+        require_phases(request)
         return RunPlan(session=session, request=request, plan=None)
+    request = planned.request
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
     _settle_heap(planned.plan, request)

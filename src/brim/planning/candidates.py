@@ -43,7 +43,7 @@ class Task:
     """What a run is to do, whatever the way."""
 
     lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
-    effective_batch_size: int
+    effective_batch_size: int  # the most that a step has
     fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: cut by length
     largest: bool  # the largest micro-batches instead of the fastest
 
@@ -79,6 +79,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         too_long=(),
         longest_that_fits=task.longest,
         advice=known.advice(_shapes(totals)),
+        update_s=known.update_s,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from brim.batching.costs import Costs
 from brim.planning.budget import Budget
@@ -13,6 +13,8 @@ from brim.planning.lengths import LengthSummary
 BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]
 TimeSource: TypeAlias = Literal["measured", "estimated"]
 AMPLE_SHARE = 0.5  # of the budget
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Candidate:
     too_long: tuple[int, ...]  # positions of the rows that do not fit alone
     longest_that_fits: int | None  # tokens of a row that fits alone; None: no row does
     advice: tuple[str, ...] = ()  # what would make it faster, by what it is bound by
+    update_s: float = 0.0  # of seconds_per_epoch, what the optimizer's own part of a step takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +58,58 @@ class LongRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePlan:
+    """A stretch of the run with one effective batch, and what its steps take.
+
+    Where the batch follows what is measured, a size that it may have: then nobody knows when, and for how long.
+    """
+
+    size: int  # rows of a step
+    micro_batches_per_step: float  # on average
+    total_bytes: int  # reserved and outside, for its largest micro-batch, and at least for the longest row alone
+    seconds_per_step: float  # forward and backward passes and the update
+    number: int | None = None  # from 1; None here and below: as measured while training
+    first_sample: int | None = None  # consumed before its first step
+    num_samples: int | None = None
+    num_tokens: int | None = None  # real ones, by the mean length of the rows; exact at the ends of epochs
+    num_steps: int | None = None
+    learning_rates: tuple[float, float] | None = None  # of its first and its last step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """The plan of one training run."""
 
     budget: Budget
     lengths: LengthSummary
-    effective_batch_size: int
-    total_steps: int
+    effective_batch_size: int  # rows of an update; the most of them where that moves, for which the candidates are cut
+    total_steps: int | None  # None: as measured while training, see steps_between
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None  # None: none fits
     reason: str  # why it is this one, or why it is none
     costs: Costs | None  # of the chosen candidate
-    seconds: float | None  # the whole run without evaluation
+    seconds: float | None  # the whole run without evaluation; None: nothing fits, or see seconds_between
     advice: tuple[str, ...]  # what would help, and promises that do not hold (dropout)
     from_cache: bool
     state_bytes: int = 0  # of the optimizer, from its first step on; there in every micro-batch after it
     helps: tuple[str, ...] = ()  # where none fits: what would take less, each with its prediction
     too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
+    total_samples: int = 0  # rows that the run consumes, counted with repetition
+    smallest_batch_size: int | None = None  # of its updates; None: in plans of older versions, whose batch stands still
+    num_phases: int = 1  # stretches of steps of one size, as far as that is known before
+    phases: tuple[PhasePlan, ...] = ()  # at most 16 of them, evenly chosen; of what is chosen alone
+    steps_between: tuple[int, int] | None = None  # the fewest and the most, where the batch follows what is measured
+    seconds_between: tuple[float, float] | None = None  # without evaluation
+
+    @property
+    def batch_moves(self) -> bool:
+        """Whether updates are to have several sizes, apart from the last one of an epoch."""
+        return self.smallest_batch_size not in (None, self.effective_batch_size)
+
+    @property
+    def least_seconds(self) -> float:
+        """What the run takes at the least; 0 where nothing is known."""
+        return self.seconds_between[0] if self.seconds_between is not None else self.seconds or 0.0
 
     @property
     def is_ample(self) -> bool:
@@ -100,8 +138,19 @@ class TrainingPlan:
                 "advice": tuple(saved["advice"]),
                 "helps": tuple(saved["helps"]),
                 "too_long": tuple(LongRow(**row) for row in saved["too_long"]),
+                "phases": tuple(map(_phase, saved.get("phases", ()))),
+                "steps_between": _pair(saved.get("steps_between")),
+                "seconds_between": _pair(saved.get("seconds_between")),
             }
         )
+
+
+def _phase(saved: Mapping[str, Any]) -> PhasePlan:
+    return PhasePlan(**{**saved, "learning_rates": _pair(saved["learning_rates"])})
+
+
+def _pair(saved: Sequence[_Number] | None) -> tuple[_Number, _Number] | None:
+    return None if saved is None else (saved[0], saved[1])
 
 
 def _candidate(saved: Mapping[str, Any]) -> Candidate:

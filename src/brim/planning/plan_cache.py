@@ -51,6 +51,14 @@ _IRRELEVANT_TO_STEPS = {
     "validation_metric",
     "skip_all_evaluation",
     "evaluate_training_set",
+    # Their sizes, and the samples of each, count.
+    "initial_effective_batch_size",
+    "batch_rampup",
+    "batch_schedule",
+    "batch_increase_function",
+    # They change the optimizer's numbers.
+    "batch_lr_scaling",
+    "batch_beta2_scaling",
 }
 
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from brim.planning.lengths import LengthSummary
 from brim.planning.plan import Candidate, LongRow, TrainingPlan
 from brim.report.memory_table import gib
+from brim.report.phase_table import phase_table
 from brim.report.plan_words import (
+    batch_in_words,
     duration_in_words,
     memory_in_words,
     padding_in_words,
+    schedule_in_words,
     steps_per_epoch,
     way_in_words,
 )
@@ -41,6 +44,8 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
         Text(),
         _candidates(plan),
         Text(_LEGEND, style="dim"),
+        *([Text(f"a step, an epoch: updates of {plan.effective_batch_size:,} rows", style="dim")] * plan.batch_moves),
+        *phase_table(plan),
         Text(),
         labelled(facts(plan)),
     ]
@@ -51,8 +56,7 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
 
 def headline(plan: TrainingPlan, *, title: str) -> str:
     """Model, batch and device in a line."""
-    rows = "row" if plan.effective_batch_size == 1 else "rows"
-    return f"{title}: train, updates of {plan.effective_batch_size:,} {rows}, on {plan.budget.device}"
+    return f"{title}: train, updates of {batch_in_words(plan)}, on {plan.budget.device}"
 
 
 def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
@@ -65,6 +69,8 @@ def facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "taken", way_in_words(plan.chosen.way)
         yield "why", plan.reason
         yield "time", duration_in_words(plan)
+    if plan.batch_moves:
+        yield "schedule", schedule_in_words(plan)
     for each in plan.helps:
         yield "would help", each
     for advice in plan.advice:

@@ -9,6 +9,7 @@ from brim.report.plan_words import (
     duration_in_words,
     memory_in_words,
     padding_in_words,
+    schedule_in_words,
     shape_in_words,
     way_in_words,
 )
@@ -37,6 +38,8 @@ def _lines(plan: TrainingPlan) -> Iterator[str]:
         return
     yield f"plan: {_cut(plan.chosen)}{source}"
     yield f"memory: {_memory(plan, plan.chosen)}"
+    if plan.batch_moves:
+        yield f"schedule: {schedule_in_words(plan)}"
     yield f"time: {duration_in_words(plan)}"
 
 

@@ -1,0 +1,154 @@
+"""What the phases of a run take: steps of each size, made of rows as the phase meets them, cut as the run cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from brim.batching.costs import Costs
+from brim.batching.schedule import constant
+from brim.batching.walk import Stretch, num_steps, stretches
+from brim.planning.candidates import Task, epoch
+from brim.planning.plan import Candidate, PhasePlan
+from brim.train.length import RunLength
+
+_MOST_PHASES = 16
+_MOST_ROWS = 1 << 13  # of a phase that are cut, or one step: for 16 phases that is some tenths of a second in all
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCosts:
+    """The phases that were looked at, and the seconds of the whole run, from and to: they differ where it adapts."""
+
+    phases: tuple[PhasePlan, ...]
+    seconds: tuple[float, float]
+
+
+def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
+    """What becomes of a run that goes the chosen way. costs: of that way.
+
+    Of more than 16 phases as many are looked at, evenly chosen; a row of the others is taken to cost what lies between
+    rows of the next smaller and the next larger size.
+    """
+    if length.adaptation is not None:
+        return _adapting(length, task, chosen, costs)
+    every = list(stretches(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples))
+    if length.schedule.is_constant:
+        phase, row_s = _as_chosen(length, chosen)
+        steps = {phase.size: _Step(plan=phase, row_s=row_s)}
+    else:
+        steps = _steps(task, chosen, costs, {each.size: each.first_sample for each in reversed(looked_at(every))})
+    phases = tuple(
+        replace(
+            steps[each.size].plan,
+            number=number,
+            first_sample=each.first_sample,
+            num_samples=each.num_samples,
+            num_tokens=_tokens(task, each.end_sample) - _tokens(task, each.first_sample),
+            num_steps=each.num_steps,
+        )
+        for number, each in looked_at(list(enumerate(every, start=1)))
+    )
+    seconds = _seconds(every, steps, chosen.update_s)
+    return PhaseCosts(phases=phases, seconds=(seconds, seconds))
+
+
+def steps_between(length: RunLength) -> tuple[int, int]:
+    """The fewest and the most steps that a run may take which follows what is measured."""
+    fewest, most = (
+        num_steps(constant(size), num_rows=length.num_rows, total_samples=length.total_samples)
+        for size in (length.sizes[-1], length.sizes[0])
+    )
+    return fewest, most
+
+
+def last_step(phase: PhasePlan, *, num_rows: int) -> tuple[int, int]:
+    """What is consumed before the last step of a phase, and the rows of it. num_rows: of an epoch."""
+    assert phase.first_sample is not None, "asked of phases that are known"
+    assert phase.num_samples is not None, "asked of phases that are known"
+    end = phase.first_sample + phase.num_samples
+    start = max(phase.first_sample, (end - 1) // num_rows * num_rows)  # of its part of the last epoch
+    consumed = start + (end - start - 1) // phase.size * phase.size
+    return consumed, end - consumed
+
+
+def looked_at(every: Sequence[_T]) -> Sequence[_T]:
+    """All, or 16 evenly chosen ones, with the first and the last."""
+    if len(every) <= _MOST_PHASES:
+        return every
+    return [every[round(number * (len(every) - 1) / (_MOST_PHASES - 1))] for number in range(_MOST_PHASES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    plan: PhasePlan  # of a size, whenever it is taken
+    row_s: float  # seconds of a row's passes, on average
+
+
+def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
+    steps = _steps(task, chosen, costs, dict.fromkeys(looked_at(length.sizes), 0))
+    runs = [
+        step.row_s * length.total_samples
+        + chosen.update_s * num_steps(constant(size), num_rows=length.num_rows, total_samples=length.total_samples)
+        for size, step in steps.items()
+    ]
+    return PhaseCosts(phases=tuple(step.plan for step in steps.values()), seconds=(min(runs), max(runs)))
+
+
+def _as_chosen(length: RunLength, chosen: Candidate) -> tuple[PhasePlan, float]:
+    """One size from the first step to the last: an epoch has been cut with it."""
+    assert chosen.seconds_per_epoch is not None, "it fits"
+    assert chosen.micro_batches_per_step is not None, "it fits"
+    assert chosen.total_bytes is not None, "it fits"
+    size = length.schedule.final_size
+    steps_per_epoch = -(-length.num_rows // size)
+    phase = PhasePlan(
+        size=size,
+        micro_batches_per_step=chosen.micro_batches_per_step,
+        total_bytes=chosen.total_bytes,
+        seconds_per_step=chosen.seconds_per_epoch / steps_per_epoch,
+    )
+    return phase, (chosen.seconds_per_epoch - chosen.update_s * steps_per_epoch) / length.num_rows
+
+
+def _steps(task: Task, chosen: Candidate, costs: Costs, first_samples: Mapping[int, int]) -> dict[int, _Step]:
+    """Steps of each size, from the sample on with which a run first takes them."""
+    return {size: _step(task, chosen, costs, size, first_samples[size]) for size in sorted(first_samples)}
+
+
+def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: int) -> _Step:
+    """Whole steps are cut of rows in the order of the first epoch, each row once: other epochs have others like it."""
+    assert chosen.widest is not None, "it fits"
+    assert chosen.total_bytes is not None, "it fits"
+    num_rows = len(task.lengths)
+    rows_per_step = min(size, num_rows)
+    num_cut = min(max(_MOST_ROWS // rows_per_step, 1), num_rows // rows_per_step) * rows_per_step
+    rows = (first_sample + np.arange(num_cut)) % num_rows
+    window = replace(task, lengths=task.lengths[rows], effective_batch_size=rows_per_step)
+    totals = epoch(window, costs, cap_bytes=chosen.cap_bytes)
+    more_bytes = totals.widest.peak_bytes - int(np.ceil(costs.peak_bytes(*chosen.widest)))
+    row_s = totals.seconds / num_cut
+    plan = PhasePlan(
+        size=size,
+        micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
+        total_bytes=max(chosen.total_bytes + more_bytes, chosen.single_row_bytes),
+        seconds_per_step=rows_per_step * row_s + chosen.update_s,
+    )
+    return _Step(plan=plan, row_s=row_s)
+
+
+def _tokens(task: Task, samples: int) -> int:
+    """Of the first so many samples."""
+    return samples * int(task.lengths.sum()) // len(task.lengths)
+
+
+def _seconds(every: Sequence[Stretch], steps: Mapping[int, _Step], update_s: float) -> float:
+    known = sorted(steps)
+    row_s = np.interp([each.size for each in every], known, [steps[size].row_s for size in known])
+    passes_s = float(np.dot(row_s, [each.num_samples for each in every]))
+    return passes_s + update_s * sum(each.num_steps for each in every)
