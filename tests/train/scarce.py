@@ -12,19 +12,23 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from brim.batching.by_rows import ByRows
-from brim.config import GradientClippingConfig
+from brim.config import FinetuneTrainer, GradientClippingConfig
 from brim.data import TokenRow, TokenRows
 from brim.models.precision import precision
+from brim.train.batch_schedule import length_of
 from brim.train.checkpoint import CheckpointStore
 from brim.train.job import Stopping, TrainJob
 from brim.train.learning_rate import LearningRate
 from brim.train.length import run_length
 from brim.train.loop import Loop
+from brim.train.optimizer import build_optimizer
+from brim.train.setup import learning_rate_of, measure_every
 from brim.train.state import TrainState
-from brim.train.update_rates import FixedBetas
+from brim.train.update_rates import FixedBetas, update_rates
 
 LENGTHS = [9, 4, 12, 7, 5, 10, 3, 6, 11, 8, 4, 9, 13, 5, 7, 6, 10, 3, 8, 12]  # 20 rows: two steps of 8 and one of 4
 VOCABULARY = 40
+SEED = 7
 CPU = torch.device("cpu")
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
@@ -153,7 +157,10 @@ class Log:
 
 
 class Run:
-    """A loop, and what was heard of it. Without arguments, the undisturbed run."""
+    """A loop, and what was heard of it. Without arguments, the undisturbed run.
+
+    trainer: keys of a resolved configuration, instead of size, epochs and steps_per_checkpoint.
+    """
 
     def __init__(
         self,
@@ -171,19 +178,29 @@ class Run:
         steps_per_checkpoint=0,
         on_nonfinite="stop",
         checkpoint=None,
+        trainer=None,
     ) -> None:
         self.model = make_model(dropout)
         self.log = Log(stop_after)
         self.store = CheckpointStore(folder)
         self.cutter = cutter or Watched(max_rows=2)
         rows = rows_of(lengths)
-        length = run_length(
-            num_rows=len(rows),
-            effective_batch_size=size,
-            epochs=epochs,
-            steps_per_checkpoint=steps_per_checkpoint,
-        )
-        built = optimizer(self.model.parameters())
+        if trainer is None:
+            length = run_length(
+                num_rows=len(rows),
+                effective_batch_size=size,
+                epochs=epochs,
+                steps_per_checkpoint=steps_per_checkpoint,
+            )
+            built = optimizer(self.model.parameters())
+            course = {
+                "optimizer": built,
+                "rates": FixedBetas(built),
+                "learning_rate": LearningRate(peak=0.1, total_samples=length.total_samples),
+                "length": length,
+            }
+        else:
+            course = course_of(trainer, self.model, rows)
         self.job = TrainJob(
             model=self.model,
             head=None,
@@ -191,18 +208,15 @@ class Run:
             pad_id=1,
             device=CPU,
             precision=precision(kind),
-            optimizer=built,
-            rates=FixedBetas(built),
-            learning_rate=LearningRate(peak=0.1, total_samples=length.total_samples),
-            length=length,
             cutter=self.cutter,
             clipping=GradientClippingConfig(clipglobalnorm=1.0),
             on_nonfinite=on_nonfinite,
-            seed=7,
+            seed=SEED,
             evaluate=evaluate,
             stopping=Stopping(),
             store=self.store,
             observer=self.log,
+            **course,
         )
         torch.manual_seed(1)
         state = TrainState() if checkpoint is None else TrainState(**checkpoint.state["train"])
@@ -220,6 +234,22 @@ class Run:
 
     def newest(self):
         return self.store.load_newest()[0]
+
+
+def course_of(keys, model, rows) -> dict[str, object]:
+    """What of a job these keys of a resolved trainer decide."""
+    trainer = FinetuneTrainer.model_validate(
+        {"type": "finetune", "epochs": 2, "learning_rate": 0.1, "batch_beta2_scaling": False, **keys}
+    )
+    length = length_of(trainer, rows, seed=SEED)
+    built = build_optimizer(trainer.optimizer, model.parameters())
+    return {
+        "optimizer": built,
+        "rates": update_rates(trainer, built, final_size=length.schedule.final_size),
+        "learning_rate": learning_rate_of(trainer, rows, length, seed=SEED),
+        "length": length,
+        "measure_every": measure_every(trainer),
+    }
 
 
 def equal(first, second) -> bool:

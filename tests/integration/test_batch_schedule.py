@@ -1,0 +1,262 @@
+"""Whole runs whose effective batch moves: sizes, points, events, and what must not change with them."""
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tests.integration.test_training_run import config, log, without_time
+from tests.train.scarce import LENGTHS, Given, Run, Shortage, Watched, equal
+
+import brim
+from brim.errors import Interrupted
+
+SGD = {"optimizer": {"type": "sgd"}}
+RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "20sp", "from": 2}, **SGD}
+NOISE = {
+    "effective_batch_size": 2,
+    "batch_adaptation": {"min": 2, "max": 8},
+    "noise_scale_every": 1,
+    "epochs": 3,
+    "batch_lr_scaling": "sqrt",
+    "batch_beta2_scaling": True,
+    "learning_rate": 0.003,
+}
+
+
+def sizes(run):
+    return [step["effective_batch_size"] for step in run.log.steps]
+
+
+def events(run, kind):
+    return [record for record in run.log.records if record.get("event") == kind]
+
+
+def told(run):
+    """All that two equal runs say alike."""
+    return without_time(record for record in run.log.records if record.get("event") != "checkpoint")
+
+
+# Two epochs of 20 rows.
+COURSES = {
+    "doubling": (RAMP, [2, 2, 2, 2, 2, 4, 4, 2, 8, 8, 4]),
+    "linear": (
+        {
+            "effective_batch_size": 8,
+            "batch_rampup": {"length": "2ba", "from": 2, "shape": "linear", "increment": 3},
+            **SGD,
+        },
+        [2, 2, 2, 2, 5, 5, 2, 8, 8, 4],
+    ),
+    "equal steps": (
+        {"effective_batch_size": 8, "batch_rampup": {"length": "1ep", "from": 2, "shape": "equal_steps"}, **SGD},
+        [2, 2, 2, 2, 4, 4, 4, 8, 8, 4],
+    ),
+    "downwards": (
+        {"effective_batch_size": 3, "batch_rampup": {"length": "0.5dur", "from": 12}, **SGD},
+        [12, 6, 2, 3, 3, 3, 3, 3, 3, 2],
+    ),
+    "a table up and down": (
+        {"effective_batch_size": 3, "batch_schedule": "0sp:4 10sp:7 30sp:3", **SGD},
+        [4, 4, 4, 7, 1, 7, 7, 3, 3],
+    ),
+    "a table in shares": ({"effective_batch_size": 5, "batch_schedule": "0:20 0.5dur:5", **SGD}, [20, 5, 5, 5, 5]),
+    "a function": (
+        {
+            "effective_batch_size": 4,
+            "batch_increase_function": lambda epoch, current_batch_size: 3 if epoch == 1 else -6,
+            "epochs": 3,
+            **SGD,
+        },
+        [4, 4, 4, 4, 4, 7, 7, 6, *[1] * 20],
+    ),
+    "so many steps": ({**RAMP, "batch_rampup": {"length": "0.5dur", "from": 2}, "train_steps": 6}, [2, 2, 2, 4, 8, 2]),
+    "so many samples": ({**RAMP, "train_samples": 25}, [2, 2, 2, 2, 2, 4, 4, 2, 5]),
+}
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_sizes_are_those_of_the_schedule_and_each_change_is_told_before_its_step(tmp_path, name):
+    keys, expected = COURSES[name]
+    run = Run(tmp_path, trainer=keys).train()
+    assert sizes(run) == expected
+    assert [step["num_samples"] for step in run.log.steps] == np.cumsum(expected).tolist()
+    assert run.loop.state.consumed_samples == run.job.length.total_samples
+    assert run.job.length.total_steps == len(expected)
+    begins = [0, *np.cumsum(expected).tolist()[:-1]]
+    declared = [run.job.length.schedule.size_at(begin) for begin in begins]
+    changes = [
+        {"step": step, "event": "schedule", "before": before, "effective_batch_size": after, "reason": "schedule"}
+        for step, (before, after) in enumerate(pairwise(declared), start=2)
+        if before != after
+    ]
+    assert events(run, "schedule") == changes
+    assert changes
+    for change in changes:
+        position = run.log.records.index(change)
+        later = [record["step"] for record in run.log.records[position:] if record.get("split") == "train"]
+        assert later[0] == change["step"]
+
+
+def test_a_table_in_tokens_goes_by_the_tokens_that_were_seen(tmp_path):
+    keys = {"effective_batch_size": 3, "batch_schedule": "0tok:2 61tok:6 200tok:3", **SGD}
+    run = Run(tmp_path, trainer=keys).train()
+    before, samples = 0, 0
+    assert sum(LENGTHS) == 152
+    for step in run.log.steps:
+        wanted = 2 if before < 61 else 6 if before < 200 else 3
+        assert step["effective_batch_size"] == min(wanted, 20 - samples % 20)
+        before, samples = step["num_tokens"], step["num_samples"]
+    assert [event["effective_batch_size"] for event in events(run, "schedule")] == [6, 3]
+
+
+@pytest.mark.parametrize("name", ["doubling", "downwards", "a table up and down"])
+def test_points_are_the_token_weighted_means_of_the_steps_of_a_final_batch(tmp_path, name):
+    keys, _ = COURSES[name]
+    run = Run(tmp_path, trainer=keys).train()
+    final, total = run.job.length.schedule.final_size, run.job.length.total_samples
+    expected, losses, weights, last_point, last_step = [], [], [], 0, 0
+    for step in run.log.steps:
+        losses.append(step["loss"])
+        weights.append(step["num_supervised_tokens"] - last_step)
+        last_step, samples = step["num_supervised_tokens"], step["num_samples"]
+        if samples // final > last_point // final or samples == total:
+            expected.append(
+                {
+                    "step": step["step"],
+                    "event": "point",
+                    "loss": pytest.approx(np.average(losses, weights=weights), rel=1e-12),
+                    "num_steps": len(losses),
+                    **{key: step[key] for key in ("num_samples", "num_tokens", "num_supervised_tokens")},
+                }
+            )
+            losses, weights, last_point = [], [], samples
+    points = events(run, "point")
+    assert points == expected
+    assert sum(point["num_steps"] for point in points) == len(run.log.steps)
+
+
+def test_a_run_whose_batch_stays_has_no_points_and_no_changes(tmp_path):
+    run = Run(tmp_path, trainer={"effective_batch_size": 8, "batch_schedule": "0sp:8", **SGD}).train()
+    assert events(run, "point") == events(run, "schedule") == []
+
+
+def test_a_schedule_of_one_size_is_no_schedule_to_the_bit(tiny_base, sums_file, tmp_path):
+    for name, keys in (("none", {}), ("one size", {"batch_schedule": "0sp:8"})):
+        brim.Model(config(tiny_base, trainer=keys)).train(sums_file, output_directory=tmp_path / name)
+    none, same = (tmp_path / name for name in ("none", "one size"))
+    assert without_time(log(none)) == without_time(log(same))
+    for file in none.rglob("*.safetensors"):
+        assert file.read_bytes() == (same / file.relative_to(none)).read_bytes()
+    states = [
+        json.loads((run / "checkpoints" / "step-00000008" / "state.json").read_text())["train"] for run in (none, same)
+    ]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_losses_of_a_ramp_do_not_depend_on_the_micro_batches(tmp_path, rows):
+    clean = Run(tmp_path / "2", trainer=RAMP).train()
+    other = Run(tmp_path / "other", trainer=RAMP, cutter=Watched(max_rows=rows)).train()
+    assert [step["num_micro_batches"] for step in other.log.steps] == [-(-size // rows) for size in sizes(other)]
+    np.testing.assert_allclose(other.log.losses, clean.log.losses, rtol=1e-5)
+    mine, theirs = ([point["loss"] for point in events(run, "point")] for run in (other, clean))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+# Micro-batches of two rows: passes 1 to 5 are steps of 2 rows, 6 to 9 of 4, 10 of what the epoch leaves, 11 to 14 of 8.
+@pytest.mark.parametrize(("failing", "step"), [(7, 6), (11, 9), (13, 9)])
+def test_memory_that_runs_out_in_a_ramp_replays_that_step(tmp_path, failing, step):
+    clean = Run(tmp_path / "clean", trainer=RAMP).train()
+    scarce = Run(tmp_path / "scarce", trainer=RAMP)
+    Shortage(scarce.model, backward=[failing])
+    scarce.train()
+    assert [(event["step"], event["event"]) for event in scarce.log.events if event["event"] in ("oom", "replay")] == [
+        (step, "oom"),
+        (step, "replay"),
+    ]
+    assert sizes(scarce) == sizes(clean)
+    for counted in ("num_samples", "num_tokens", "num_supervised_tokens", "learning_rate"):
+        assert [s[counted] for s in scarce.log.steps] == [s[counted] for s in clean.log.steps]
+    np.testing.assert_allclose(scarce.log.losses, clean.log.losses, rtol=1e-5)
+    same = Run(tmp_path / "same", trainer=RAMP, cutter=Given(scarce.cutter.cuts)).train()
+    assert scarce.log.losses == same.log.losses
+    assert equal(scarce.weights, same.weights)
+
+
+def test_the_batch_that_follows_the_noise_moves_within_its_bounds_and_by_what_was_measured(tmp_path):
+    run = Run(tmp_path, trainer=NOISE).train()
+    changes = events(run, "schedule")
+    assert changes, "the example moves"
+    ladder = [2, 4, 8]
+    noise = {step["step"]: step["noise_scale"] for step in run.log.steps}
+    for change in changes:
+        before, after = change["before"], change["effective_batch_size"]
+        assert abs(ladder.index(after) - ladder.index(before)) == 1
+        measured = noise[change["step"] - 1]
+        shown = "larger than the measured batches can tell" if measured is None else f"{measured:.1f} rows"
+        assert change["reason"] == f"noise scale {shown}"
+        assert measured >= after if after > before and measured is not None else after > before or measured <= after
+    assert [measured is None for measured in list(noise.values())[:4]] == [True] * 4
+    declared, consumed = 2, 0
+    by_step = {change["step"]: change["effective_batch_size"] for change in changes}
+    for step in run.log.steps:
+        declared = by_step.get(step["step"], declared)
+        assert step["effective_batch_size"] == min(declared, 20 - consumed % 20)
+        consumed = step["num_samples"]
+    assert consumed == run.job.length.total_samples
+
+
+RESUMED = {
+    "doubling, beta2": {
+        "effective_batch_size": 8,
+        "batch_rampup": {"length": "20sp", "from": 2},
+        "learning_rate": 0.003,
+        "batch_lr_scaling": "sqrt",
+        "batch_beta2_scaling": True,
+    },
+    "noise": NOISE,
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_that_stops_anywhere_goes_on_to_the_bit(tmp_path, name):
+    """Also at a switch, within a point, before the noise is known, and at the end of an epoch."""
+    keys = RESUMED[name]
+    whole = Run(tmp_path / "whole", trainer=keys, dropout=0.3).train()
+    before_switch = {change["step"] - 1 for change in events(whole, "schedule")}
+    ends = {step["step"] for step in whole.log.steps if step["num_samples"] % 20 == 0}
+    for step in sorted({1, 3, 6} | before_switch | {step + 1 for step in before_switch} | ends)[:-1]:
+        first = Run(tmp_path / str(step), trainer=keys, dropout=0.3, stop_after=step)
+        with pytest.raises(Interrupted):
+            first.train()
+        torch.manual_seed(99)
+        second = Run(tmp_path / str(step), trainer=keys, dropout=0.3, checkpoint=first.newest()).train()
+        assert told(first) + told(second) == told(whole)
+        assert equal(second.weights, whole.weights)
+        assert second.newest().state == whole.newest().state
+
+
+def test_the_loss_scale_of_fp16_moves_with_updates_and_is_kept_over_a_switch(tmp_path, monkeypatch):
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr("torch.amp.GradScaler", lambda kind, enabled: scaler(kind, init_scale=2.0**22, enabled=enabled))
+    keys = {**RESUMED["doubling, beta2"], "batch_rampup": {"length": "20sp", "from": 2}}
+    whole = Run(tmp_path / "whole", trainer=keys, kind="fp16-mixed").train()
+    overflows = events(whole, "overflow")
+    assert overflows, "the scale is too large at first"
+    assert overflows[0] == {"step": 1, "event": "overflow", "loss_scale": 2.0**22}
+    assert sizes(whole) == COURSES["doubling"][1]
+    assert all(math.isfinite(loss) for loss in whole.log.losses)
+    saved = whole.newest().state
+    assert saved["train"]["loss_scaler"]["scale"] == 2.0 ** (22 - len(overflows))
+    # Updates that were left out have moved neither Adam's count nor the betas that its correction goes by.
+    assert saved["rates"]["num_updates"] == len(whole.log.steps) - len(overflows)
+    for step in (1, 5, 6):
+        first = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", stop_after=step)
+        with pytest.raises(Interrupted):
+            first.train()
+        second = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", checkpoint=first.newest()).train()
+        assert told(first) + told(second) == told(whole)
+        assert equal(second.weights, whole.weights)
