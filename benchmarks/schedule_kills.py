@@ -155,7 +155,8 @@ def make_project(folder: Path, brim: Brim, trainer: Mapping[str, Any]) -> None:
     brim.call("faults.subject.make_base_at", folder / "base", folder=folder)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     (folder / "growth.py").write_text(_FUNCTION, encoding="utf-8")
-    common = {key: value for key, value in CONFIG["trainer"].items() if key not in ("train_steps", "learning_rate")}
+    left_out = ("train_steps", "learning_rate", "effective_batch_size")
+    common = {key: value for key, value in CONFIG["trainer"].items() if key not in left_out}
     schedule = {"decay": "cosine", "warmup_fraction": 0.2}
     settings = {"epochs": 3, "batch_size": 3, "learning_rate": 0.01, "learning_rate_scheduler": schedule, **trainer}
     config = {**CONFIG, "trainer": {**common, "steps_per_checkpoint": 3, **settings}}

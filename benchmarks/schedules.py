@@ -83,6 +83,8 @@ class Stepped:
     seconds: float  # of the steps that count
     ratio: float  # of the times for the same samples: median over steps, or of the sums where the steps differ
     ratio_interval: tuple[float, float] | None  # 95%, of the median
+    cpu_ratio: float  # the same of the CPU time, which other processes disturb less
+    cpu_ratio_interval: tuple[float, float] | None
     goal: float | None
 
 
@@ -147,24 +149,28 @@ class Timed:
 
     def __init__(self, name: str, turns: Turns) -> None:
         self._name, self._turns = name, turns
-        self._started = 0.0
+        self._started, self._cpu_started = 0.0, 0.0
         self.losses: list[float] = []
         self.sizes: list[int] = []
         self.seconds: list[float] = []
+        self.cpu_s: list[float] = []  # of this thread
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
-        self._turns.wait(self._name)
-        self._started = time.perf_counter()
+        self._begin()
 
     def write(self, record: Record) -> None:
         if record.get("split") != "train":
             return
         self.seconds.append(time.perf_counter() - self._started)
+        self.cpu_s.append(time.thread_time() - self._cpu_started)
         self.losses.append(record["loss"])
         self.sizes.append(record["effective_batch_size"])
         self._turns.pass_on()
+        self._begin()
+
+    def _begin(self) -> None:
         self._turns.wait(self._name)
-        self._started = time.perf_counter()
+        self._started, self._cpu_started = time.perf_counter(), time.thread_time()
 
     def close(self) -> None:
         self._turns.pass_on(leaves=True)
@@ -228,18 +234,29 @@ def _trainer(session: Session) -> FinetuneTrainer:
 
 def _compared(name: str, ours: Timed, without: Timed) -> Stepped:
     same_steps = ours.sizes == without.sizes
-    seconds, others = ours.seconds, without.seconds
-    ratios = [a / b for a, b in zip(seconds[WARMUP_STEPS:], others[WARMUP_STEPS:], strict=False)]
+    ratio, interval = _ratio(ours.seconds, without.seconds, in_pairs=same_steps)
+    cpu_ratio, cpu_interval = _ratio(ours.cpu_s, without.cpu_s, in_pairs=same_steps)
     return Stepped(
         schedule=name,
         num_steps=len(ours.losses),
         sizes=tuple(dict.fromkeys(ours.sizes)),
         equal_to_the_bit=ours.losses == without.losses,
-        seconds=round(sum(seconds), 3),
-        ratio=round(median(ratios) if same_steps else sum(seconds) / sum(others), 4),
-        ratio_interval=median_interval(ratios) if same_steps else None,
+        seconds=round(sum(ours.seconds), 3),
+        ratio=ratio,
+        ratio_interval=interval,
+        cpu_ratio=cpu_ratio,
+        cpu_ratio_interval=cpu_interval,
         goal=GOAL_RATIO if same_steps else None,
     )
+
+
+def _ratio(
+    ours: Sequence[float], others: Sequence[float], *, in_pairs: bool
+) -> tuple[float, tuple[float, float] | None]:
+    if not in_pairs:
+        return round(sum(ours) / sum(others), 4), None
+    ratios = [a / b for a, b in zip(ours, others, strict=True)][WARMUP_STEPS:]
+    return round(median(ratios), 4), median_interval(ratios)
 
 
 def main() -> None:
@@ -283,7 +300,7 @@ def _show_plans(plans: Sequence[Planned]) -> None:
 def _show_steps(steps: Sequence[Stepped]) -> None:
     print_table(
         "steps over those without a schedule, in turn (goal for one size: at most 1.01)",
-        ("schedule", "steps", "sizes", "losses equal", "ratio", "95%"),
+        ("schedule", "steps", "sizes", "losses equal", "wall", "95%", "CPU time", "95%"),
         [
             (
                 s.schedule,
@@ -292,6 +309,8 @@ def _show_steps(steps: Sequence[Stepped]) -> None:
                 "yes" if s.equal_to_the_bit else "no",
                 f"{s.ratio:.4f}",
                 "" if s.ratio_interval is None else "{:.4f}–{:.4f}".format(*s.ratio_interval),
+                f"{s.cpu_ratio:.4f}",
+                "" if s.cpu_ratio_interval is None else "{:.4f}–{:.4f}".format(*s.cpu_ratio_interval),
             )
             for s in steps
         ],
