@@ -51,10 +51,10 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "batch_rampup": {"length": "2ep", "from": 3, "shape": "equal_steps"},
         "noise_scale_every": 3,
     },
-    "step table": {"batch_schedule": "0tok:8 500tok:3 900tok:6", "batch_lr_scaling": "sqrt"},
+    "step table": {"batch_schedule": "0tok:8 200tok:3 450tok:6", "batch_lr_scaling": "sqrt"},
     "increase function": {"effective_batch_size": 3, "batch_increase_function": "growth:increase", "epochs": 4},
     "noise scale": {
-        "effective_batch_size": 4,
+        "effective_batch_size": 2,
         "batch_adaptation": {"min": 2, "max": 8},
         "noise_scale_every": 1,
         "batch_lr_scaling": "sqrt",
