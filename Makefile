@@ -61,6 +61,7 @@ bench-inference: $(STAMP)  ## predictions against transformers' generate, under 
 .PHONY: bench-schedules
 bench-schedules: $(STAMP)  ## a batch that moves: planned over 1e12 tokens, time of steps, killed and resumed
 	$(BIN)/python -m benchmarks.schedules
+	$(BIN)/python -m benchmarks.noise_scale
 	$(BIN)/python -m benchmarks.schedule_kills
 
 .PHONY: bench-memory-gpu
