@@ -8,7 +8,7 @@ from brim.batching.costs import Costs
 from brim.batching.surface import Surface
 from brim.planning.budget import Budget
 from brim.planning.lengths import summarize_lengths
-from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way
+from brim.planning.plan import Candidate, LongRow, PhasePlan, TrainingPlan, Way
 
 MIB = 2**20
 GIB = 2**30
@@ -95,6 +95,62 @@ def hand_made_plan(**changes):
         from_cache=False,
     )
     return replace(plan, **changes)
+
+
+def hand_made_phase(number, size, first_sample, num_steps, *, rates, total_bytes=13 * GIB):
+    return PhasePlan(
+        size=size,
+        micro_batches_per_step=size / 8,
+        total_bytes=total_bytes,
+        seconds_per_step=size / 10,
+        number=number,
+        first_sample=first_sample,
+        num_samples=size * num_steps,
+        num_tokens=226 * size * num_steps,
+        num_steps=num_steps,
+        learning_rates=rates,
+    )
+
+
+def plan_that_moves(**changes):
+    """From 8 to 32 rows in three phases."""
+    phases = (
+        hand_made_phase(1, 8, 0, 10, rates=(1e-05, 1e-04), total_bytes=12 * GIB),
+        hand_made_phase(2, 16, 80, 5, rates=(1e-04, 9.5e-05)),
+        hand_made_phase(3, 32, 160, 400_000, rates=(9.5e-05, 0.0)),
+    )
+    moves = {
+        "total_steps": 400_015,
+        "total_samples": 12_800_160,
+        "smallest_batch_size": 8,
+        "num_phases": 3,
+        "phases": phases,
+    }
+    return hand_made_plan(**{**moves, **changes})
+
+
+def plan_that_adapts(**changes):
+    """8 to 32 rows, by what is measured."""
+    sizes = [
+        replace(
+            hand_made_phase(None, size, None, 1, rates=None),
+            first_sample=None,
+            num_samples=None,
+            num_tokens=None,
+            num_steps=None,
+        )
+        for size in (8, 16, 32)
+    ]
+    adapts = {
+        "total_steps": None,
+        "seconds": None,
+        "total_samples": 300,
+        "smallest_batch_size": 8,
+        "phases": tuple(sizes),
+        "steps_between": (12, 39),
+        "seconds_between": (360.0, 500.0),
+    }
+    return hand_made_plan(**{**adapts, **changes})
 
 
 def plan_that_does_not_fit(*, num_long=2):

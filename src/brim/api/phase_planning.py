@@ -34,6 +34,7 @@ def require_phases(request: PlanRequest) -> None:
 def phase_notes(request: PlanRequest) -> Iterator[str]:
     """What is worth knowing of the phases."""
     length = request.length
+    yield from length.notes
     every, taken = len(length.schedule.phases), sum(1 for _ in _stretches(length))
     if taken < every:
         none = f"{every - taken:,} {'takes' if every - taken == 1 else 'take'} no step"

@@ -103,7 +103,8 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     trained = None if adapter is None else adapter.pretrained_adapter_weights
     settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
     facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
-    facts |= {"sizes": request.length.sizes, "course": request.length.course(), "every_way": every_way}
+    length = request.length
+    facts |= {"sizes": length.sizes, "course": length.course(), "notes": length.notes, "every_way": every_way}
     return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
 

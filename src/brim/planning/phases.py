@@ -35,7 +35,8 @@ def _too_large(schedule: BatchSchedule, num_rows: int, where: str) -> Iterator[P
     found = [(number, phase.size) for number, phase in phases if phase.size > num_rows]
     if found:
         number, size = max(found, key=lambda each: each[1])
-        yield larger_than_an_epoch(f"phase {number} of {len(schedule.phases)}", size, num_rows=num_rows, where=where)
+        who = f"phase {number:,} of {len(schedule.phases):,}"
+        yield larger_than_an_epoch(who, size, num_rows=num_rows, where=where)
 
 
 def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Iterator[Problem]:

@@ -1,0 +1,161 @@
+"""The plan of a batch that moves is the run that comes of it; what cannot be is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from tests.api.planned_run import ready, settings, tight, uneven
+
+import brim
+from brim.api.launch import launch
+from brim.api.phase_planning import bounded, largest_batch
+
+ONE_WAY = {"chunked_loss": False}  # each takes a few traces
+RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "30sp", "from": 2}, **ONE_WAY}  # 48 samples in all
+SCHEDULER = {"learning_rate_scheduler": {"warmup_fraction": 0.25, "decay": "cosine"}}
+
+
+def double(epoch: int, current_batch_size: int) -> int:
+    return current_batch_size
+
+
+DOUBLED = {
+    "batch_increase_function": double,
+    "use_maximum_batch_size": True,
+    "epochs": 6,
+    "effective_batch_size": 2,
+    **ONE_WAY,
+}
+
+
+def test_what_is_planned_is_what_runs(tiny_base, tmp_path):
+    config = settings(tiny_base, trainer={**RAMP, **SCHEDULER, "batch_lr_scaling": "sqrt"})
+    plan = brim.plan(config, uneven())
+    said = []
+    brim.Model(config).train(uneven(), output_directory=tmp_path / "run", say=said.append)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line.get("split") == "train"]
+    assert (plan.total_steps, plan.total_samples) == (len(steps), 48)
+    assert [phase.size for phase in plan.phases] == [2, 4, 8]
+    begin = 0
+    for phase in plan.phases:
+        ran = steps[begin : begin + phase.num_steps]
+        begin += phase.num_steps
+        assert ran[0]["effective_batch_size"] == phase.size
+        assert sum(step["effective_batch_size"] for step in ran) == phase.num_samples
+        assert ran[-1]["num_samples"] == phase.first_sample + phase.num_samples
+        assert (ran[0]["learning_rate"], ran[-1]["learning_rate"]) == phase.learning_rates
+    assert sum(phase.num_tokens for phase in plan.phases) == steps[-1]["num_tokens"]
+    recorded = json.loads((tmp_path / "run" / "plan.json").read_text())["plan"]
+    planned = [(phase.size, phase.first_sample, phase.num_steps) for phase in plan.phases]
+    assert [(phase["size"], phase["first_sample"], phase["num_steps"]) for phase in recorded["phases"]] == planned
+    assert f"schedule: 2 → 8 rows in 3 phases over 48 samples, 8 from {plan.phases[-1].first_sample} on" in said
+
+
+def test_another_schedule_is_another_plan_and_another_learning_rate_is_not(tiny_base):
+    def planned(**trainer):
+        memory = {"budget": "2 GiB"}  # what is free changes from moment to moment
+        return brim.plan(settings(tiny_base, trainer={**RAMP, **trainer}, memory=memory, random_seed=71), uneven())
+
+    first, faster = planned(), planned(learning_rate=0.02)
+    assert (first.from_cache, faster.from_cache) == (False, True)
+    for before, now in zip(first.phases, faster.phases, strict=True):
+        assert now.learning_rates == pytest.approx([2 * rate for rate in before.learning_rates])
+    assert not planned(batch_rampup={"length": "32sp", "from": 2}).from_cache
+
+
+def test_sizes_that_are_measured_are_planned_one_by_one(tiny_base):
+    adaptation = {
+        "effective_batch_size": "auto",
+        "batch_adaptation": {"type": "noise_scale", "min": 2, "max": 12},
+        **ONE_WAY,
+    }
+    plan = brim.plan(settings(tiny_base, trainer=adaptation), uneven(), device="cpu")
+    assert [phase.size for phase in plan.phases] == [2, 4, 8, 12]
+    assert (plan.total_steps, plan.steps_between) == (None, (4, 24))
+    assert plan.seconds is None
+    assert plan.seconds_between[0] < plan.seconds_between[1]
+    assert all(phase.learning_rates is None for phase in plan.phases)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (
+            {"effective_batch_size": 32, "batch_rampup": "24sp"},
+            "trainer.batch_rampup: phase 3 of 3 asks for 32 rows a step, and there are 24 to train on",
+        ),
+        (
+            {"effective_batch_size": 8, "batch_rampup": "1dur"},
+            "trainer.batch_rampup: phase 3 of 3, 8 rows a step after 48 samples, is never reached, since the run ends "
+            "after 48",
+        ),
+        (
+            {"effective_batch_size": "auto", "batch_adaptation": {"type": "noise_scale", "min": 2, "max": 32}},
+            "trainer.batch_adaptation: max asks for 32 rows a step, and there are 24 to train on",
+        ),
+    ],
+)
+def test_a_phase_that_cannot_be_is_refused_before_anything_is_loaded(
+    tiny_base, tmp_path, monkeypatch, trainer, message
+):
+    monkeypatch.setattr("brim.api.training.load_llm", None)
+    monkeypatch.setattr("brim.api.planning.traced", None)
+    for refuse in (
+        lambda config: brim.plan(config, uneven()),
+        lambda config: brim.Model(config).train(uneven(), output_directory=tmp_path / "run"),
+    ):
+        with pytest.raises(brim.ConfigError) as caught:
+            refuse(settings(tiny_base, trainer=trainer))
+        assert str(caught.value).startswith(message)
+        assert caught.value.exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_phases_that_a_step_leaps_over_are_told(tiny_base):
+    trainer = {"effective_batch_size": 8, "batch_rampup": {"length": "9sp", "from": 5, "shape": "linear"}, **ONE_WAY}
+    plan = brim.plan(settings(tiny_base, trainer=trainer), uneven(), device="cpu")
+    assert plan.advice[0] == (
+        "trainer.batch_rampup: of 4 phases 1 takes no step, since a step of the one before reaches beyond"
+    )
+    assert [(phase.number, phase.size) for phase in plan.phases] == [(1, 5), (2, 6), (3, 8)]
+
+
+def test_the_largest_batch_is_as_many_of_the_longest_rows_as_fit_together(tiny_base, monkeypatch):
+    free = ready(tiny_base, trainer=DOUBLED)
+    assert [phase.size for phase in free.plan.phases] == [2, 4, 8, 16]
+    assert "asked for 32 rows after epoch 4, and 24 of the longest fit at once" in free.plan.advice[0]
+    peak_bytes = math.ceil(free.plan.costs.peak_bytes(5, free.plan.lengths.longest))
+    budget = replace(free.plan.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0)
+    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: budget)
+    scarce = ready(tiny_base, trainer=DOUBLED)
+    assert [phase.size for phase in scarce.plan.phases] == [2, 4]
+    assert "asked for 8 rows after epoch 2, and 5 of the longest fit at once" in scarce.plan.advice[0]
+    assert all(phase.total_bytes <= peak_bytes for phase in scarce.plan.phases)
+
+
+def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypatch):
+    made = ready(tiny_base, trainer={**RAMP, "use_maximum_batch_size": True})
+    assert largest_batch(made.plan, made.request) == 24
+    plan = tight(made.plan, cap_bytes=int(made.plan.costs.peak_bytes(2, made.request.task.longest)))
+    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
+    launched = launch(plan, made.request, made.llm, pad_id=0, say=lambda line: None).plan
+    assert [phase.size for phase in launched.phases] == [2, 4, 8]
+    cuts = [phase.micro_batches_per_step for phase in launched.phases]
+    assert cuts[2] > made.plan.phases[2].micro_batches_per_step
+    assert [phase.learning_rates for phase in launched.phases] == [phase.learning_rates for phase in made.plan.phases]
+    assert launched.seconds == pytest.approx(
+        sum(phase.num_steps * phase.seconds_per_step for phase in launched.phases), rel=0.2
+    )
+
+
+def test_a_bound_changes_the_length_alone(tiny_base):
+    request = ready(tiny_base, trainer=DOUBLED).request
+    assert request.is_bounded_by_memory
+    now = bounded(request, 5)
+    assert now.length.sizes == (2, 4)
+    assert now.task.effective_batch_size == 4
+    assert now.rows is request.rows
