@@ -219,6 +219,13 @@ def test_a_ramp_is_a_duration_or_a_mapping(finetune, problems, value):
     )
 
 
+def test_a_bare_number_lacks_its_unit(finetune, problems):
+    schedule = {"warmup_length": 500}
+    share, batches = problems(finetune(effective_batch_size=32, batch_rampup=0.1, learning_rate_scheduler=schedule))
+    assert share.endswith("\n  fix: add the unit: 0.1dur for a share of the run")
+    assert batches.endswith("\n  fix: add the unit: 500ba")
+
+
 def test_a_function_of_python_stays_what_it_is(finetune, file):
     loaded = load_config(finetune(effective_batch_size=8, batch_increase_function=grow))
     assert loaded.config.trainer.batch_increase_function is grow
