@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.cost_examples import linear_costs
-from tests.planning.test_candidates import COSTS, LENGTHS, budget, task, way_costs
+from tests.planning.test_candidates import COSTS, budget, task, way_costs
 
 from brim.batching.adaptation import Adaptation
 from brim.batching.ramps import doubling, linear
