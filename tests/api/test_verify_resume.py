@@ -1,16 +1,23 @@
 """brim.verify_resume: on runs of a tiny model, in forked processes; what was corrupted must be seen."""
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import traceback
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 import brim
 from brim.api import resume_leg, resume_process, resuming
+from brim.api.resume_leg import Leg
+from brim.api.resume_trial import Trial
 from brim.cli.main import main
 
 NUM_STEPS = 12
@@ -82,8 +89,10 @@ def forked(monkeypatch):
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch, tmp_path):
     """Where the copies go."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
 
 
 def digests(folder):
@@ -146,3 +155,131 @@ def test_a_resumption_that_forgets_something_is_found_out(
     assert wrong[forgotten]["max_abs"] > 0
     assert wrong["weights"]["relative"] > 0
     assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A run that may be spoilt."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def flip(run, step):
+    file = run / "checkpoints" / f"step-{step:08d}" / "optimizer.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_none_that_is_whole_is_an_error(copy, monkeypatch):
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
+    starts, told = [], []
+    monkeypatch.setattr(Trial, "proof", lambda trial: starts.append(trial._start) or stop())
+    with pytest.raises(KeyboardInterrupt):
+        brim.verify_resume(copy, steps=3)
+    flip(copy, 9)
+    with pytest.raises(KeyboardInterrupt):
+        brim.verify_resume(copy, steps=3, say=told.append)
+    assert [(start.checkpoint, start.step) for start in starts] == [(9, 9), (0, 1)]
+    assert told[0] == "the checkpoint of step 9 is damaged, and is passed over"
+    flip(copy, 12)
+    with pytest.raises(brim.CheckpointError, match="no whole checkpoint is left: those of steps 9, 12 are damaged"):
+        brim.verify_resume(copy, steps=3)
+
+
+def stop(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary, monkeypatch):
+    monkeypatch.setattr(resume_leg, "start", stop)
+    with pytest.raises(KeyboardInterrupt):
+        brim.verify_resume(whole)
+    assert list(temporary.iterdir()) == []
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        brim.verify_resume(whole, keep=True, say=told.append)
+    (kept,) = temporary.iterdir()
+    assert told[-1] == f"both runs, and what their processes said, are kept in {kept}"
+
+
+def test_ctrl_c_ends_the_process_that_trains(monkeypatch, tmp_path):
+    script = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    monkeypatch.setattr(resume_leg, "COMMAND", [sys.executable, "-c", script])
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    with pytest.raises(KeyboardInterrupt):
+        resume_leg.start(leg_in(tmp_path, config="none.yaml"))
+    assert started[0].poll() == -signal.SIGKILL
+
+
+def leg_in(folder, **changes):
+    told = folder / "told"
+    told.mkdir(exist_ok=True)
+    return Leg(
+        **{"config": "", "overrides": (), "dataset": None, "run": "", "told": str(told), "stop_after": 1, **changes}
+    )
+
+
+def test_a_real_process_hands_its_error_on(tmp_path):
+    (tmp_path / "config.yaml").write_text("base_modle: x\n")
+    leg = leg_in(tmp_path, config=str(tmp_path / "config.yaml"), told=str(tmp_path / "process-1"))
+    with pytest.raises(brim.ConfigError, match=r"config.yaml:1: .*unknown key base_modle\n.*did you mean base_model\?"):
+        resume_leg.go(leg)
+
+
+def test_a_process_that_breaks_down_is_told_with_its_last_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(resume_leg, "COMMAND", [sys.executable, "-c", "raise SystemExit('no memory')"])
+    with pytest.raises(brim.BrimError, match=r"ended by itself \(exit code 1\): no memory") as raised:
+        resume_leg.go(leg_in(tmp_path, told=str(tmp_path / "process-1")))
+    assert raised.value.exit_code == 1
+
+
+def test_a_folder_in_which_a_process_trains_is_refused(whole):
+    descriptor = os.open(whole, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(brim.InputError, match="a process is training in this folder"):
+            brim.verify_resume(whole)
+    finally:
+        os.close(descriptor)
+
+
+def test_too_little_room_is_told_beforehand(whole, temporary, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
+    with pytest.raises(brim.OutputError, match="1000 B left") as raised:
+        brim.verify_resume(whole)
+    assert raised.value.exit_code == 2
+    assert list(temporary.iterdir()) == []
+
+
+def spoilt(name, content):
+    return lambda run: (run / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "message"),
+    [
+        (shutil.rmtree, {}, "this is not the folder of a run"),
+        (lambda run: (run / "config.yaml").unlink(), {}, "this folder is not a run"),
+        (spoilt("plan.json", "{"), {}, "what the run's plan says of its length cannot be read"),
+        (spoilt("config.yaml", "base_model: x\ntrust_remote_code: true\n"), {}, "trust_remote_code is true"),
+        (spoilt("config.yaml", "base_model: x\ntrainer: {type: none}\n"), {}, "nothing can be interrupted"),
+        (str, {"steps": 0}, "--steps: 0 is no number of steps"),
+        (str, {"from_step": -1}, "--from-step: -1 is no number of steps"),
+        (str, {"from_step": NUM_STEPS}, f"no step is left after step {NUM_STEPS}"),
+    ],
+)
+def test_what_the_user_got_wrong_is_said_before_a_process_starts(copy, monkeypatch, spoil, options, message):
+    monkeypatch.setattr(resume_leg, "start", None)
+    spoil(copy)
+    with pytest.raises(brim.InputError, match=message):
+        brim.verify_resume(copy, **options)
+
+
+def test_other_rows_are_refused_also_where_the_run_begins_anew(whole, rows, forked, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text(rows.read_text().replace("add 1", "sub 1"))
+    with pytest.raises(brim.OutputError, match=r"rows are not those that this run was started with") as raised:
+        brim.verify_resume(whole, steps=1, from_step=1, dataset=other)
+    assert raised.value.problems[0].where == str(whole)

@@ -31,6 +31,7 @@ _STEP_FIELDS: Mapping[str, tuple[str, Kind]] = {
 }
 _TIMED = ("seconds", "peak_bytes")
 _FILES = {"model": "weights", "optimizer": "optimizer", "random": "random states"}
+EVERY_STEP = 1 << 62
 _OUT_OF_MEMORY = ("oom", "replay")
 _NO_STATE = ("logs",)  # it has the digest of a log with times in it
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import brim.errors
 from brim.errors import BrimError, InputError, Problem
 
 _KILLED = -9
-_LAST_LINES = 12  # of what a process said that failed
 
 # As the process that asks finds modules, so does the one that is started; -m would look in the current folder first.
 COMMAND: Sequence[str] = (
@@ -82,10 +80,10 @@ def go(leg: Leg) -> Ended:
         raise _error(outcome)
     raise BrimError(
         Problem(
-            what=f"a process that trains ended by itself ({_ending(code)})",
-            where=" / ".join(_last_lines(leg.log)),
-            expected="as the run itself would go on: `brim train RUN --resume`",
-            fix="free memory where it was killed; otherwise look at what it said, with --keep",
+            what=f"a process that trains ended by itself ({_ending(code)}): {_last_line(leg.log)}",
+            where=leg.log.name,
+            expected="that the run goes on, as with `brim train RUN --resume`",
+            fix="free memory, if that is what it lacked; --keep leaves all that it said",
         )
     )
 
@@ -108,10 +106,6 @@ def read_leg(order: Path) -> Leg:
     """The leg that a process is to run."""
     content = json.loads(order.read_text(encoding="utf-8"))
     return Leg(**{**content, "overrides": tuple(content["overrides"])})
-
-
-def seconds_since(started: float) -> float:
-    return round(time.perf_counter() - started, 3)
 
 
 def _error(outcome: dict[str, Any]) -> BrimError:
@@ -140,9 +134,9 @@ def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _last_lines(log: Path) -> list[str]:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.strip() for line in lines[-_LAST_LINES:] if line.strip()]
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
 
 
 def _tokens(leg: Leg) -> tuple[tuple[int, str], ...]:

@@ -15,12 +15,14 @@ class Reach:
     total_steps: int | None  # None: the batch sizes are measured in the course of it
     total_samples: int
     largest_size: int  # rows of a step, at most
+    logged_steps: int  # that it has made so far
 
     def steps_left(self, step: int, consumed_samples: int) -> int:
         """After this step; at least, where it cannot be known."""
         if self.total_steps is not None:
             return max(0, self.total_steps - step)
-        return max(0, -(-(self.total_samples - consumed_samples) // self.largest_size))
+        left = max(0, -(-(self.total_samples - consumed_samples) // self.largest_size))
+        return max(left, self.logged_steps - step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

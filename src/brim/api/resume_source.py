@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from brim.api.resume_comparison import EVERY_STEP, records_of
 from brim.api.resume_plan import Reach, Start, choose_start
 from brim.api.session import Say
 from brim.config import Config, FinetuneTrainer
@@ -129,6 +130,7 @@ def _reach(run: RunFolder, largest_size: int) -> Reach:
             total_steps=None if total_steps is None else int(total_steps),
             total_samples=int(plan["total_samples"]),
             largest_size=largest_size,
+            logged_steps=max((record["step"] for record in records_of(run, after=0, upto=EVERY_STEP)), default=0),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(

@@ -80,16 +80,18 @@ class Trial:
     def _undisturbed(self) -> Made:
         start = self._start
         last_step = start.step + start.num_steps
-        self._say(f"steps {start.step + 1:,} to {last_step:,} without a break")
+        steps = f"step {last_step:,}" if start.num_steps == 1 else f"steps {start.step + 1:,} to {last_step:,}"
+        self._say(f"{steps} without a break")
         ended = self._go("undisturbed", stop_after=last_step)
         return _made(self._work / "undisturbed", [ended], after=start.step)
 
     def _disturbed(self, disturbance: Disturbance, *, last_step: int) -> tuple[Made, Ended]:
-        legs = []
+        legs, again = [], "the same"
         if disturbance.stop_after is not None:
             self._say(f"the same, stopped (Ctrl-C) after step {disturbance.stop_after:,}")
             legs.append(self._go("disturbed", stop_after=disturbance.stop_after))
-        self._say(f"continued, and killed (SIGKILL) in step {disturbance.kill_in:,}")
+            again = "continued, and"
+        self._say(f"{again} killed (SIGKILL) in step {disturbance.kill_in:,}")
         killed = self._go("disturbed", stop_after=last_step, kill_in=disturbance.kill_in)
         if killed.how != "killed":
             raise BrimError(

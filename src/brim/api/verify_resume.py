@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from brim.api.resume_comparison import records_of
+from brim.api.resume_comparison import EVERY_STEP, records_of
 from brim.api.resume_plan import Start
 from brim.api.resume_proof import ResumeProof
 from brim.api.resume_source import (
@@ -85,12 +85,12 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
     lead = f", which goes on to step {start.step:,} first" if start.num_leading else ""
     steps = "step" if start.num_steps == 1 else "steps"
     say(
-        f"{run.path} is only read. From {begin}{lead}: {start.num_steps:,} {steps} without a break, then the same "
-        "stopped, continued, killed and continued"
+        f"{run.path} is only read. From {begin}{lead}: {start.num_steps:,} {steps} without a break, then the same with "
+        "interruptions"
     )
     if start.num_steps < asked:
         say(f"{asked:,} steps were asked for; no more than {start.num_steps:,} are left there")
-    seconds = [each["seconds"] for each in records_of(run, after=0, upto=1 << 62) if "learning_rate" in each]
+    seconds = [each["seconds"] for each in records_of(run, after=0, upto=EVERY_STEP) if "learning_rate" in each]
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
     most_steps = start.num_leading + 3 * start.num_steps
     _tell_switches(run, start, say)
@@ -103,7 +103,7 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
 
 def _tell_switches(run: RunFolder, start: Start, say: Say) -> None:
     """Where the batch size has changed so far, if not in the steps that are tried."""
-    events = records_of(run, after=0, upto=1 << 62)
+    events = records_of(run, after=0, upto=EVERY_STEP)
     switches = [event["step"] for event in events if event.get("event") == "schedule"]
     if switches and not any(start.step < step <= start.step + start.num_steps for step in switches):
         before = max(1, switches[-1] - 2)

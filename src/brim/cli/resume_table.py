@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -63,15 +64,15 @@ def _promised(check: Check) -> str:
 def _size(difference: Difference) -> str:
     if difference.relative is None:
         return "different"
-    return f"differs by {difference.relative:.1g} of its size"
+    if math.isfinite(difference.relative):
+        return f"differs by {difference.relative:.1g} of its size"
+    return f"differs by {difference.max_abs:.1g}"
 
 
 def _difference(check: Check, difference: Difference) -> str:
-    size = (
-        ""
-        if difference.max_abs is None
-        else f"; at most by {difference.max_abs:.3g} ({difference.relative:.3g} relative)"
-    )
+    size = "" if difference.max_abs is None else f"; at most by {difference.max_abs:.3g}"
+    if difference.relative is not None and math.isfinite(difference.relative):
+        size += f" ({difference.relative:.3g} relative)"
     more = f"; {difference.num:,} values differ" if difference.num > 1 else ""
     return (
         f"{check.name}: first at {difference.where}: {difference.undisturbed} without a break, {difference.disturbed} "
