@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from tests.integration.test_training_run import config, log, without_time
+from tests.integration.test_training_run import config, log, stop_after, without_time
 from tests.train.scarce import LENGTHS, Given, Run, Shortage, Watched, equal
 
 import brim
@@ -154,6 +154,31 @@ def test_a_schedule_of_one_size_is_no_schedule_to_the_bit(tiny_base, sums_file, 
         json.loads((run / "checkpoints" / "step-00000008" / "state.json").read_text())["train"] for run in (none, same)
     ]
     assert states[0] == states[1]
+
+
+def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(
+    tiny_base, sums_file, tmp_path, monkeypatch
+):
+    keys = {"batch_rampup": "0.6dur", "initial_effective_batch_size": 3, "batch_lr_scaling": "linear"}
+    adapter = {"type": "lora", "dropout": 0.0}
+    settings = [config(tiny_base, trainer={**keys, "batch_size": rows}, adapter=adapter) for rows in (4, 3)]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    brim.Model(settings[0]).train(sums_file, output_directory=whole)
+    with monkeypatch.context() as patch:
+        observer = stop_after(8, patch)
+        with pytest.raises(Interrupted):
+            brim.Model(settings[0]).train(sums_file, output_directory=parts, observer=observer)
+    brim.Model(settings[1]).train(sums_file, output_directory=parts, resume=True)
+    steps, others = ([r for r in log(run) if r.get("split") == "train"] for run in (whole, parts))
+    # 28 rows: the stages of 3 and 6 rows share 34 samples, the first of which ends at 17.
+    assert [step["effective_batch_size"] for step in steps] == [3, 3, 3, 3, 3, 3, 6, 4, 6, 8, 8, 6]
+    assert [step["num_micro_batches"] for step in others] == [1, 1, 1, 1, 1, 1, 2, 1, 2, 3, 3, 2]
+    for key in ("effective_batch_size", "learning_rate", "num_samples", "num_tokens", "num_supervised_tokens"):
+        assert [step[key] for step in others] == [step[key] for step in steps]
+    np.testing.assert_allclose([o["loss"] for o in others], [s["loss"] for s in steps], rtol=1e-5)
+    points, other_points = ([r for r in log(run) if r.get("event") == "point"] for run in (whole, parts))
+    assert [point["num_steps"] for point in points] == [point["num_steps"] for point in other_points]
+    np.testing.assert_allclose([o["loss"] for o in other_points], [p["loss"] for p in points], rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
