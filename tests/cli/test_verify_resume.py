@@ -1,40 +1,14 @@
 """`brim verify-resume`: its table, its JSON and its exit codes. What is tried stands in tests/api."""
 
 import json
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tests.api.hand_made_proof import DIFFERENCE, PROOF, differing
 
-from brim.api.resume_comparison import Check, Difference
 from brim.api.resume_promise import Promise
-from brim.api.resume_proof import ResumeProof
 
-DIFFERENCE = Difference(
-    where="0.exp_avg[7]", undisturbed="0.25", disturbed="0", num=1_200, max_abs=0.5, relative=math.inf
-)
-PROOF = ResumeProof(
-    run=Path("run"),
-    device="cpu",
-    precision="fp32",
-    checkpoint_step=10,
-    start_step=10,
-    num_steps=4,
-    effective_batch_sizes=(4, 4, 8, 8),
-    stopped_after=12,
-    killed_in=13,
-    killed_where="between its micro-batches",
-    promise=Promise(states="bits", figures="bits", loss_tolerance=0.0, same_cut=True, why="on a CPU, with one plan"),
-    checks=(
-        Check(name="losses", compared="4 steps", promise="bits", tolerance=0.0, difference=None),
-        Check(name="optimizer", compared="24 tensors", promise="bits", tolerance=0.0, difference=None),
-    ),
-    own_log="has the same figures for 4 of these steps",
-    seconds=12.0,
-    folder=None,
-)
-BROKEN = replace(PROOF, checks=(PROOF.checks[0], replace(PROOF.checks[1], difference=DIFFERENCE)))
+BROKEN = differing(PROOF, "optimizer")
 
 
 @pytest.fixture
@@ -53,15 +27,17 @@ def test_a_promise_that_is_kept_is_a_table_and_exit_code_0(brim, tmp_path, told)
     asked = told(PROOF)
     done = brim("verify-resume", tmp_path, "memory.budget=1GiB", "--steps", 4, "--from-step", 10, "--keep")
     assert (done.code, done.err) == (0, "")
-    assert done.out == (
-        "steps 11 to 14 of run, from the checkpoint of step 10; cpu, fp32\n"
+    assert done.out.startswith(
+        "steps 11 to 14 of results/demo, from the checkpoint of step 10; cpu, fp32\n"
         "rows of a step: 4 (2 steps), then 8 (2 steps)\n"
         "disturbed: stopped by Ctrl-C after step 12, continued, killed by SIGKILL in step\n"
         "13 between its micro-batches, continued\n"
         "\n"
-        "           compared    promised  found\n"
-        "losses     4 steps     equal     equal\n"
-        "optimizer  24 tensors  equal     equal\n"
+        "                compared    promised  found\n"
+        "rows            4 steps     equal     equal\n"
+    )
+    assert done.out.endswith(
+        "counters        141 values  equal     equal\n"
         "\n"
         "the run's own log has the same figures for 4 of these steps\n"
         "the interruption changed nothing, to the bit (12.0 s)\n"
@@ -78,7 +54,7 @@ def test_a_promise_that_is_broken_names_what_differs_and_is_exit_code_1(brim, tm
     told(BROKEN)
     done = brim("verify-resume", tmp_path)
     assert done.code == 1
-    assert "optimizer  24 tensors  equal     differs by 0.5\n" in done.out
+    assert "optimizer       24 tensors  equal     differs by 0.5\n" in done.out
     assert " ".join(done.out.split()).endswith(
         "optimizer: first at 0.exp_avg[7]: 0.25 without a break, 0 with; 1,200 values differ; at most by 0.5 the run's own log has the same figures for 4 of these steps the interruption changed what it must "
         "not: optimizer (12.0 s)"
@@ -86,21 +62,17 @@ def test_a_promise_that_is_broken_names_what_differs_and_is_exit_code_1(brim, tm
 
 
 def test_what_is_not_promised_may_differ(brim, tmp_path, told):
-    close = Promise(states="open", figures="close", loss_tolerance=1e-5, same_cut=True, why="on a GPU, not on a CPU")
+    why = "on a GPU, not on a CPU"
+    close = Promise(states="open", figures="close", loss_tolerance=1e-5, same_cut=True, why=why)
     near = replace(DIFFERENCE, relative=1e-6)
-    checks = (
-        replace(PROOF.checks[0], promise="close", tolerance=1e-5, difference=near),
-        replace(PROOF.checks[1], promise="open", difference=DIFFERENCE),
-    )
-    told(replace(PROOF, checks=checks, promise=close))
+    proof = differing(replace(PROOF, promise=close), "losses", promise="close", tolerance=1e-5, difference=near)
+    told(differing(proof, "optimizer", promise="open"))
     done = brim("verify-resume", tmp_path)
     assert done.code == 0
-    assert "losses     4 steps     within 1e-05  differs by 1e-06 of its size\n" in done.out
-    assert "optimizer  24 tensors  nothing       differs by 0.5 " in done.out
-    assert "the interruption changed nothing that is promised (12.0 s): on a GPU, not on a CPU" in " ".join(
-        done.out.split()
-    )
-    assert replace(checks[0], tolerance=1e-7).holds is False
+    assert "losses          4 steps     within 1e-05  differs by 1e-06 of its size\n" in done.out
+    assert "optimizer       24 tensors  nothing       differs by 0.5 " in done.out
+    assert f"the interruption changed nothing that is promised (12.0 s): {why}" in " ".join(done.out.split())
+    assert not differing(proof, "losses", promise="close", tolerance=1e-7, difference=near).holds
 
 
 def test_json_has_the_whole_proof_and_null_for_infinity(brim, tmp_path, told):
@@ -108,10 +80,11 @@ def test_json_has_the_whole_proof_and_null_for_infinity(brim, tmp_path, told):
     done = brim("verify-resume", tmp_path, "--json")
     assert done.code == 1
     proof = json.loads(done.out)
-    assert (proof["holds"], proof["run"], proof["folder"]) == (False, "run", None)
+    assert (proof["holds"], proof["run"], proof["folder"]) == (False, "results/demo", None)
     assert proof["effective_batch_sizes"] == [4, 4, 8, 8]
-    assert [check["holds"] for check in proof["checks"]] == [True, False]
-    assert proof["checks"][1]["difference"] == {
+    (wrong,) = (check for check in proof["checks"] if not check["holds"])
+    assert wrong["name"] == "optimizer"
+    assert wrong["difference"] == {
         "where": "0.exp_avg[7]", "undisturbed": "0.25", "disturbed": "0", "num": 1_200, "max_abs": 0.5, "relative": None
     }  # fmt: skip
 
