@@ -71,7 +71,7 @@ class Campaign:
     num_runs: int = 0
     num_kills: int = 0
     num_switches: int = 0  # of the undisturbed run
-    by_place: Counter[str] = field(default_factory=Counter)
+    by_place: dict[str, int] = field(default_factory=dict)  # kills
     differences: list[str] = field(default_factory=list)  # of runs that did not end as the undisturbed one
 
     @property
@@ -108,7 +108,7 @@ class Killer:
             places = list(self._one(most, chance))
             campaign.num_runs += 1
             campaign.num_kills += len(places)
-            campaign.by_place.update(places)
+            campaign.by_place = dict(Counter(campaign.by_place) + Counter(places))
             wrong = difference(self._folder / "run", self._whole)
             if wrong:
                 campaign.differences.append(f"{', '.join(places)}: {wrong}")
