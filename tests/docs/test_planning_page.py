@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ruamel.yaml import YAML
-from tests.planning.hand_made import hand_made_plan
+from tests.planning.hand_made import plan_that_moves
 from typer.testing import CliRunner
 
 from brim.batching.cap import FIRST_WAIT_STEPS
@@ -45,16 +45,17 @@ def test_the_commands_have_these_options():
     assert set(re.findall(r"--[a-z]+", block(""))) <= set(re.findall(r"--[a-z]+", shown))
 
 
-def test_the_columns_are_those_of_the_table():
+def test_the_columns_are_those_of_the_tables():
     from rich.console import Console
 
     printed = io.StringIO()
-    Console(width=80, file=printed).print(plan_table(hand_made_plan(), title="m"))
-    header = next(line for line in printed.getvalue().splitlines() if line.startswith("checkpointing"))
-    columns = re.split(r" {2,}", header.strip())[2:]
-    (table,) = re.findall(r"\| column \| what it is \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGE)
-    named = ", ".join(re.findall(r"^\| ([^|]+) \|", table, flags=re.MULTILINE))
-    assert columns == named.split(", ")
+    Console(width=80, file=printed).print(plan_table(plan_that_moves(), title="m"))
+    tables = re.findall(r"\| column \| what it is \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGE)
+    for first, begin, table in (("checkpointing", 2, tables[0]), ("phase", 0, tables[1])):
+        header = next(line for line in printed.getvalue().splitlines() if line.startswith(first))
+        named = ", ".join(re.findall(r"^\| ([^|]+) \|", table, flags=re.MULTILINE))
+        assert re.split(r" {2,}", header.strip())[begin:] == named.split(", ")
+    assert len(tables) == 2
 
 
 def test_the_fields_of_a_plan_exist():
