@@ -61,7 +61,7 @@ def test_the_columns_are_those_of_the_tables():
 def test_the_fields_of_a_plan_exist():
     (named,) = re.findall(r"^\| `plan` \| (.*) \|$", PAGE, flags=re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", named)) <= {field.name for field in fields(TrainingPlan)}
-    assert json.dumps(hand_made_plan().as_dict())
+    assert json.dumps(plan_that_moves().as_dict())
 
 
 def test_the_figures_are_those_of_the_code():
