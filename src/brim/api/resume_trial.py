@@ -151,7 +151,7 @@ class Trial:
         assert found is not None, "as it was chosen"
         return (
             f"differs in {', '.join(check.name for check in wrong)}, first at {found.where} ({found.undisturbed}, now "
-            f"{found.disturbed}): another machine, version or cut; no promise is broken"
+            f"{found.disturbed}): other settings, another machine, version or cut; no promise is broken"
         )
 
 

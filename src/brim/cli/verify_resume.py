@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -34,25 +36,35 @@ def verify_resume(
 ) -> None:
     """Stop, kill and resume copies of a run, and compare them with one that nobody disturbed."""
     require_exists(run, expected="the folder of a run")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the temporary folder goes, too
     from brim.api.verify_resume import verify_resume as verify
     from brim.cli.resume_table import print_proof
 
-    proof = verify(
-        run,
-        steps=steps,
-        from_step=from_step,
-        dataset=dataset,
-        overrides=overrides or [],
-        keep=keep,
-        say=say,
-    )
+    with _sigterm_as_ctrl_c():
+        proof = verify(
+            run,
+            steps=steps,
+            from_step=from_step,
+            dataset=dataset,
+            overrides=overrides or [],
+            keep=keep,
+            say=say,
+        )
     if as_json:
         print(json.dumps(_finite(proof.as_dict())))
     else:
         print_proof(proof)
     if not proof.holds:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """So that the temporary folder and the process that trains go then, too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _finite(value: Any) -> Any:
