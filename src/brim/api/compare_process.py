@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from brim.errors import Problem
 from brim.train.observer import Observer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WAIT_S = 0.5
+_READ_BYTES = 1 << 16
 _PATIENCE = 2  # signals that the run hears; one more ends it
 # With this process's path: `-m` would put the current folder first, where a file of the user's may be named `json.py`.
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from brim.api.compare_child import main; sys.exit(main())"
@@ -27,7 +31,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.num_asked = 0
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         self.num_asked += 1
@@ -58,8 +62,6 @@ def run_in_process(order: RunOrder, *, observer: Observer, say: Callable[[str], 
         [*command, "-c", _CHILD, *sys.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
         start_new_session=True,
     ) as process:
         stop.process = process
@@ -68,7 +70,7 @@ def run_in_process(order: RunOrder, *, observer: Observer, say: Callable[[str], 
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(order.dumps() + "\n")
+            process.stdin.write(order.dumps().encode() + b"\n")
             process.stdin.flush()
             ended = _heard(process, observer, say)
         except BrokenPipeError:  # it was ended before it could read
@@ -82,14 +84,12 @@ def run_in_process(order: RunOrder, *, observer: Observer, say: Callable[[str], 
     return Ended(outcome="failed", rows={}, problems=(_died(code),))
 
 
-def _heard(process: subprocess.Popen[str], observer: Observer, say: Callable[[str], None]) -> Ended | None:
+def _heard(process: subprocess.Popen[bytes], observer: Observer, say: Callable[[str], None]) -> Ended | None:
     """What its last message says; None where it ended without one."""
     assert process.stdout is not None
     ended, is_open = None, False
     try:
-        for line in process.stdout:
-            if not line.endswith("\n"):
-                break  # it was killed while it wrote this
+        for line in _lines(process.stdout.fileno()):
             message: Mapping[str, Any] = json.loads(line)
             if "say" in message:
                 say(message["say"])
@@ -111,6 +111,22 @@ def _heard(process: subprocess.Popen[str], observer: Observer, say: Callable[[st
         if is_open:
             observer.close()
     return ended
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """Whole lines, until the end; one that a kill cut off is none.
+
+    Waits in short stretches: a signal that comes just before a wait is heard after it.
+    """
+    begun = b""
+    while True:
+        if not select.select([descriptor], [], [], _WAIT_S)[0]:
+            continue
+        read = os.read(descriptor, _READ_BYTES)
+        if not read:
+            return
+        *whole, begun = (begun + read).split(b"\n")
+        yield from whole
 
 
 def _died(code: int) -> Problem:
