@@ -155,6 +155,9 @@ def test_a_tensor_is_equal_where_all_its_bits_are(left, right, max_abs):
 
 
 def test_what_cannot_be_subtracted_differs_without_a_size():
+    random = torch.arange(4, dtype=torch.uint8)
+    found = tensor_difference("cpu", random, random.flip(0))
+    assert (found.where, found.undisturbed, found.disturbed, found.num, found.max_abs) == ("cpu[0]", "0", "3", 4, None)
     found = tensor_difference("t", torch.ones(2), torch.ones(3))
     assert (found.undisturbed, found.disturbed, found.max_abs) == ("(2,) torch.float32", "(3,) torch.float32", None)
     nan = torch.tensor([math.nan])

@@ -227,17 +227,16 @@ def tensor_difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | N
     unequal = (ours.view(torch.uint8) != theirs.view(torch.uint8)).view(-1, size).any(dim=1)
     if not unequal.any():
         return None
-    first = int(unequal.nonzero()[0])
+    first, has_size = int(unequal.nonzero()[0]), ours.dtype != torch.uint8  # bytes, as of a generator, are no numbers
     left, right = ours.double(), theirs.double()
-    max_abs = float((left - right).abs().max())
-    most = float(left.abs().max())
+    max_abs, most = float((left - right).abs().max()), float(left.abs().max())
     return Difference(
         where=f"{name}[{first}]",
         undisturbed=f"{float(left[first]):.9g}",
         disturbed=f"{float(right[first]):.9g}",
         num=int(unequal.sum()),
-        max_abs=max_abs,
-        relative=max_abs / most if most else math.inf,
+        max_abs=max_abs if has_size else None,
+        relative=None if not has_size else max_abs / most if most else math.inf,
     )
 
 

@@ -150,8 +150,9 @@ class Trial:
         found = wrong[0].difference
         assert found is not None, "as it was chosen"
         return (
-            f"differs in {', '.join(check.name for check in wrong)}, first at {found.where} ({found.undisturbed}, now "
-            f"{found.disturbed}): other settings, another machine, version or cut; no promise is broken"
+            f"differs in {', '.join(check.name for check in wrong)}, first at {found.where}: {found.undisturbed}, now "
+            f"{found.disturbed}. Another machine, version, number of threads, cut or setting explains that; if there "
+            "is none, the copy did not go on as the run did"
         )
 
 
