@@ -35,12 +35,12 @@ from brim.train.card import CardFacts, model_card
 from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.export import export_model
 from brim.train.interrupt import stop_request
+from brim.train.length import RunLength
 from brim.train.loop import Loop
 from brim.train.metrics_log import MetricsLog
 from brim.train.observer import Observer, Observers
 from brim.train.optimizer import states_in_32_bits
 from brim.train.run_folder import RunFolder, create_run_folder, held, write_environment
-from brim.train.length import RunLength
 from brim.train.setup import build_job
 from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
