@@ -4,9 +4,9 @@
 
 A small Llama with LoRA, docstrings and code at their real lengths, on a CPU. The budget leaves room for four of the
 longest rows, and the largest micro-batches that fit are asked for: the fastest ones of a small batch may take less, and
-never more. Measured is the most of the process that is resident
-during each step; the first step of each phase is left out. What tensors take is that, less what was resident before
-the model was loaded, after a run of two steps: a stricter figure, since the libraries are the same in every phase.
+never more. Measured is the most of the process that is resident during each step; the first step of each phase is left
+out. What tensors take is that, less what was resident before the model was loaded, after a run of two steps: a stricter
+figure, since the libraries are the same in every phase.
 """
 
 from __future__ import annotations
