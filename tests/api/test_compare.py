@@ -156,7 +156,7 @@ def test_the_files_of_a_comparison(place, done):
     page = (place / "done" / "compare.html").read_text()
     assert "Final loss on the validation rows" in page
     assert "Every run" in page
-    assert "training loss, in 8 equal stretches" in page
+    assert "training loss, in 2 equal stretches" in page
     assert "curve" not in json.dumps(done.as_json(with_curves=False))
 
 

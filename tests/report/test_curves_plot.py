@@ -68,3 +68,12 @@ def test_eighteen_configurations_look_different():
 def test_a_name_with_dollars_is_no_formula():
     figure = curves_plot({"a$x_1$": {0: figures(2.0)}, "b": {0: figures(2.0)}}, title="$t_1$", subtitle="s")
     assert not any(text.get_parse_math() for text in [*figure.texts, *figure.legends[0].get_texts()])
+
+
+def test_runs_of_few_steps_are_averaged_over_as_few_stretches():
+    """A last step of one row is no point of its own."""
+    runs = {"a": {0: figures(2.0, steps=10)}, "b": {0: figures(2.0, steps=1)}}
+    training = curves_plot(runs, title="t", subtitle="s").axes[1]
+    assert training.get_title(loc="left").startswith("training loss, in 2 equal stretches")
+    assert [len(line.get_xdata()) for line in training.lines] == [2, 1]
+    assert [line.get_marker() for line in training.lines] == ["", "o"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # of the first six, the next six, and so on
 _MOST_BINS = 50  # of a training curve: more are noise between whose teeth nothing is seen
-_LEAST_BINS = 8
+_LEAST_BINS = 2
 _SEEN_FROM = 0.1  # of the tokens; what lies above the losses from there on is the fall of the first steps
 _MARGIN = 0.06
 _LEGEND_LINE = 0.042  # of the figure's height
@@ -72,7 +72,8 @@ def _draw(axes: Axes, curves: Sequence[MeanCurve], *, with_points: bool) -> bool
     for number, curve in enumerate(curves):
         colour, style = look(number)
         axes.fill_between(curve.tokens, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(curve.tokens, curve.mean, color=colour, lw=1.8, ls=style, marker="o" if with_points else "", ms=3.5)
+        marker = "o" if with_points or len(curve.tokens) == 1 else ""
+        axes.plot(curve.tokens, curve.mean, color=colour, lw=1.8, ls=style, marker=marker, ms=3.5)
     return _limit(axes, curves)
 
 
