@@ -446,3 +446,20 @@ def test_a_split_that_does_not_exist_is_named(config, sums_file):
 def test_a_pattern_of_target_modules_that_is_none_is_named(config):
     with pytest.raises(brim.ConfigError, match=r"adapter\.target_modules"):
         brim.Model({**config, "adapter": {"type": "lora", "target_modules": "("}})
+
+
+def test_a_given_run_that_is_trained_further_calls_no_function_by_itself(config, sums_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grow.py").write_text('open("called", "w").close()\ndef grow(epoch, size): return 0\n')
+    trainer = {**config["trainer"], "batch_size": "auto", "effective_batch_size": 8}
+    brim.Model({**config, "trainer": trainer}).train(sums_file, output_directory=tmp_path / "run")
+    saved = tmp_path / "run" / "config.yaml"
+    saved.write_text(saved.read_text().replace("batch_increase_function: null", "batch_increase_function: grow:grow"))
+    loaded = brim.Model.load(tmp_path / "run")
+    loaded.generate(PROMPTS[0])
+    with pytest.raises(brim.ConfigError, match="batch_increase_function names code in the configuration of a run"):
+        loaded.train(sums_file, output_directory=tmp_path / "further")
+    assert not (tmp_path / "called").exists()
+    named = ["trainer.batch_increase_function=grow:grow"]
+    brim.Model.load(tmp_path / "run", overrides=named).train(sums_file, output_directory=tmp_path / "further")
+    assert (tmp_path / "called").exists()

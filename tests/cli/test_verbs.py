@@ -301,3 +301,19 @@ def test_every_generation_setting_reaches_transformers(brim, run, project, setti
         "engine",
     }
     assert len(pd.read_csv(project / "o.csv")) == 40
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["no checkpoint", "checkpoints of another folder"])
+def test_a_given_run_that_does_not_go_on_calls_no_function_by_itself(brim, project, run, elsewhere):
+    (project / "grow.py").write_text('open("called", "w").close()\ndef grow(epoch, size): return 0\n')
+    config = run / "config.yaml"
+    text = config.read_text().replace("gradient_accumulation_steps: 2", "gradient_accumulation_steps: auto")
+    config.write_text(text.replace("batch_increase_function: null", "batch_increase_function: grow:grow"))
+    if not elsewhere:
+        shutil.rmtree(run / "checkpoints")
+        (run / "checkpoints" / "step-1").mkdir(parents=True)
+    where = ["--output-directory", "other"] if elsewhere else []
+    done = brim("train", "run", "--resume", "--dataset", "sums.jsonl", *where)
+    assert done.code == 2
+    assert "trainer.batch_increase_function names code in the configuration of a run" in done.err
+    assert not (project / "called").exists()

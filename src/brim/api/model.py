@@ -71,6 +71,7 @@ class Model:
         self._needs_training = isinstance(self.config.trainer, FinetuneTrainer)
         self._has_learned = False
         self._run: RunFolder | None = None
+        self._require_trust_to_train: Callable[[], None] = lambda: None
 
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
@@ -81,6 +82,9 @@ class Model:
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
         require_trust_said_again(model.config, overrides, run.config)
+        model._require_trust_to_train = lambda: require_trust_said_again(
+            model.config, overrides, run.config, begins=True
+        )
         holds_adapter = _holds_adapter(run)
         model.notes = ()  # said when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):
@@ -112,6 +116,7 @@ class Model:
         output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
         trains = isinstance(self.config.trainer, FinetuneTrainer)
         if trains:
+            self._require_trust_to_train()
             check_run_folder(output, resume=resume)
         data = self._dataset(dataset)
         session = with_dataset(self._open(), data)

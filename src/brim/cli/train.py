@@ -35,11 +35,15 @@ def train(
     from brim.cli.progress import TrainProgress
     from brim.cli.tables import finite_or_null, print_metrics
     from brim.config import require_trust_said_again
+    from brim.train.checkpoint import CheckpointStore
+    from brim.train.run_folder import RunFolder
     from brim.units import format_seconds
 
     model = Model(file, overrides=overrides or [])
     if config.is_dir():
-        goes_on = resume and any((config / "checkpoints").glob("step-*"))
+        assert output_directory is not None, "set above"
+        # Where there are checkpoints and none is whole, the run does not begin anew.
+        goes_on = resume and bool(CheckpointStore(RunFolder(output_directory).checkpoints).steps())
         require_trust_said_again(model.config, overrides or [], file, begins=not goes_on)
     result = model.train(
         dataset,
