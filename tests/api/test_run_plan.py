@@ -293,6 +293,28 @@ def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tm
     assert of(run, "num_micro_batches") == [1] * 6
 
 
+def test_a_function_that_memory_cannot_bound_is_told_where_nothing_can_be_traced(tiny_base, tmp_path, monkeypatch):
+    def untraceable(*given, **how):
+        raise UntraceableError(Problem(what="Llama cannot be traced"))
+
+    monkeypatch.setattr("brim.api.planning.traced", untraceable)
+    trainer = {
+        "learning_rate": 0.012,
+        "effective_batch_size": 4,
+        "max_batch_size": 6,
+        "use_maximum_batch_size": True,
+        "batch_increase_function": lambda epoch, current_batch_size: 4,
+    }
+    said = []
+    train(tiny_base, tmp_path / "run", config=settings(tiny_base, trainer=trainer), said=said, replan=True)
+    assert [line for line in said if "batch_increase_function" in line] == [
+        "trainer.batch_increase_function asked for 8 rows after epoch 1, and trainer.max_batch_size is 6: it was not "
+        "followed",
+        "trainer.use_maximum_batch_size does not bound trainer.batch_increase_function here, since how many rows fit "
+        "cannot be predicted; trainer.max_batch_size does",
+    ]
+
+
 @pytest.mark.parametrize("how", ["linear", "binary", "doubling", "halving"])
 def test_a_search_ends_in_a_run(tiny_base, tmp_path, how):
     run = train(tiny_base, tmp_path / "run", config=settings(tiny_base, trainer={"batch_search": how, "epochs": 1}))

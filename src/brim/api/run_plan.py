@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from brim.api.calibrating import remember
 from brim.api.launch import launch
 from brim.api.memory import UntraceableError
-from brim.api.phase_planning import require_phases
+from brim.api.phase_planning import phase_notes, require_phases
 from brim.api.plan import device_at_hand, request_of
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import keep, plan_run, too_long
@@ -114,6 +114,8 @@ def plan_of_run(
         if request.task.fixed_rows is None:
             say(f"{error.problems[0].what}; so batch sizes are tried out")
         require_phases(request)
+        for line in _without_plan(request):
+            say(line)
         return RunPlan(session=session, request=request, plan=None)
     request = planned.request
     if planned.plan.chosen is None and request.task.fixed_rows is None:
@@ -122,6 +124,16 @@ def plan_of_run(
     for line in [*short_plan(planned.plan), *_at_own_risk(planned.plan, request)]:
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
+
+
+def _without_plan(request: PlanRequest) -> Iterator[str]:
+    """What a plan would have told of the phases, and what it would have done about them."""
+    yield from phase_notes(request)
+    if request.is_bounded_by_memory:
+        yield (
+            "trainer.use_maximum_batch_size does not bound trainer.batch_increase_function here, since how many rows "
+            "fit cannot be predicted; trainer.max_batch_size does"
+        )
 
 
 def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> None:
