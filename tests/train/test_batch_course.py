@@ -64,6 +64,16 @@ def test_a_step_that_was_left_out_does_not_lose_the_point():
     assert point == {"event": "point", "loss": 1.5, "num_steps": 4}
 
 
+def test_a_last_step_that_was_left_out_ends_the_curve():
+    found = course(total=14)
+    for consumed in (2, 4, 6):
+        assert found.take_loss(StepTaken(loss=1.0, num_supervised_tokens=10, consumed_samples=consumed)) is None
+    assert found.left_out(10) is None
+    assert found.left_out(14) == {"event": "point", "loss": 1.0, "num_steps": 3}
+    assert found.left_out(14) is None
+    assert course(total=2).left_out(2) is None
+
+
 @pytest.mark.parametrize("stopped_after", range(1, 8))
 def test_a_course_goes_on_from_its_state(stopped_after):
     whole, consumed, found, told = walked(course()), 0, course(), []

@@ -100,7 +100,14 @@ class BatchCourse:
         if not self._length.batch_moves:
             return None
         self._point = self._point.with_step(step)
-        consumed = step.consumed_samples
+        return self._point_at(step.consumed_samples)
+
+    def left_out(self, consumed_samples: int) -> Mapping[str, Any] | None:
+        """A step was no update: it adds nothing to the curve. Where it was the run's last one, the curve ends there."""
+        is_over = consumed_samples >= self._length.total_samples
+        return self._point_at(consumed_samples) if is_over and self._point.num_steps else None
+
+    def _point_at(self, consumed: int) -> Mapping[str, Any] | None:
         is_over = consumed >= self._length.total_samples
         if consumed // self.final_size == self._point.since_sample // self.final_size and not is_over:
             return None

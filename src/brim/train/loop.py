@@ -114,6 +114,7 @@ class Loop:
         self._course.stepped(size)
         if not_finite is not None:
             job.observer.write(not_finite.record())
+            self._write_point(self._course.left_out(state.consumed_samples))
             return
         noise = self._course.take_noise(self._gradient.noise)
         job.observer.write(
@@ -130,11 +131,14 @@ class Loop:
                 **noise,
             }
         )
-        point = self._course.take_loss(
-            StepTaken(loss=outcome.loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples)
+        taken = StepTaken(
+            loss=outcome.loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples
         )
+        self._write_point(self._course.take_loss(taken))
+
+    def _write_point(self, point: Mapping[str, Any] | None) -> None:
         if point is not None:
-            job.observer.write({"step": state.step, **point, **state.counts()})
+            self._job.observer.write({"step": self.state.step, **point, **self.state.counts()})
 
     def _begin(self) -> int:
         """The rows of the next step, of which an epoch's end may cut some; a change is told."""
