@@ -318,6 +318,11 @@ def test_the_scaling_of_beta2(finetune, keys, value, reason):
             "trainer.batch_lr_scaling: trainer.batch_lr_scaling has no effect, the effective batch stays what it is",
         ),
         (
+            {"batch_beta2_scaling": True},
+            "trainer.batch_beta2_scaling: trainer.batch_beta2_scaling has no effect, the effective batch stays what "
+            "it is",
+        ),
+        (
             {"train_samples": 100, "epochs": 3},
             "trainer.epochs: trainer.epochs has no effect, trainer.train_samples decides",
         ),

@@ -62,10 +62,14 @@ def _batch_that_stays(trainer: FinetuneTrainer, document: Document) -> list[str]
     if ramp is not None and (ramp.initial or initial) == trainer.effective_batch_size:
         where = document.place(("trainer", "batch_rampup")).where
         return [f"{where}: trainer.batch_rampup has no effect, it begins with trainer.effective_batch_size"]
-    if trainer.batch_lr_scaling != "none" and not moves_batch(trainer):
-        where = document.place(("trainer", "batch_lr_scaling")).where
-        return [f"{where}: trainer.batch_lr_scaling has no effect, the effective batch stays what it is"]
-    return []
+    if moves_batch(trainer):
+        return []
+    asked = {"batch_lr_scaling": trainer.batch_lr_scaling != "none", "batch_beta2_scaling": trainer.batch_beta2_scaling}
+    return [
+        f"{document.place(('trainer', name)).where}: trainer.{name} has no effect, the effective batch stays what it is"
+        for name, is_asked in asked.items()
+        if is_asked is True
+    ]
 
 
 def _labels_never_found(config: Config, document: Document) -> list[str]:
