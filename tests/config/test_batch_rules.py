@@ -137,6 +137,19 @@ def grow(epoch, current_batch_size):
             "  fix: set trainer.optimizer.type: adamw, or trainer.batch_beta2_scaling: auto",
         ),
         (
+            {"effective_batch_size": 10**9, "batch_rampup": {"length": "1ep", "shape": "linear"}},
+            f"{RAMP}: {RAMP} has 750,000,000 stages, with an increment of 1\n  expected: at most 10,000 stages\n"
+            f"  fix: set {RAMP}.increment: 75000, or more, or another shape",
+        ),
+        (
+            {
+                "effective_batch_size": 1,
+                "batch_rampup": {"length": "1ep", "from": 30_002, "shape": "linear", "increment": 3},
+            },
+            f"{RAMP}.increment: {RAMP} has 10,001 stages, with an increment of 3\n  expected: at most 10,000 stages\n"
+            f"  fix: set {RAMP}.increment: 4, or more, or another shape",
+        ),
+        (
             {"noise_scale_every": 5},
             "trainer.noise_scale_every: trainer.noise_scale_every measures how the gradients of an update's rows "
             "differ, and an update has one row\n  expected: at least 2 rows\n"
@@ -168,6 +181,7 @@ def test_all_are_told_at_once(finetune, problems):
         {"effective_batch_size": 20, "batch_rampup": {"length": "1ep", "from": 6}, "batch_size": 7},
         {"effective_batch_size": 8, "batch_rampup": {"length": "1ep", "from": 64, "shape": "linear", "increment": 3}},
         {"effective_batch_size": 8, "batch_rampup": {"length": "0dur"}},
+        {"effective_batch_size": 10_001, "batch_rampup": {"length": "1ep", "from": 1, "shape": "linear"}},
         {"batch_schedule": "0sp:128 9sp:32", "batch_size": "auto"},
         {"batch_schedule": "0sp:128 9sp:32", "effective_batch_size": 32},
         {"batch_adaptation": ADAPTATION, "effective_batch_size": 8, "max_batch_size": 64},

@@ -20,6 +20,8 @@ INITIAL: Path = ("trainer", "initial_effective_batch_size")
 TRAIN_STEPS: Path = ("trainer", "train_steps")
 TRAIN_SAMPLES: Path = ("trainer", "train_samples")
 
+MOST_STAGES = 10_000  # each is a phase, which every checkpoint holds
+
 
 def batch_rules(config: Config) -> Iterator[Finding]:
     """Every contradiction between the keys that move the batch, and with those of the batch and the run's length."""
@@ -29,6 +31,7 @@ def batch_rules(config: Config) -> Iterator[Finding]:
     for rule in (
         _one_way,
         _ramp_is_whole,
+        _stages_are_few,
         _table_is_readable,
         _function_has_a_start,
         _adaptation_fits,
@@ -77,6 +80,21 @@ def _ramp_is_whole(trainer: FinetuneTrainer) -> Iterator[Finding]:
             paths=((*RAMPUP, "increment"), (*RAMPUP, "shape")),
             what=f"trainer.batch_rampup.increment has no effect with shape: {ramp.shape}",
             fix="set trainer.batch_rampup.shape: linear, or remove increment",
+        )
+
+
+def _stages_are_few(trainer: FinetuneTrainer) -> Iterator[Finding]:
+    ramp, final = trainer.batch_rampup, trainer.effective_batch_size
+    if ramp is None or ramp.shape != "linear" or final == "auto":
+        return
+    way = abs(final - (ramp.initial or trainer.initial_effective_batch_size or -(-final // 4)))
+    num_stages = -(-way // (ramp.increment or 1))
+    if num_stages > MOST_STAGES:
+        yield Finding(
+            paths=((*RAMPUP, "increment"), RAMPUP, EFFECTIVE),
+            what=f"trainer.batch_rampup has {num_stages:,} stages, with an increment of {ramp.increment or 1:,}",
+            expected=f"at most {MOST_STAGES:,} stages",
+            fix=f"set trainer.batch_rampup.increment: {-(-way // MOST_STAGES)}, or more, or another shape",
         )
 
 
