@@ -58,7 +58,7 @@ class NoiseScaleAdaptation(Section):
     """The batch follows the measured gradient noise scale: in steps of a factor 2, within bounds."""
 
     type: Literal["noise_scale"] = key("noise_scale", "What the batch follows.", brim=True)
-    min: PositiveInt = required("The fewest rows of an update.", brim=True)
+    min: PositiveInt = required("The fewest rows of an update, at least 2: one row shows no noise.", brim=True)
     max: PositiveInt = required("The most rows of an update.", brim=True)
 
 
