@@ -88,6 +88,14 @@ def test_one_that_dies_has_failed(run, code, what):
     assert ended.problems[0].what.startswith(what)
 
 
+def test_where_nobody_reads_what_it_tells_it_is_stopped(run):
+    def closed(line):
+        raise BrokenPipeError("what reads stderr is gone")
+
+    with pytest.raises(BrokenPipeError, match="is gone"):
+        run("tell(say='hello')\nsys.stdin.read()", say=closed)
+
+
 def test_a_display_is_closed_when_the_process_dies(run):
     heard = Heard()
     run("tell(start={'first_step': 0, 'total_steps': 1, 'total_samples': 1})\nos._exit(1)", observer=heard)
@@ -153,11 +161,11 @@ def test_a_file_of_the_users_takes_no_module_s_place(run, tmp_path, monkeypatch)
 def test_a_run_does_not_outlive_the_process_that_started_it(tmp_path):
     """The watch of the child, without a run."""
     code = (
-        "import signal, sys, threading, time\n"
-        "from brim.api.compare_child import _stop_when_alone\n"
+        "import signal, sys, time\n"
+        "from brim.api.parent_watch import signal_when_alone\n"
         "def stop(number, frame):\n    print('stopped', flush=True)\n    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
-        "threading.Thread(target=_stop_when_alone, daemon=True).start()\n"
+        "signal_when_alone(signal.SIGTERM)\n"
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"
     )

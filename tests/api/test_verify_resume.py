@@ -202,6 +202,21 @@ def test_ctrl_c_ends_the_process_that_trains(monkeypatch, tmp_path):
     assert started[0].poll() == -signal.SIGKILL
 
 
+def test_a_process_does_not_outlive_the_one_that_started_it(monkeypatch, tmp_path):
+    """That one is killed, and cannot end it."""
+    script = resume_leg.COMMAND[2].rpartition("from brim.api.resume_process")[0]
+    waits = f"{script}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)"
+    process = subprocess.Popen(
+        [*resume_leg.COMMAND[:2], waits, resume_leg.COMMAND[3]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.communicate(timeout=60)  # closes its stdin
+    assert process.returncode == -signal.SIGKILL
+
+
 def leg_in(folder, **changes):
     told = folder / "told"
     told.mkdir(exist_ok=True)

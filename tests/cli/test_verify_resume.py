@@ -1,12 +1,15 @@
 """`brim verify-resume`: its table, its JSON and its exit codes. What is tried stands in tests/api."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import pytest
 from tests.api.hand_made_proof import DIFFERENCE, PROOF, differing
 
 from brim.api.resume_promise import Promise
+from brim.cli.verify_resume import _ends_as_ctrl_c
 
 BROKEN = differing(PROOF, "optimizer")
 
@@ -98,3 +101,17 @@ def test_what_is_no_run_and_what_has_one_step_is_exit_code_2(brim, project, fini
     done = brim("verify-resume", finished_run)
     assert (done.code, done.err.splitlines()[0]) == (2, "brim: no step is left after step 1: the run has 1")
     assert digests(project, finished_run) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_as_by_ctrl_c_and_not_where_that_is_ignored(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), _ends_as_ctrl_c():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        with _ends_as_ctrl_c():
+            os.kill(os.getpid(), number)
+    finally:
+        signal.signal(number, before)

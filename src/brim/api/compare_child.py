@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import IO, Any
 
 from brim.api.compare_order import RunOrder
+from brim.api.parent_watch import signal_when_alone
 from brim.errors import BrimError, InputError, Interrupted, Problem
 from brim.train.observer import Record
 
@@ -50,7 +50,7 @@ def main() -> int:
     order = RunOrder.loads(sys.stdin.readline())
     told = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # what libraries print is no message
-    threading.Thread(target=_stop_when_alone, daemon=True).start()
+    signal_when_alone(signal.SIGTERM)
     try:
         told.tell(finished=_run(order, told))
     except Interrupted:
@@ -72,13 +72,6 @@ def _run(order: RunOrder, told: Told) -> Mapping[str, str]:
     from brim.api.compare_run import run  # here, where Ctrl-C is caught: torch takes seconds
 
     return run(order, observer=told, say=told.say)
-
-
-def _stop_when_alone() -> None:
-    # Not sys.stdin: its lock would be held when Python ends.
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _failed(problems: tuple[Problem, ...], *, is_users_mistake: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -69,12 +69,10 @@ def run_in_process(order: RunOrder, *, observer: Observer, say: Callable[[str], 
             process.send_signal(signal.SIGINT)
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # it was ended before it could read
             process.stdin.write(order.dumps().encode() + b"\n")
             process.stdin.flush()
-            ended = _heard(process, observer, say)
-        except BrokenPipeError:  # it was ended before it could read
-            ended = None
+        ended = _heard(process, observer, say)
         code = process.wait()  # before its stdin is closed, which would stop it
         stop.process = None
     if ended is not None:

@@ -20,7 +20,8 @@ _KILLED = -9
 COMMAND: Sequence[str] = (
     sys.executable,
     "-c",
-    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
+    "import os, signal, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
+    "from brim.api.parent_watch import signal_when_alone; signal_when_alone(signal.SIGKILL)\n"
     "from brim.api.resume_process import main; main(sys.argv[1])",
     os.pathsep.join(sys.path),
 )
@@ -92,14 +93,15 @@ def start(leg: Leg) -> int:
     """Start the process and wait for its end; minus the signal where one ended it. It does not outlive this one."""
     with leg.log.open("wb") as log:
         process = subprocess.Popen(
-            [*COMMAND, str(leg.order)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [*COMMAND, str(leg.order)], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )
-        try:
-            return process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        with process:
+            try:
+                return process.wait()
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
 
 
 def read_leg(order: Path) -> Leg:

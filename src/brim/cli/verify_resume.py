@@ -39,7 +39,7 @@ def verify_resume(
     from brim.api.verify_resume import verify_resume as verify
     from brim.cli.resume_table import print_proof
 
-    with _sigterm_as_ctrl_c():
+    with _ends_as_ctrl_c():
         proof = verify(
             run,
             steps=steps,
@@ -58,13 +58,17 @@ def verify_resume(
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """So that the temporary folder and the process that trains go then, too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _ends_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed: the temporary folder and the process that trains go then, too."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as with nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _finite(value: Any) -> Any:
