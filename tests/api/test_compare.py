@@ -225,6 +225,7 @@ def test_the_users_mistake_that_the_first_run_finds_ends_it(here, tmp_path):
             overrides=["adapter.target_modules=[nonsense]"],
         )
     assert here.seeds() == [("small", "seed-42")]
+    assert list((tmp_path / "out").iterdir()) == []  # the mended configuration may have it
 
 
 def test_ctrl_c_says_how_to_continue(here, tmp_path):

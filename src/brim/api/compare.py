@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,8 +175,19 @@ def _one(
     if ended.outcome == "stopped":
         return None
     if ended.is_users_mistake and not result.runs and entrant.name == first_name:
+        _withdraw(result)
         raise InputError(*ended.problems)
     return _told(entrant, seed, ended, run, say)
+
+
+def _withdraw(result: CompareResult) -> None:
+    """Leave the folder to the mended configuration, but where a run lies in it that was stopped."""
+    folder = result.output_directory
+    for name in result.files:
+        with suppress(OSError):  # it is not there, or holds something
+            (folder / name).rmdir()
+    if [each.name for each in folder.iterdir()] == [FILE]:
+        (folder / FILE).unlink()
 
 
 def _samples_of_first(result: CompareResult, seed: int) -> int | None:
