@@ -67,6 +67,16 @@ def test_another_schedule_is_another_plan_and_another_learning_rate_is_not(tiny_
     assert not planned(batch_rampup={"length": "32sp", "from": 2}).from_cache
 
 
+def test_a_plan_that_was_kept_does_not_speak_of_another_key(tiny_base):
+    """Both ask for the same steps, in which there is none of 4 rows."""
+    ways = {"batch_rampup": {"length": "2sp", "from": 2}, "batch_schedule": "0sp:2 1sp:4 2sp:8"}
+    for key, way in ways.items():
+        trainer = {"effective_batch_size": 8, key: way, **ONE_WAY}
+        plan = brim.plan(settings(tiny_base, trainer=trainer, memory={"budget": "2 GiB"}, random_seed=72), uneven())
+        (note,) = (line for line in plan.advice if "no step" in line)
+        assert note.startswith(f"trainer.{key}: of 3 phases 1 takes no step")
+
+
 def test_sizes_that_are_measured_are_planned_one_by_one(tiny_base):
     adaptation = {
         "effective_batch_size": "auto",

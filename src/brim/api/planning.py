@@ -104,7 +104,8 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
     facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
     length = request.length
-    facts |= {"sizes": length.sizes, "course": length.course(), "notes": length.notes, "every_way": every_way}
+    facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(phase_notes(request))}
+    facts |= {"every_way": every_way}
     return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
