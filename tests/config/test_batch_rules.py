@@ -240,6 +240,12 @@ def test_a_bare_number_lacks_its_unit(finetune, problems):
     assert batches.endswith("\n  fix: add the unit: 500ba")
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1, -0.5])
+def test_no_unit_makes_a_duration_of_it(finetune, problems, value):
+    (told,) = problems(finetune(effective_batch_size=32, batch_rampup=value))
+    assert "add the unit" not in told
+
+
 def test_a_function_of_python_stays_what_it_is(finetune, file):
     loaded = load_config(finetune(effective_batch_size=8, batch_increase_function=grow))
     assert loaded.config.trainer.batch_increase_function is grow

@@ -274,6 +274,28 @@ def test_a_function_that_raises():
     )
 
 
+def test_what_is_no_ordinary_exception_is_told_as_well():
+    def increase(epoch, size):
+        raise GeneratorExit("odd")
+
+    with pytest.raises(InputError, match="raised GeneratorExit: odd"):
+        expand(increase, first_size=8, num_rows=10, num_samples=40)
+
+
+def test_ctrl_c_in_a_function_interrupts():
+    def increase(epoch, size):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        expand(increase, first_size=8, num_rows=10, num_samples=40)
+
+
+def test_what_is_printed_leaves_standard_output_alone(module, capsys):
+    name = module("print('imported')\ndef increase(epoch, size):\n    print('called')\n    return 1\n")
+    expand(load_increase_function(f"{name}:increase"), first_size=8, num_rows=10, num_samples=20)
+    assert tuple(capsys.readouterr()) == ("", "imported\ncalled\n")
+
+
 def test_epochs_without_end_are_refused():
     with pytest.raises(InputError, match=rf"the run has more than {MAX_EPOCHS:,} epochs\n  fix: use trainer.batch_"):
         expand(lambda epoch, size: 0, first_size=8, num_rows=1, num_samples=10**12)

@@ -153,11 +153,16 @@ def _hint(value: Any, words: str, choices: list[str]) -> str:
             return f"write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}"
         guess = nearest(value, choices)
         return f"did you mean {guess}?" if guess else ""
-    if words.startswith("a duration") and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if words.startswith("a duration") and _is_amount(value):
         return f"add the unit: {value:g}dur for a share of the run" if value <= 1 else f"add the unit: {value:g}ba"
     if words.startswith("text") and value is not None and not isinstance(value, (dict, list)):
         return "put it in quotes"
     return ""
+
+
+def _is_amount(value: Any) -> bool:
+    """No bool, nothing negative, and not the infinity or the nan that YAML can name."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _is_number(text: str) -> bool:

@@ -9,7 +9,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ def expand(
     What it returns is added where the sum is at most `bound` (None: always) or no increase; else the size stays.
     num_samples, num_steps: the end of the run, given as one of them.
     Raises InputError where it raises, returns something other than a whole number, or would leave no row.
+    What it prints goes to standard error, since standard output may be JSON.
     """
     sizes, refused = [first_size], []
     steps = _steps_of_epoch(first_size, num_rows)
@@ -98,8 +99,11 @@ def _increase(function: Callable[[int, int], object], epoch: int, size: int) -> 
     """The rows to add, which leave at least one."""
     call = f"{_described(function)}(epoch={epoch}, current_batch_size={size})"
     try:
-        returned = function(epoch, size)
-    except (Exception, SystemExit) as error:
+        with redirect_stdout(sys.stderr):
+            returned = function(epoch, size)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # Whatever the user's code raises ends the run before it begins, as their mistake and with its name.
         raise _error(f"{call} raised {_raised(error)}") from error
     try:
@@ -135,7 +139,7 @@ def _imported(name: str) -> types.ModuleType:
             fix="if yours has that name, rename it",
         )
     try:
-        with _working_directory_first():
+        with _working_directory_first(), redirect_stdout(sys.stderr):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
@@ -144,7 +148,9 @@ def _imported(name: str) -> types.ModuleType:
             f"there is no module {name}, neither in {Path.cwd()} nor among what is installed",
             fix=f"run brim in the folder of {name.replace('.', '/')}.py, or add that folder to PYTHONPATH",
         ) from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # Importing runs whatever stands in the module.
         raise _error(f"importing {name} raised {_raised(error)}") from error
 
