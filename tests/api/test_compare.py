@@ -27,7 +27,14 @@ output_features:
   - {{name: answer, type: text}}
 adapter: {{type: lora, dropout: 0}}
 preprocessing: {{split: fixed}}
-trainer: {{type: finetune, epochs: 1, effective_batch_size: {size}, learning_rate: 0.05, checkpoints_per_epoch: 2}}
+trainer:
+  type: finetune
+  epochs: 1
+  effective_batch_size: {size}
+  learning_rate: 0.05
+  checkpoints_per_epoch: 2
+  chunked_loss: false  # one way to be planned: each takes a few traces
+  enable_gradient_checkpointing: false
 """
 
 
