@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,21 +14,19 @@ from brim.api.chat import template_texts
 from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
 from brim.api.results import TrainResult
-from brim.api.resuming import in_order, where_it_stands, with_kernels_of
+from brim.api.resuming import where_it_stands, with_kernels_of
+from brim.api.run_files import write_card, write_head
 from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, with_choices
 from brim.api.trial import counted_state_bytes
-from brim.config import Config, FinetuneTrainer, dump
+from brim.config import Config, FinetuneTrainer
 from brim.data import Prepared, Source, TokenRows
 from brim.errors import CheckpointError, InputError, Problem
-from brim.files import write_text, writing
 from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
-from brim.infer.rows_at_once import Batches, RowsAtOnce, Smaller
-from brim.models.device import device_name
+from brim.infer.rows_at_once import Batches
 from brim.models.llm import LLM, load_llm
 from brim.models.quantization import unquantised_experts
-from brim.train.card import CardFacts, model_card
 from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.export import export_model
 from brim.train.interrupt import stop_request
@@ -40,13 +35,14 @@ from brim.train.loop import Loop
 from brim.train.metrics_log import MetricsLog
 from brim.train.observer import Observer, Observers
 from brim.train.optimizer import states_in_32_bits
-from brim.train.run_folder import RunFolder, create_run_folder, held, write_environment
+from brim.train.run_folder import RunFolder, create_run_folder, held
 from brim.train.setup import build_job
 from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
 from brim.train.tensors import restore_weights
 
 Weights: TypeAlias = Literal["best", "last"]
+_Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of splits, by name
 
 
 def train(
@@ -112,26 +108,12 @@ def _train_in(
     # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
     session = with_kernels_of(session, checkpoint, run)
     planned = plan_of_run(session, prepared, run, checkpoint, replan=replan, say=say)
-    session = planned.session
-    llm = load_llm(session.config, session.folder, session.device, trainable=True)
-    session = with_choices(session, llm.choices)
-    for choice in llm.choices:
-        say(str(choice))
+    session, llm = _loaded(planned.session, say)
     launched = planned.launched(llm, say=say)
-    _write_head(run, session, prepared, planned.request.length, launched.record, checkpoint=checkpoint)
-    store = CheckpointStore(run.checkpoints)
-    metrics_log = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
-    tensorboard_log = TensorBoardLog(run.tensorboard)
-    observers = Observers([metrics_log, tensorboard_log, observer])
-    evaluated = _evaluated_splits(trainer, prepared)
-    at_once = _batches(
-        llm,
-        session,
-        trainer,
-        [prepared.splits[split] for split in dict.fromkeys((*evaluated, *_splits_of_the_card(trainer, prepared)))],
-        say=say,
-        on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
-    )
+    write_head(run, session, prepared, planned.request.length, launched.record, checkpoint=checkpoint)
+    logs = _Logs(run, checkpoint, observer)
+    score = _scorer(llm, session, trainer, prepared, logs.observers, state, say)
+    store, evaluated = CheckpointStore(run.checkpoints), _evaluated_splits(trainer, prepared)
     job = build_job(
         session.config,
         trainer,
@@ -140,10 +122,10 @@ def _train_in(
         length=planned.request.length,
         cutter=launched.cutter,
         pad_id=session.encoder.pad_id,
-        evaluate=(lambda: _evaluate(llm, session, at_once, prepared, evaluated)) if evaluated else None,
+        evaluate=(lambda: score(evaluated)) if evaluated else None,
         store=store,
-        observer=observers,
-        sync_logs=lambda: _synced(metrics_log, tensorboard_log),
+        observer=logs.observers,
+        sync_logs=logs.sync,
     )
     for line in _left_wide(session.config, trainer, llm):
         say(line)
@@ -153,32 +135,19 @@ def _train_in(
         store.tidy(state.step, best_step=state.best_step)
         loop.restore(checkpoint, keep_cutter=planned.goes_on)
         checkpoint = None  # its tensors would stay in memory for the whole run
-    started = time.perf_counter()
-    try:
-        observers.start(
-            first_step=state.step, total_steps=job.length.total_steps, total_samples=job.length.total_samples
-        )
-        if metrics_log.was_damaged:
-            say(f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or lost")
-        with stop_request() as stop:
-            loop.run(stop)
-        seconds = time.perf_counter() - started
+    with logs.open(job.length, state, run, say):
+        seconds = _timed(loop)
         launched.remember(loop.peaks, llm.device)
         llm.model.eval()
-        if weights == "best":
-            _take_best(llm, store, loop.state, say)
-        elif loop.state.best_step is not None:
-            loop.state.best_step = loop.state.step
-        metrics = _evaluate(llm, session, at_once, prepared, _splits_of_the_card(trainer, prepared))
+        _settle_weights(weights, llm, store, loop.state, say)
+        metrics = score(_splits_of_the_card(trainer, prepared))
         if "test" in metrics:
-            observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
-    finally:
-        observers.close()
+            logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     _tell_skipped(loop.state, run, say)
     _tell_out_of_memory(loop.num_out_of_memory, run, say)
     export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
-    _write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
+    write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
     return llm, TrainResult(
         output_directory=run.path,
         num_steps=loop.state.step,
@@ -189,10 +158,57 @@ def _train_in(
     )
 
 
-def _synced(metrics_log: MetricsLog, tensorboard_log: TensorBoardLog) -> dict[str, Any]:
-    """Bring the logs to the disk; what a checkpoint keeps of them, to know them again."""
-    tensorboard_log.sync()
-    return {"metrics": metrics_log.sync()}
+def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
+    """The model to train, and the session with what was chosen when it was built."""
+    llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    for choice in llm.choices:
+        say(str(choice))
+    return with_choices(session, llm.choices), llm
+
+
+class _Logs:
+    """What a run writes while it goes on, and those who hear of it."""
+
+    def __init__(self, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> None:
+        self._metrics = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
+        self._tensorboard = TensorBoardLog(run.tensorboard)
+        self.observers = Observers([self._metrics, self._tensorboard, observer])
+
+    @contextmanager
+    def open(self, length: RunLength, state: TrainState, run: RunFolder, say: Say) -> Iterator[None]:
+        """While the run goes on from this state."""
+        try:
+            self.observers.start(
+                first_step=state.step, total_steps=length.total_steps, total_samples=length.total_samples
+            )
+            if self._metrics.was_damaged:
+                say(
+                    f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or lost"
+                )
+            yield
+        finally:
+            self.observers.close()
+
+    def sync(self) -> dict[str, Any]:
+        """Bring the logs to the disk; what a checkpoint keeps of them, to know them again."""
+        self._tensorboard.sync()
+        return {"metrics": self._metrics.sync()}
+
+
+def _timed(loop: Loop) -> float:
+    """Train; the seconds that it took."""
+    started = time.perf_counter()
+    with stop_request() as stop:
+        loop.run(stop)
+    return time.perf_counter() - started
+
+
+def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
+    """Leave those in the model that were asked for."""
+    if weights == "best":
+        _take_best(llm, store, state, say)
+    elif state.best_step is not None:
+        state.best_step = state.step
 
 
 def _tell_out_of_memory(num_times: int, run: RunFolder, say: Say) -> None:
@@ -218,60 +234,6 @@ def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
         )
 
 
-def _write_head(
-    run: RunFolder,
-    session: Session,
-    prepared: Prepared,
-    length: RunLength,
-    planned: Mapping[str, Any],
-    *,
-    checkpoint: Checkpoint | None,
-) -> None:
-    """What the folder holds from the start on."""
-    rows = prepared.splits["train"]
-    plan = {
-        "total_steps": length.total_steps,
-        "total_samples": length.total_samples,
-        "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
-        "tokens_per_epoch": int(rows.lengths.sum()),
-        "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
-        "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
-        **planned,
-        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in in_order(session.choices)],
-    }
-    _write(run.plan, json.dumps(plan, indent=1) + "\n")
-    _write(run.config, dump(session.config))
-    if checkpoint is None or not run.environment.exists():
-        with writing(run.environment.name, run.environment):
-            write_environment(run, device=device_name(session.device))
-    prepared.ledger.write(run.ledger)
-
-
-def _write_card(
-    run: RunFolder,
-    session: Session,
-    source: Source,
-    *,
-    rows: Mapping[str, int],
-    metrics: Mapping[str, Mapping[str, float]],
-    state: TrainState,
-) -> None:
-    facts = CardFacts(
-        base_model=session.folder.name,
-        dataset=Path(source.name).name,
-        rows=rows,
-        metrics=metrics,
-        state=state,
-        version=importlib.metadata.version("brim"),
-    )
-    _write(run.card, model_card(session.config, facts))
-
-
-def _write(path: Path, text: str) -> None:
-    with writing(path.name, path):
-        write_text(path, text)
-
-
 def _evaluated_splits(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
     if trainer.skip_all_evaluation:
         return ()
@@ -285,39 +247,44 @@ def _splits_of_the_card(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[s
     return tuple(split for split in ("validation", "test") if len(prepared.splits[split]))
 
 
-def _batches(
+def _scorer(
     llm: LLM,
     session: Session,
     trainer: FinetuneTrainer,
-    splits: Sequence[TokenRows],
-    *,
+    prepared: Prepared,
+    observers: Observers,
+    state: TrainState,
     say: Say,
-    on_smaller: Callable[[Smaller], None],
-) -> Batches:
-    """One limit for all evaluations of the run, planned with the optimizer's state; training has a limit of its own."""
-    if not splits:
-        return RowsAtOnce(1)  # nothing is evaluated
-    state_bytes = counted_state_bytes(trainer, llm.model)
-    return batches_for(session, splits, llm=llm, beside_bytes=state_bytes, say=say, on_smaller=on_smaller)
+) -> _Score:
+    """Evaluates splits. One limit for all evaluations of the run, planned with the optimizer's state beside them;
+    training has a limit of its own.
+    """
+    names = dict.fromkeys((*_evaluated_splits(trainer, prepared), *_splits_of_the_card(trainer, prepared)))
+    if not names:
+        return lambda splits: {}
+    batches = batches_for(
+        session,
+        [prepared.splits[name] for name in names],
+        llm=llm,
+        beside_bytes=counted_state_bytes(trainer, llm.model),
+        say=say,
+        on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
+    )
+    return lambda splits: {name: _scored(llm, session, batches, prepared.splits[name]) for name in splits}
 
 
-def _evaluate(
-    llm: LLM, session: Session, at_once: Batches, prepared: Prepared, splits: tuple[str, ...]
-) -> dict[str, dict[str, float]]:
-    return {
-        split: summarize(
-            score_rows(
-                llm.model,
-                prepared.splits[split],
-                pad_id=session.encoder.pad_id,
-                batch_rows=at_once,
-                device=llm.device,
-                precision=llm.precision,
-                head=llm.head,
-            )
+def _scored(llm: LLM, session: Session, batches: Batches, rows: TokenRows) -> dict[str, float]:
+    return summarize(
+        score_rows(
+            llm.model,
+            rows,
+            pad_id=session.encoder.pad_id,
+            batch_rows=batches,
+            device=llm.device,
+            precision=llm.precision,
+            head=llm.head,
         )
-        for split in splits
-    }
+    )
 
 
 def _take_best(llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:

@@ -64,6 +64,8 @@ def fixes_the_cut(trainer: FinetuneTrainer) -> Path | None:
 def accumulates(trainer: FinetuneTrainer) -> bool:
     """Whether a step can take several micro-batches, as far as the given sizes tell."""
     batch, accumulation, effective = _given(trainer)
+    if trainer.noise_scale_every is not None or trainer.batch_adaptation is not None:
+        return True  # a measured step takes the batch in groups
     if accumulation is not None:
         return accumulation > 1
     if moves_batch(trainer):

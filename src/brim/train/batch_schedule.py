@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from brim.batching.adaptation import Adaptation
@@ -119,7 +120,8 @@ def _schedule_for(trainer: FinetuneTrainer, rows: TokenRows, seed: int) -> _Sche
     if trainer.batch_rampup is None:
         return lambda total: constant(final_size)
     length = parse_duration(trainer.batch_rampup.length)
-    return lambda total: _ramp(trainer, final_size, samples(length, total))
+    ramp = cache(partial(_ramp, trainer, final_size))  # that of a length in samples is the same in every run
+    return lambda total: ramp(samples(length, total))
 
 
 def _ramp(trainer: FinetuneTrainer, final_size: int, length_samples: int) -> BatchSchedule:

@@ -1,0 +1,77 @@
+"""What a run's folder holds beside its logs and weights: configuration, plan, environment, ledger and model card."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from brim.api.resuming import in_order
+from brim.api.session import Session
+from brim.config import dump
+from brim.data import Prepared, Source
+from brim.files import write_text, writing
+from brim.models.device import device_name
+from brim.train.card import CardFacts, model_card
+from brim.train.checkpoint import Checkpoint
+from brim.train.length import RunLength
+from brim.train.run_folder import RunFolder, write_environment
+from brim.train.state import TrainState
+
+
+def write_head(
+    run: RunFolder,
+    session: Session,
+    prepared: Prepared,
+    length: RunLength,
+    planned: Mapping[str, Any],
+    *,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """What the folder holds from the start on."""
+    rows = prepared.splits["train"]
+    plan = {
+        "total_steps": length.total_steps,
+        "total_samples": length.total_samples,
+        "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
+        "tokens_per_epoch": int(rows.lengths.sum()),
+        "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
+        "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
+        **planned,
+        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in in_order(session.choices)],
+    }
+    _write(run.plan, json.dumps(plan, indent=1) + "\n")
+    _write(run.config, dump(session.config))
+    if checkpoint is None or not run.environment.exists():
+        with writing(run.environment.name, run.environment):
+            write_environment(run, device=device_name(session.device))
+    prepared.ledger.write(run.ledger)
+
+
+def write_card(
+    run: RunFolder,
+    session: Session,
+    source: Source,
+    *,
+    rows: Mapping[str, int],
+    metrics: Mapping[str, Mapping[str, float]],
+    state: TrainState,
+) -> None:
+    """The model card. rows: of each split. metrics: of the splits that were evaluated in the end."""
+    facts = CardFacts(
+        base_model=session.folder.name,
+        dataset=Path(source.name).name,
+        rows=rows,
+        metrics=metrics,
+        state=state,
+        version=importlib.metadata.version("brim"),
+    )
+    _write(run.card, model_card(session.config, facts))
+
+
+def _write(path: Path, text: str) -> None:
+    with writing(path.name, path):
+        write_text(path, text)
