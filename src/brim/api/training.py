@@ -145,13 +145,28 @@ def _train_in(
             logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     _tell_skipped(loop.state, run, say)
     _tell_out_of_memory(loop.num_out_of_memory, run, say)
+    return llm, _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+
+
+def _exported(
+    run: RunFolder,
+    session: Session,
+    source: Source,
+    prepared: Prepared,
+    llm: LLM,
+    state: TrainState,
+    *,
+    metrics: dict[str, dict[str, float]],
+    seconds: float,
+) -> TrainResult:
+    """Write the model and its card."""
     export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
-    write_card(run, session, source, rows=rows, metrics=metrics, state=loop.state)
-    return llm, TrainResult(
+    write_card(run, session, source, rows=rows, metrics=metrics, state=state)
+    return TrainResult(
         output_directory=run.path,
-        num_steps=loop.state.step,
-        best_step=loop.state.best_step,
+        num_steps=state.step,
+        best_step=state.best_step,
         metrics=metrics,
         num_rows=rows,
         seconds=seconds,
