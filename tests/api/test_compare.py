@@ -260,6 +260,29 @@ def test_a_taken_folder_is_refused_and_another_comparison_is_not_continued(here,
     assert here.orders == []
 
 
+@pytest.mark.parametrize(
+    ("configs", "seeds", "told"),
+    [
+        ("a.yaml", 1, "configs is str"),
+        (None, 1, "configs is NoneType"),
+        ([{"base_model": "b"}, "a.yaml"], 1, "one of configs is dict"),
+        (["a.yaml", "b.yaml"], 0, "seeds is 0"),
+        (["a.yaml", "b.yaml"], 1.5, "seeds is 1.5"),
+        (["a.yaml", "b.yaml"], 1_000_000, "seeds is 1000000"),
+    ],
+)
+def test_what_is_no_comparison_is_refused(configs, seeds, told):
+    with pytest.raises(InputError, match=re.escape(told)):
+        brim.compare(configs, seeds=seeds)
+
+
+def test_the_folder_of_a_run_is_no_comparison_that_could_be_continued(place, tmp_path):
+    run = place / "done" / "small" / "seed-42"
+    given = [run / "config.yaml", run / "config.yaml"]
+    with pytest.raises(OutputError, match="holds a training run, and no comparison"):
+        brim.compare(given, seeds=1, output_directory=run, resume=True)
+
+
 def test_a_damaged_record_is_refused(here, tmp_path):
     (tmp_path / "compare.json").write_text("{}")
     with pytest.raises(OutputError, match="cannot be read"):
@@ -269,7 +292,7 @@ def test_a_damaged_record_is_refused(here, tmp_path):
 def test_nothing_to_compare_is_found_before_anything_is_written(here, tmp_path):
     with pytest.raises(InputError, match="one configuration"):
         brim.compare(["small.yaml"], output_directory=tmp_path / "out")
-    with pytest.raises(InputError, match="0 seeds are none"):
+    with pytest.raises(InputError, match="seeds is 0"):
         brim.compare(["small.yaml", "large.yaml"], seeds=0, output_directory=tmp_path / "out")
     with pytest.raises(ConfigError, match="no data set"):
         brim.compare(["small.yaml", "large.yaml"], overrides=["dataset=null"], output_directory=tmp_path / "out")

@@ -23,6 +23,7 @@ from brim.train.run_folder import RunFolder, check_run_folder
 
 _DEFAULT_OUTPUT = Path("results")
 _LONGEST_DEFAULT = 100  # characters of the folder's name
+_MOST_SEEDS = 1000  # more is a slip of the hand: an interval shrinks with the square root of the seeds
 
 
 def compare(
@@ -46,8 +47,7 @@ def compare(
     A run that fails is told in the result, and does not end the others. Raises InputError or ConfigError where the
     configurations cannot be compared, OutputError where the folder is taken, Interrupted on Ctrl-C.
     """
-    if seeds < 1:
-        raise InputError(Problem(what=f"{seeds} seeds are none", where="--seeds", expected="1 or more"))
+    _require_usable(configs, seeds)
     entrants = entrants_of(configs, overrides, dataset)
     default = _DEFAULT_OUTPUT / "-vs-".join(each.name for each in entrants)[:_LONGEST_DEFAULT]
     folder = default if output_directory is None else Path(output_directory)
@@ -57,6 +57,20 @@ def compare(
     result = _run_all(begun, entrants, observer or Observers([]), say)
     _draw(result, say)
     return result
+
+
+def _require_usable(configs: Sequence[str | Path], seeds: int) -> None:
+    """Raise InputError for what is no list of files, or no number of seeds."""
+    expected = "a list of YAML files or folders of runs"
+    if isinstance(configs, str | Path) or not isinstance(configs, Sequence):
+        raise InputError(Problem(what=f"configs is {type(configs).__name__}", expected=expected))
+    for config in configs:
+        if not isinstance(config, str | Path):
+            raise InputError(Problem(what=f"one of configs is {type(config).__name__}", expected=expected))
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _MOST_SEEDS:
+        raise InputError(
+            Problem(what=f"seeds is {seeds!r}", where="--seeds", expected=f"a whole number from 1 to {_MOST_SEEDS:,}")
+        )
 
 
 def _begun(
@@ -83,6 +97,14 @@ def _begun(
                 )
             )
         return replace(fresh, runs=_kept(fresh, file))
+    if RunFolder(folder).is_run:
+        raise OutputError(
+            Problem(
+                what="the folder holds a training run, and no comparison; nothing was changed",
+                where=str(folder),
+                fix="choose another folder with --output-directory",
+            )
+        )
     check_run_folder(folder, resume=False)
     if resume:
         say(f"nothing to continue in {folder}: the comparison starts anew")
@@ -130,7 +152,7 @@ def _run_all(
                 continue
             if stop.num_asked:
                 raise _interrupted(result, len(orders))
-            say(f"run {number} of {len(orders)}: {entrant.name}, seed {seed}")
+            say(f"run {number:,} of {len(orders):,}: {entrant.name}, seed {seed}")
             is_new = all(run.name != entrant.name for run in result.runs)
             run = _one(result, entrant, seed, observer, say if is_new else _say_nothing, stop)
             if run is not None:

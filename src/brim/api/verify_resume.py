@@ -75,8 +75,12 @@ def verify_resume(
 
 def _require_counts(steps: int, from_step: int | None) -> None:
     for name, value, least in (("--steps", steps, 1), ("--from-step", from_step or 0, 0)):
-        if value < least:
-            raise InputError(Problem(what=f"{value} is no number of steps", where=name, expected=f"at least {least}"))
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(
+                Problem(
+                    what=f"{value!r} is no number of steps", where=name, expected=f"a whole number, at least {least}"
+                )
+            )
 
 
 def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> None:
