@@ -49,5 +49,6 @@ def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Ite
             f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
             where=where,
             expected="phases that begin before the run ends",
-            fix="let the batch move earlier, or train longer: trainer.epochs, train_steps or train_samples",
+            fix="let the batch move earlier, or train longer: trainer.epochs, train_steps or train_samples"
+            + (f"; for a short trial, leave it out: {where}=null" if where else ""),
         )
