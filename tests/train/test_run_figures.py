@@ -41,7 +41,15 @@ def metrics(tmp_path):
             {"step": 2, **evaluation, "loss": 3.5},
             {"step": 2, "split": "train", "event": "evaluation", "loss": 9.0},
             {"step": 2, "event": "checkpoint"},
-            {"step": 3, "event": "skipped", "cause": "loss", "rows": []},
+            {
+                "step": 3,
+                "event": "skipped",
+                "cause": "loss",
+                "rows": [],
+                "num_samples": 12,
+                "num_tokens": 70,
+                "num_supervised_tokens": 26,
+            },
             step(4, None, tokens=90, supervised=30),
             {"step": 4, "event": "point", "loss": 2.5, "num_samples": 8, "num_tokens": 60, "num_steps": 2},
             step(5, 2.0, tokens=95, supervised=32),
@@ -64,6 +72,19 @@ def test_curves(metrics):
     found = run_figures(metrics)
     assert found.train_curve == Curve(tokens=(10, 30, 95, 100), loss=(4.0, 3.0, 2.0, 1.0), weights=(4, 6, 2, 6))
     assert found.validation_curve == Curve(tokens=(30, 100), loss=(3.5, 2.25), weights=(7, 7))
+
+
+def test_a_last_step_that_was_left_out_consumed_its_rows(tmp_path):
+    counts = {"num_samples": 8, "num_tokens": 30, "num_supervised_tokens": 10}
+    records = [
+        step(1, 4.0, tokens=10, supervised=4),
+        {"step": 2, "event": "skipped", "cause": "loss", "rows": [1], **counts},
+        {"step": 2, "split": "validation", "loss": 3.5, "num_supervised_tokens": 7},
+    ]
+    found = run_figures(write(tmp_path / "metrics.jsonl", records))
+    assert (found.num_steps, found.num_samples, found.num_tokens, found.num_supervised_tokens) == (2, 8, 30, 10)
+    assert found.train_curve == Curve(tokens=(10,), loss=(4.0,), weights=(4,))
+    assert found.validation_curve.tokens == (30,)
 
 
 def test_the_losses_of_a_run_that_fell_apart_are_no_numbers(tmp_path):

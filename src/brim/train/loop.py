@@ -113,7 +113,7 @@ class Loop:
         state.num_supervised_tokens += num_supervised
         self._course.stepped(size)
         if not_finite is not None:
-            job.observer.write(not_finite.record())
+            job.observer.write({**not_finite.record(), **state.counts()})
             self._write_point(self._course.left_out(state.consumed_samples))
             return
         noise = self._course.take_noise(self._gradient.noise)

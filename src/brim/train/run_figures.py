@@ -59,27 +59,28 @@ def run_figures(metrics: Path) -> RunFigures:
     """The figures of a run that has come to its end. Raises OSError, or ValueError for a file that is no such log."""
     with metrics.open(encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
-    steps = [record for record in records if record.get("split") == "train" and "learning_rate" in record]
+    steps = [record for record in records if _is_step(record)]
     if not steps:
         raise ValueError("there is no step in it")
-    tokens = {record["step"]: record["num_tokens"] for record in steps}
+    taken = [record for record in records if _is_step(record) or record.get("event") == "skipped"]
+    tokens = {record["step"]: record["num_tokens"] for record in taken}
     evaluated = {split: [each for each in records if each.get("split") == split] for split in ("validation", "test")}
     last = {split: found[-1] for split, found in evaluated.items() if found}
-    points = _points(steps)
+    points = _points(taken)
     return RunFigures(
         losses={"train": _last_loss(points), **{split: _number(record["loss"]) for split, record in last.items()}},
         evaluated_tokens={split: int(record["num_supervised_tokens"]) for split, record in last.items()},
         num_steps=max(record["step"] for record in records),
-        num_samples=steps[-1]["num_samples"],
-        num_tokens=steps[-1]["num_tokens"],
-        num_supervised_tokens=steps[-1]["num_supervised_tokens"],
+        num_samples=taken[-1]["num_samples"],
+        num_tokens=taken[-1]["num_tokens"],
+        num_supervised_tokens=taken[-1]["num_supervised_tokens"],
         num_skipped=sum(record.get("event") == "skipped" for record in records),
         seconds=math.fsum(record["seconds"] for record in steps),
         peak_bytes=max(record["peak_bytes"] for record in steps),
         train_curve=binned(points, num_bins=MOST_POINTS),
         validation_curve=_every(
             Curve(
-                tokens=tuple(tokens.get(record["step"], steps[-1]["num_tokens"]) for record in evaluated["validation"]),
+                tokens=tuple(tokens.get(record["step"], taken[-1]["num_tokens"]) for record in evaluated["validation"]),
                 loss=tuple(_number(record["loss"]) for record in evaluated["validation"]),
                 weights=tuple(int(record["num_supervised_tokens"]) for record in evaluated["validation"]),
             )
@@ -106,12 +107,17 @@ def binned(curve: Curve, *, num_bins: int) -> Curve:
     )
 
 
-def _points(steps: Iterable[Mapping[str, Any]]) -> Curve:
-    """A point a step that has a loss."""
+def _is_step(record: Mapping[str, Any]) -> bool:
+    """Whether it is the line of a step that updated the weights."""
+    return record.get("split") == "train" and "learning_rate" in record
+
+
+def _points(taken: Iterable[Mapping[str, Any]]) -> Curve:
+    """A point a step that has a loss; one that was left out consumed its tokens all the same."""
     tokens, losses, weights, before = [], [], [], 0
-    for record in steps:
+    for record in taken:
         weight, before = record["num_supervised_tokens"] - before, record["num_supervised_tokens"]
-        if record["loss"] is not None:
+        if record.get("loss") is not None:
             tokens.append(record["num_tokens"])
             losses.append(float(record["loss"]))
             weights.append(weight)
