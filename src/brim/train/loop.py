@@ -74,7 +74,8 @@ class Loop:
             self._end_stretch()
         while state.consumed_samples < job.length.total_samples and not job.stopping.is_over(state):
             samples_before = state.consumed_samples
-            self._step()
+            for record in self._step():
+                job.observer.write(record)
             if job.length.is_checkpoint(
                 state.step, samples_before=samples_before, samples_after=state.consumed_samples
             ):
@@ -83,8 +84,8 @@ class Loop:
                 self._save()
                 raise Interrupted(Problem(what=f"stopped after step {state.step}", fix="continue with --resume"))
 
-    def _step(self) -> None:
-        """One update on one effective batch."""
+    def _step(self) -> list[Mapping[str, Any]]:
+        """One update on one effective batch; its records, to be told once none of its tensors is held any more."""
         job, state = self._job, self.state
         started = time.perf_counter()
         size = self._begin()
@@ -113,32 +114,28 @@ class Loop:
         state.num_supervised_tokens += num_supervised
         self._course.stepped(size)
         if not_finite is not None:
-            job.observer.write({**not_finite.record(), **state.counts()})
-            self._write_point(self._course.left_out(state.consumed_samples))
-            return
+            left_out = {**not_finite.record(), **state.counts()}
+            return [left_out, *self._points(self._course.left_out(state.consumed_samples))]
         noise = self._course.take_noise(self._gradient.noise)
-        job.observer.write(
-            {
-                "step": state.step,
-                "split": "train",
-                "loss": outcome.loss,
-                "learning_rate": learning_rate,
-                "effective_batch_size": len(indices),
-                "num_micro_batches": len(outcome.parts),
-                **state.counts(),
-                "seconds": round(time.perf_counter() - started, 6),
-                "peak_bytes": self._peaks.most_bytes(),
-                **noise,
-            }
-        )
         taken = StepTaken(
             loss=outcome.loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples
         )
-        self._write_point(self._course.take_loss(taken))
+        record = {
+            "step": state.step,
+            "split": "train",
+            "loss": outcome.loss,
+            "learning_rate": learning_rate,
+            "effective_batch_size": len(indices),
+            "num_micro_batches": len(outcome.parts),
+            **state.counts(),
+            "seconds": round(time.perf_counter() - started, 6),
+            "peak_bytes": self._peaks.most_bytes(),
+            **noise,
+        }
+        return [record, *self._points(self._course.take_loss(taken))]
 
-    def _write_point(self, point: Mapping[str, Any] | None) -> None:
-        if point is not None:
-            self._job.observer.write({"step": self.state.step, **point, **self.state.counts()})
+    def _points(self, point: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+        return [] if point is None else [{"step": self.state.step, **point, **self.state.counts()}]
 
     def _begin(self) -> int:
         """The rows of the next step, of which an epoch's end may cut some; a change is told."""
