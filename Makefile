@@ -33,7 +33,7 @@ format: $(STAMP)  ## format and sort imports
 
 .PHONY: test
 test: lint  ## the whole suite: lint, types, tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3  # on two cores: tests wait for processes that they start
 
 .PHONY: docs
 docs: $(STAMP)  ## write docs/configuration.md anew from the schema

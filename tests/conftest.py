@@ -10,7 +10,7 @@ import pytest
 from faults.workshop import ARCHITECTURE
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TEXTS = [f"add {a} and {b} = {a + b}; the sum of {a} plus {b}" for a in range(20) for b in range(20)]

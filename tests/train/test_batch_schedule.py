@@ -37,6 +37,11 @@ def test_without_a_key_the_batch_stands_still():
     assert not found.batch_moves
 
 
+def test_a_table_of_one_size_is_no_schedule():
+    """So it cannot take longer: the loop is given the same."""
+    assert length(batch_schedule="0sp:16", epochs=3) == length(epochs=3)
+
+
 def test_a_ramp_begins_with_a_quarter_of_the_final_batch():
     assert phases(length(batch_rampup="0.1dur")) == [(0, 4), (80, 8), (160, 16)]
 
