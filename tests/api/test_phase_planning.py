@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.api.planned_run import ready, settings, tight, uneven
 
 import brim
+from brim.api import planning
 from brim.api.launch import launch
 from brim.api.phase_planning import bounded, largest_batch
 
@@ -160,6 +162,18 @@ def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypat
     assert launched.seconds == pytest.approx(
         sum(phase.num_steps * phase.seconds_per_step for phase in launched.phases), rel=0.2
     )
+
+
+def test_the_bound_is_that_of_the_way_that_is_taken_for_it(tiny_base, monkeypatch):
+    """Sizes of at most 24 rows are faster in a way in which 10 fit; for those 10 a way is taken in which 12 do."""
+    request = ready(tiny_base, trainer=DOUBLED).request
+    fits, bounds = iter([24, 10, 12]), []
+    monkeypatch.setattr(planning, "_planned", lambda request, **others: SimpleNamespace(plan=None))
+    monkeypatch.setattr(planning, "largest_batch", lambda plan, request: next(fits))
+    monkeypatch.setattr(planning, "bounded", lambda request, bound: bounds.append(bound) or bounded(request, bound))
+    found = planning._bounded_by_memory(request, replan=False, say=lambda line: None)
+    assert bounds == [24, 10]
+    assert found.length == bounded(request, 10).length
 
 
 def test_a_bound_changes_the_length_alone(tiny_base):

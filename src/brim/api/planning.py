@@ -56,10 +56,23 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
     Raises ConfigError where the effective batch moves as it cannot.
     """
     if request.is_bounded_by_memory:
-        most = _planned(request, every_way=False, replan=replan, say=say)
-        request = bounded(request, largest_batch(most.plan, request))
+        request = _bounded_by_memory(request, replan=replan, say=say)
     require_phases(request)
     return _planned(request, every_way=every_way, replan=replan, say=say)
+
+
+def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> PlanRequest:
+    """The request with sizes that fit at once in the very way that is taken for them.
+
+    Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
+    that of its own plan, once a way at most.
+    """
+    found, bound = request, None
+    while True:
+        fits = largest_batch(_planned(found, every_way=False, replan=replan, say=say).plan, found)
+        if bound is not None and fits >= bound:
+            return found
+        found, bound = bounded(request, fits), fits
 
 
 def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
