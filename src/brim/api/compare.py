@@ -263,7 +263,8 @@ def _draw(result: CompareResult, say: Callable[[str], None]) -> None:
         return
     title = "Loss over tokens: " + ", ".join(result.files)
     number = len(result.seeds)
-    subtitle = "one seed" if number == 1 else f"means of {number} seeds; the bands reach from the lowest to the highest"
+    bands = "the bands reach from the lowest to the highest, without what a seed makes harder or easier for all"
+    subtitle = "one seed" if number == 1 else f"means of {number} seeds; {bands}"
     figure = curves_plot(result.figures, title=title, subtitle=subtitle)
     for name in ("curves.png", "compare.html"):
         with writing(name, result.output_directory / name):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from brim.report.levelled import levelled
 from brim.report.matplotlib_import import new_figure
 from brim.report.mean_curve import MeanCurve, of_evaluations, of_training
 from brim.report.memory_plot import FAINT, INK, PAPER
 from brim.report.seed_summary import Runs
-from brim.train.run_figures import RunFigures
+from brim.train.run_figures import Curve, RunFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,13 +31,13 @@ _LEGEND_CHARACTERS = 125  # that have room beside each other
 
 def curves_plot(runs: Mapping[str, Runs], *, title: str, subtitle: str) -> Figure:
     """The validation losses where every run has several, and the training losses."""
-    shown = {name: list(found.values()) for name, found in runs.items() if found}
+    shown = {name: found for name, found in runs.items() if found}
     figure = new_figure(12, 6.2, paper=PAPER)
     figure.text(0.065, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.065, 0.91, subtitle, size=10, color=INK, va="top", parse_math=False)
     num_lines = _legend(figure, list(shown))
     panels = _panels(shown)
-    most_tokens = max((run.num_tokens for found in shown.values() for run in found), default=1)
+    most_tokens = max((run.num_tokens for found in shown.values() for run in found.values()), default=1)
     width = (0.90 - 0.07 * (len(panels) - 1)) / max(len(panels), 1)
     height = 0.70 - num_lines * _LEGEND_LINE
     for number, (label, curves) in enumerate(panels):
@@ -52,19 +53,24 @@ def look(number: int) -> tuple[str, object]:
     return COLOURS[number % len(COLOURS)], _STYLES[number // len(COLOURS) % len(_STYLES)]
 
 
-def _panels(shown: Mapping[str, Sequence[RunFigures]]) -> list[tuple[str, list[MeanCurve]]]:
-    every = [run for found in shown.values() for run in found]
+def _panels(shown: Mapping[str, Runs]) -> list[tuple[str, list[MeanCurve]]]:
+    every = [run for found in shown.values() for run in found.values()]
     panels = []
     if all(len(run.validation_curve.tokens) > 1 for run in every):
-        curves = [of_evaluations([run.validation_curve for run in found]) for found in shown.values()]
+        curves = [of_evaluations(found) for found in _levelled(shown, lambda run: run.validation_curve)]
         panels.append(("validation loss", curves))
     if all(run.train_curve.tokens for run in every):
         # As many stretches as the run with the fewest steps can fill, so that all are averaged alike.
         fewest = min(len(run.train_curve.tokens) for run in every)
         num_bins = min(max(fewest, _LEAST_BINS), _MOST_BINS)
-        curves = [of_training([run.train_curve for run in found], num_bins=num_bins) for found in shown.values()]
+        curves = [of_training(found, num_bins=num_bins) for found in _levelled(shown, lambda run: run.train_curve)]
         panels.append((f"training loss, in {num_bins} equal stretches", curves))
     return panels
+
+
+def _levelled(shown: Mapping[str, Runs], curve_of: Callable[[RunFigures], Curve]) -> Iterable[list[Curve]]:
+    by_seed = {name: {seed: curve_of(run) for seed, run in found.items()} for name, found in shown.items()}
+    return levelled(by_seed).values()
 
 
 def _draw(axes: Axes, curves: Sequence[MeanCurve], *, with_points: bool) -> bool:
