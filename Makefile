@@ -63,6 +63,8 @@ bench-schedules: $(STAMP)  ## a batch that moves: planned over 1e12 tokens, time
 	$(BIN)/python -m benchmarks.schedules
 	$(BIN)/python -m benchmarks.noise_scale
 	$(BIN)/python -m benchmarks.schedule_kills
+	$(BIN)/python -m benchmarks.ramp_memory
+	$(BIN)/python -m benchmarks.batch_schedules
 
 .PHONY: bench-memory-gpu
 bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predicted; under ten minutes
