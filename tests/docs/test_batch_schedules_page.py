@@ -35,7 +35,7 @@ def trainer_of(sample):
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_the_configurations_load_without_a_note(sample):
-    trainer_of(sample)
+    assert trainer_of(sample).type == "finetune"
 
 
 def test_each_way_of_moving_the_batch_is_named_and_shown():

@@ -47,6 +47,7 @@ class Told:
 
 
 def main() -> int:
+    """Carry one order out; 0 where what came of it was told, be it a failure, or 130 where it was stopped."""
     order = RunOrder.loads(sys.stdin.readline())
     told = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # what libraries print is no message

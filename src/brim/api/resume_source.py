@@ -24,6 +24,7 @@ MOST_CHECKPOINTS = 7
 
 
 def require_run(run: RunFolder) -> None:
+    """Raise InputError where there is no run folder."""
     if run.path.is_dir() and run.is_run and run.config.is_file():
         return
     raise InputError(
@@ -37,6 +38,7 @@ def require_run(run: RunFolder) -> None:
 
 
 def largest_batch(config: Config, run: RunFolder) -> int:
+    """The most rows that a step of the run can have. Raises InputError where nothing is trained."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         raise InputError(
@@ -103,6 +105,7 @@ def copy_run(run: RunFolder, checkpoint: int, to: Path) -> None:
 
 
 def require_room(run: RunFolder, work: Path) -> None:
+    """Raise OutputError where the checkpoints of two copies of the run may not fit into `work`."""
     needed_bytes = MOST_CHECKPOINTS * checkpoint_bytes(run)
     free_bytes = shutil.disk_usage(work).free
     if free_bytes < needed_bytes:
