@@ -38,7 +38,7 @@ def require_run(run: RunFolder) -> None:
 
 
 def largest_batch(config: Config, run: RunFolder) -> int:
-    """The most rows that a step of the run can have. Raises InputError where nothing is trained."""
+    """The most rows of a step, where they follow the noise. Raises InputError where nothing is trained."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         raise InputError(
