@@ -19,7 +19,7 @@ from brim.data.prompt import prompter
 from brim.data.texts import Texts
 from brim.infer.bootstrap import Measure, intervals, ratio
 from brim.infer.engine import Engine, respond_to
-from brim.infer.evaluate import score_rows
+from brim.infer.evaluate import Scores, score_rows
 from brim.infer.label_metrics import label_measures
 from brim.infer.labels import LabelCounts, extract, label_reader
 from brim.infer.metrics import score_measures, summarize
@@ -51,15 +51,7 @@ def evaluate(
     asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
     category, for accuracy and F1 of its labels.
     """
-    scores = score_rows(
-        llm.model,
-        rows,
-        pad_id=session.encoder.pad_id,
-        batch_rows=batches,
-        device=llm.device,
-        precision=llm.precision,
-        head=llm.head,
-    )
+    scores = scored(llm, session, rows, batches)
     figures, measures = summarize(scores), score_measures(scores)
     frame = pd.DataFrame(
         {
@@ -79,6 +71,19 @@ def evaluate(
         intervals=intervals(measures, len(frame)),
         rows=frame,
         measures=measures,
+    )
+
+
+def scored(llm: LLM, session: Session, rows: TokenRows, batches: Batches) -> Scores:
+    """Loss and hits of each row under teacher forcing."""
+    return score_rows(
+        llm.model,
+        rows,
+        pad_id=session.encoder.pad_id,
+        batch_rows=batches,
+        device=llm.device,
+        precision=llm.precision,
+        head=llm.head,
     )
 
 

@@ -62,6 +62,7 @@ class _Watcher:
         self._step = first_step
 
     def write(self, record: Record) -> None:
+        """Note which tokens a step was given, and stop after the last one of this leg."""
         if record.get("event") != "skipped" and "learning_rate" not in record:
             return  # not the line of a step
         self._step = record["step"]

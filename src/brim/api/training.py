@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from brim.api.chat import template_texts
+from brim.api.evaluation import scored
 from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
 from brim.api.results import TrainResult
@@ -20,11 +21,9 @@ from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, with_choices
 from brim.api.trial import counted_state_bytes
 from brim.config import Config, FinetuneTrainer
-from brim.data import Prepared, Source, TokenRows
+from brim.data import Prepared, Source
 from brim.errors import CheckpointError, InputError, Problem
-from brim.infer.evaluate import score_rows
 from brim.infer.metrics import summarize
-from brim.infer.rows_at_once import Batches
 from brim.models.llm import LLM, load_llm
 from brim.models.quantization import unquantised_experts
 from brim.train.checkpoint import Checkpoint, CheckpointStore
@@ -285,21 +284,7 @@ def _scorer(
         say=say,
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
-    return lambda splits: {name: _scored(llm, session, batches, prepared.splits[name]) for name in splits}
-
-
-def _scored(llm: LLM, session: Session, batches: Batches, rows: TokenRows) -> dict[str, float]:
-    return summarize(
-        score_rows(
-            llm.model,
-            rows,
-            pad_id=session.encoder.pad_id,
-            batch_rows=batches,
-            device=llm.device,
-            precision=llm.precision,
-            head=llm.head,
-        )
-    )
+    return lambda splits: {name: summarize(scored(llm, session, prepared.splits[name], batches)) for name in splits}
 
 
 def _take_best(llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
