@@ -35,6 +35,12 @@ format: $(STAMP)  ## format and sort imports
 test: lint  ## the whole suite: lint, types, tests
 	$(BIN)/python -m pytest -n 3  # on two cores: tests wait for processes that they start
 
+.PHONY: fuzz
+fuzz: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d " "))
+fuzz: $(STAMP)  ## the property tests on fresh examples, ten times as many; SEED=… repeats a run
+	@echo "make fuzz SEED=$(SEED) draws these again"
+	$(BIN)/python -m pytest -n 3 -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$(SEED)
+
 .PHONY: docs
 docs: $(STAMP)  ## write docs/configuration.md anew from the schema
 	$(BIN)/python docs/generate.py

@@ -8,12 +8,23 @@ from pathlib import Path
 
 import pytest
 from faults.workshop import ARCHITECTURE
+from hypothesis import settings
+from tests.properties import register_profiles
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TEXTS = [f"add {a} and {b} = {a + b}; the sum of {a} plus {b}" for a in range(20) for b in range(20)]
+
+
+register_profiles()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the same examples every time, unless another profile is asked for, whatever the environment says of CI."""
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session", autouse=True)

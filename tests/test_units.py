@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.units import Duration, format_bytes, format_seconds, parse_bytes, parse_duration
 
@@ -116,7 +116,6 @@ def test_a_duration_is_shown_as_it_is_read(text, shown):
     assert parse_duration(shown) == parse_duration(text)
 
 
-@settings(deadline=None)
 @given(digits=st.integers(0, 10**9), exponent=st.integers(0, 9), unit=st.sampled_from(["ep", "dur"]))
 def test_what_is_shown_of_a_duration_is_that_duration(digits, exponent, unit):
     amount = Fraction(digits, 10**exponent)

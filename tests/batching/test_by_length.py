@@ -5,8 +5,9 @@ import json
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import linear_costs
+from tests.properties import examples
 
 from brim.batching.by_length import ByLength
 from brim.batching.cutter import CapChange
@@ -56,7 +57,6 @@ def test_where_rows_add_nothing_the_cap_still_excludes_what_failed():
     assert [micro_batch.num_rows for micro_batch in by_length.cut([10, 10])] == [1, 1]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=2, max_size=40),
     bytes_per_token=st.floats(0, 50),
@@ -78,7 +78,7 @@ def test_the_same_rows_are_cut_smaller_until_each_is_alone(lengths, bytes_per_to
         pytest.fail("it does not come to an end")
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     outcomes=st.lists(st.integers(0, 200), max_size=6), lengths=st.lists(st.integers(1, 200), min_size=1, max_size=40)
 )

@@ -4,14 +4,13 @@ import json
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.batching.by_rows import ByRows
 from brim.batching.cutter import CapChange
 from brim.batching.microbatch import cut_by_rows
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 100), max_size=60), max_rows=st.integers(1, 70))
 def test_it_cuts_as_cut_by_rows_does(lengths, max_rows):
     cuts = ByRows(max_rows=max_rows).cut(lengths)

@@ -4,7 +4,7 @@ import json
 import math
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.batching.cap import FIRST_WAIT_STEPS, Cap
 
@@ -65,7 +65,6 @@ def outs_of_memory(limit, launch, num_steps, shape):
     return failures
 
 
-@settings(deadline=None)
 @given(
     limit=st.integers(50_000, 99_999),
     num_steps=st.sampled_from([500, 2000, 5000]),
@@ -82,7 +81,6 @@ def test_always_at_the_cap_a_model_wrong_by_half_runs_out_five_times_in_500_step
     assert outs_of_memory(50_000, 100_000, 10_000, lambda step, cap: cap) == 9
 
 
-@settings(deadline=None)
 @given(fails=st.lists(st.booleans(), max_size=400), wait_steps=st.integers(1, 4))
 def test_whatever_happens_the_limit_stays_between_one_and_the_launch(fails, wait_steps):
     cap = Cap(now=1000, wait_steps=wait_steps)

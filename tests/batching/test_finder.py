@@ -3,8 +3,9 @@
 from math import floor, log2
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.batching.finder import Probe, find_batch_size
 from brim.batching.searches import MOST_CORRECTIONS, WORTH_A_PROBE
@@ -266,7 +267,7 @@ def most_probes(how, most, start):
     return 4 + 2 * steps + MOST_CORRECTIONS
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     how=st.sampled_from(WAYS),
     most=st.integers(1, 200),
@@ -312,7 +313,7 @@ def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(
     assert len(asked) <= most_probes(how, most, start)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     how=st.sampled_from(WAYS),
     most=st.integers(1, 3000),
@@ -343,7 +344,7 @@ def test_on_straight_peaks_each_way_comes_as_near_as_it_promises(how, most, stat
         assert largest <= 2 * found.size
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(room=st.integers(100, 2000), factor=st.floats(1.0, 3), noise=st.integers(0, 2**31))
 def test_noise_in_the_peaks_costs_one_failure_at_most_and_little_of_the_size(room, factor, noise):
     """Peaks that are off by up to 0.2%, where half of the memory is static, and a limit that leaves 1% free."""

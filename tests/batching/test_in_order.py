@@ -3,8 +3,9 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, rising_surfaces
+from tests.properties import examples
 
 from brim.batching.by_length import ByLength
 from brim.batching.by_rows import ByRows
@@ -33,7 +34,6 @@ def test_where_a_group_does_not_fit_there_are_more():
     assert [stop - start for start, stop in groups] == [3, 3, 3, 3, 6, 6, 6]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), max_size=40),
     max_rows=st.integers(1, 20),
@@ -48,7 +48,7 @@ def test_by_rows_every_row_once_in_order_and_no_group_over_the_limit(lengths, ma
         assert len(cuts) == min(num_groups, len(lengths))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     costs=costs(peak=st.one_of(rising_surfaces(), jagged_surfaces())),
     cap_bytes=st.integers(0, 4000),

@@ -3,8 +3,9 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, rising_surfaces
+from tests.properties import examples
 
 from brim.batching.microbatch import cut, cut_by_rows, widest
 from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS, RowTooLongError
@@ -52,7 +53,6 @@ def fits(costs, rows, length, cap_bytes):
     return bool((costs.peak_bytes(np.arange(1, rows + 1), length) <= cap_bytes).all())
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60), max_rows=st.integers(1, 70))
 def test_every_row_once_longest_first_and_no_cut_too_wide(lengths, max_rows):
     cuts = [cut.tolist() for cut in cut_by_rows(np.array(lengths), max_rows=max_rows)]
@@ -63,7 +63,6 @@ def test_every_row_once_longest_first_and_no_cut_too_wide(lengths, max_rows):
     assert 1 <= len(cuts[-1]) <= max_rows
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1), most_rows=st.none() | st.integers(1, 9))
 def test_a_cut_covers_every_row_once_and_respects_the_cap(lengths, costs, share, most_rows):
     cap_bytes = cap_for(costs, lengths, share)
@@ -80,7 +79,6 @@ def test_a_cut_covers_every_row_once_and_respects_the_cap(lengths, costs, share,
         assert most_rows is None or micro_batch.num_rows <= most_rows
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 120), min_size=1, max_size=30), costs=costs(peak=jagged_surfaces()))
 def test_no_micro_batch_is_over_the_cap_where_the_peak_rises_and_falls(lengths, costs):
     cap_bytes = cap_for(costs, lengths, 0.0) + 150
@@ -88,7 +86,6 @@ def test_no_micro_batch_is_over_the_cap_where_the_peak_rises_and_falls(lengths, 
         assert fits(costs, micro_batch.num_rows, micro_batch.padded_length, cap_bytes)
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=6),
     costs=costs(time=rising_surfaces()),
@@ -101,7 +98,6 @@ def test_no_partition_at_all_takes_less_time(lengths, costs, share):
     assert found == pytest.approx(least, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 120), min_size=1, max_size=6), costs=costs(), share=st.floats(0, 1))
 def test_the_largest_are_the_fewest_with_the_least_padding(lengths, costs, share):
     cap_bytes = cap_for(costs, lengths, share)
@@ -112,7 +108,6 @@ def test_the_largest_are_the_fewest_with_the_least_padding(lengths, costs, share
     assert (len(found), sum(rows * length for rows, length in found)) == least
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1))
 def test_never_slower_than_filling_each_micro_batch(lengths, costs, share):
     cap_bytes = cap_for(costs, lengths, share)
@@ -165,7 +160,7 @@ def test_rows_over_the_cap_alone_stay_alone_where_they_may(num_rows):
     assert shapes_of(all_over) == [(1, length) for length in sorted(lengths, reverse=True)]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_rows=st.integers(MOST_ROWS_FOR_ALL_PAIRS + 1, MOST_ROWS_FOR_ALL_PAIRS + 200),

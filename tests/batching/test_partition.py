@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import convex_surfaces, costs
 
 from brim.batching.partition import (
@@ -23,7 +23,6 @@ def sizes(begins):
     return found[::-1]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=150),
     costs=costs(peak=convex_surfaces()),
@@ -51,7 +50,6 @@ def test_the_queue_finds_what_all_pairs_find(lengths, costs, share, most_rows, l
     assert price(by_queue) == (price(by_pairs) if largest else pytest.approx(price(by_pairs), rel=1e-9))
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=20), costs=costs())
 def test_prices_without_arrays_are_those_of_the_table(lengths, costs):
     lengths = np.sort(np.array(lengths))[::-1]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.batching.ramps import doubling, equal_steps, linear
 from brim.batching.schedule import constant
@@ -70,7 +70,6 @@ def test_linear(initial, final, increment, length, expected):
     assert phases(linear(initial=initial, final=final, length_samples=length, increment=increment)) == expected
 
 
-@settings(deadline=None)
 @given(
     initial=st.integers(1, 40),
     increment=st.integers(1, 9),
@@ -103,7 +102,6 @@ RAMPS = [doubling, equal_steps, linear]
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
-@settings(deadline=None)
 @given(initial=st.integers(1, 300), final=st.integers(1, 300), length=st.integers(0, 3000))
 def test_a_ramp_goes_one_way_and_the_final_batch_holds_exactly_from_its_end_on(ramp, initial, final, length):
     schedule = ramp(initial=initial, final=final, length_samples=length)
@@ -119,7 +117,6 @@ def test_a_ramp_goes_one_way_and_the_final_batch_holds_exactly_from_its_end_on(r
         assert sizes[0] == initial
 
 
-@settings(deadline=None)
 @given(initial=st.integers(1, 200), ratio=st.integers(2, 64), length=st.integers(1000, 100_000))
 def test_doublings_shares_are_equal_but_for_a_sample(initial, ratio, length):
     starts = [
@@ -130,7 +127,6 @@ def test_doublings_shares_are_equal_but_for_a_sample(initial, ratio, length):
     assert sum(shares) == length
 
 
-@settings(deadline=None)
 @given(initial=st.integers(1, 50), doublings=st.integers(1, 6), steps=st.integers(1, 20), upwards=st.booleans())
 def test_equal_steps_has_as_many_steps_in_each_stage_where_they_fit(initial, doublings, steps, upwards):
     sizes = [initial * 2**power for power in range(doublings + 1)]

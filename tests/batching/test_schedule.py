@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.batching.schedule import BatchSchedule, Phase, constant, schedule_of
 
@@ -48,7 +48,6 @@ def test_what_is_no_schedule_is_our_own_mistake(steps, why):
         schedule_of(steps)
 
 
-@settings(deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=8), first=st.integers(1, 4))
 def test_every_sample_has_the_size_of_the_last_step_at_or_before_it(steps, first):
     steps = [(0, first), *sorted(steps, key=lambda step: step[0])]

@@ -5,7 +5,7 @@ import json
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import LENGTHS, TOKENS, costs, jagged_surfaces, surface
 
 from brim.batching.costs import Costs
@@ -34,7 +34,6 @@ def test_values(rows, length, value):
     assert TWO(rows, length) == pytest.approx(value, rel=1e-15)
 
 
-@settings(deadline=None)
 @given(
     surface=jagged_surfaces(),
     rows=st.lists(st.integers(1, 200), min_size=1, max_size=20),
@@ -47,7 +46,6 @@ def test_a_table_is_the_same_as_one_call_for_each(surface, rows, lengths):
         assert line.tolist() == [float(surface(number, length)) for number in rows]
 
 
-@settings(deadline=None)
 @given(surface=jagged_surfaces(), length=st.integers(1, 150), rows=st.integers(1, 300))
 def test_straight_between_kinks(surface, length, rows):
     low, high = rows * length, (rows + 2) * length
@@ -61,7 +59,6 @@ def test_kinks_are_those_of_all_lengths():
     assert surface(0.0, [[1] * 4] * len(LENGTHS)).kinks.tolist() == list(TOKENS)
 
 
-@settings(deadline=None)
 @given(costs=costs(), rows=st.integers(1, 99), length=st.integers(1, 150))
 def test_costs_through_json(costs, rows, length):
     again = Costs.from_dict(json.loads(json.dumps(costs.as_dict())))

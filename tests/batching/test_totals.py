@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import costs, linear_costs, rising_surfaces
 
 from brim.batching import totals
@@ -46,7 +46,6 @@ def check(found, shapes, lengths, batch_size, costs):
     assert [shape.peak_bytes for shape in found.shapes] == sorted((s.peak_bytes for s in found.shapes), reverse=True)
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=90),
     batch_size=st.integers(1, 40),
@@ -68,7 +67,6 @@ def test_they_are_those_of_cutting_batch_by_batch(lengths, batch_size, costs, sh
     check(cut_totals(lengths, batch_size, **settings), shapes, lengths, batch_size, costs)
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=90),
     batch_size=st.integers(1, 40),

@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.batching.ramps import doubling, equal_steps, linear
 from brim.batching.schedule import constant, schedule_of
@@ -31,7 +31,6 @@ def schedules(draw, most_samples=120, most_rows=40):
     return schedule_of(steps)
 
 
-@settings(deadline=None)
 @given(schedule=schedules(), num_rows=st.integers(1, 50), total=st.integers(0, 200))
 def test_stretches_are_what_the_steps_make_of_each_phase(schedule, num_rows, total):
     steps = walked(schedule, num_rows=num_rows, total_samples=total)
@@ -44,7 +43,6 @@ def test_stretches_are_what_the_steps_make_of_each_phase(schedule, num_rows, tot
     assert num_steps(schedule, num_rows=num_rows, total_samples=total) == len(steps)
 
 
-@settings(deadline=None)
 @given(schedule=schedules(), num_rows=st.integers(1, 50), steps=st.integers(0, 60))
 def test_samples_of_steps_are_those_that_the_steps_take(schedule, num_rows, steps):
     consumed = 0
@@ -53,7 +51,6 @@ def test_samples_of_steps_are_those_that_the_steps_take(schedule, num_rows, step
     assert samples_of_steps(schedule, num_rows=num_rows, num_steps=steps) == consumed
 
 
-@settings(deadline=None)
 @given(schedule=schedules(), num_rows=st.integers(1, 50), steps=st.integers(1, 60))
 def test_a_run_of_the_samples_of_some_steps_has_these_steps(schedule, num_rows, steps):
     samples = samples_of_steps(schedule, num_rows=num_rows, num_steps=steps)
@@ -83,7 +80,6 @@ RAMPS = {
 
 
 @pytest.mark.parametrize("kind", RAMPS)
-@settings(deadline=None)
 @given(num_rows=st.integers(1, 60), steps=st.integers(1, 40))
 def test_the_total_of_some_steps_is_the_least_that_its_own_ramp_does_not_exceed(kind, num_rows, steps):
     def consumed(total):
@@ -93,7 +89,6 @@ def test_the_total_of_some_steps_is_the_least_that_its_own_ramp_does_not_exceed(
     assert total == next(candidate for candidate in range(1, steps * num_rows + 1) if consumed(candidate) <= candidate)
 
 
-@settings(deadline=None)
 @given(
     num_rows=st.integers(1, 60), steps=st.integers(1, 40), sizes=st.lists(st.integers(1, 30), min_size=2, max_size=5)
 )

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, surface
 
 from brim.batching.costs import Costs
@@ -12,7 +12,6 @@ from brim.batching.widths import longest_row_that_fits, rows_that_fit
 MOST = 300
 
 
-@settings(deadline=None)
 @given(
     costs=costs(peak=jagged_surfaces()),
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5),

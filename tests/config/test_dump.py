@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.config import Config, DeviceFacts, dump, load_config, resolve
@@ -68,7 +68,6 @@ def test_paths_and_templates_are_written_as_they_are():
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30)
 
 
-@settings(deadline=None)
 @given(
     name=_TEXT,
     template=_TEXT,

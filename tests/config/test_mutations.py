@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import datetime
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.config import load_config
 from brim.errors import ConfigError
@@ -97,7 +98,7 @@ def mutated(draw):
     return config
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(mutated())
 def test_a_changed_configuration_loads_or_is_refused_with_a_place(config):
     problems = _problems(config)
@@ -105,7 +106,7 @@ def test_a_changed_configuration_loads_or_is_refused_with_a_place(config):
     assert not any("Input should be" in problem.what for problem in problems)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.sampled_from([".".join(str(part) for part in path) for path in PATHS]) | st.text(max_size=10),
     st.text(max_size=20),
@@ -114,7 +115,7 @@ def test_any_override_is_taken_or_refused_with_a_place(key, value):
     assert all(problem.what and problem.where for problem in _problems(VALID, [f"{key}={value}"]))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
     | st.text(alphabet="ab:-[]{}&*!'\"#|>\n ?%,<", max_size=40)

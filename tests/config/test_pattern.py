@@ -6,8 +6,9 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.config import load_config
 from brim.config.pattern import pattern_fault
@@ -51,7 +52,7 @@ def test_what_can_take_for_ever_is_refused(pattern, fault):
     assert pattern_fault(pattern) == fault
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(alphabet="ab()|*+?.{},12\\", max_size=14))
 def test_what_is_taken_ends(pattern):
     if pattern_fault(pattern) is None:

@@ -8,8 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.data import prepare, prompts_of, read
 from brim.data.prompt import cell_texts, prompter
@@ -373,7 +374,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_gives_exactly_its_good_rows_and_names_the_others(tmp_path, make_config, encoder, name, data):
     lay_out, bad_rows, head, separator = FORMATS[name]
     rows = data.draw(st.lists(st.tuples(CELL, CELL, st.none() | bad_rows, st.integers(0, 2)), min_size=1, max_size=24))
@@ -408,7 +409,7 @@ KINDS = {
 
 
 @given(data=st.data(), common=st.sampled_from(list(KINDS)))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_mixed_column_without_its_bad_rows_is_what_it_would_be_without_them(tmp_path, data, common):
     others = st.one_of(*(values for kind, values in KINDS.items() if kind != common)) | st.just([1]) | st.just({})
     good = data.draw(st.lists(KINDS[common] | st.none(), min_size=1, max_size=12))

@@ -5,8 +5,9 @@ import json
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.data import prepare, read, read_jsonl
 from brim.data.columns import notes_on_mixed, require_text
@@ -148,7 +149,7 @@ def test_reading_starts_over_once_however_often_types_change(tmp_path, monkeypat
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text("aü1"), min_size=1
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_column_of_one_type_keeps_its_values_and_another_its_text(tmp_path, values):
     path = tmp_path / "data.jsonl"
     write(path, "".join(json.dumps({"q": value, "x": "x"}) + "\n" for value in values))

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.letter_encoder import LetterEncoder
+from tests.properties import examples
 
 from brim.data import nearest_examples
 from brim.data.example_pool import NONE
@@ -27,7 +28,7 @@ def by_sorting(queries, embeddings, own, num_examples):
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(2, 70), st.integers(1, 20), st.integers(0, 10**6), st.sampled_from([None, 40]), st.data())
 def test_the_nearest_are_those_of_sorting_everything(num_pooled, num_queries, seed, distinct, data):
     embeddings, queries = vectors(num_pooled, seed, distinct=distinct), vectors(num_queries, seed + 1)

@@ -7,8 +7,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.data import read
 from brim.data.usable import usable
@@ -377,7 +378,7 @@ def test_json_beyond_pythons_limits_is_told(tmp_path, name, start):
 
 
 @given(text=st.text(max_size=30), bad=st.sampled_from([b"\xff", b"\x00", b"\xc3", b"\xe9x"]), block=st.integers(1, 9))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, bad, block):
     monkeypatch.setattr("brim.data.utf8._BLOCK_BYTES", block)
     start = text.replace("\0", "").encode()

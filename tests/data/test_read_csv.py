@@ -3,8 +3,9 @@
 import csv
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.data import read, read_csv
 from brim.data.csv_columns import ColumnKind, refine
@@ -47,7 +48,7 @@ def test_a_column_is_numbers_only_where_that_changes_no_text(tmp_path, cells, ki
     cells=st.lists(st.sampled_from(["1", "-7", "2.5", "1.0", "007", "", "x", "NaN", "1e9", " 4"]), min_size=1),
     data=st.data(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_kind_of_a_column_does_not_depend_on_the_blocks_it_is_read_in(cells, data):
     import pyarrow as pa
 
@@ -65,7 +66,7 @@ CELLS = st.text(st.sampled_from(["a", "1", "0", ".", ",", '"', "\n", "\r", " ", 
     rows=st.lists(st.tuples(CELLS, CELLS, st.booleans(), st.integers(0, 2)), min_size=1, max_size=12),
     ending=st.sampled_from(["\n", "\r\n", "\r"]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cells_come_out_as_they_went_in_and_rows_are_found_on_their_lines(tmp_path, rows, ending):
     text = f"q,a{ending}"
     lines = []

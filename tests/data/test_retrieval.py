@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.letter_encoder import LetterEncoder
+from tests.properties import examples
 
 from brim.data import check_data, prepare, prompts_of, read, retrieval
 from brim.data.prompt import prompter
@@ -58,7 +59,7 @@ def test_the_nearest_training_rows_come_first_and_a_rows_own_input_never(make_co
     assert made.notes() == []
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(st.text("ab{}'\" ", max_size=3), min_size=3, max_size=20),
     st.integers(1, 4),

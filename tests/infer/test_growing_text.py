@@ -1,8 +1,9 @@
 """Pieces of text, against the text of all tokens at once."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from brim.data.encoder import FolderEncoder
@@ -94,7 +95,7 @@ def test_special_tokens_have_no_text_and_swallow_no_space(sentencepiece):
 
 
 @given(tokens=st.lists(st.integers(0, SIZE - 1), max_size=40))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_tokens_of_bytes_join_up(byte_level, tokens):
     pieces, rest = pieces_of(byte_level, tokens)
     assert "".join(pieces) + rest == byte_level.decode(tokens, skip_special_tokens=True)
@@ -102,7 +103,7 @@ def test_any_tokens_of_bytes_join_up(byte_level, tokens):
 
 # Words more often than bytes, or there would hardly be a run that ends.
 @given(tokens=st.lists(st.integers(0, 2) | st.integers(3, 258) | st.integers(259, 269), max_size=40))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_tokens_with_bytes_to_fall_back_to_join_up(sentencepiece, tokens):
     pieces, rest = pieces_of(sentencepiece, tokens)
     assert "".join(pieces) + rest == sentencepiece.decode(tokens, skip_special_tokens=True)

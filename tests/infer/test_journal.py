@@ -4,8 +4,9 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.errors import OutputError, WriteError
 from brim.infer.held_records import HeldRecords
@@ -49,7 +50,7 @@ def test_of_two_records_with_one_key_the_later_counts(tmp_path):
         assert held(journal) == {1: (2, b"second")}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), bodies=st.lists(st.binary(max_size=20), min_size=1, max_size=6))
 def test_what_is_whole_before_a_cut_is_kept_and_the_journal_goes_on(tmp_path_factory, data, bodies):
     path = tmp_path_factory.mktemp("cut") / "j"
@@ -71,7 +72,7 @@ def test_what_is_whole_before_a_cut_is_kept_and_the_journal_goes_on(tmp_path_fac
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_flipped_bit_ends_what_is_read(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("flip") / "j"
     with Journal(path) as journal:

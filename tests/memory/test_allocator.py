@@ -1,9 +1,10 @@
 """The simulated caching allocator: sequences worked out by hand, a second implementation, invariants."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.memory.reference_allocator import OutOfMemory, ReferenceAllocator
+from tests.properties import examples
 
 from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
 from brim.memory.allocator_settings import AllocatorSettings
@@ -402,7 +403,7 @@ def settings_of(configuration):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(configurations, moves)
 def test_a_second_implementation_gives_the_same_figures(configuration, moves):
     chosen = settings_of(configuration)
@@ -440,7 +441,6 @@ def attempt(allocator, size, stream):
         return None
 
 
-@settings(max_examples=100, deadline=None)
 @given(configurations, moves)
 def test_invariants(configuration, moves):
     capacity = configuration.get("capacity")
@@ -479,7 +479,7 @@ def test_invariants(configuration, moves):
     assert figures(allocator) == (0, 0)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(sizes, max_size=60), st.booleans())
 def test_a_step_that_repeats_reserves_nothing_new(step, expandable):
     """The same requests in the same order from a full cache: freed blocks are reused."""

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.planning.memory_samples import Region, Sample, passing, region, round_length, round_rows, sampled
 
@@ -91,7 +92,7 @@ def test_a_longest_row_that_does_not_fit_is_sampled_alone():
     share=st.floats(0.8, 1.2),
     score=st.sampled_from([0, 40]),
 )
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_surface_goes_through_one_more_sample_and_never_falls(rows, tokens, share, score):
     peak = peak_of(score=score)
     before = sampled(peak, where())

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.batching.surface import Surface
 from brim.planning.time_fit import TimeSample, fit_time
@@ -40,7 +41,7 @@ def samples(noise=0.0, seed=0, shapes=SHAPES, calls=2, **terms):
 @given(
     fixed=st.floats(0, 1), token=st.floats(1e-6, 1e-2), attention=st.sampled_from([0.0, 1e-7, 1e-5])
 )  # fmt: skip
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_a_law_without_noise_is_found(fixed, token, attention):
     found = fit_time(samples(fixed=fixed, token=token, attention=attention), ROUGH)
     assert found.relative_error < 0.03  # of models as near as that the simplest is taken
@@ -101,7 +102,7 @@ def test_few_samples_scale_the_estimate(number):
 
 
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 1))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_whatever_was_measured_the_surface_is_convex_and_rises(seed, noise):
     surface = fit_time(samples(noise=noise, seed=seed), ROUGH).surface(shortest=16, longest=512, most_rows=32)
     lines = [

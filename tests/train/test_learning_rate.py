@@ -4,8 +4,8 @@ import math
 
 import pytest
 from hypothesis import assume, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from brim.batching.ramps import linear
 from brim.batching.schedule import constant
@@ -93,7 +93,7 @@ def test_a_ramp_bends_neither_the_warm_up_nor_the_decay():
 
 
 @given(data=st.data())
-@examples(max_examples=200, deadline=None)
+@examples(200)
 def test_declared_ends_are_met_exactly_whatever_the_batches_are(data):
     decay = data.draw(st.sampled_from(["constant", "linear", "cosine", "wsd"]))
     total = data.draw(st.integers(2, 10_000))

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from brim.batching.adaptation import Adaptation
 from brim.batching.ramps import doubling, linear
@@ -70,7 +70,6 @@ def test_checkpoints_come_where_they_were_asked_for_and_at_the_end(keys, expecte
     assert steps_with_checkpoint(run_length(num_rows=100, effective_batch_size=32, epochs=2, **keys)) == expected
 
 
-@settings(deadline=None)
 @given(num_rows=st.integers(1, 500), size=st.integers(1, 600), steps=st.integers(1, 50))
 def test_total_samples_are_those_that_the_steps_take(num_rows, size, steps):
     length = run_length(num_rows=num_rows, effective_batch_size=size, epochs=1, train_steps=steps)
@@ -80,7 +79,6 @@ def test_total_samples_are_those_that_the_steps_take(num_rows, size, steps):
     assert (length.total_samples, length.total_steps) == (consumed, steps)
 
 
-@settings(deadline=None)
 @given(num_rows=st.integers(1, 300), size=st.integers(1, 50), number=st.integers(1, 40))
 def test_each_epoch_has_its_number_of_checkpoints_evenly_spread_and_one_at_its_end(num_rows, size, number):
     length = run_length(num_rows=num_rows, effective_batch_size=size, epochs=3, checkpoints_per_epoch=number)
@@ -92,7 +90,6 @@ def test_each_epoch_has_its_number_of_checkpoints_evenly_spread_and_one_at_its_e
     assert max(gaps) - min(gaps) <= 1
 
 
-@settings(deadline=None)
 @given(
     num_rows=st.integers(1, 80),
     sizes=st.lists(st.integers(1, 50), min_size=2, max_size=5),

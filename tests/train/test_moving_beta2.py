@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
+from tests.properties import examples
 from torch import nn
 
 from brim.batching.ramps import doubling
@@ -217,7 +217,7 @@ def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
 
 
 @given(num_updates=st.integers(1, 10_000), beta2=st.floats(0.0, 0.9999))
-@examples(max_examples=50, deadline=None)
+@examples(50)
 def test_after_any_number_of_updates_at_the_final_size_nothing_is_corrected(num_updates, beta2):
     chosen = settings({"type": "adamw", "betas": [0.9, beta2], "weight_decay": 0.1})
     optimizer = build_optimizer(chosen, weights())
@@ -230,7 +230,7 @@ def test_after_any_number_of_updates_at_the_final_size_nothing_is_corrected(num_
 
 
 @given(size=st.integers(1, 4096), steps=st.integers(1, 1000))
-@examples(max_examples=50, deadline=None)
+@examples(50)
 def test_a_phase_forgets_as_much_a_sample_as_the_final_one(size, steps):
     chosen = settings({"type": "adamw", "betas": [0.9, 0.999]})
     optimizer = build_optimizer(chosen, weights())
