@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.properties import examples
 
@@ -92,29 +92,45 @@ def test_a_ramp_bends_neither_the_warm_up_nor_the_decay():
     assert REPORTED(consumed_samples=1600, batch_samples=BATCH) == 3e-5
 
 
-@given(data=st.data())
-@examples(200)
-def test_declared_ends_are_met_exactly_whatever_the_batches_are(data):
-    decay = data.draw(st.sampled_from(["constant", "linear", "cosine", "wsd"]))
-    total = data.draw(st.integers(2, 10_000))
-    warmup = data.draw(st.integers(0, total - 1))
-    falling = data.draw(st.integers(1, total - warmup)) if decay == "wsd" else 0
-    peak = data.draw(st.floats(1e-6, 1e-1))
-    floor = data.draw(st.floats(0, 1)) * peak
+@st.composite
+def schedules(draw):
+    total = draw(st.integers(2, 10_000))
+    warmup = draw(st.integers(0, total - 1))
+    decay = draw(st.sampled_from(["constant", "linear", "cosine", "wsd"]))
+    peak = draw(st.floats(1e-6, 1e-1))
+    floor = draw(st.floats(0, 1)) * peak
     assume(floor < peak)
-    schedule = LearningRate(
-        peak=peak, floor=floor, decay=decay, warmup_samples=warmup, decay_samples=falling, total_samples=total
+    return LearningRate(
+        peak=peak,
+        floor=floor,
+        decay=decay,
+        warmup_samples=warmup,
+        decay_samples=draw(st.integers(1, total - warmup)) if decay == "wsd" else 0,
+        total_samples=total,
     )
-    rows = data.draw(st.integers(1, total))
+
+
+# Half-way between neighbours lies no number: the fall of one sample is rounded away.
+NEIGHBOURS = LearningRate(peak=0.0625, floor=math.nextafter(0.0625, 0), decay="wsd", decay_samples=2, total_samples=2)
+
+
+@given(schedule=schedules(), rows=st.integers(1, 10_000), batch=st.integers(1, 10_000))
+@example(schedule=NEIGHBOURS, rows=1, batch=1)
+@examples(200)
+def test_declared_ends_are_met_exactly_whatever_the_batches_are(schedule, rows, batch):
+    peak, floor, warmup, total = schedule.peak, schedule.floor, schedule.warmup_samples, schedule.total_samples
     if warmup:
-        batch = data.draw(st.integers(1, warmup))
+        batch = min(batch, warmup)
         assert schedule(consumed_samples=warmup - batch, batch_samples=batch) == peak  # ends the warm-up
         assert schedule(consumed_samples=0, batch_samples=warmup - 1) < peak
     assert schedule(consumed_samples=warmup, batch_samples=rows) == peak
-    if decay == "wsd":
+    if schedule.decay == "wsd":
+        falling = schedule.decay_samples
         assert schedule(consumed_samples=total - falling, batch_samples=rows) == peak
-        assert schedule(consumed_samples=total - falling + 1, batch_samples=rows) < peak
-    assert schedule(consumed_samples=total, batch_samples=rows) == (peak if decay == "constant" else floor)
+        begun = schedule(consumed_samples=total - falling + 1, batch_samples=rows)
+        assert floor <= begun <= peak
+        assert begun < peak or (peak - floor) / falling <= 2 * math.ulp(peak)
+    assert schedule(consumed_samples=total, batch_samples=rows) == (peak if schedule.decay == "constant" else floor)
 
 
 @given(size=st.integers(1, 10_000), consumed=st.integers(0, 1599), rows=st.integers(1, 64))
