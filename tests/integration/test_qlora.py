@@ -54,17 +54,19 @@ def adapter(run):
 
 @EACH
 @pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
-def test_it_learns_in_each_precision_and_the_run_opens_again(tiny_base, sums_file, tmp_path, quantization, precision):
-    settings = config(tiny_base, quantization, precision=precision, trainer={"epochs": 8})
+def test_it_learns_in_each_precision_and_the_run_opens_again(
+    teachable_base, sums_file, tmp_path, quantization, precision
+):
+    settings = config(teachable_base, quantization, precision=precision, trainer={"epochs": 8})
     result = brim.Model(settings).train(sums_file, output_directory=tmp_path / "run")
     sequence = losses(tmp_path / "run")
-    assert np.mean(sequence[-4:]) < 0.985 * np.mean(sequence[:4])  # of random weights; the demo's base learns more
+    assert np.mean(sequence[-4:]) < 0.6 * np.mean(sequence[:4])  # 0.44 and less
     assert {tensor.dtype for tensor in adapter(tmp_path / "run").values()} == {torch.float32}
     opened = brim.Model.load(tmp_path / "run")
     tuned = opened.evaluate(sums_file, split="test").metrics["loss"]
     assert tuned == result.metrics["test"]["loss"]
     base = brim.Model.load(tmp_path / "run", overrides=["adapter=null"])
-    assert tuned < 0.985 * base.evaluate(sums_file, split="test", batch_size=4).metrics["loss"]
+    assert tuned < 0.85 * base.evaluate(sums_file, split="test", batch_size=4).metrics["loss"]
     assert len(opened.predict(sums_file).predictions) == 40
 
 

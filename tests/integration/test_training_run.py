@@ -326,12 +326,13 @@ def test_a_non_finite_step_stops_before_the_update_and_names_rows(tiny_base, sum
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", {"type": "sgd", "momentum": 0.9}, "adafactor"])
-def test_every_optimizer_lowers_the_loss(tiny_base, sums_file, tmp_path, optimizer):
-    rate = {"adafactor": 0.05}.get(str(optimizer), 0.01 if isinstance(optimizer, str) else 0.5)
+def test_every_optimizer_lowers_the_loss(teachable_base, sums_file, tmp_path, optimizer):
+    rate = 0.01 if optimizer in ("adam", "adamw") else 0.05
     settings = {"optimizer": optimizer, "learning_rate": rate, "epochs": 4, "gradient_clipping": None}
-    brim.Model(config(tiny_base, adapter=None, trainer=settings)).train(sums_file, output_directory=tmp_path / "run")
+    model = brim.Model(config(teachable_base, adapter=None, trainer=settings))
+    model.train(sums_file, output_directory=tmp_path / "run")
     sequence = losses(tmp_path / "run")
-    assert np.mean(sequence[-4:]) < 0.9 * np.mean(sequence[:4])
+    assert np.mean(sequence[-4:]) < 0.6 * np.mean(sequence[:4])  # 0.44 and less
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "fp16-mixed"])
