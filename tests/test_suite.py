@@ -1,6 +1,7 @@
-"""Property tests draw the same examples in every run of the suite."""
+"""What the suite does on any machine: it draws the same examples, and fails by warnings, but not a GPU's."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,33 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from tests.properties import FUZZED, USUAL, examples
 
 DRAWN: list[int] = []
+WARNING_TESTS = """
+import warnings
+import pytest
+
+def warn(module):
+    warnings.warn_explicit("not aligned", UserWarning, "ops.py", 1, module)
+
+@pytest.mark.gpu
+def test_of_a_library_on_a_gpu():
+    warn("bitsandbytes.backends.cuda.ops")
+
+@pytest.mark.gpu
+def test_of_brim_on_a_gpu():
+    warn("brim.train.loop")
+
+def test_of_a_library():
+    warn("bitsandbytes.backends.cpu.ops")
+"""
+
+
+def run_pytest(*arguments, **environment):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)]
+    root = Path(__file__).parents[1]
+    return subprocess.run(command, env=os.environ | environment, cwd=root, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -29,14 +53,7 @@ def test_the_profile_is_the_one_that_was_asked_for(profile):
 def test_an_environment_of_ci_changes_nothing(asked):
     """Hypothesis takes a profile of its own there."""
     test = f"{__file__}::{test_the_profile_is_the_one_that_was_asked_for.__name__}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked, test],
-        env=os.environ | {"CI": "true"},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(*asked, test, CI="true")
     assert done.returncode == 0, done.stdout
 
 
@@ -62,3 +79,15 @@ def test_the_same_are_drawn_again():
         _draw()
         drawn.append(tuple(DRAWN))
     assert drawn[0] == drawn[1]
+
+
+def test_what_only_a_gpu_s_libraries_warn_of_is_shown_and_fails_nothing(tmp_path):
+    (tmp_path / "test_warnings.py").write_text(WARNING_TESTS)
+    done = run_pytest("-p", "tests.conftest", "-c", "pyproject.toml", "-rA", tmp_path / "test_warnings.py")
+    told = re.findall(r"^(PASSED|FAILED) \S*::(\w+)", done.stdout, flags=re.MULTILINE)
+    assert {name: how for how, name in told} == {
+        "test_of_a_library_on_a_gpu": "PASSED",
+        "test_of_brim_on_a_gpu": "FAILED",
+        "test_of_a_library": "FAILED",
+    }
+    assert "1 warning" in done.stdout
