@@ -154,8 +154,8 @@ def test_texts_do_not_depend_on_the_batch(tiny_base, sums_file, quantization):
 
 
 @EACH
-def test_a_saved_quantised_model_opens_and_is_the_same(tiny_base, sums_file, tmp_path, quantization):
-    settings = config(tiny_base, quantization, adapter=None)
+def test_a_saved_quantised_model_opens_and_is_the_same(teachable_base, sums_file, tmp_path, quantization):
+    settings = config(teachable_base, quantization, adapter=None)
     settings["trainer"] = {"type": "none"}
     model = brim.Model(settings)
     before = model.evaluate(sums_file, split="test").rows["loss"].tolist()
@@ -169,7 +169,7 @@ def test_a_saved_quantised_model_opens_and_is_the_same(tiny_base, sums_file, tmp
     trained = brim.Model(config(tmp_path / "saved" / "model", None))
     trained.train(sums_file, output_directory=tmp_path / "run", say=said.append)
     assert f"quantization.bits: {quantization['bits']} (so the base model is stored)" in said
-    assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
+    assert losses(tmp_path / "run")[-1] < 0.9 * losses(tmp_path / "run")[0]  # 0.74 and less
     assert brim.Model.load(tmp_path / "run").config.quantization.bits == quantization["bits"]
 
 
