@@ -47,7 +47,7 @@ def test_a_law_without_noise_is_found(fixed, token, attention):
     assert found.relative_error < 0.03  # of models as near as that the simplest is taken
     for rows, length in [(3, 100), (16, 64), (1, 452)]:
         expected = law(rows * length, length, fixed=fixed, token=token, attention=attention)
-        # That is a root mean square: of 400 laws the worst single shape lay 3.1% off.
+        # That is a root mean square: the worst single shape lies 3.2% off, of a law with a large fixed part.
         assert found.seconds(rows * length, length) == pytest.approx(expected, rel=0.035)
 
 
