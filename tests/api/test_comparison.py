@@ -39,10 +39,12 @@ def test_a_run_is_compared_with_its_base_on_the_same_rows(trained, sums_file):
     base = brim.Model.load(trained, overrides=["adapter=null"]).evaluate(sums_file, with_texts=True)
     found = result.comparison
     assert found.num_rows == 40
-    assert found.other_metrics == pytest.approx({name: base.metrics[name] for name in found.other_metrics}, abs=1e-6)
+    # Evaluations of their own may take other batches: losses agree to 1e-5, so that exp of a loss does to 1e-4.
+    assert found.other_metrics == pytest.approx({name: base.metrics[name] for name in found.other_metrics}, rel=1e-4)
     assert set(found.differences) == set(result.intervals) == set(found.difference_intervals)
     for name, difference in found.differences.items():
-        assert difference == pytest.approx(result.metrics[name] - base.metrics[name], abs=1e-6)
+        near = 2e-4 * abs(base.metrics[name]) + 1e-9
+        assert difference == pytest.approx(result.metrics[name] - base.metrics[name], abs=near)
         interval = found.difference_intervals[name]
         assert interval.low - 1e-9 <= difference <= interval.high + 1e-9
     assert found.differences["loss"] != 0
@@ -58,7 +60,7 @@ def test_the_interval_is_that_of_the_rows_differences(trained, sums_file):
     differences = result.rows["loss"] - base.rows["loss"]
     expected = ratio_interval(differences.to_numpy(), result.rows["num_supervised"].to_numpy())
     found = result.comparison.difference_intervals["loss"]
-    assert (found.low, found.high) == (pytest.approx(expected.low, abs=1e-6), pytest.approx(expected.high, abs=1e-6))
+    assert (found.low, found.high) == (pytest.approx(expected.low, abs=1e-4), pytest.approx(expected.high, abs=1e-4))
 
 
 def test_a_model_that_was_trained_just_now_stays_trained(tiny_base, sums_file, tmp_path):
@@ -66,9 +68,9 @@ def test_a_model_that_was_trained_just_now_stays_trained(tiny_base, sums_file, t
     model.train(sums_file, output_directory=tmp_path / "run")
     before = model.evaluate(sums_file).metrics["loss"]
     compared = model.evaluate(sums_file, against="base")
-    assert compared.metrics["loss"] == pytest.approx(before, abs=1e-6)
+    assert compared.metrics["loss"] == pytest.approx(before, rel=1e-5)
     assert compared.comparison.differences["loss"] != 0
-    assert model.evaluate(sums_file).metrics["loss"] == pytest.approx(before, abs=1e-6)
+    assert model.evaluate(sums_file).metrics["loss"] == pytest.approx(before, rel=1e-5)
 
 
 def test_two_models_of_other_tokens_are_compared_by_bytes(trained, sums_file, tiny_base, tmp_path):
@@ -117,7 +119,7 @@ def test_rows_that_one_of_them_cannot_take_are_left_out_of_both(trained, sums_fi
     both = result.rows[result.rows["row"].isin(alone.rows["row"])]
     assert found.metrics["loss"] == pytest.approx(both["loss"].sum() / both["num_supervised"].sum())
     assert found.metrics["response_tokens"] == pytest.approx(both["num_response_tokens"].mean())
-    assert found.other_metrics["loss"] == pytest.approx(alone.metrics["loss"], abs=1e-6)
+    assert found.other_metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=1e-5)
 
 
 def test_a_base_model_has_no_base(trained, sums_file, tiny_base):

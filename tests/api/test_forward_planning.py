@@ -58,7 +58,7 @@ def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, 
         "evaluation: the architecture 'llama' cannot be traced: NotImplementedError: values are asked for; so batches "
         "are tried out: the longest row alone, then twice as many tokens each time"
     ]
-    assert result.metrics == pytest.approx(expected.metrics, rel=1e-6)
+    assert result.metrics == pytest.approx(expected.metrics, rel=1e-4)  # of a perplexity, that of losses is 1e-5
 
 
 def test_the_batches_of_an_evaluation_change_no_figure(zero_shot, sums_file):
@@ -66,7 +66,8 @@ def test_the_batches_of_an_evaluation_change_no_figure(zero_shot, sums_file):
         brim.Model({**zero_shot, "trainer": {"type": "none", "eval_batch_size": size}}).evaluate(sums_file).metrics
         for size in ("auto", None, 1, 7)
     ]
-    assert all(each == pytest.approx(figures[0], rel=1e-6) for each in figures)
+    assert all(each == pytest.approx(figures[0], rel=1e-4) for each in figures)
+    assert all(each["loss"] == pytest.approx(figures[0]["loss"], rel=1e-5) for each in figures)
     assert figures[0] == figures[1]
 
 

@@ -117,7 +117,7 @@ def test_evaluation_of_a_base_model_says_what_it_chose(tiny_base, sums_file, sma
         settings["trainer"] = {"type": "none", "chunked_loss": chunked}
         figures.append(brim.Model(settings).train(sums_file, say=said.append).metrics["test"])
         assert any(line.startswith("trainer.chunked_loss: True") for line in said) == (chunked == "auto")
-    assert figures[1]["loss"] == pytest.approx(figures[0]["loss"], rel=1e-6)
+    assert figures[1]["loss"] == pytest.approx(figures[0]["loss"], rel=1e-5)
     assert figures[1]["token_accuracy"] == figures[0]["token_accuracy"]
 
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
 from tests.integration.test_training_run import stop_after
+from tests.train.scarce import apart
 
 import brim
 from brim.infer import evaluate as evaluate_module
@@ -92,8 +93,7 @@ def test_a_run_that_runs_out_learns_the_same_and_tells_it(tiny_base, sums_file, 
         "for `oom` in metrics.jsonl"
     )
     before, after = (load_file(folder / "model" / "adapter_model.safetensors") for folder in (clean, run))
-    for name, weight in before.items():
-        torch.testing.assert_close(after[name], weight, rtol=1e-3, atol=1e-5)
+    assert apart(after, before) < 1e-4
 
 
 def test_an_evaluation_shrinks_once_and_never_the_training_batch(tiny_base, sums_file, tmp_path, monkeypatch, clean):
@@ -106,7 +106,7 @@ def test_an_evaluation_shrinks_once_and_never_the_training_batch(tiny_base, sums
     assert max(scarce.tried[1:]) == 2
     assert losses(run) == losses(clean)
     scores = [[r["loss"] for r in log(folder) if r.get("split") == "validation"] for folder in (clean, run)]
-    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-6)
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
     assert result.metrics["validation"]["num_rows"] == 4
 
 

@@ -132,5 +132,5 @@ def test_a_row_that_never_fits_is_named_and_what_was_learned_before_it_stays(run
     assert limited["refused"].startswith("row 5 of the batch ran out of memory twice in the forward pass")
     assert "you tried to allocate 33554432 bytes" in limited["refused"]
     # How far a batch was cut for its first losses depends on what the process holds: alike, not equal.
-    assert limited["losses"] == pytest.approx(runs["24 MiB"]["losses"][:1], rel=1e-6)
+    assert limited["losses"] == pytest.approx(runs["24 MiB"]["losses"][:1], rel=1e-5)
     assert [event["rows"] for event in limited["events"] if event["event"] == "oom"][-2:] == [1, 1]

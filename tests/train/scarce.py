@@ -254,3 +254,13 @@ def course_of(keys, model, rows) -> dict[str, object]:
 
 def equal(first, second) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def apart(first, second):
+    """How far weights lie apart, relative to all of them.
+
+    Not one by one: where a gradient is nearly zero, Adam makes a step of any rounding.
+    """
+    assert first.keys() == second.keys()
+    difference = sum(float((first[name].double() - second[name].double()).square().sum()) for name in second)
+    return (difference / sum(float(weight.double().square().sum()) for weight in second.values())) ** 0.5
