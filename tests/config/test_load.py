@@ -164,7 +164,7 @@ preprocessing:
 """
     assert problems(file(text)) == [
         "config.yaml:1: unknown key base_modl\n  fix: did you mean base_model?",
-        "config.yaml:2: unknown key learning_rate\n  fix: learning_rate belongs elsewhere: trainer.learning_rate",
+        "config.yaml:2: unknown key learning_rate\n  fix: write trainer.learning_rate: 0.1",
         "config.yaml:5: unknown key input_features.0.typ\n  fix: did you mean type?",
         "config.yaml:9: output_features.0.preprocessing.max_sequence_length is '12'\n"
         "  expected: a whole number of at least 1, or null\n"
@@ -203,15 +203,15 @@ preprocessing:
         ("adapter:\n  type: lora\n  target_modules: [1]", "config.yaml:10: adapter.target_modules is [1]\n"
          "  expected: a list of layer names, a regular expression, all-linear, or null"),
         ("precision: bf16", "config.yaml:8: precision is 'bf16'\n"
-         "  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed\n  fix: did you mean bf16-true?"),
+         "  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed\n  fix: write precision: bf16-mixed"),
         ("generation:\n  top_p: .nan", "config.yaml:9: generation.top_p is nan\n  expected: a number from 0 to 1"),
         ("generation:\n  temperature: '1e-1'", "config.yaml:9: generation.temperature is '1e-1'\n"
          "  expected: a number of at least 0\n  fix: write 0.1"),
         ("preprocessing:\n  split: {type: hash}", "config.yaml:9: preprocessing.split.column is missing\n"
          "  expected: text\n  fix: add it. The column that is hashed."),
-        ("backend: {num_workers: 2}", "config.yaml:8: unknown key backend.num_workers\n"
+        ("backend: {workers: 2}", "config.yaml:8: unknown key backend.workers\n"
          "  expected: one of type\n  fix: remove it"),
-        ("lr: 3", "config.yaml:8: unknown key lr\n  fix: did you mean trainer.learning_rate?"),
+        ("lr: 3", "config.yaml:8: unknown key lr\n  fix: the key is trainer.learning_rate: a number from 0 to 1, or auto"),
         ("5: 3", "config.yaml:8: unknown key 5\n  expected: one of model_type, base_model, initialize, precision, "
          "model_parameters, input_features, output_features, prompt, chat, adapter, quantization, trainer, preprocessing, generation, "
          "memory, backend, dataset, random_seed, trust_remote_code\n  fix: remove it"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from brim.config.places import Document, Path
+from brim.config.wording import line
 from brim.errors import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with the keys at `paths`; the first that the user gave is its place."""
+    """One thing that is wrong with the keys at `paths`. Its place is the first that an override or the file gave."""
 
     paths: tuple[Path, ...]
     what: str
@@ -20,6 +21,7 @@ class Finding:
     fix: str = ""
     kind: Literal["unknown", "missing", "value", "type", "rule"] = "rule"
     meant: str = ""  # the key of the same section that an unknown key surely stands for
+    instead: tuple[tuple[str, Any], ...] = ()  # dotted keys to write, with their values
 
     @property
     def path(self) -> Path:
@@ -31,10 +33,20 @@ def to_problems(findings: Iterable[Finding], document: Document) -> list[Problem
     placed = []
     for finding in findings:
         given = [path for path in finding.paths if path in document.places]
+        given.sort(key=lambda path: not document.places[path].is_override)
         place = document.place(given[0] if given else finding.path)
-        problem = Problem(what=finding.what, where=place.where, expected=finding.expected, fix=finding.fix)
+        fix = _with_lines(finding, as_override=place.is_override)
+        problem = Problem(what=finding.what, where=place.where, expected=finding.expected, fix=fix)
         placed.append((place.order, problem))
     return [problem for _, problem in sorted(placed, key=lambda item: item[0])]
+
+
+def _with_lines(finding: Finding, *, as_override: bool) -> str:
+    """What to do, with the very text to write: in the file, or on the command line."""
+    if not finding.instead:
+        return finding.fix
+    texts = [line(key, value, as_override=as_override) for key, value in finding.instead]
+    return f"write {' and '.join(texts)}" + (f" ({finding.fix})" if finding.fix else "")
 
 
 def is_within(path: Path, others: Iterable[Path]) -> bool:

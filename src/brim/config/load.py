@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 from brim.config.findings import to_problems
 from brim.config.notes import notes_on
 from brim.config.overrides import apply_overrides
+from brim.config.places import Path
 from brim.config.rules import broken_rules
 from brim.config.schema import Config
 from brim.config.source import read_source
 from brim.config.spelling import modernise
 from brim.config.unsupported import screen
 from brim.config.validate import validate
-from brim.errors import ConfigError
+from brim.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +29,43 @@ class LoadedConfig:
     name: str  # the file as the user typed it, or "configuration"
 
 
-def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedConfig:
+    """What is wrong with a configuration, and what can be said of it all the same."""
+
+    problems: tuple[Problem, ...]
+    config: Config | None  # with defaults in place of what is wrong; None if that does not do
+    faulty: tuple[Path, ...]  # the keys that are wrong
+    notes: tuple[str, ...]
+    name: str
+
+
+def load_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a YAML file or a mapping, set the overrides (`trainer.epochs=1`), check everything.
 
     Raises ConfigError with all problems in the order of the file, those of overrides last.
     """
-    document = apply_overrides(read_source(source), overrides)
+    examined = examine_config(source, overrides)
+    if examined.problems:
+        raise ConfigError(*examined.problems)
+    assert examined.config is not None, "without problems there is a configuration"
+    return LoadedConfig(config=examined.config, notes=examined.notes, name=examined.name)
+
+
+def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> ExaminedConfig:
+    """The same, with the problems as values. Raises ConfigError for what cannot be read at all."""
+    document, problems = apply_overrides(read_source(source), overrides)
     document, spelling_notes = modernise(document)
     screened = screen(document.data)
     validated = validate(screened.data, screened.findings)
     findings = [*screened.findings, *validated.findings]
     if validated.config is not None:
         findings += broken_rules(validated.config, findings)
-    if findings:
-        raise ConfigError(*to_problems(findings, document))
-    assert validated.config is not None, "without findings there is a configuration"
-    notes = (*spelling_notes, *notes_on(validated.config, document))
-    return LoadedConfig(config=validated.config, notes=notes, name=document.name)
+    problems = [*to_problems(findings, document), *problems]
+    return ExaminedConfig(
+        problems=tuple(problems),
+        config=validated.config,
+        faulty=tuple(path for finding in findings for path in finding.paths),
+        notes=() if problems or validated.config is None else (*spelling_notes, *notes_on(validated.config, document)),
+        name=document.name,
+    )

@@ -15,14 +15,14 @@ _LONGEST_SHOWN = 80  # characters of an override, to name it
 _AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
 
 
-def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with every override set, the last one winning. Raises ConfigError for all that cannot be read."""
+def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
+    """The document with every override set, the last one winning; and what is wrong with those that cannot be read."""
     data, places = document.data, dict(document.places)
     problems: list[Problem] = []
     for index, text in enumerate(overrides):
         shown = mask_text(text)
         shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 1] + "…"
-        place = Place(where=f"override {shown}", order=(_AFTER_THE_FILE + index, 0))
+        place = Place(where=f"override {shown}", order=(_AFTER_THE_FILE + index, 0), is_override=True)
         try:
             written, value = _read(text, place)
             path, data = _set(data, written, value, (), place)
@@ -31,9 +31,9 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
             continue
         places = {known: p for known, p in places.items() if known[: len(path)] != path}
         places[path] = place
-    if problems:
-        raise ConfigError(*problems)
-    return Document(name=document.name, data=data, places=places, has_lines=document.has_lines)
+        for length in range(1, len(path)):  # sections that the override makes
+            places.setdefault(path[:length], place)
+    return Document(name=document.name, data=data, places=places, has_lines=document.has_lines), problems
 
 
 def _read(text: str, place: Place) -> tuple[tuple[str, ...], Any]:

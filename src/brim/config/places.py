@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -15,6 +15,7 @@ class Place:
 
     where: str  # "config.yaml:7"; empty where the dotted key itself is the place
     order: tuple[int, int]
+    is_override: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Document:
         for length in range(len(path), 0, -1):
             found = self.places.get(path[:length])
             if found is not None:
-                return found if found.where else Place(where=dotted(path), order=found.order)
+                return found if found.where else replace(found, where=dotted(path))
         return Place(where=self.name if self.has_lines else dotted(path), order=(-1, 0))
 
 

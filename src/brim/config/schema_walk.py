@@ -107,6 +107,24 @@ def options(field: FieldInfo) -> list[str]:
     return [w for member in _members(field.annotation) if get_origin(member) is Literal for w in _words(member, (), "")]
 
 
+def kinds_of_values(field: FieldInfo) -> frozenset[str]:
+    """What kinds of values a key takes: "number", "text", "true or false", "list" and "mapping"."""
+    kinds = set()
+    for member in _members(field.annotation):
+        origin = get_origin(member)
+        if origin is Literal:
+            kinds |= {_KINDS[type(choice)] for choice in get_args(member)}
+        elif isinstance(member, type) and issubclass(member, Section):
+            kinds.add("mapping")
+        elif member is not type(None):
+            kinds.add("list" if origin is tuple else "mapping" if origin is Mapping else _KINDS.get(member, "text"))
+    marked = any(isinstance(mark, (Typed, Short)) for mark in field.metadata)
+    return frozenset(kinds | {"text"} if marked else kinds)
+
+
+_KINDS: Mapping[Any, str] = {bool: "true or false", int: "number", float: "number", str: "text"}
+
+
 def join(words: list[str]) -> str:
     """`a, b or c`; `a whole number, or null`."""
     unique = list(dict.fromkeys(words))

@@ -1,57 +1,28 @@
-"""For an unknown key: the nearest valid one, or the place where a key of that name belongs."""
+"""For an unknown key: what other tools mean by it, the valid key that is meant, or the place where it belongs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from brim.config.findings import Finding
+from brim.config.foreign_keys import FOREIGN_KEYS, FOREIGN_VALUES, ForeignKey
+from brim.config.foreign_values import Help, Lines
 from brim.config.places import Path, dotted, value_at
-from brim.config.schema import Section
-from brim.config.schema_walk import all_keys, type_name
-from brim.config.wording import nearest, shortened
+from brim.config.schema import Config, NoTrainer, Section
+from brim.config.schema_walk import all_keys, expected, kinds_of_values, type_name
+from brim.config.wording import misspelt, shortened
 
-_SURE = 0.8  # similarity from which a key of the same section is meant, rather than one elsewhere
 _ELSEWHERE = 3  # more places than these say nothing
-
-# Names that other tools have for the same thing.
-_SYNONYMS = {
-    "lr": "trainer.learning_rate",
-    "max_lr": "trainer.learning_rate",
-    "num_epochs": "trainer.epochs",
-    "num_train_epochs": "trainer.epochs",
-    "max_steps": "trainer.train_steps",
-    "per_device_train_batch_size": "trainer.batch_size",
-    "per_device_eval_batch_size": "trainer.eval_batch_size",
-    "micro_batch_size": "trainer.batch_size",
-    "global_batch_size": "trainer.effective_batch_size",
-    "rampup_batch_size": "trainer.batch_rampup",
-    "batch_size_warmup": "trainer.batch_rampup",
-    "step_batch_size_schedule": "trainer.batch_schedule",
-    "warmup_steps": "trainer.learning_rate_scheduler.warmup_length",
-    "gradient_checkpointing": "trainer.enable_gradient_checkpointing",
-    "max_grad_norm": "trainer.gradient_clipping.clipglobalnorm",
-    "lr_scheduler_type": "trainer.learning_rate_scheduler.decay",
-    "warmup_ratio": "trainer.learning_rate_scheduler.warmup_fraction",
-    "lora_r": "adapter.r",
-    "rank": "adapter.r",
-    "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout",
-    "model_name_or_path": "base_model",
-    "model": "base_model",
-    "seed": "random_seed",
-    "max_seq_length": "preprocessing.global_max_sequence_length",
-    "max_length": "preprocessing.global_max_sequence_length",
-    "attn_implementation": "model_parameters.attn_implementation",
-    "bf16": "precision",
-    "fp16": "precision",
-    "torch_dtype": "precision",
-    "dtype": "precision",
-}
+_MINIMAL: dict[str, Any] = {"base_model": "model"}
 
 
 def unknown_key(path: Path, sections: tuple[type[Section], ...], data: dict[str, Any]) -> Finding:
     """The finding for a key that its section does not have."""
-    section = sections[0]
+    section, value = sections[0], value_at(data, path)
     other_type = _type_that_has_it(path, section)
     if other_type:
         parent = dotted(path[:-1])
@@ -61,35 +32,141 @@ def unknown_key(path: Path, sections: tuple[type[Section], ...], data: dict[str,
             fix=f"remove it, or set {parent}.type: {other_type}",
             kind="unknown",
         )
-    meant = nearest(str(path[-1]), section.model_fields, at_least=_SURE) or ""
-    fix = f"did you mean {meant}?" if meant else _fix(str(path[-1]), list(section.model_fields))
+    what = f"unknown key {shortened(dotted(path))}"
+    helped = _foreign_help(path, data) or _elsewhere(path, data)
+    if helped is not None:
+        return Finding(paths=(path,), what=what, fix=helped.words, instead=helped.lines, kind="unknown")
+    meant = misspelt_key(str(path[-1]), value, section)
+    if meant is not None:
+        return Finding(paths=(path,), what=what, fix=f"did you mean {meant}?", kind="unknown", meant=meant)
     return Finding(
         paths=(path,),
-        what=f"unknown key {shortened(dotted(path))}",
-        expected="" if fix else "one of " + ", ".join(section.model_fields),
-        fix=fix or "remove it",
+        what=what,
+        expected="one of " + ", ".join(section.model_fields),
+        fix="remove it",
         kind="unknown",
-        meant=meant,
     )
 
 
-def _fix(name: str, siblings: list[str]) -> str:
-    """Where else the key belongs, or what it may stand for."""
+def misspelt_key(name: str, value: Any, section: type[Section]) -> str | None:
+    """The key of a section that is surely meant; none that holds values of another kind."""
+    meant = misspelt(name, section.model_fields)
+    if meant is None or meant.lower() == name.lower().replace("-", "_") or value is None:
+        return meant
+    return meant if _kind(value) & kinds_of_values(section.model_fields[meant]) else None
+
+
+def foreign_value(path: Path, data: dict[str, Any]) -> Help | None:
+    """What to write instead of a value of brim's key, where other tools mean something by it."""
+    value = value_at(data, path)
+    for entry in _named(path, FOREIGN_VALUES):
+        helped = entry.answer(value)
+        if helped.words and not helped.lines:
+            return helped
+        return _writable(helped, data) if helped.lines != ((dotted(path), value),) else None
+    return None
+
+
+def _foreign_help(path: Path, data: dict[str, Any]) -> Help | None:
+    """What to do about a key of another tool's."""
+    value = value_at(data, path)
+    for entry in _named(path, FOREIGN_KEYS):
+        if value is None:
+            return Help(words="remove it: null asks for nothing")
+        helped = entry.answer(value)
+        if helped.lines:
+            return _writable(helped, data) or Help(words=f"the key is {entry.target}: {_expected(entry.target)}")
+        return helped
+    return None
+
+
+def _named(path: Path, entries: Iterable[ForeignKey]) -> Iterable[ForeignKey]:
+    """The entries that have the key's name, with the sections that theirs has."""
+    place = f".{dotted(path)}"
+    for entry in entries:
+        for name in entry.names:
+            if place.endswith(f".{name}") or (name.endswith("*") and str(path[-1]).startswith(name[:-1])):
+                yield entry
+                break
+
+
+def _elsewhere(path: Path, data: dict[str, Any]) -> Help | None:
+    """Where a key of that very name belongs, with its value where there is one such place."""
+    name, value = str(path[-1]), value_at(data, path)
     places = _places(name)
-    if 1 <= len(places) <= _ELSEWHERE:
-        return f"{name} belongs elsewhere: {' or '.join(places)}"
-    if name in _SYNONYMS:
-        return f"did you mean {_SYNONYMS[name]}?"
-    near = nearest(name, siblings)
-    if near:
-        return f"did you mean {near}?"
-    far = nearest(name, {key.name for key in all_keys()}, at_least=_SURE)
-    places = _places(far) if far else []
-    return f"did you mean {' or '.join(places)}?" if 1 <= len(places) <= _ELSEWHERE else ""
+    if not 1 <= len(places) <= _ELSEWHERE:
+        return None
+    if len(places) == 1 and "." not in places[0] and value_at(data, (name,)) is None:
+        return Help(words=f"{name} belongs to the root")
+    helped = _writable(Help(lines=((places[0], value),)), data) if len(places) == 1 and value is not None else None
+    return helped or Help(words=f"{name} belongs elsewhere: {' or '.join(places)}")
 
 
-def _places(name: str) -> list[str]:
-    return list(dict.fromkeys(".".join(key.path).replace("*", "0") for key in all_keys() if key.name == name))
+def _writable(helped: Help, data: dict[str, Any]) -> Help | None:
+    """The lines with those that they need beside them; None where the schema refuses a value."""
+    lines: list[tuple[str, Any]] = []
+    for key, value in helped.lines:
+        whole = next((each for each in _forms(value) if _accepts(((key, each),))), None)
+        if whole is None and value is not None:
+            return None
+        lines.append((key, whole))
+    needed = tuple(each for each in _needed(key for key, _ in lines) if not _is_given(each, data) and each not in lines)
+    return Help(lines=(*lines, *needed), words=helped.words)
+
+
+def _forms(value: Any) -> list[Any]:
+    """A value, and what other tools write as a float though it counts."""
+    return [value, int(value)] if isinstance(value, float) and value.is_integer() else [value]
+
+
+def _needed(keys: Iterable[str]) -> Lines:
+    """The types without which keys have no place."""
+    needed: dict[str, Any] = {}
+    for key in keys:
+        head, _, rest = key.partition(".")
+        if head == "adapter":
+            needed["adapter.type"] = "lora"
+        elif head == "trainer" and rest.partition(".")[0] not in NoTrainer.model_fields:
+            needed["trainer.type"] = "finetune"
+    return tuple(needed.items())
+
+
+def _is_given(each: tuple[str, Any], data: dict[str, Any]) -> bool:
+    return bool(value_at(data, tuple(each[0].split("."))) == each[1])
+
+
+def _accepts(lines: Lines) -> bool:
+    """Whether the schema takes the lines."""
+    whole = dict(_MINIMAL)
+    for key, value in (*_needed(key for key, _ in lines), *lines):
+        *parents, last = key.split(".")
+        at = whole
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    try:
+        Config.model_validate(whole)
+    except ValidationError:
+        return False
+    return True
+
+
+def _expected(target: str) -> str:
+    path = tuple(target.split("."))
+    fields = [key.field for key in all_keys() if key.path == path and key.section is not NoTrainer]
+    return expected(fields[0])
+
+
+def _kind(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return {"text", "number"} if value.replace(".", "", 1).lstrip("-").isdecimal() else {"text"}
+    names = {bool: "true or false", int: "number", float: "number", list: "list", dict: "mapping"}
+    return {names.get(type(value), "text")}
+
+
+@cache
+def _places(name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(".".join(key.path).replace("*", "0") for key in all_keys() if key.name == name))
 
 
 def _type_that_has_it(path: Path, section: type[Section]) -> str | None:

@@ -12,8 +12,8 @@ from brim.config.findings import Finding, is_within
 from brim.config.places import Path, contains, dotted, value_at
 from brim.config.schema import Config, Section
 from brim.config.schema_walk import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
-from brim.config.suggest import unknown_key
-from brim.config.wording import nearest, show
+from brim.config.suggest import foreign_value, unknown_key
+from brim.config.wording import misspelt, show
 
 _MAX_REPAIRS = 5
 
@@ -117,27 +117,35 @@ def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
     names = [name for section in spot.sections if (name := type_name(section)) is not None]
     given = value.get("type") if isinstance(value, dict) else value
     path = (*spot.path, "type") if isinstance(value, dict) else spot.path
-    guess = nearest(given, names) if isinstance(given, str) else None
-    return Finding(
+    guess = misspelt(given, names) if isinstance(given, str) else None
+    finding = Finding(
         paths=(path,),
         what=f"{dotted(path)} is {show(given)}",
         expected=join(names),
         fix=f"did you mean {guess}?" if guess else "",
         kind="type",
     )
+    return _with_foreign_value(finding, data)
+
+
+def _with_foreign_value(finding: Finding, data: dict[str, Any]) -> Finding:
+    """The finding with what other tools mean by the value, where they mean something."""
+    helped = foreign_value(finding.path, data)
+    return finding if helped is None else replace(finding, fix=helped.words, instead=helped.lines)
 
 
 def _wrong_value(spot: _Spot, data: dict[str, Any], *, fix: str = "") -> Finding:
     """fix: what a validator of brim's own advises; empty: what the value suggests."""
     value = value_at(data, spot.path)
     words = "a mapping" if spot.is_entry and spot.sections else expected(spot.field)
-    return Finding(
+    finding = Finding(
         paths=(spot.path,),
         what=f"{dotted(spot.path)} is {show(value)}",
         expected=words,
         fix=fix or _hint(value, words, [*options(spot.field), *_type_names(spot.field)]),
         kind="value",
     )
+    return _with_foreign_value(finding, data)
 
 
 def _type_names(field: Any) -> list[str]:
@@ -151,7 +159,7 @@ def _hint(value: Any, words: str, choices: list[str]) -> str:
             return f"write {float(value):g} without quotes" if "e" not in value.lower() else f"write {float(value)!r}"
         if words.startswith("true or false") and value.lower() in ("yes", "no", "on", "off", "true", "false"):
             return f"write {'true' if value.lower() in ('yes', 'on', 'true') else 'false'}"
-        guess = nearest(value, choices)
+        guess = misspelt(value, choices)
         return f"did you mean {guess}?" if guess else ""
     if words.startswith("a duration") and _is_amount(value):
         return f"add the unit: {value:g}dur for a share of the run" if value <= 1 else f"add the unit: {value:g}ba"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from brim.config.mask import mask_text
 
 _LONGEST_SHOWN = 60  # characters
+_PLAIN = re.compile(r"[A-Za-z_./~][\w./-]*|\d[\w.-]*[A-Za-z]")  # texts that need no quotes in YAML
+_NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off", "~", "y", "n")
+_SHELL_SAFE = re.compile(r"[\w@%+=:,./-]+")
 
 
 def show(value: Any) -> str:
@@ -28,6 +32,54 @@ def show(value: Any) -> str:
     if isinstance(value, (datetime.date, datetime.datetime)):
         return f"the date {value}"
     return f"a Python {type(value).__name__}"
+
+
+def line(key: str, value: Any, *, as_override: bool = False) -> str:
+    """A key with its value as a configuration has it (`a.b: 1`), or the command line (`a.b=1`, quoted for a shell)."""
+    if not as_override:
+        return f"{key}: {flow(value)}"
+    text = f"{key}={flow(value)}"
+    return text if _SHELL_SAFE.fullmatch(text) else "'" + text.replace("'", "'\\''") + "'"
+
+
+def flow(value: Any) -> str:
+    """A value as YAML writes it on one line, without secrets."""
+    if isinstance(value, str):
+        text = mask_text(value)
+        return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else json.dumps(text, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(str(key))}: {flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(flow, value))}]"
+    return show(value)
+
+
+def misspelt(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that is surely meant: the same but for case and dashes, or within a slip of the keyboard.
+
+    A letter too many, too few, another or swapped; two such slips in a name of eight letters or more. None where two
+    names are equally near, since a wrong guess is worse than none.
+    """
+    folded = _folded(name)
+    most = 0 if len(folded) < 3 else 1 if len(folded) < 8 else 2
+    distances = {other: _slips(folded, _folded(other), most) for other in names}
+    near = [other for other, slips in distances.items() if slips == min(distances.values())]
+    return near[0] if len(near) == 1 and distances[near[0]] <= most else None
+
+
+def _slips(first: str, second: str, most: int) -> int:
+    """Letters to take out, put in, replace or swap to make one of the other; `most` + 1 stands for more than `most`."""
+    if abs(len(first) - len(second)) > most:
+        return most + 1
+    before: list[int] = []
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, start=1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(second, start=1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], most + 1)
 
 
 def nearest(name: str, names: Iterable[str], *, at_least: float = 0.6) -> str | None:
