@@ -100,3 +100,39 @@ def test_secrets_in_overrides_are_masked(minimal, problems):
         "model_parameters, input_features, output_features, prompt, chat, adapter, quantization, trainer, preprocessing, generation, "
         "memory, backend, dataset, random_seed, trust_remote_code\n  fix: remove it"
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("trainer.epochs=abc", "trainer.epochs is 'abc'"),
+        ("trainr.epochs=3", "unknown key trainr"),  # a section that the file has not
+        ("special_tokens.pad_token=x", "unknown key special_tokens"),
+        ("quantization.llm_int8_threshold=-1", "quantization.llm_int8_threshold is -1"),
+        ("output_features.0.name=prompt", "the input and the output feature are both called prompt"),
+        ("input_features.0.name=answer", "the input and the output feature are both called answer"),
+        ("trainer.gradient_accumulation_steps=4", "trainer.effective_batch_size 9 is no multiple of"),
+        ("trainer.batch_size=4", "trainer.effective_batch_size 9 is no multiple of"),
+        ("generation.temperature=0", "generation.temperature is 0 and do_sample is true"),
+        ("generation.min_new_tokens=9", "generation.min_new_tokens is 9"),
+        ("generation.max_new_tokens=1", "generation.min_new_tokens is 2"),
+    ],
+)
+def test_an_override_that_breaks_the_file_is_the_place(file, problems, override, what):
+    text = """\
+base_model: m
+input_features: [{name: prompt, type: text}]
+output_features: [{name: answer, type: text}]
+trainer: {type: finetune, effective_batch_size: 9}
+generation: {do_sample: true, min_new_tokens: 2, max_new_tokens: 4}
+"""
+    (message,) = problems(file(text), (override,))
+    assert message.startswith(f"override {override}: {what}")
+
+
+def test_an_override_that_cannot_be_read_hides_nothing(file, problems):
+    assert problems(file("base_model: 3\n"), ("random_seed", "precision=y")) == [
+        "config.yaml:1: base_model is 3\n  expected: text\n  fix: put it in quotes",
+        "override precision=y: precision is 'y'\n  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed",
+        "override random_seed: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1",
+    ]

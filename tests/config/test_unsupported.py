@@ -81,3 +81,14 @@ trainer:
         "config.yaml:8: trainer.use_mixed_precision is not supported yet (mixed precision by this key)\n"
         "  fix: use the root's precision",
     ]
+
+
+def test_an_encoder_and_a_search_are_no_unknown_keys_to_remove(minimal, problems):
+    encoder = {"type": "bert", "trainable": True, "pretrained_model_name_or_path": "m", "adapter": "lora"}
+    source = minimal(hyperopt={"parameters": {"trainer.epochs": [1, 2]}})
+    source["input_features"][0]["encoder"] = encoder
+    texts = problems(source)
+    assert len(texts) == 5
+    assert all(" is not supported yet" in text and "unknown" not in text for text in texts)
+    assert "\n  fix: compare written configurations with `brim compare`" in texts[-1]
+    assert not any("remove it" in text for text in texts)

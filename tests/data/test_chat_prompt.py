@@ -263,3 +263,9 @@ def test_lines_that_cannot_be_read_are_left_out_beside_those_that_are_no_convers
         (1, None, "data.jsonl:2"),
         (3, "train", "data.jsonl:4"),
     ]
+
+
+def test_conversations_of_two_forms_are_not_called_unused(encoder):
+    done = prepared(encoder(), {"messages": [TURNS, json.dumps(TURNS)]})
+    assert sum(map(len, done.splits.values())) == 2
+    assert not any("not used" in note for note in done.notes)

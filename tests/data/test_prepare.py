@@ -122,6 +122,10 @@ def test_a_column_split_that_is_not_used_is_noted(prepared):
         "to use it, set preprocessing.split: fixed"
     )
     assert note in prepared({"q": ["x"], "a": ["y"], "split": [0]}).notes
+    answers = prepared({"q": ["x"], "split": ["y"]}, output__name="split")
+    assert not any("not used" in each for each in answers.notes)
+    template = prepared({"q": ["x"], "a": ["y"], "split": ["z"]}, prompt__template="{q} {split}")
+    assert not any("not used" in each for each in template.notes)
 
 
 def test_missing_cells_are_dropped_or_filled_as_asked(prepared):

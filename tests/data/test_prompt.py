@@ -94,6 +94,13 @@ def test_chosen_rows_keep_their_keys_across_batches(make_config):
             "  fix: name a column of the data, or add this one",
         ),
         (
+            {"output__name": "Category"},
+            {"q": ["x"], "Customer": ["y"], "categories_of": ["z"]},
+            "the given columns: no column `Category`, which output_features[0] names\n"
+            "  expected: one of the columns that are there: `q`, `Customer`, `categories_of`\n"
+            "  fix: name a column of the data, or add this one",
+        ),
+        (
             {"output__name": "anser"},
             {"q": ["x"], "answer": ["y"]},
             "the given columns: no column `anser`, which output_features[0] names\n"

@@ -38,9 +38,9 @@ def named_phase(text: str | None) -> Phase | None:
     """The phase of a name. Raises InputError for another."""
     if text is None or text in get_args(Phase):
         return cast("Phase | None", text)
-    from brim.config.wording import nearest, show
+    from brim.config.wording import misspelt, show
 
-    meant = nearest(text, get_args(Phase))
+    meant = misspelt(text, get_args(Phase))
     raise InputError(
         Problem(
             what=f"unknown phase {show(text)}",

@@ -155,7 +155,7 @@ _LOGS = (
         "include_tokens_per_second log_peak_memory_stats",
     ),
     _no(
-        "remove it: brim writes metrics.jsonl and TensorBoard files into the run's folder, and sends them to no service",
+        "remove it: brim writes metrics.jsonl and TensorBoard files into the run's folder, and to no service",
         "report_to wandb_* use_wandb mlflow_* use_mlflow hf_mlflow_log_artifacts comet_* use_comet swanlab_* "
         "use_swanlab trackio_* loggers logging_dir metric_logger use_tensorboard run_name experiment_name",
     ),

@@ -1,4 +1,4 @@
-"""Other tools' values in brim's form. Each function takes a value as they write it; what is no other value is a Help."""
+"""Other tools' values in brim's form: each function takes a value as they write it, and gives brim's, or a Help."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _keys(section: str, about: str, /, **off: Any) -> Iterator[UnsupportedKey]:
 
 _ROOT = (
     _key("adapters", "several named adapters", empty=True),
-    _key("hyperopt", "hyperparameter search", empty=True),
+    _key("hyperopt", "hyperparameter search", empty=True, instead="compare written configurations with `brim compare`"),
     _key("defaults", "defaults for all features of a type", empty=True, instead="set the keys in the features"),
     _key("is_multimodal", "models that see images", False),
     _key("model_parameters.rope_scaling", "a longer context by scaled positions", empty=True),
@@ -82,6 +82,7 @@ def _features() -> Iterator[UnsupportedKey]:
             f"{side}.preprocessing.prompt", "a prompt of one feature", empty=True, instead="use the root's prompt"
         )
     yield _key("input_features.*.tied", "features that share an encoder")
+    yield from _encoder()
     yield _key("output_features.*.loss", "other losses than the next token's", _NEXT_TOKEN, *_NEXT_TOKEN_FORMS)
     yield from _keys(
         "output_features.*",
@@ -115,6 +116,23 @@ def _features() -> Iterator[UnsupportedKey]:
     )
 
 
+def _encoder() -> Iterator[UnsupportedKey]:
+    """Keys of the encoders that Ludwig puts before a head; a language model reads the text itself."""
+    section, about = "input_features.*.encoder", "an encoder of its own; the base model reads the text"
+    for name in ("pretrained_model_name_or_path", "base_model"):
+        yield _key(f"{section}.{name}", about, instead="name the model in the root's base_model")
+    yield _key(
+        f"{section}.trainable", about, instead="what is trained is said by adapter: lora, or null for all weights"
+    )
+    yield _key(f"{section}.adapter", about, instead="set the root's adapter")
+    yield _key(f"{section}.quantization", about, instead="set the root's quantization")
+    yield _key(f"{section}.max_sequence_length", about, instead="set the feature's preprocessing.max_sequence_length")
+    for name in ("use_pretrained", "reduce_output", "pretrained_kwargs", "saved_weights_in_checkpoint", "vocab_size"):
+        yield _key(f"{section}.{name}", about, instead="leave the encoder out")
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "embedding_size", "output_size", "dropout"):
+        yield _key(f"{section}.{name}", about, instead="leave the encoder out")
+
+
 _NEXT_TOKEN = "next_token_softmax_cross_entropy"
 _NEXT_TOKEN_FORMS: tuple[dict[str, Any], ...] = ({"type": _NEXT_TOKEN}, {"type": _NEXT_TOKEN, "weight": 1.0}, {})
 
@@ -128,11 +146,17 @@ def _trainer() -> Iterator[UnsupportedKey]:
     yield _key("trainer.profiler", "profiling", empty=True)
     yield _key("trainer.layers_to_freeze_regex", "training some of the layers")
     yield _key("trainer.bucketing_field", "batches by length")
-    yield _key("trainer.eval_steps", "evaluation on part of a split", 0)
+    yield _key(
+        "trainer.eval_steps",
+        "evaluation on part of a split",
+        0,
+        instead="remove it; updates between evaluations are steps_per_checkpoint",
+    )
     yield _key("trainer.should_shuffle", "training in the file's order", True)
     yield _key("trainer.base_learning_rate", "a second learning rate", 0)
-    yield _key("trainer.packing", "several rows in one sequence", False)
-    yield _key("trainer.packing_max_sequences_per_pack", "several rows in one sequence", 8)
+    by_length = "remove it: brim cuts each effective batch by its rows' lengths, so that little is padded"
+    yield _key("trainer.packing", "several rows in one sequence", False, instead=by_length)
+    yield _key("trainer.packing_max_sequences_per_pack", "several rows in one sequence", 8, instead=by_length)
     on_plateau = _keys(
         "trainer",
         "a batch size that grows when learning stalls",
@@ -239,6 +263,10 @@ _FEATURE_TYPES: tuple[str, ...] = (
 )
 _FEATURE_TYPES += ("sequence", "set", "timeseries", "vector", "anomaly")
 _FILLS = ("fill_with_mode", "fill_with_mean", "fill_with_false", "fill_with_true", "bfill", "ffill")
+_ENCODERS: tuple[str, ...] = ("llm", "auto_transformer", "albert", "bert", "camembert", "ctrl", "deberta", "distilbert")
+_ENCODERS += ("electra", "flaubert", "gpt", "gpt2", "longformer", "mt5", "roberta", "t5", "transformer_xl", "xlm")
+_ENCODERS += ("xlmroberta", "xlnet", "embed", "parallel_cnn", "stacked_cnn", "stacked_parallel_cnn", "rnn", "cnnrnn")
+_ENCODERS += ("transformer", "tf_idf", "dense")
 _ADAPTERS: tuple[str, ...] = (
     "adalora",
     "ia3",
@@ -269,6 +297,13 @@ VALUES: tuple[UnsupportedValue, ...] = (
     _value("model_type", ("ecd", "gbm"), "llm"),
     _value("input_features.*.type", _FEATURE_TYPES, "text"),
     _value("output_features.*.type", tuple(t for t in _FEATURE_TYPES if t != "category"), "text or category"),
+    _value(
+        "input_features.*.encoder",
+        _ENCODERS,
+        "passthrough",
+        "leave the encoder out, and name the model in base_model: a language model reads the text itself",
+        is_type=True,
+    ),
     _value("output_features.*.decoder.match.*.type", ("json_schema",), "contains or regex"),
     _value("input_features.*.preprocessing.missing_value_strategy", _FILLS, "error, fill_with_const or drop_row"),
     _value("output_features.*.preprocessing.missing_value_strategy", _FILLS, "error, fill_with_const or drop_row"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +44,15 @@ def with_usable_splits(source: Source, config: Config) -> Source:
     return source if isinstance(split, RandomSplit) else usable(source, [split.column], config.preprocessing.on_bad_row)
 
 
-def assign_splits(source: Source, config: Config, keys: Keys) -> tuple[Codes, list[str]]:
-    """The split of each of these rows, and notes. Raises DataError for a column that does not say."""
+def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collection[str] = ()) -> tuple[Codes, list[str]]:
+    """The split of each of these rows, and notes. Raises DataError for a column that does not say.
+
+    used: columns that are read as prompt or answer, whatever they are called.
+    """
     split, seed = config.preprocessing.split, config.random_seed
     if isinstance(split, RandomSplit):
         notes = []
-        if "split" in source.table.column_names:
+        if "split" in source.table.column_names and "split" not in used:
             notes.append(
                 "the data has a column `split`, which is not used, since preprocessing.split.type is random; "
                 "to use it, set preprocessing.split: fixed"

@@ -43,10 +43,15 @@ class ChatPrompter:
     columns: tuple[Column, ...] = field(default=())  # with rules for missing cells: a conversation has none
     bare_template: str = ""
 
+    @property
+    def used_columns(self) -> tuple[str, ...]:
+        """The names of all columns that are read."""
+        names = [name for name in (self.messages_column, self.tools_column) if name is not None]
+        return tuple(dict.fromkeys(names))
+
     def texts(self, keys: Keys) -> Iterator[Texts]:
         """These rows (ascending) in batches, without those that cannot be used."""
-        names = [name for name in (self.messages_column, self.tools_column) if name is not None]
-        for batch_keys, block in blocks(self.source.table.select(list(dict.fromkeys(names))), keys):
+        for batch_keys, block in blocks(self.source.table.select(list(self.used_columns)), keys):
             conversations = block[self.messages_column].to_pylist()
             tools = [None] * len(conversations) if self.tools_column is None else block[self.tools_column].to_pylist()
             made = [self._chat(*row) for row in zip(batch_keys.tolist(), conversations, tools, strict=True)]

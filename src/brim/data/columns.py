@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.config import FeaturePreprocessing
+from brim.config.wording import misspelt
 from brim.data.as_text import nested_word, problem_of
 from brim.data.source import Source, places
 from brim.errors import DataError, Problem
@@ -71,9 +71,10 @@ def require_text(source: Source, names: Sequence[str]) -> None:
         raise DataError(*problems)
 
 
-def notes_on_mixed(source: Source) -> list[str]:
-    """A note for each column that has no common type; who uses one gets its problem as an error instead."""
-    mixed = [problem for problem in map(problem_of, source.table.schema) if problem is not None]
+def notes_on_mixed(source: Source, used: Collection[str]) -> list[str]:
+    """A note for each column that has no common type and is not used; who uses one looks at its cells himself."""
+    others = [field for field in source.table.schema if field.name not in used]
+    mixed = [problem for problem in map(problem_of, others) if problem is not None]
     return [f"{problem.where}: {problem.what}; it is not used, and was read as text" for problem in mixed]
 
 
@@ -129,6 +130,5 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _nearest(name: str, there: Sequence[str]) -> str:
-    by_lower = {column.lower(): column for column in reversed(there)}
-    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return f"did you mean `{by_lower[nearest[0]]}`?" if nearest else "name a column of the data, or add this one"
+    meant = misspelt(name, there)
+    return f"did you mean `{meant}`?" if meant else "name a column of the data, or add this one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from brim.config import OutputFeature
-from brim.config.wording import nearest, shortened
+from brim.config.wording import misspelt, shortened
 from brim.data.row_faults import RowFaults
 from brim.data.texts import Texts
 from brim.errors import Problem
@@ -35,7 +35,7 @@ def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: Ro
 
 
 def _unknown(label: str, labels: Sequence[str], column: str) -> Problem:
-    meant = nearest(label, labels, at_least=0.8)
+    meant = misspelt(label, labels)
     return Problem(
         what=f"column `{column}` holds the label {shortened(label)!r}, which is unknown"
         + (f" (did you mean {meant}?)" if meant else ""),

@@ -74,12 +74,12 @@ def prepare(
     asked = prompter(config, source, with_answers=True, encoder=encoder, split=only)
     limits = learning_limits(config, context_length)
     if only is not None:
-        source, keys, notes = _rows_of(only, asked.source, config)
+        source, keys, notes = _rows_of(only, asked, config)
         done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
         return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=(*notes, *done.notes))
     source = with_usable_splits(asked.source, config)
     keys = sampled_rows(source, config)
-    codes, notes = assign_splits(source, config, keys)
+    codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
     code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
     code_of_key[keys] = codes
     done = _tokenized(
@@ -107,7 +107,7 @@ def prompts_of(
     Raises DataError: missing columns or cells, an unusable split column, prompts beyond the context.
     """
     asked = prompter(config, source, with_answers=False, encoder=encoder, split=only)
-    source, keys, notes = _rows_of(only, asked.source, config)
+    source, keys, notes = _rows_of(only, asked, config)
     limits = prompt_limits(config, context_length)
     done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
     return replace(done, notes=(*notes, *done.notes))
@@ -124,13 +124,13 @@ def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bo
     return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
 
 
-def _rows_of(split: str, source: Source, config: Config) -> tuple[Source, Keys, list[str]]:
+def _rows_of(split: str, asked: Prompter | ChatPrompter, config: Config) -> tuple[Source, Keys, list[str]]:
     """The usable rows of one split, or all for "full"; the source with the faults of the others; and notes."""
     if split == FULL:
-        return source, source.usable_rows(), []
-    source = with_usable_splits(source, config)
+        return asked.source, asked.source.usable_rows(), []
+    source = with_usable_splits(asked.source, config)
     keys = sampled_rows(source, config)
-    codes, notes = assign_splits(source, config, keys)
+    codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
     return source, keys[codes == SPLITS.index(split)], notes
 
 
@@ -186,7 +186,7 @@ def _tokenized(
         require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
     ledger.entries.sort(key=lambda entry: entry.key)
-    read_notes = (*source.notes, *notes_on_mixed(source))
+    read_notes = (*source.notes, *notes_on_mixed(source, asked.used_columns))
     return Tokenized(rows=rows, ledger=ledger, notes=(*read_notes, *asked.notes(), *notes_of(findings, source, limits)))
 
 

@@ -51,6 +51,12 @@ class Prompter:
         return self.prompt_columns if self.answer_column is None else (*self.prompt_columns, self.answer_column)
 
     @property
+    def used_columns(self) -> tuple[str, ...]:
+        """The names of all columns that are read, with that of the examples' answers."""
+        names = [column.name for column in self.columns]
+        return tuple(names) if self.contexts is None else (*names, self.contexts.answer_column)
+
+    @property
     def bare_template(self) -> str:
         """What stands in the prompt of every row, the task with it."""
         return "".join(part for part in self.template or () if isinstance(part, str))

@@ -36,6 +36,7 @@ class Contexts:
     examples: Examples
     num_examples: int
     columns: tuple[str, ...]  # that make the input
+    answer_column: str
     elsewhere: str | None  # the name of the data that the pool is from, where it is not that of the rows
     standing_notes: tuple[str, ...] = ()
     num_known: int = 0  # rows, drawn so far, whose input is in the pool
@@ -98,6 +99,7 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
         examples=examples,
         num_examples=retrieval.num_examples,
         columns=tuple(columns),
+        answer_column=config.output_features[0].column_name,
         elsewhere=None if _looks_the_same(training, source) else training.name,
         standing_notes=notes,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
-from brim.config.wording import nearest
+from brim.config.wording import misspelt
 from brim.errors import InputError, Problem
 from brim.infer.passes import base_model
 
@@ -53,7 +53,7 @@ def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
     for candidate in (str(name), f"{prefix}.{name}"):
         if candidate and candidate in modules:
             return modules[candidate]
-    likely = nearest(str(name), [*modules, *(module.removeprefix(f"{prefix}.") for module in modules)])
+    likely = misspelt(str(name), [*modules, *(module.removeprefix(f"{prefix}.") for module in modules)])
     raise InputError(
         Problem(
             what=f"the model has no layer {str(name)!r}",
