@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 import brim.cli.app
 from brim.cli.main import main
+from brim.errors import Problem
 
 SECRET = "a secret of no known shape"
 
@@ -70,3 +72,63 @@ def test_a_mistake_of_brims_shows_its_traceback_without_secrets(run, monkeypatch
     assert "KeyError: '***\\x1b[31m'" in err
     assert err.endswith("brim: this is a mistake of brim's own; please report it with the lines above\n")
     assert SECRET not in err
+
+
+WRONG = {f"key_{number}": number for number in range(26)}
+COMMANDS = {
+    "check": ["check", "wrong.yaml"],
+    "memory": ["memory", "wrong.yaml"],
+    "plan": ["plan", "wrong.yaml", "--dataset", "rows.csv"],
+    "train": ["train", "wrong.yaml", "--dataset", "rows.csv"],
+    "verify-resume": ["verify-resume", "nowhere"],
+    "compare": ["compare", "wrong.yaml", "wrong.yaml", "--dataset", "rows.csv", "--output-directory", "out"],
+    "evaluate": ["evaluate", "wrong.yaml", "--dataset", "rows.csv"],
+    "predict": ["predict", "wrong.yaml", "--dataset", "rows.csv", "--output", "out.csv"],
+    "embed": ["embed", "wrong.yaml", "--dataset", "rows.csv", "--output", "out.parquet"],
+    "export": ["export", "nowhere", "--output", "out"],
+    "upload": ["upload", "nowhere", "me/model"],
+}
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_verb_tells_all_that_is_wrong_as_lines_or_as_json(monkeypatch, tmp_path, capfd, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.yaml").write_text(json.dumps({"base_model": "m", **WRONG}))
+    (tmp_path / "rows.csv").write_text("prompt,completion\na,b\n")
+    told = []
+    for options in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["brim", *COMMANDS[verb], *options])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        assert leaving.value.code == 2
+        told.append(capfd.readouterr())
+    lines, as_json = told
+    assert (lines.out, as_json.err) == ("", "")
+    error = json.loads(as_json.out)["error"]
+    assert error["exit_code"] == 2
+    assert [problem.keys() for problem in error["problems"]] == [{"what", "where", "expected", "fix"}] * (
+        26 if "wrong.yaml" in COMMANDS[verb] else 1
+    )
+    assert lines.err == "brim: " + "".join(f"{Problem(**problem)}\n" for problem in error["problems"])
+
+
+def test_with_json_a_full_disk_is_json_too(run, monkeypatch, capfd):
+    def app():
+        raise OSError(28, "No space left on device", "out.csv")
+
+    monkeypatch.setattr("sys.argv", ["brim", "check", "--json"])
+    monkeypatch.setattr(brim.cli.app, "app", app)
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 1
+    error = json.loads(capfd.readouterr().out)["error"]
+    assert (error["kind"], error["problems"][0]["what"]) == ("OSError", "[Errno 28] No space left on device: 'out.csv'")
+
+
+def test_every_verb_with_json_is_among_those():
+    with_json = {command.name for command in brim.cli.app.app.registered_commands if "as_json" in _options(command)}
+    assert with_json == set(COMMANDS)
+
+
+def _options(command):
+    return command.callback.__code__.co_varnames

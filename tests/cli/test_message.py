@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from brim.cli.message import message, plain
-from brim.errors import ConfigError, Problem
+import json
+
+from brim.cli.message import json_message, message, plain
+from brim.errors import Problem
 
 
-def test_the_first_problems_are_shown_and_the_others_counted():
-    problems = [Problem(what=f"fault {number}", fix="mend it") for number in range(10)]
-    lines = message(ConfigError(*problems)).splitlines()
-    assert lines[:2] == ["fault 0", "  fix: mend it"]
-    assert len(lines) == 17
-    assert lines[-1] == "and 2 more problems"
-    assert message(ConfigError(*problems[:9])).endswith("and 1 more problem")
-    assert message(ConfigError(*problems[:8])).endswith("fault 7\n  fix: mend it")
+def test_all_problems_are_shown():
+    problems = [Problem(what=f"fault {number}", fix="mend it") for number in range(40)]
+    assert message(problems) == "\n".join(f"fault {number}\n  fix: mend it" for number in range(40))
+
+
+def test_as_json_without_secrets():
+    token = "hf_" + "a1" * 17
+    told = json_message("ConfigError", [Problem(what=f"a\x1b {token}", where="c.yaml:1")], 2)
+    assert "\n" not in told
+    assert json.loads(told) == {
+        "error": {
+            "kind": "ConfigError",
+            "exit_code": 2,
+            "problems": [{"what": "a\x1b ***", "where": "c.yaml:1", "expected": "", "fix": ""}],
+        }
+    }
 
 
 def test_nothing_steers_the_terminal():

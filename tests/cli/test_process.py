@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def test_the_users_mistake_is_exit_code_2_and_one_message(project, arguments, me
     done = run(*arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
     assert (project / "taken" / "notes.txt").read_text() == "mine"
+
+
+def test_python_runs_the_command_as_a_module(project):
+    command = [sys.executable, "-m", "brim"]
+    for arguments, code in ((["schema"], 0), (["check", "config.yaml", "trainer.epoch=3"], 2)):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (code, run(*arguments).stdout, run(*arguments).stderr)
+
+
+def test_the_version_is_printed_without_torch():
+    probe = "import sys; sys.argv = ['brim', '--version']; from brim.cli.main import main\ntry: main()\n"
+    probe += "except SystemExit as leaving: print(leaving.code, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"brim {version('brim')}\n0 False\n"
 
 
 def test_check_shows_samples_and_needs_no_torch(project):

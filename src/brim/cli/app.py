@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from brim.cli import (
@@ -43,6 +46,17 @@ app.command("upload")(upload.upload)
 app.command("schema")(schema.schema)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"brim {version('brim')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root(context: typer.Context) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Fine-tune large language models, and run them over data sets, on the GPU that you have."""

@@ -42,7 +42,7 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
                 raise
             from brim.cli.message import message
 
-            notes.append(message(error))
+            notes.append(message(error.problems))
         finally:
             _say_all(notes)
 

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
@@ -42,9 +43,7 @@ def main() -> None:
         _require_no_secrets()
         app()
     except BrimError as error:
-        from brim.cli.message import message  # here, since --help needs no configuration
-
-        _leave(message(error), error.exit_code)
+        _tell(type(error).__name__, error.problems, error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", _INTERRUPTED)
     except SystemExit as leaving:
@@ -53,15 +52,23 @@ def main() -> None:
         raise
     except OSError as error:
         # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
-        from brim.cli.message import plain
-
-        _leave(plain(str(error)), 1)
+        _tell(type(error).__name__, [Problem(what=str(error))], 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             _leave_with_traceback()
-        _leave(str(_OUT_OF_MEMORY), 1)
+        _tell("OutOfMemoryError", [_OUT_OF_MEMORY], 1)
     except Exception:
         _leave_with_traceback()
+
+
+def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
+    """Leave with the problems: as lines on stderr, or where --json was asked for as JSON on stdout."""
+    from brim.cli.message import json_message, message  # here, since --help needs no configuration
+
+    if "--json" not in sys.argv:
+        _leave(message(problems), exit_code)
+    print(json_message(kind, problems, exit_code))
+    sys.exit(exit_code)
 
 
 def _leave(message: str, exit_code: int) -> NoReturn:

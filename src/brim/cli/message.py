@@ -1,21 +1,26 @@
-"""What stands on the terminal when a verb fails: the first problems, plain, short and without secrets."""
+"""What a failed verb tells: all problems, plain and without secrets, as lines or, with --json, as JSON."""
 
 from __future__ import annotations
 
-from brim.config.mask import mask_text
-from brim.errors import BrimError
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
 
-_SHOWN_PROBLEMS = 8  # of three lines each; the others are counted
+from brim.config.mask import mask_text
+from brim.errors import Problem
+
 _LONGEST_LINE = 1_000  # characters
 
 
-def message(error: BrimError) -> str:
-    """The error's problems as lines."""
-    shown = [plain(str(problem)) for problem in error.problems[:_SHOWN_PROBLEMS]]
-    num_more = len(error.problems) - len(shown)
-    if num_more:
-        shown.append(f"and {num_more:,} more {'problem' if num_more == 1 else 'problems'}")
-    return "\n".join(shown)
+def message(problems: Iterable[Problem]) -> str:
+    """Problems as lines."""
+    return "\n".join(plain(str(problem)) for problem in problems)
+
+
+def json_message(kind: str, problems: Iterable[Problem], exit_code: int) -> str:
+    """The same as one JSON object, on one line. kind: the error's class."""
+    told = [{name: mask_text(text) for name, text in asdict(problem).items()} for problem in problems]
+    return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "problems": told}})
 
 
 def plain(text: str) -> str:
