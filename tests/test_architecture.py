@@ -41,6 +41,7 @@ TORCH_FREE = [
     "batching.adaptation",
     "batching.noise_scale",
     "models.folder",
+    "models.needs",
     "models.quantization",
     "data",
     "infer.room",

@@ -19,6 +19,7 @@ An error carries one or more problems, so that everything that is wrong can be t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "ProbeError",
     "Problem",
     "WriteError",
+    "problems_of",
 ]
 
 
@@ -55,6 +57,17 @@ class Problem:
         if self.fix:
             lines.append(f"  fix: {self.fix}")
         return "\n".join(lines)
+
+
+def problems_of(*checks: Callable[[], object]) -> list[Problem]:
+    """All problems with which these checks refuse what the user gave, so that one does not hide another's."""
+    problems: list[Problem] = []
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            problems += error.problems
+    return list(dict.fromkeys(problems))
 
 
 class BrimError(Exception):

@@ -155,3 +155,16 @@ def test_a_histogram_is_aligned_and_its_fullest_bin_is_as_wide_as_it_may_be():
         " 17–20      0",
     ]
     assert list(histogram_lines(bins[:1], title="tokens", width=80)) == []
+
+
+def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, project, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    optimizer = "trainer.optimizer.type=paged_adamw"
+    done = brim("check", "config.yaml", "--dataset", "sums.jsonl", optimizer)
+    assert done.code == 0
+    assert done.out.startswith("trainer.optimizer.type: paged_adamw needs a CUDA device, and there is none here: ")
+    (note,) = json.loads(brim("check", "config.yaml", optimizer, "--json").out)["notes"]
+    assert note == done.out.splitlines()[0]
+    stopped = brim("train", "config.yaml", "--dataset", "sums.jsonl", optimizer)
+    assert stopped.code == 2
+    assert "needs a CUDA device" in stopped.err

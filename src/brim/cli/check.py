@@ -13,11 +13,13 @@ from rich.table import Table
 
 from brim.cli.advice import advice_lines, histogram_lines, wrapped, write_advice_rows
 from brim.cli.message import printable
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, config_file
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
 from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from brim.config import Config
     from brim.data import CheckReport
+    from brim.models.folder import ModelFolder
 
 
 def check(
@@ -37,20 +39,21 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, its base model's folder and its data. Loads no weights and no torch."""
-    from brim.config import load_config, require_trainable, require_trust_said_again
-    from brim.models.adapter_folder import continued
-    from brim.models.folder import locate
-    from brim.models.quantization import with_stored_quantization
+    from brim.cli.opening import open_config, problems_with_data
+    from brim.models.needs import notes_on_this_machine
 
-    loaded = load_config(config_file(config), overrides or [])
-    settings = loaded.config
+    loaded = open_config(config, overrides or [], dataset)
     if config.is_dir():
-        require_trust_said_again(settings, overrides or [], config / "config.yaml")
-    folder = locate(settings.base_model, initialize=settings.initialize, trust_remote_code=settings.trust_remote_code)
-    if settings.adapter is not None and settings.adapter.pretrained_adapter_weights is not None:
-        continued(settings.adapter)
-    require_trainable(with_stored_quantization(settings, folder))
+        from brim.config import require_trust_said_again
+
+        require_trust_said_again(loaded.config, overrides or [], config / "config.yaml")
     data = dataset if dataset is not None else loaded.config.dataset
+    try:
+        folder = _base_model(loaded.config)
+    except InputError as error:
+        others = problems_with_data(loaded.config, data)
+        raise (InputError(*error.problems, *others) if others else error) from None
+    notes = (*loaded.notes, *notes_on_this_machine(loaded.config))
     report = None
     if rows is not None:
         _require_writable(rows, data)
@@ -63,9 +66,9 @@ def check(
         if rows is not None:
             write_advice_rows(report.advice, source, Path(rows))
     if as_json:
-        print(json.dumps({"config": loaded.name, "notes": loaded.notes, "data": report and report.as_dict()}, indent=1))
+        print(json.dumps({"config": loaded.name, "notes": notes, "data": report and report.as_dict()}, indent=1))
         return
-    for note in loaded.notes:
+    for note in notes:
         print(note)
     context = f"{folder.context_length:,} tokens of context" if folder.context_length else "no limit of context"
     print(f"{loaded.name}: the configuration is right; {folder.config['model_type']} with {context}")
@@ -73,6 +76,20 @@ def check(
         print("no data was checked: give --dataset FILE, or the key `dataset`")
     else:
         _print_report(report)
+
+
+def _base_model(config: Config) -> ModelFolder:
+    """The folder of the base model, with which the configuration can be trained."""
+    from brim.config import require_trainable
+    from brim.models.adapter_folder import continued
+    from brim.models.folder import locate
+    from brim.models.quantization import with_stored_quantization
+
+    folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
+    if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
+        continued(config.adapter)
+    require_trainable(with_stored_quantization(config, folder))
+    return folder
 
 
 def _require_writable(rows: str, data: str | None) -> None:

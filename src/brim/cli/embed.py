@@ -35,7 +35,7 @@ def embed(
     """Write what a layer makes of each row's prompt, in the input's order."""
     from brim.cli.opening import open_model
 
-    model = open_model(config_or_run, overrides or [])
+    model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.api.activations import check_pooling
     from brim.api.model import check_split
     from brim.cli.progress import RowProgress

@@ -55,7 +55,7 @@ def evaluate(
     from brim.cli.opening import open_model
 
     other = _other(against, against_base=against_base)
-    model = open_model(config_or_run, overrides or [])
+    model = open_model(config_or_run, overrides or [], dataset)
     from brim.api.model import check_split
     from brim.api.prediction import check_output, write_predictions
 

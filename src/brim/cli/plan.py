@@ -35,10 +35,11 @@ def plan(
 
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
-    from brim.config import load_config, require_trust_said_again
+    from brim.cli.opening import open_config
+    from brim.config import require_trust_said_again
 
     file = config_file(config_or_run)
-    config = load_config(file, overrides or []).config
+    config = open_config(config_or_run, overrides or [], dataset).config
     if config_or_run.is_dir():
         require_trust_said_again(config, overrides or [], file, begins=True)
     from brim.api.plan import plan as make_plan

@@ -74,7 +74,7 @@ def predict(
     _check_flags(output, plan=plan, device=device, memory=memory)
     from brim.cli.opening import open_model
 
-    model = open_model(config_or_run, overrides or [])
+    model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.api.model import check_split
     from brim.api.predict_policies import check_on_error, check_on_overlong
     from brim.cli.progress import RowProgress

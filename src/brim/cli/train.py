@@ -32,6 +32,7 @@ def train(
         output_directory = config
     file = config_file(config)
     from brim.api.model import Model
+    from brim.cli.opening import open_config
     from brim.cli.progress import TrainProgress
     from brim.cli.tables import finite_or_null, print_metrics
     from brim.config import require_trust_said_again
@@ -39,6 +40,7 @@ def train(
     from brim.train.run_folder import RunFolder
     from brim.units import format_seconds
 
+    open_config(config, overrides or [], dataset)
     model = Model(file, overrides=overrides or [])
     if config.is_dir():
         assert output_directory is not None, "set above"

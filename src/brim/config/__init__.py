@@ -2,7 +2,7 @@
 
 from brim.config.dump import dump
 from brim.config.json_schema import json_schema
-from brim.config.load import LoadedConfig, load_config
+from brim.config.load import ExaminedConfig, LoadedConfig, examine_config, load_config
 from brim.config.mask import mask_login, mask_secrets, mask_text
 from brim.config.pattern import pattern_fault
 from brim.config.reference_page import reference_page
@@ -54,6 +54,7 @@ __all__ = [
     "Choice",
     "Config",
     "DeviceFacts",
+    "ExaminedConfig",
     "FeaturePreprocessing",
     "FinetuneTrainer",
     "FixedSplit",
@@ -82,6 +83,7 @@ __all__ = [
     "StratifySplit",
     "TrainerConfig",
     "dump",
+    "examine_config",
     "json_schema",
     "load_config",
     "mask_login",

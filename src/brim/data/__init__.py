@@ -8,6 +8,7 @@ from brim.data.prepare import Prepared, Tokenized, prepare, prompts_of, texts_as
 from brim.data.read import Data, read
 from brim.data.rows import TokenRow, TokenRows
 from brim.data.source import Source
+from brim.data.usable import data_problems
 
 __all__ = [
     "CheckReport",
@@ -21,6 +22,7 @@ __all__ = [
     "TokenRows",
     "Tokenized",
     "check_data",
+    "data_problems",
     "load_encoder",
     "prepare",
     "prompts_of",

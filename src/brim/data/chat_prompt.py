@@ -15,7 +15,7 @@ from brim.data.chat_end import end_ids_of_turns
 from brim.data.chat_messages import ASSISTANT, BadConversation, Conversation, conversation_of
 from brim.data.chat_render import ConversationRenderer
 from brim.data.chat_template import ChatTemplate, read_template
-from brim.data.columns import Column, require_columns
+from brim.data.columns import Column
 from brim.data.encoder import TextEncoder
 from brim.data.row_faults import RowFaults
 from brim.data.source import Source
@@ -99,9 +99,7 @@ class ChatPrompter:
 
 
 def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, with_answers: bool) -> ChatPrompter:
-    """Raises DataError for a column that is not there, ConfigError or ModelError for a template that cannot be used."""
-    wanted = {chat.messages: "chat.messages"} | ({} if chat.tools is None else {chat.tools: "chat.tools"})
-    require_columns(source, wanted)
+    """The columns are there, as `prompter` has seen. Raises ConfigError or ModelError for an unusable template."""
     tools_column, notes = chat.tools, []
     if tools_column is None and TOOLS_COLUMN in source.table.column_names:
         tools_column = TOOLS_COLUMN

@@ -20,7 +20,7 @@ from brim.data.encoder import TextEncoder
 from brim.data.row_faults import RowFaults
 from brim.data.source import Source
 from brim.data.texts import Texts
-from brim.data.usable import usable
+from brim.data.usable import data_problems, usable, wanted_columns
 from brim.errors import DataError
 
 if TYPE_CHECKING:
@@ -145,21 +145,21 @@ def prompter(
     Raises DataError naming each column that is missing or holds no plain values; see chat_prompter for conversations,
     contexts_of for examples.
     """
+    wanted = wanted_columns(config, with_answers=with_answers)
+    read = list(wanted) if config.chat is None else []  # as texts; a conversation is looked at row by row
+    try:
+        require_columns(source, wanted)
+        source = usable(source, read, config.preprocessing.on_bad_row)
+        require_text(source, read)
+    except DataError:  # and what else is wrong
+        raise DataError(*data_problems(config, source, with_answers=with_answers, only=split)) from None
     if config.chat is not None:
         from brim.data.chat_prompt import chat_prompter  # Jinja is for those who need it
 
         assert encoder is not None, "conversations need a tokenizer's template"
-        source = usable(source, [], config.preprocessing.on_bad_row)
         return chat_prompter(config.chat, source, encoder, with_answers=with_answers)
     feature, target = config.input_features[0], config.output_features[0]
     columns = prompt_columns(config)
-    template_key = "prompt.task" if config.prompt.template is None else "prompt.template"
-    wanted = dict.fromkeys(columns, INPUT if config.prompt.template is None else template_key)
-    if with_answers:
-        wanted[target.column_name] = OUTPUT
-    require_columns(source, wanted)
-    source = usable(source, list(wanted), config.preprocessing.on_bad_row)
-    require_text(source, list(wanted))
     contexts = None
     if with_examples and config.prompt.num_examples:
         from brim.data.retrieval import contexts_of  # which reads prompts' columns itself
@@ -168,7 +168,7 @@ def prompter(
     return Prompter(
         source=source,
         template=prompt_parts(config.prompt),
-        template_key=template_key,
+        template_key="prompt.task" if config.prompt.template is None else "prompt.template",
         input_column=feature.column_name,
         prompt_columns=tuple(column_for(name, INPUT, feature.preprocessing) for name in columns),
         answer_column=column_for(target.column_name, OUTPUT, target.preprocessing) if with_answers else None,

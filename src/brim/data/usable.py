@@ -1,13 +1,19 @@
-"""Which rows of a source can be used for certain columns, as `preprocessing.on_bad_row` says."""
+"""Which rows of a source can be used for a configuration's columns, and all that is wrong with both."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from brim.config import Config, RandomSplit
+from brim.config.findings import is_within
+from brim.config.places import Path
+from brim.config.prompt_parts import prompt_columns
+from brim.data.columns import INPUT, OUTPUT, Column, column_for, require_columns, require_filled, require_text
 from brim.data.ledger import Entry
 from brim.data.one_type import of_one_type
 from brim.data.row_faults import BadRowPolicy, RowFaults, require_minority
 from brim.data.source import Source
+from brim.errors import Problem, problems_of
 
 
 def dropped_faults(source: Source) -> list[Entry]:
@@ -31,3 +37,64 @@ def usable(source: Source, columns: Sequence[str], policy: BadRowPolicy) -> Sour
         faults = RowFaults(locate=source.locate, problems=dict(source.faults))
         faults.settle(policy, num_rows=num_rows, name=name, split_of=lambda key: None)
     return source
+
+
+def wanted_columns(config: Config, *, with_answers: bool) -> dict[str, str]:
+    """The columns that a configuration reads, each with the key that names it; but for that of the split."""
+    if config.chat is not None:
+        return {config.chat.messages: "chat.messages"} | (
+            {} if config.chat.tools is None else {config.chat.tools: "chat.tools"}
+        )
+    template_key = "prompt.task" if config.prompt.template is None else "prompt.template"
+    wanted = dict.fromkeys(prompt_columns(config), INPUT if config.prompt.template is None else template_key)
+    return wanted | ({config.output_features[0].column_name: OUTPUT} if with_answers else {})
+
+
+def data_problems(
+    config: Config, source: Source, *, with_answers: bool, only: str | None = None, faulty: Sequence[Path] = ()
+) -> list[Problem]:
+    """All that is wrong with the columns and rows that a configuration asks for, whatever is found first.
+
+    only: the split that is looked at, or "full" for all rows without splits.
+    faulty: keys of the configuration that are wrong themselves, so that what they ask for is not known.
+    """
+    wanted = {
+        name: who
+        for name, who in wanted_columns(config, with_answers=with_answers).items()
+        if not _touches(_KEYS[who], faulty) and (not faulty or _KEYS[who][0][0] in config.model_fields_set)
+    }
+    split, policy = config.preprocessing.split, config.preprocessing.on_bad_row
+    there = [name for name in wanted if name in source.table.column_names and config.chat is None]
+    if only != "full" and not isinstance(split, RandomSplit) and not _touches([("preprocessing", "split")], faulty):
+        wanted.setdefault(split.column, "preprocessing.split.column")
+    is_known = not _touches([("preprocessing", "on_bad_row")], faulty)
+    cells = of_one_type(source, there) if policy == "drop" else source
+    is_whole = config.preprocessing.sample_size is None and config.preprocessing.sample_ratio == 1
+    filled = _columns(config, wanted, there) if is_whole and only in (None, "full") else []  # else some rows' cells
+    return problems_of(
+        lambda: require_columns(source, wanted),
+        lambda: usable(source, there, policy) if is_known else None,
+        lambda: require_text(cells, there),
+        lambda: require_filled(cells, filled, cells.usable_rows()),
+    )
+
+
+_KEYS: dict[str, list[Path]] = {
+    INPUT: [("input_features",), ("prompt",), ("chat",)],
+    "prompt.template": [("prompt",), ("input_features",), ("chat",)],
+    "prompt.task": [("prompt",), ("input_features",), ("chat",)],
+    OUTPUT: [("output_features",), ("chat",)],
+    "chat.messages": [("chat",)],
+    "chat.tools": [("chat",)],
+}
+
+
+def _touches(keys: Sequence[Path], faulty: Sequence[Path]) -> bool:
+    return any(is_within(path, keys) or any(is_within(key, [path]) for key in keys) for path in faulty)
+
+
+def _columns(config: Config, wanted: dict[str, str], there: Sequence[str]) -> list[Column]:
+    """The columns whose cells are read, with their features' rules."""
+    source, target = config.input_features[0].preprocessing, config.output_features[0].preprocessing
+    sides = {name: OUTPUT if wanted[name] == OUTPUT else INPUT for name in there}
+    return [column_for(name, side, target if side == OUTPUT else source) for name, side in sides.items()]
