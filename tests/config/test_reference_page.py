@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from brim.config import load_config, reference_page
+from brim.config.foreign_keys import FOREIGN_KEYS
 from brim.config.reference_page import EXAMPLE
 from brim.config.schema_walk import all_keys
 from brim.config.unsupported_table import KEYS
@@ -24,6 +25,8 @@ def test_every_key_is_on_the_page():
         assert f"\n| `{key.name}` |" in table, key.path
     for entry in KEYS:
         assert f"`{entry.key}`" in page
+    for foreign in FOREIGN_KEYS:
+        assert all(f"`{name}`" in page for name in foreign.names)
 
 
 def test_links_lead_to_headings():

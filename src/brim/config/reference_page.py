@@ -10,9 +10,11 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from brim.config.foreign_keys import FOREIGN_KEYS
 from brim.config.schema import Config, Section
 from brim.config.schema_walk import Key, all_keys, expected, has_entries, sections_of, type_name
 from brim.config.unsupported_table import KEYS, VALUES, UnsupportedKey
+from brim.config.wording import flow, line
 
 EXAMPLE = """\
 base_model: path/to/a/model        # a folder, or a Hub id
@@ -53,9 +55,19 @@ _INTRODUCTION = """\
 <!-- Written by `make docs` from the schema; changes here are lost. -->
 
 One YAML file says everything. Its keys are those of Ludwig's language-model configuration (0.17), with the same
-meaning; keys marked **brim** are brim's own. An unknown key is an error that names the nearest valid one. Any key can
-be set on the command line, too: `brim train config.yaml trainer.epochs=1 input_features.0.column=question`. In the
-headings below, `*` stands for an entry of a list, or for a label.
+meaning; keys marked **brim** are brim's own. An unknown key is an error: it says what to write for [another tool's
+key](#keys-of-other-tools), and which key is meant where only a letter or two differ. Any key can be set on the command
+line, too: `brim train config.yaml trainer.epochs=1 input_features.0.column=question`. In the headings below, `*` stands
+for an entry of a list, or for a label.
+
+All mistakes come at once, those of the data with those of the configuration, each with its place. With `--json`, every
+verb that fails prints one object on stdout, with the exit code that it leaves with (`where` is a file with its line, an
+override, or a dotted key):
+
+```json
+{"error": {"kind": "ConfigError", "exit_code": 2, "problems": [
+  {"what": "unknown key num_epochs", "where": "config.yaml:7", "expected": "", "fix": "write trainer.epochs: 3"}]}}
+```
 
 A configuration that fine-tunes with LoRA at an effective batch of 32 rows:
 """
@@ -67,6 +79,7 @@ def reference_page() -> str:
     parts += _sections()
     parts.append(_unsupported_keys())
     parts.append(_unsupported_values())
+    parts.append(_foreign_keys())
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -173,6 +186,25 @@ def _unsupported_values() -> str:
         key = f"{entry.key}.type" if entry.is_type else entry.key
         values = ", ".join(f"`{_as_yaml(value)}`" for value in entry.values)
         lines.append(f"| `{key}` | {values} | {entry.expected} |")
+    return "\n".join(lines) + "\n"
+
+
+def _foreign_keys() -> str:
+    lines = [
+        "## Keys of other tools",
+        "",
+        "What Axolotl, TRL, transformers, LLaMA-Factory, Composer and torchtune write, and what brim has for it. None",
+        "is accepted: wherever one stands, the error has the line to write, with its value in brim's form.",
+        "",
+        "| Keys | Example | brim |",
+        "| --- | --- | --- |",
+    ]
+    for entry in FOREIGN_KEYS:
+        names = ", ".join(f"`{name}`" for name in entry.names)
+        helped = entry.answer(entry.example if entry.target else True)
+        written = ", ".join(f"`{line(key, value)}`" for key, value in helped.lines)
+        example = f"`{flow(entry.example)}`" if written else ""
+        lines.append(f"| {names} | {example} | {written or helped.words} |".replace("  |", " |"))
     return "\n".join(lines) + "\n"
 
 
