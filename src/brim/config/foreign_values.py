@@ -104,7 +104,7 @@ def choice(choices: Mapping[Any, Any]) -> Convert:
 
 def switch(*lines: tuple[str, Any], words: str = "", off: str = "brim does nothing of the kind unasked") -> Convert:
     """What to write where a switch is on; off, it asks for nothing."""
-    return lambda value: Help(lines=lines, words=words) if value is True else Help(words=f"remove it: {off}")
+    return lambda value: Help(words=f"remove it: {off}") if _is_off(value) else Help(lines=lines, words=words)
 
 
 def bfloat16(value: Any) -> Any:
@@ -112,7 +112,7 @@ def bfloat16(value: Any) -> Any:
     left_out = "brim takes bfloat16 wherever the GPU has it"
     if value == "auto":
         return Help(words=f"remove it: {left_out}")
-    return switch(("precision", "bf16-mixed"), words=f"left out, {left_out}")(value is True or value == "full")
+    return switch(("precision", "bf16-mixed"), words=f"left out, {left_out}")(value)
 
 
 def warm_up(value: Any) -> Any:
@@ -158,7 +158,7 @@ def clipped(value: Any) -> Any:
 
 def checkpointing(value: Any) -> Any:
     """Ways of checkpointing (`unsloth`, `offload`) that brim has not."""
-    return True if isinstance(value, str) and value != "auto" else value
+    return not _is_off(value) if isinstance(value, str) and value != "auto" else value
 
 
 def optimizer(value: Any) -> Any:
@@ -234,6 +234,11 @@ def template_file(value: Any) -> Any:
     return Help(
         words="set chat: {} for conversations: the tokenizer's own template writes them, or the file in chat.template"
     )
+
+
+def _is_off(value: Any) -> bool:
+    """YAML 1.2 reads yes and no as texts."""
+    return value in (False, 0) or (isinstance(value, str) and value.lower() in ("", "no", "off", "false", "none"))
 
 
 def _is_share(value: Any) -> bool:
