@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.config import FinetuneTrainer
-from brim.config.batch import ACCUMULATION, BATCH, BatchSizes, accumulates, batch_sizes, fixes_the_cut
+from brim.config.batch import (
+    ACCUMULATION,
+    BATCH,
+    BatchSizes,
+    accumulates,
+    batch_sizes,
+    default_rows,
+    fixes_the_cut,
+    is_sized_by_memory,
+)
 from brim.config.findings import Finding
 
 
@@ -18,8 +27,12 @@ def _trainer(**keys):
 @pytest.mark.parametrize(
     ("batch", "accumulation", "effective", "processes", "sizes"),
     [
-        (None, "auto", "auto", 1, (1, 1, 1)),
-        (None, "auto", "auto", 4, (1, 1, 4)),
+        (None, "auto", "auto", 1, (None, None, 16)),
+        (None, "auto", "auto", 3, (None, None, 15)),
+        (None, "auto", "auto", 4, (None, None, 16)),
+        (None, "auto", "auto", 16, (1, 1, 16)),
+        (None, "auto", "auto", 20, (1, 1, 20)),
+        ("auto", "auto", "auto", 1, (None, None, 16)),
         (1, "auto", 32, 1, (1, 32, 32)),
         (4, "auto", 32, 1, (4, 8, 32)),
         (4, "auto", 32, 2, (4, 4, 32)),
@@ -98,8 +111,9 @@ def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, ef
     assert isinstance(found, BatchSizes) == possible
     if isinstance(found, BatchSizes) and found.micro_batch_rows is None:
         assert (batch, accumulation) == (None, "auto")
-        assert effective == found.effective_rows > processes
-        assert effective % processes == 0
+        assert found.effective_rows > processes
+        assert found.effective_rows % processes == 0
+        assert effective == found.effective_rows or (effective == "auto" and 16 - processes < found.effective_rows <= 16)
     elif isinstance(found, BatchSizes):
         assert found.micro_batch_rows * found.accumulation_steps * processes == found.effective_rows
         assert batch in (None, found.micro_batch_rows)
@@ -110,7 +124,8 @@ def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, ef
 @pytest.mark.parametrize(
     ("keys", "several", "fixed"),
     [
-        ({}, False, None),
+        ({}, True, None),
+        ({"max_batch_size": 1}, False, None),
         ({"effective_batch_size": 1}, False, None),
         ({"effective_batch_size": 8}, True, None),
         ({"effective_batch_size": 8, "batch_size": 8}, False, BATCH),
@@ -126,3 +141,29 @@ def test_what_the_given_sizes_tell(keys, several, fixed):
     trainer = _trainer(**keys)
     assert accumulates(trainer) == several
     assert fixes_the_cut(trainer) == fixed
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        ({}, 16),
+        ({"batch_size": "auto"}, 16),
+        ({"max_batch_size": 8}, 8),
+        ({"max_batch_size": 2**40}, 16),
+        ({"batch_size": 1}, None),
+        ({"gradient_accumulation_steps": 4}, None),
+        ({"effective_batch_size": 32}, None),
+        ({"batch_schedule": "0sp:4 8sp:8"}, None),
+        ({"use_maximum_batch_size": True}, None),
+    ],
+)
+def test_the_default_holds_where_no_key_says_how_many_rows_make_an_update(keys, rows):
+    assert default_rows(_trainer(**keys)) == rows
+    is_left_to_memory = keys == {"use_maximum_batch_size": True}
+    assert is_sized_by_memory(_trainer(**keys)) == is_left_to_memory
+    assert is_sized_by_memory(_trainer(**keys | {"use_maximum_batch_size": True})) == (rows is not None or is_left_to_memory)
+
+
+def test_where_the_memory_decides_the_arithmetic_leaves_it_open():
+    found = batch_sizes(_trainer(use_maximum_batch_size=True, batch_rampup="0.1dur"), num_processes=1)
+    assert found == BatchSizes(effective_rows=None, micro_batch_rows=None, accumulation_steps=None)

@@ -150,7 +150,7 @@ def grow(epoch, current_batch_size):
             f"  fix: set {RAMP}.increment: 4, or more, or another shape",
         ),
         (
-            {"noise_scale_every": 5},
+            {"noise_scale_every": 5, "batch_size": 1},
             "trainer.noise_scale_every: trainer.noise_scale_every measures how the gradients of an update's rows "
             "differ, and an update has one row\n  expected: at least 2 rows\n"
             "  fix: set trainer.effective_batch_size: 32, or remove trainer.noise_scale_every",
@@ -187,6 +187,7 @@ def test_all_are_told_at_once(finetune, problems):
         {"batch_adaptation": ADAPTATION, "effective_batch_size": 8, "max_batch_size": 64},
         {"batch_adaptation": ADAPTATION, "effective_batch_size": 64, "train_samples": 1000},
         {"effective_batch_size": 8, "batch_increase_function": "a.b:C.d", "noise_scale_every": 1},
+        {"noise_scale_every": 1},
         {"batch_size": 2, "noise_scale_every": 1},
         {"gradient_accumulation_steps": 2, "noise_scale_every": 1},
         {"batch_beta2_scaling": True, "optimizer": "paged_adamw_8bit"},
@@ -343,13 +344,13 @@ def test_the_scaling_of_beta2(finetune, keys, value, reason):
             "it is",
         ),
         (
-            {"train_samples": 100, "epochs": 3},
+            {"train_samples": 100, "epochs": 5},
             "trainer.epochs: trainer.epochs has no effect, trainer.train_samples decides",
         ),
     ],
 )
 def test_notes_on_what_has_no_effect(finetune, keys, note):
-    assert load_config(finetune(effective_batch_size=8, **keys)).notes == (note,)
+    assert load_config(finetune(**{"effective_batch_size": 8, "epochs": 4, **keys})).notes == (note,)
 
 
 def test_a_base_model_alone_has_no_batch_to_move(minimal, problems):

@@ -103,7 +103,7 @@ def test_ludwigs_defaults_hold_where_nothing_is_said(minimal):
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 0.1, 50, 1.0)
     config = load_config(minimal(trainer={"type": "finetune"}, adapter="lora")).config
     assert isinstance(config.trainer, FinetuneTrainer)
-    assert (config.trainer.epochs, config.trainer.learning_rate, config.trainer.early_stop) == (100, 0.001, 5)
+    assert (config.trainer.learning_rate, config.trainer.early_stop) == (0.001, 5)
     assert config.trainer.gradient_clipping is not None
     assert config.trainer.gradient_clipping.clipglobalnorm == 0.5
     assert config.trainer.optimizer.type == "adam"

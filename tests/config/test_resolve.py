@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import DeviceFacts, FinetuneTrainer, load_config, resolve
+from brim.config import DeviceFacts, FinetuneTrainer, dump, load_config, resolve
+from brim.config.resolve import bounded_by_rows
 from brim.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
@@ -46,17 +47,60 @@ def test_an_effective_batch_alone_is_cut_by_length(finetune):
     assert trainer.effective_batch_size == 32
 
 
-def test_without_any_size_an_update_is_of_one_row(finetune):
-    choices = _choices(finetune())
-    assert choices["trainer.batch_size"] == (1, "no effective batch is set")
-    assert choices["trainer.gradient_accumulation_steps"] == (1, "no effective batch is set")
-    assert choices["trainer.effective_batch_size"] == (
-        1,
-        "batch 1 × accumulation 1: no size is set; trainer.effective_batch_size sets the rows of an update",
+_BOTH = "the defaults are 3 epochs of 16 rows an update; Ludwig's are 100 and 1"
+_BATCH_ALONE = "the default is 16 rows an update; Ludwig's is 1"
+
+
+@pytest.mark.parametrize(
+    ("keys", "choice"),
+    [
+        ({}, (16, _BOTH)),
+        ({"batch_size": "auto"}, (16, _BOTH)),
+        ({"epochs": 3}, (16, _BATCH_ALONE)),
+        ({"train_steps": 5}, (16, _BATCH_ALONE)),
+        ({"train_samples": 5}, (16, _BATCH_ALONE)),
+        ({"max_batch_size": 8}, (8, f"trainer.max_batch_size; {_BOTH}")),
+        ({"batch_size": 1}, (1, "batch 1 × accumulation 1")),
+        ({"use_maximum_batch_size": True}, None),
+        ({"effective_batch_size": 32}, None),
+    ],
+)
+def test_the_defaults_hold_where_nothing_decides_and_are_named_with_ludwigs(finetune, file, keys, choice):
+    resolution = resolve(load_config(finetune(**keys)).config, CPU)
+    found = {each.key: (each.value, each.reason) for each in resolution.choices}
+    assert found.get("trainer.effective_batch_size") == choice
+    assert resolution.config.trainer.effective_batch_size == (
+        choice[0] if choice else keys.get("effective_batch_size", "auto")
     )
-    choices = _choices(finetune(), DeviceFacts(kind="cuda", bf16=True, num_processes=4))
-    assert choices["trainer.effective_batch_size"][0] == 4
-    assert choices["trainer.effective_batch_size"][1].startswith("batch 1 × accumulation 1 × 4 processes: no size is")
+    assert resolution.config.trainer.epochs == 3
+    again = resolve(load_config(file(dump(resolution.config))).config, CPU)
+    assert (again.config, again.choices) == (resolution.config, ())
+
+
+def test_default_epochs_are_told_where_only_the_batch_is_set(finetune):
+    told = "trainer.epochs: trainer.epochs is not set: 3 epochs, the default (Ludwig's is 100)"
+    for keys in ({"batch_size": 1}, {"effective_batch_size": 8}, {"use_maximum_batch_size": True}):
+        assert load_config(finetune(**keys)).notes == (told,)
+        for length in ({"epochs": 3}, {"train_steps": 3}, {"train_samples": 3}):
+            assert load_config(finetune(**keys, **length)).notes == ()
+    assert load_config(finetune()).notes == ()  # told with the default batch
+    assert load_config(finetune(type="none")).notes == ()
+
+
+def test_a_default_batch_is_of_no_more_rows_than_there_are(finetune):
+    def bounded(num_rows, **keys):
+        resolution = resolve(load_config(finetune(**keys)).config, CPU)
+        found = bounded_by_rows(resolution, num_rows)
+        (choice,) = (each for each in found.choices if each.key == "trainer.effective_batch_size")
+        assert found.config.trainer.effective_batch_size == choice.value
+        return choice.value, choice.reason
+
+    assert bounded(16) == (16, _BOTH)
+    assert bounded(10) == (10, f"all rows to train on, since they are fewer; {_BOTH}")
+    assert bounded(3, batch_size=4) == (4, "batch 4 × accumulation 1")
+    assert bounded(3, batch_schedule="0sp:2 4sp:8") == (8, "the last size of trainer.batch_schedule")
+    asked = resolve(load_config(finetune(effective_batch_size=8)).config, CPU)
+    assert bounded_by_rows(asked, 3) == asked
 
 
 def test_an_effective_batch_of_one_row_leaves_nothing_to_cut(finetune):

@@ -137,7 +137,6 @@ _NO_BATCH = (
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"batch_size": "auto"}, _NO_BATCH),
         ({"batch_size": "auto", "gradient_accumulation_steps": 4}, _NO_BATCH),
         (
             {"batch_size": 2, "use_maximum_batch_size": True},
@@ -160,12 +159,13 @@ def test_a_cut_is_of_a_batch_and_chosen_once(finetune, problems, keys, message):
 
 
 def test_a_cut_by_length_may_be_spelled_out(finetune):
-    keys = {"batch_size": "auto", "gradient_accumulation_steps": "auto", "use_maximum_batch_size": True}
+    keys = {"batch_size": "auto", "gradient_accumulation_steps": "auto", "use_maximum_batch_size": True, "epochs": 1}
     assert load_config(finetune(effective_batch_size=32, **keys)).notes == ()
+    assert load_config(finetune(**keys)).notes == ()
 
 
 def test_a_search_without_a_choice_is_told(finetune):
-    searched = {"batch_search": "halving", "effective_batch_size": 32}
+    searched = {"batch_search": "halving", "effective_batch_size": 32, "epochs": 1}
     assert load_config(finetune(**searched)).notes == ()
     assert load_config(finetune(**searched, batch_size=4)).notes == (
         "trainer.batch_search: trainer.batch_search has no effect, trainer.batch_size decides",

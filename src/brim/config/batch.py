@@ -15,12 +15,14 @@ ACCUMULATION: Path = ("trainer", "gradient_accumulation_steps")
 EFFECTIVE: Path = ("trainer", "effective_batch_size")
 LARGEST: Path = ("trainer", "max_batch_size")
 
+DEFAULT_ROWS = 16  # of an update, where no key decides them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
     """How many rows make an update, and how they are cut up."""
 
-    effective_rows: int
+    effective_rows: int | None  # None: as many as fit the memory, which the plan tells
     micro_batch_rows: int | None  # None: cut by length, step by step
     accumulation_steps: int | None  # None: as many as the cut has
 
@@ -28,13 +30,18 @@ class BatchSizes:
 def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes | Finding:
     """Any two sizes give the third. A finding where they do not multiply up.
 
-    Without an effective batch, what is left open is 1. With one and nothing else there is no fixed cut, unless a
-    process has only one row to take. A batch that moves has no fixed number of micro-batches either.
+    With a micro-batch or an accumulation alone, the other one is 1. With an effective batch alone (given, the default,
+    or the largest that fits) there is no fixed cut, unless a process has only one row to take. A batch that moves has
+    no fixed number of micro-batches either.
     """
     batch, accumulation, effective = _given(trainer)
     fault = mismatch(trainer, num_processes=num_processes)
     if fault is not None:
         return fault
+    if is_sized_by_memory(trainer):
+        return BatchSizes(effective_rows=None, micro_batch_rows=None, accumulation_steps=None)
+    if effective is None:
+        effective = default_rows(trainer, num_processes=num_processes)
     if moves_batch(trainer):
         assert effective is not None, "a rule asks for it"
         return BatchSizes(effective_rows=effective, micro_batch_rows=batch, accumulation_steps=None)
@@ -55,6 +62,23 @@ def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes |
     return BatchSizes(effective_rows=rows, micro_batch_rows=batch, accumulation_steps=accumulation)
 
 
+def is_sized_by_memory(trainer: FinetuneTrainer) -> bool:
+    """Whether an update is to take as many rows as fit together, since no key says how many."""
+    return trainer.use_maximum_batch_size and _names_no_size(trainer)
+
+
+def default_rows(trainer: FinetuneTrainer, *, num_processes: int = 1) -> int | None:
+    """The rows of an update where no key decides them, the same number for each process; else None."""
+    if not _names_no_size(trainer) or trainer.use_maximum_batch_size or moves_batch(trainer):
+        return None
+    rows = min(DEFAULT_ROWS, trainer.max_batch_size or DEFAULT_ROWS)
+    return max(rows // num_processes, 1) * num_processes
+
+
+def _names_no_size(trainer: FinetuneTrainer) -> bool:
+    return _given(trainer) == (None, None, None)
+
+
 def fixes_the_cut(trainer: FinetuneTrainer) -> Path | None:
     """The key that sets the rows of a micro-batch, so that nothing is left to search; None: they go by length."""
     batch, accumulation, _ = _given(trainer)
@@ -68,6 +92,7 @@ def accumulates(trainer: FinetuneTrainer) -> bool:
         return True  # a measured step takes the batch in groups
     if accumulation is not None:
         return accumulation > 1
+    effective = default_rows(trainer) if effective is None else effective
     if moves_batch(trainer):
         sizes = [effective or 1, *(size for _, size in named_sizes(trainer))]
         return trainer.batch_increase_function is not None or max(sizes) > (batch or 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from brim.config.batch import ACCUMULATION, EFFECTIVE, LARGEST
+from brim.config.batch import ACCUMULATION, DEFAULT_ROWS, EFFECTIVE, LARGEST, default_rows, is_sized_by_memory
 from brim.config.batch_steps import parse_batch_steps
 from brim.config.findings import Finding
 from brim.config.moving_batch import WAYS, has_beta2, named_sizes, ways_given
@@ -66,7 +66,7 @@ def _ramp_is_whole(trainer: FinetuneTrainer) -> Iterator[Finding]:
             )
         return
     yield from unreadable_duration((*RAMPUP, "length"), ramp.length)
-    if trainer.effective_batch_size == "auto":
+    if trainer.effective_batch_size == "auto" and not is_sized_by_memory(trainer):
         yield _no_effective_batch(RAMPUP, "leads to")
     if ramp.initial is not None and first is not None:
         yield Finding(
@@ -233,7 +233,7 @@ def _noise_can_be_measured(trainer: FinetuneTrainer) -> Iterator[Finding]:
         sizes.append(effective)
     elif not sizes:
         rows = [n for n in (trainer.batch_size, trainer.gradient_accumulation_steps) if n != "auto"]
-        sizes.append(max(rows, default=1))
+        sizes.append(max(rows, default=default_rows(trainer) or DEFAULT_ROWS))
     if max(sizes) == 1 and trainer.batch_increase_function is None:
         yield Finding(
             paths=(("trainer", "noise_scale_every"), EFFECTIVE),

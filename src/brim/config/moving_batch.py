@@ -1,4 +1,4 @@
-"""Which keys move the effective batch while a run lasts, and the sizes that they name."""
+"""Which keys move the effective batch while a run lasts, the sizes that they name, and whether a key says how long."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def implied_effective_rows(trainer: FinetuneTrainer) -> tuple[int, str] | None:
     if trainer.batch_adaptation is not None:
         return trainer.batch_adaptation.min, "trainer.batch_adaptation.min, with which training begins"
     return None
+
+
+def takes_default_epochs(trainer: FinetuneTrainer) -> bool:
+    """Whether no key says how long the run is."""
+    return "epochs" not in trainer.model_fields_set and trainer.train_steps is None and trainer.train_samples is None
 
 
 def has_beta2(optimizer: OptimizerConfig) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brim.config.batch import fixes_the_cut
+from brim.config.batch import default_rows, fixes_the_cut
 from brim.config.category_rules import MATCH, VOCAB, unreachable, without_rule
-from brim.config.moving_batch import moves_batch
+from brim.config.moving_batch import moves_batch, takes_default_epochs
 from brim.config.places import Document, dotted
 from brim.config.prompt_parts import prompt_columns
 from brim.config.schema import Config, FinetuneTrainer, NoTrainer, QuantizationConfig, TrainerConfig
@@ -33,7 +33,7 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.prompt.template is not None and not prompt_columns(config):
         where = document.place(("prompt", "template")).where
         notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
-    notes += _epochs_without_effect(config.trainer, document)
+    notes += _epochs_told(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer):
         notes += _batch_that_stays(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer) and config.trainer.batch_search != "predict":
@@ -46,14 +46,16 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _epochs_without_effect(trainer: TrainerConfig, document: Document) -> list[str]:
+def _epochs_told(trainer: TrainerConfig, document: Document) -> list[str]:
     lengths = {"train_steps": trainer.train_steps}
     if isinstance(trainer, FinetuneTrainer):
         lengths["train_samples"] = trainer.train_samples
     decides = [f"trainer.{name}" for name, length in lengths.items() if length is not None]
+    where = document.place(("trainer", "epochs")).where
+    if isinstance(trainer, FinetuneTrainer) and takes_default_epochs(trainer) and default_rows(trainer) is None:
+        return [f"{where}: trainer.epochs is not set: {trainer.epochs} epochs, the default (Ludwig's is 100)"]
     if not decides or trainer.epochs == type(trainer)().epochs:
         return []
-    where = document.place(("trainer", "epochs")).where
     return [f"{where}: trainer.epochs has no effect, {decides[0]} decides"]
 
 

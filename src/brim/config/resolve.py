@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from brim.config.batch import ACCUMULATION, BATCH, EFFECTIVE, BatchSizes, batch_sizes
+from brim.config.batch import ACCUMULATION, BATCH, DEFAULT_ROWS, EFFECTIVE, BatchSizes, batch_sizes, default_rows
 from brim.config.findings import Finding
-from brim.config.moving_batch import has_beta2, implied_effective_rows, moves_batch
+from brim.config.moving_batch import has_beta2, implied_effective_rows, moves_batch, takes_default_epochs
 from brim.config.places import Path, dotted
 from brim.config.rules import biases_in_16_bits, quantised_base
 from brim.config.schema import Config, FinetuneTrainer, Section
@@ -70,6 +70,24 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
         if reason:
             choices.append(Choice(key=dotted(path), value=value, reason=reason))
     return Resolution(config=_changed(config, changes), choices=tuple(choices))
+
+
+def bounded_by_rows(resolution: Resolution, num_rows: int) -> Resolution:
+    """The resolution with an effective batch that nobody set of at most so many rows, those that there are to train on.
+
+    One that was set, or that a schedule names, stays what it is.
+    """
+    trainer, key = resolution.config.trainer, dotted(EFFECTIVE)
+    chosen = next((each for each in resolution.choices if each.key == key), None)
+    if chosen is None or not isinstance(trainer, FinetuneTrainer) or trainer.batch_size != "auto":
+        return resolution
+    if moves_batch(trainer) or chosen.value <= num_rows:
+        return resolution
+    fewer = Choice(key=key, value=num_rows, reason=f"all rows to train on, since they are fewer; {chosen.reason}")
+    return Resolution(
+        config=_changed(resolution.config, {EFFECTIVE: num_rows}),
+        choices=tuple(fewer if each is chosen else each for each in resolution.choices),
+    )
 
 
 def new_tokens(config: Config, context_length: int | None) -> int:
@@ -139,7 +157,7 @@ def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[Path,
         )
     if sizes.accumulation_steps is not None:
         yield from _fixed_cut(trainer, sizes, num_processes)
-    if trainer.effective_batch_size == "auto":
+    if trainer.effective_batch_size == "auto" and sizes.effective_rows is not None:
         yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes, num_processes)
 
 
@@ -164,11 +182,18 @@ def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: i
     implied = implied_effective_rows(trainer)
     if implied is not None:
         return implied[1]
+    if default_rows(trainer) is not None:
+        is_bounded = trainer.max_batch_size is not None and trainer.max_batch_size < DEFAULT_ROWS
+        return ("trainer.max_batch_size; " if is_bounded else "") + _defaults(trainer)
     times = f" × {num_processes} processes" if num_processes > 1 else ""
-    product = f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}{times}"
-    if trainer.batch_size == "auto" and trainer.gradient_accumulation_steps == "auto":
-        return f"{product}: no size is set; trainer.effective_batch_size sets the rows of an update"
-    return product
+    return f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}{times}"
+
+
+def _defaults(trainer: FinetuneTrainer) -> str:
+    """What is said of the default batch, and of the default epochs where they, too, hold."""
+    if takes_default_epochs(trainer):
+        return f"the defaults are {trainer.epochs} epochs of {DEFAULT_ROWS} rows an update; Ludwig's are 100 and 1"
+    return f"the default is {DEFAULT_ROWS} rows an update; Ludwig's is 1"
 
 
 def _why_accumulation(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:

@@ -156,12 +156,12 @@ def _batch_sizes_multiply_up(config: Config) -> Iterator[Finding]:
 
 
 def _cut_has_a_batch(config: Config) -> Iterator[Finding]:
-    """Left out, batch_size is a cut of whatever the effective batch is; written, it asks for a choice of the batch."""
+    """A written batch_size: auto times an accumulation would leave what is learned to the memory."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or "batch_size" not in trainer.model_fields_set:
         return
     is_open = trainer.batch_size == trainer.effective_batch_size == "auto"
-    if is_open and not moves_batch(trainer):
+    if is_open and trainer.gradient_accumulation_steps != "auto" and not moves_batch(trainer):
         yield Finding(
             paths=(BATCH, EFFECTIVE),
             what="trainer.batch_size: auto cuts an effective batch, and trainer.effective_batch_size is not set: the "

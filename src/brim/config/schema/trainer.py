@@ -23,8 +23,13 @@ _CHUNKED_LOSS = (
 _BATCH_SIZE = (
     "Micro-batch: rows of one forward and backward pass on one device. `auto`: each effective batch is cut by its "
     "rows' lengths, so that no micro-batch exceeds the memory and the step takes the least time; `brim plan` shows it. "
-    "A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, too; "
-    "here a written `auto` needs `effective_batch_size`."
+    "A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, too, as "
+    "`use_maximum_batch_size` does here."
+)
+_MAXIMUM = (
+    "`true`: the largest micro-batches that fit, instead of the fastest. Where no key says how many rows make an "
+    "update, an update is of as many of the longest rows as fit together: the memory then decides what is learned, and "
+    "another card learns otherwise."
 )
 _BATCH_SEARCH = (
     "How the largest micro-batch is found. `predict`: foretold, then tried once. The others try sizes: `linear` two "
@@ -58,9 +63,10 @@ _STEPS = (
     "the run (`dur`) or batches of the last size (`ba`), one unit in a table."
 )
 _INCREASE = (
-    "A Python function that is called before each epoch but the first, with the number of epochs done and the present "
-    "effective batch, and returns how many rows to add; negative: to take away. `module:function`; from Python, the "
-    "function itself. All calls come before training. It runs code, so only for files that you trust."
+    "A Python function that is called before each epoch, with the number of epochs done and the present effective "
+    "batch, and returns how many rows to add; negative: to take away. An increase beyond the rows that fit together is "
+    "not followed. `module:function`; from Python, the function itself. All calls come before training. It runs code, "
+    "so only for files that you trust."
 )
 _ADAPTATION = (
     "Let the effective batch follow the measured noise scale of the gradient, within bounds. Training begins with "
@@ -108,7 +114,7 @@ class FinetuneTrainer(Section):
     type: Literal["finetune"] = key("finetune", _TYPE)
     batch_size: PositiveInt | Literal["auto"] = key("auto", _BATCH_SIZE)
     use_maximum_batch_size: bool = key(
-        False, "`true`: the largest micro-batches that fit, instead of the fastest.", brim=True
+        False, _MAXIMUM, brim=True
     )
     batch_search: Literal["predict", "linear", "binary", "doubling", "halving"] = key(
         "predict", _BATCH_SEARCH, brim=True
@@ -121,7 +127,8 @@ class FinetuneTrainer(Section):
     effective_batch_size: PositiveInt | Literal["auto"] = key(
         "auto",
         "Rows of one update: what decides what is learned. batch_size × gradient_accumulation_steps × processes, "
-        "exactly, where those are given. `auto`: that product; with neither, one row a process.",
+        "exactly, where those are given. `auto`: that product; with neither, 16, or all training rows where there are "
+        "fewer (Ludwig: 1); with `use_maximum_batch_size` and neither, as many of the longest rows as fit together.",
     )
     max_batch_size: PositiveInt | None = key(
         None,
@@ -150,7 +157,7 @@ class FinetuneTrainer(Section):
     batch_beta2_scaling: bool | Literal["auto"] = key("auto", _BETA2_SCALING, brim=True)
     noise_scale_every: PositiveInt | None = key(None, _NOISE_SCALE, brim=True)
     eval_batch_size: RowsAtOnce = key("auto", _EVAL_BATCH_SIZE)
-    epochs: PositiveInt = key(100, "Passes over the training rows.")
+    epochs: PositiveInt = key(3, "Passes over the training rows. Ludwig's default is 100.")
     train_steps: PositiveInt | None = key(
         None, "Updates after which training ends, instead of `epochs`. Counts updates; Ludwig counts micro-batches."
     )
