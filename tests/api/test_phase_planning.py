@@ -13,7 +13,11 @@ from tests.api.planned_run import ready, settings, tight, uneven
 import brim
 from brim.api import planning
 from brim.api.launch import launch
+from brim.api.memory import UntraceableError
 from brim.api.phase_planning import bounded, largest_batch
+from brim.api.trial import Trial
+from brim.config import load_config
+from brim.errors import Problem
 
 ONE_WAY = {"chunked_loss": False}  # each takes a few traces
 RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "30sp", "from": 2}, **ONE_WAY}  # 48 samples in all
@@ -21,12 +25,11 @@ SCHEDULER = {"learning_rate_scheduler": {"warmup_fraction": 0.25, "decay": "cosi
 
 
 def double(epoch: int, current_batch_size: int) -> int:
-    return current_batch_size
+    return current_batch_size if epoch else 0
 
 
 DOUBLED = {
     "batch_increase_function": double,
-    "use_maximum_batch_size": True,
     "epochs": 6,
     "effective_batch_size": 2,
     **ONE_WAY,
@@ -174,6 +177,77 @@ def test_the_bound_is_that_of_the_way_that_is_taken_for_it(tiny_base, monkeypatc
     found = planning._bounded_by_memory(request, replan=False, say=lambda line: None)
     assert bounds == [24, 10]
     assert found.length == bounded(request, 10).length
+
+
+LARGEST = {"effective_batch_size": "auto", "use_maximum_batch_size": True, **ONE_WAY}
+CHANGES = "so the memory decides what is learned, and another card may learn otherwise"
+
+
+def of_memory(monkeypatch, budget):
+    for room in ("planning", "run_plan"):
+        monkeypatch.setattr(f"brim.api.{room}.budget_of", lambda *given, **how: budget)
+
+
+def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch):
+    """As torchtune's RFC 2199 means it; ramps and learning rates go by the number, and the plan says where it is from."""
+    free = ready(tiny_base, trainer=LARGEST)
+    assert free.request.trainer.effective_batch_size == 24
+    told = f"use_maximum_batch_size, the largest that fits: all rows to train on; {CHANGES}"
+    assert [choice.reason for choice in free.session.choices if choice.value == 24] == [told]
+    fewer = ready(tiny_base, trainer={**LARGEST, "max_batch_size": 9})
+    assert fewer.session.config.trainer.effective_batch_size == 9
+    assert any(choice.reason.endswith(f"trainer.max_batch_size; {CHANGES}") for choice in fewer.session.choices)
+    longest = free.plan.lengths.longest
+    peak_bytes = math.ceil(free.plan.costs.peak_bytes(5, longest))
+    of_memory(monkeypatch, replace(free.plan.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0))
+    monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)
+    ramp = {**LARGEST, "batch_rampup": {"length": "12sp", "from": 2}, **SCHEDULER, "batch_lr_scaling": "sqrt"}
+    config, said = settings(tiny_base, trainer=ramp), []
+    plan = brim.plan(config, uneven())
+    assert [phase.size for phase in plan.phases] == [2, 4, 5]
+    brim.Model(config).train(uneven(), output_directory=tmp_path / "run", say=said.append)
+    (line,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
+    assert line == (
+        "trainer.effective_batch_size: 5 (use_maximum_batch_size, the largest that fits: 5 of the longest rows, "
+        f"{longest} tokens; {CHANGES})"
+    )
+    recorded = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert [choice["value"] for choice in recorded["choices"] if choice["key"] == "trainer.effective_batch_size"] == [5]
+    assert [phase["size"] for phase in recorded["batch_schedule"]] == [2, 4, 5]
+    steps = [json.loads(each) for each in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [(step["effective_batch_size"], step["learning_rate"]) for step in steps if step.get("split") == "train"]
+    assert (rates[0], rates[-1]) == (
+        (2, plan.phases[0].learning_rates[0]),
+        (rates[-1][0], plan.phases[-1].learning_rates[1]),
+    )
+
+
+@pytest.mark.parametrize("how", ["binary", "untraceable"])
+def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch, how):
+    if how == "untraceable":
+        monkeypatch.setattr("brim.api.planning.traced", untraceable)
+    search = {"batch_search": how} if how == "binary" else {}
+    config, said = settings(tiny_base, trainer={**LARGEST, **search, "epochs": 1, "learning_rate": 0.013}), []
+    probed = Trial.probe_size
+
+    def few_fit(self, rows, tokens):
+        probe = probed(self, rows, tokens)
+        return probe if rows <= 7 else replace(probe, outcome="out of memory")
+
+    monkeypatch.setattr("brim.api.trial.Trial.probe_size", few_fit)
+    brim.Model(config).train(uneven(), output_directory=tmp_path / "run", say=said.append, replan=True)
+    recorded = json.loads((tmp_path / "run" / "plan.json").read_text())
+    (choice,) = (each for each in recorded["choices"] if each["key"] == "trainer.effective_batch_size")
+    assert choice["value"] == 7
+    searched = "binary" if how == "binary" else "linear"
+    assert f"the largest that fits: {searched}: 7 of the longest rows, 42 tokens" in choice["reason"]
+    assert recorded["batch_schedule"] == [{"first_sample": 0, "size": 7}]
+    assert load_config(tmp_path / "run" / "config.yaml").config.trainer.effective_batch_size == 7
+    assert f"trainer.effective_batch_size: 7 ({choice['reason']})" in said
+
+
+def untraceable(*given, **how):
+    raise UntraceableError(Problem(what="Llama cannot be traced"))
 
 
 def test_a_bound_changes_the_length_alone(tiny_base):

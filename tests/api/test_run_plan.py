@@ -302,16 +302,15 @@ def test_a_function_that_memory_cannot_bound_is_told_where_nothing_can_be_traced
         "learning_rate": 0.012,
         "effective_batch_size": 4,
         "max_batch_size": 6,
-        "use_maximum_batch_size": True,
         "batch_increase_function": lambda epoch, current_batch_size: 4,
     }
     said = []
     train(tiny_base, tmp_path / "run", config=settings(tiny_base, trainer=trainer), said=said, replan=True)
     assert [line for line in said if "batch_increase_function" in line] == [
-        "trainer.batch_increase_function asked for 8 rows after epoch 1, and trainer.max_batch_size is 6: it was not "
-        "followed",
-        "trainer.use_maximum_batch_size does not bound trainer.batch_increase_function here, since how many rows fit "
-        "cannot be predicted; trainer.max_batch_size does",
+        "trainer.batch_increase_function asked for 8 rows for the first epoch, and trainer.max_batch_size is 6: it was "
+        "not followed, nor was 1 later",
+        "the memory does not bound trainer.batch_increase_function here, since how many rows fit cannot be predicted; "
+        "trainer.max_batch_size does",
     ]
 
 

@@ -113,7 +113,9 @@ def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, ef
         assert (batch, accumulation) == (None, "auto")
         assert found.effective_rows > processes
         assert found.effective_rows % processes == 0
-        assert effective == found.effective_rows or (effective == "auto" and 16 - processes < found.effective_rows <= 16)
+        assert effective == found.effective_rows or (
+            effective == "auto" and 16 - processes < found.effective_rows <= 16
+        )
     elif isinstance(found, BatchSizes):
         assert found.micro_batch_rows * found.accumulation_steps * processes == found.effective_rows
         assert batch in (None, found.micro_batch_rows)
@@ -161,7 +163,9 @@ def test_the_default_holds_where_no_key_says_how_many_rows_make_an_update(keys, 
     assert default_rows(_trainer(**keys)) == rows
     is_left_to_memory = keys == {"use_maximum_batch_size": True}
     assert is_sized_by_memory(_trainer(**keys)) == is_left_to_memory
-    assert is_sized_by_memory(_trainer(**keys | {"use_maximum_batch_size": True})) == (rows is not None or is_left_to_memory)
+    assert is_sized_by_memory(_trainer(**keys | {"use_maximum_batch_size": True})) == (
+        rows is not None or is_left_to_memory
+    )
 
 
 def test_where_the_memory_decides_the_arithmetic_leaves_it_open():

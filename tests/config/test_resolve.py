@@ -90,9 +90,9 @@ def test_default_epochs_are_told_where_only_the_batch_is_set(finetune):
 def test_a_default_batch_is_of_no_more_rows_than_there_are(finetune):
     def bounded(num_rows, **keys):
         resolution = resolve(load_config(finetune(**keys)).config, CPU)
-        found = bounded_by_rows(resolution, num_rows)
-        (choice,) = (each for each in found.choices if each.key == "trainer.effective_batch_size")
-        assert found.config.trainer.effective_batch_size == choice.value
+        config, choices = bounded_by_rows(resolution.config, resolution.choices, num_rows)
+        (choice,) = (each for each in choices if each.key == "trainer.effective_batch_size")
+        assert config.trainer.effective_batch_size == choice.value
         return choice.value, choice.reason
 
     assert bounded(16) == (16, _BOTH)
@@ -100,7 +100,7 @@ def test_a_default_batch_is_of_no_more_rows_than_there_are(finetune):
     assert bounded(3, batch_size=4) == (4, "batch 4 × accumulation 1")
     assert bounded(3, batch_schedule="0sp:2 4sp:8") == (8, "the last size of trainer.batch_schedule")
     asked = resolve(load_config(finetune(effective_batch_size=8)).config, CPU)
-    assert bounded_by_rows(asked, 3) == asked
+    assert bounded_by_rows(asked.config, asked.choices, 3) == (asked.config, asked.choices)
 
 
 def test_an_effective_batch_of_one_row_leaves_nothing_to_cut(finetune):

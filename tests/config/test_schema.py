@@ -60,6 +60,7 @@ def test_brims_own_keys_are_few():
         "dataset",
         "generation.engine",
         "preprocessing.drop_unlearnable",
+        "preprocessing.max_dropped_fraction",
         "preprocessing.on_bad_row",
         "preprocessing.on_overlong",
         "trainer.batch_adaptation",

@@ -330,6 +330,91 @@ def test_overlong_rows_are_cut_as_by_a_global_length_of_the_context(encoder, mak
     assert made.ledger.entries[0].why == "preprocessing.on_overlong is truncate, and the context is 12 tokens"
 
 
+def _many(num_rows, overlong=(), unlearnable=()):
+    """Rows of which some are longer than a context of 64 tokens, and some have nothing to learn from under a cut."""
+    lengths = {**dict.fromkeys(overlong, 90), **dict.fromkeys(unlearnable, 40)}
+    return {"q": ["b" * lengths.get(row, 3) for row in range(num_rows)], "a": ["x"] * num_rows}
+
+
+def test_a_few_overlong_rows_are_left_out_of_training_counted_and_named(encoder, make_config):
+    """5 of 1,000 are what a person would leave out; none of them was asked about."""
+    data, config = read(_many(1000, overlong=(7, 400, 401, 500, 999))), make_config(**ANYTHING)
+    made = prepare(data, config, encoder, context_length=64)
+    assert len(made.splits["train"]) == 995
+    assert [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger] == [
+        (key, "dropped_overlong", 93, 0) for key in (7, 400, 401, 500, 999)
+    ]
+    limit = "preprocessing.max_dropped_fraction 0.01 leaves out up to 10"
+    assert {entry.why for entry in made.ledger} == {f"{limit}, and the context is 64 tokens"}
+    assert made.ledger.summary() == [
+        "5 of 1,000 rows were dropped, since the model's context is too short for them: the longest of 93 tokens (the "
+        f"given columns, row 7, the given columns, row 400, the given columns, row 401 and 2 more, {limit}, and the "
+        "context is 64 tokens)"
+    ]
+
+
+def test_a_few_rows_without_anything_to_learn_from_are_left_out_too(encoder, make_config):
+    cut = {"preprocessing__global_max_sequence_length": 30}
+    made = prepare(read(_many(200, unlearnable=(3, 5))), make_config(**ANYTHING, **cut), encoder, context_length=64)
+    assert sorted(made.splits["train"].keys.tolist()) == [row for row in range(200) if row not in (3, 5)]
+    assert made.ledger.summary()[1:] == [
+        "2 of 200 rows were dropped: nothing of the answer is left to learn from (the given columns, row 3, the given "
+        "columns, row 5, preprocessing.max_dropped_fraction 0.01 leaves out up to 2)"
+    ]
+
+
+@given(
+    num_rows=st.integers(1, 60),
+    overlong=st.sets(st.integers(0, 59), max_size=6),
+    fraction=st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.29, 1.0]),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_more_than_the_share_is_an_error_and_no_more_rows_are_ever_missing(
+    encoder, make_config, num_rows, overlong, fraction
+):
+    overlong = {row for row in overlong if row < num_rows}
+    assume(len(overlong) < num_rows)
+    config = make_config(**ANYTHING, preprocessing__max_dropped_fraction=fraction)
+    most = round(fraction * 100) * num_rows // 100
+    if len(overlong) <= most:
+        made = prepare(read(_many(num_rows, overlong)), config, encoder, context_length=64)
+        assert set(made.splits["train"].keys.tolist()) == set(range(num_rows)) - overlong
+        return
+    with pytest.raises(DataError) as caught:
+        prepare(read(_many(num_rows, overlong)), config, encoder, context_length=64)
+    (problem,) = caught.value.problems
+    more = f", more than the {most:,} that preprocessing.max_dropped_fraction leaves out" if most else ""
+    assert problem.what == f"{len(overlong)} of {num_rows} rows are longer than the model's context{more}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"preprocessing__on_overlong": "error"}, "1 of 200 rows are longer than the model's context"),
+        (
+            {"preprocessing__drop_unlearnable": False, "preprocessing__global_max_sequence_length": 30},
+            "1 of 200 rows have nothing to learn from: no token of the answer is left",
+        ),
+        ({"preprocessing__max_dropped_fraction": 0.0}, "1 of 200 rows are longer than the model's context"),
+    ],
+)
+def test_what_is_said_to_be_an_error_is_one_for_a_single_row(encoder, make_config, keys, what):
+    with pytest.raises(DataError) as caught:
+        prepare(read(_many(200, overlong=(3,))), make_config(**ANYTHING, **keys), encoder, context_length=64)
+    (problem,) = caught.value.problems
+    assert problem.what == what
+
+
+def test_an_evaluation_leaves_no_row_out_unasked(encoder, make_config):
+    data, config = read(_many(200, overlong=(3,))), make_config(**ANYTHING)
+    for how in ({"only": "full"}, {"only": "train"}):
+        with pytest.raises(DataError, match="1 of 200 rows are longer than the model's context"):
+            prepare(data, config, encoder, context_length=64, **how)
+    zero_shot = make_config(**ANYTHING, trainer={"type": "none"})
+    with pytest.raises(DataError, match="1 of 200 rows are longer than the model's context"):
+        prepare(data, zero_shot, encoder, context_length=64)
+
+
 @pytest.mark.parametrize("policy", ["error", "drop", "truncate"])
 def test_a_global_length_wins_over_the_policy(encoder, make_config, policy):
     config = make_config(

@@ -97,7 +97,7 @@ def test_a_function_is_asked_once_an_epoch():
         return 8 if epoch == 2 else 0
 
     found = length(epochs=4, batch_increase_function=increase)
-    assert asked == [(1, 16), (2, 16), (3, 24)]
+    assert asked == [(0, 16), (1, 16), (2, 16), (3, 24)]
     assert phases(found) == [(0, 16), (3200, 24)]
 
 
@@ -117,17 +117,41 @@ def test_what_the_bound_refuses_is_noted():
         }
     ).config
     found = length_of(config.trainer, ROWS, seed=3, bound=24)
-    assert phases(found) == [(0, 16), (1600, 24)]
+    assert phases(found) == [(0, 24)]
     (note,) = found.notes
-    assert "asked for 32 rows after epoch 2, and 24 of the longest fit at once" in note
-    assert note.endswith("nor was 1 later")
+    assert "asked for 32 rows after epoch 1, and 24 of the longest fit at once" in note
+    assert note.endswith("nor were 2 later")
+    (note,) = length_of(config.trainer, ROWS, seed=3, bound=16).notes
+    assert "asked for 24 rows for the first epoch, and 16 of the longest fit at once" in note
 
 
 def test_the_largest_batch_that_is_allowed_bounds_the_function_too():
     found = length(epochs=3, max_batch_size=20, batch_increase_function=lambda epoch, current_batch_size: 8)
     assert phases(found) == [(0, 16)]
     (note,) = found.notes
-    assert "asked for 24 rows after epoch 1, and trainer.max_batch_size is 20: it was not followed" in note
+    assert "asked for 24 rows for the first epoch, and trainer.max_batch_size is 20: it was not followed" in note
+
+
+def test_a_function_may_name_the_first_epoch_as_the_rfcs_does():
+    found = length(epochs=3, batch_increase_function=lambda epoch, current_batch_size: 8 if epoch in [0] else 0)
+    assert (phases(found), found.notes) == ([(0, 24)], ())
+
+
+@pytest.mark.parametrize(
+    ("keys", "epochs"),
+    [
+        ({"epochs": 3}, "each epoch from 0 to 2"),
+        ({"epochs": 1}, "epoch 0, the only one"),
+        ({"train_samples": 4000}, "each epoch from 0 to 2"),
+        ({"train_steps": 101}, "each epoch from 0 to 1"),
+    ],
+)
+def test_a_function_that_changes_nothing_is_told(keys, epochs):
+    found = length(**keys, batch_increase_function=lambda epoch, current_batch_size: 8 if epoch == 9 else 0)
+    assert phases(found) == [(0, 16)]
+    assert found.notes == (
+        f"trainer.batch_increase_function changes nothing: it returned 0 for {epochs}, so every update is of 16 rows",
+    )
 
 
 def test_a_faulty_function_is_an_error():

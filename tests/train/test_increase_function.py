@@ -170,7 +170,7 @@ def test_a_path_is_no_modules_name(given):
     assert refused(given).startswith(f"{KEY}: {given.split(':')[0]} is no module's name\n  expected: module:function")
 
 
-def test_it_is_called_before_each_epoch_but_the_first():
+def test_it_is_called_before_each_epoch():
     calls = []
 
     def increase(epoch, current_batch_size):
@@ -178,29 +178,31 @@ def test_it_is_called_before_each_epoch_but_the_first():
         return 8 if epoch == 2 else 0
 
     schedule = expand(increase, first_size=8, num_rows=100, num_samples=400).schedule
-    assert calls == [(1, 8), (2, 8), (3, 16)]
+    assert calls == [(0, 8), (1, 8), (2, 8), (3, 16)]
     assert schedule.phases == (Phase(first_sample=0, size=8), Phase(first_sample=200, size=16))
 
 
 def test_a_batch_may_shrink_to_one_row():
-    schedule = expand(lambda epoch, size: -size // 2, first_size=8, num_rows=10, num_samples=40).schedule
+    schedule = expand(
+        lambda epoch, size: -size // 2 if epoch else 0, first_size=8, num_rows=10, num_samples=40
+    ).schedule
     assert [phase.size for phase in schedule.phases] == [8, 4, 2, 1]
 
 
 def test_what_the_bound_does_not_allow_is_left_out_and_told():
     found = expand(doubled, first_size=8, num_rows=10, num_samples=50, bound=20)
-    assert [phase.size for phase in found.schedule.phases] == [8, 16]
-    assert found.refused == tuple(RefusedIncrease(num_epochs=done, size=32) for done in (2, 3, 4))
+    assert [phase.size for phase in found.schedule.phases] == [16]
+    assert found.refused == tuple(RefusedIncrease(num_epochs=done, size=32) for done in (1, 2, 3, 4))
 
 
 def test_the_bound_itself_is_allowed():
-    found = expand(doubled, first_size=8, num_rows=10, num_samples=30, bound=32)
-    assert ([phase.size for phase in found.schedule.phases], found.refused) == ([8, 16, 32], ())
+    found = expand(doubled, first_size=8, num_rows=10, num_samples=30, bound=64)
+    assert ([phase.size for phase in found.schedule.phases], found.refused) == ([16, 32, 64], ())
 
 
 def test_a_bound_below_the_first_size_lets_it_shrink():
     found = expand(lambda epoch, size: -1, first_size=8, num_rows=10, num_samples=30, bound=4)
-    assert ([phase.size for phase in found.schedule.phases], found.refused) == ([8, 7, 6], ())
+    assert ([phase.size for phase in found.schedule.phases], found.refused) == ([7, 6, 5], ())
 
 
 @given(
@@ -215,21 +217,21 @@ def test_it_is_called_for_the_epochs_that_the_run_begins(sizes, num_rows, num_sa
         calls.append(epoch)
         return sizes[epoch % 8] - size
 
-    by_samples = expand(increase, first_size=sizes[0], num_rows=num_rows, num_samples=num_samples).schedule
+    by_samples = expand(increase, first_size=sizes[-1], num_rows=num_rows, num_samples=num_samples).schedule
     num_epochs = -(-num_samples // num_rows)
-    assert calls == list(range(1, num_epochs))
+    assert calls == list(range(num_epochs))
     assert [by_samples.size_at(epoch * num_rows) for epoch in range(num_epochs)] == [
         sizes[epoch % 8] for epoch in range(num_epochs)
     ]
     num_steps = steps_of(by_samples, num_rows=num_rows, total_samples=num_samples)
-    by_steps = expand(increase, first_size=sizes[0], num_rows=num_rows, num_steps=num_steps).schedule
+    by_steps = expand(increase, first_size=sizes[-1], num_rows=num_rows, num_steps=num_steps).schedule
     assert by_steps == by_samples
 
 
 @pytest.mark.parametrize("rows", [np.int64(3), torch.tensor(3)])
 def test_whole_numbers_of_other_libraries_count(rows):
     schedule = expand(lambda epoch, size: rows, first_size=8, num_rows=10, num_samples=20).schedule
-    assert [(phase.size, type(phase.size)) for phase in schedule.phases] == [(8, int), (11, int)]
+    assert [(phase.size, type(phase.size)) for phase in schedule.phases] == [(11, int), (14, int)]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ def test_a_batch_without_a_row_is_refused():
     with pytest.raises(InputError) as caught:
         expand(Growing(-8), first_size=8, num_rows=10, num_samples=40)
     assert str(caught.value) == (
-        f"{KEY}: Growing(epoch=1, current_batch_size=8) returned -8, which leaves 0 rows\n  expected: at least 1 row"
+        f"{KEY}: Growing(epoch=0, current_batch_size=8) returned -8, which leaves 0 rows\n  expected: at least 1 row"
     )
 
 
@@ -270,7 +272,7 @@ def test_a_function_that_raises():
     with pytest.raises(InputError) as caught:
         expand(increase, first_size=8, num_rows=10, num_samples=40)
     assert str(caught.value) == (
-        f"{KEY}: {increase.__qualname__}(epoch=1, current_batch_size=8) raised KeyError: 'rows'"
+        f"{KEY}: {increase.__qualname__}(epoch=0, current_batch_size=8) raised KeyError: 'rows'"
     )
 
 
@@ -292,7 +294,7 @@ def test_ctrl_c_in_a_function_interrupts():
 
 def test_what_is_printed_leaves_standard_output_alone(module, capsys):
     name = module("print('imported')\ndef increase(epoch, size):\n    print('called')\n    return 1\n")
-    expand(load_increase_function(f"{name}:increase"), first_size=8, num_rows=10, num_samples=20)
+    expand(load_increase_function(f"{name}:increase"), first_size=8, num_rows=10, num_samples=10)
     assert tuple(capsys.readouterr()) == ("", "imported\ncalled\n")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from brim.api.calibrating import corrected, uncorrected
-from brim.api.phase_planning import with_phases
+from brim.api.phase_planning import bounded, with_phases
 from brim.api.plan_request import PlanRequest
 from brim.api.session import Say
 from brim.api.trial import Trial, counted_state_bytes
@@ -40,6 +40,7 @@ class Launched:
     """How the run will cut its batches, and what was tried."""
 
     cutter: Cutter
+    request: PlanRequest  # with the effective batch that a search has found, where one was to
     plan: TrainingPlan | None  # as it is after what was tried
     probes: tuple[Probe, ...]
     measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
@@ -57,7 +58,8 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     trainer, costs = request.trainer, None if plan is None else plan.costs
     if trainer.batch_size != "auto":
         assert request.task.fixed_rows is not None, "as the configuration says"
-        return Launched(cutter=ByRows(max_rows=request.task.fixed_rows), plan=plan, probes=(), told="")
+        cutter = ByRows(max_rows=request.task.fixed_rows)
+        return Launched(cutter=cutter, request=request, plan=plan, probes=(), told="")
     if plan is None or costs is None or trainer.batch_search != "predict":
         how: Search = "linear" if trainer.batch_search == "predict" else trainer.batch_search
         return _searched(how, plan, request, trial)
@@ -86,6 +88,7 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
         told_time += f", by which the run takes {seconds_in_words(plan)}"
     return Launched(
         cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
+        request=request,
         plan=plan,
         probes=tuple(proof.probes),
         measured=tuple(proof.measured),
@@ -220,24 +223,35 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
 
 
 def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: Trial) -> Launched:
-    """The most of the longest rows that run together; without a memory model, of any rows."""
+    """The most of the longest rows that run together; without a memory model, of any rows.
+
+    Where the memory is to size the effective batch, it is of so many.
+    """
     task = request.task
+    most = task.effective_batch_size
+    if request.is_sized_by_memory:
+        most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
     budget = budget_of(request.config.memory, request.device, is_at_hand=True) if plan is None else plan.budget
     found = find_batch_size(
         lambda size: trial.probe_size(size, task.longest),
         how=how,
-        most=task.effective_batch_size,
+        most=most,
         limit_bytes=trial.limit_bytes(budget),
     )
     told = f"{how}: {found.size} of the longest rows, {task.longest:,} tokens, fit together; {_tried(found.probes)}"
+    if request.is_sized_by_memory:
+        request = bounded(request, found.size)
+        task = request.task
     if plan is None or plan.costs is None:
-        return Launched(cutter=ByRows(max_rows=found.size), plan=plan, probes=found.probes, told=told)
+        cutter = ByRows(max_rows=found.size)
+        return Launched(cutter=cutter, request=request, plan=plan, probes=found.probes, told=told)
     assert plan.chosen is not None, "it has costs"
     costs = plan.costs
+    plan = replace(plan, effective_batch_size=request.length.largest_size, total_steps=request.length.total_steps)
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
     plan = _taking(plan, cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes), costs, request)
-    cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
-    return Launched(cutter=cutter, plan=plan, probes=found.probes, told=told)
+    length_cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
+    return Launched(cutter=length_cutter, request=request, plan=plan, probes=found.probes, told=told)
 
 
 def _tried(probes: Sequence[Probe]) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
+from brim.config import Choice, Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
+from brim.config.batch import default_rows
 from brim.config.moving_batch import WAYS as WAYS_TO_MOVE
 from brim.errors import InputError, ModelError, Problem
 from brim.infer.slots_support import model_class, why_not_slots
@@ -83,7 +84,7 @@ class Asked:
     """A configuration resolved for the device that is meant."""
 
     config: Config
-    choices: tuple[str, ...]
+    choices: tuple[Choice, ...]
     folder: ModelFolder
     architecture: PretrainedConfig
     phase: Phase
@@ -131,7 +132,7 @@ def ask(
         )
     return Asked(
         config=resolution.config,
-        choices=tuple(map(str, resolution.choices)),
+        choices=resolution.choices,
         folder=folder,
         architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
         phase=phase or ("train" if trains else "generate"),
@@ -146,8 +147,8 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
     if rows is None or not isinstance(trainer, FinetuneTrainer):
         return config
     update: dict[str, Any] = {"batch_size": rows, **dict.fromkeys(WAYS_TO_MOVE)}
-    effective = trainer.effective_batch_size
-    if effective != "auto":
+    effective = trainer.effective_batch_size if trainer.effective_batch_size != "auto" else default_rows(trainer)
+    if effective is not None:
         update |= {"effective_batch_size": "auto", "gradient_accumulation_steps": max(1, -(-effective // rows))}
     return config.model_copy(update={"trainer": trainer.model_copy(update={**update, "max_batch_size": None})})
 
@@ -271,7 +272,7 @@ def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: Allo
         device=cpu_device() if asked.device.is_cpu else one_of_several(asked.device, sharding.world_size),
         has_limit=asked.has_limit,
         allocator=allocator,
-        choices=(*asked.choices, *map(str, workload.choices), *shape.choices, *_said_of(sharding)),
+        choices=(*map(str, (*asked.choices, *workload.choices)), *shape.choices, *_said_of(sharding)),
     )
     return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
 

@@ -23,7 +23,16 @@ from brim.api.predict_policies import OnError, OnOverlong
 from brim.api.predicting import Wanted, check_wanted, predict
 from brim.api.prompts import require_continuable, require_rows, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
-from brim.api.session import Say, Session, open_session, say_nothing, with_choices, with_dataset, with_settings
+from brim.api.session import (
+    Say,
+    Session,
+    open_session,
+    say_nothing,
+    with_choices,
+    with_dataset,
+    with_rows,
+    with_settings,
+)
 from brim.api.streaming import require_one, stream_text
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
@@ -125,6 +134,7 @@ class Model:
         require_trainable(session.config)
         source = read(data)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
+        session = with_rows(session, len(prepared.splits["train"]))
         for line in [*self.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:
             say(line)
         if not trains:

@@ -8,7 +8,11 @@ from dataclasses import replace
 from brim.api.plan_request import PlanRequest
 from brim.batching.walk import Stretch, stretches
 from brim.batching.widths import rows_that_fit
+from brim.config import Choice
+from brim.config.batch import EFFECTIVE
 from brim.config.moving_batch import ways_given
+from brim.config.places import dotted
+from brim.config.resolve import with_effective_rows
 from brim.errors import ConfigError
 from brim.planning.phase_costs import last_step, phase_costs, steps_between
 from brim.planning.phases import faults, larger_than_an_epoch
@@ -32,8 +36,10 @@ def require_phases(request: PlanRequest) -> None:
 
 
 def phase_notes(request: PlanRequest) -> Iterator[str]:
-    """What is worth knowing of the phases."""
+    """What is worth knowing of the batch and its phases."""
     length = request.length
+    if request.is_sized_by_memory:
+        yield str(largest_choice(request))
     yield from length.notes
     every, taken = len(length.schedule.phases), sum(1 for _ in _stretches(length))
     if taken < every:
@@ -87,9 +93,24 @@ def largest_batch(plan: TrainingPlan, request: PlanRequest) -> int:
 
 
 def bounded(request: PlanRequest, bound: int) -> PlanRequest:
-    """The request of a run whose batch_increase_function may not lead beyond so many rows."""
+    """The request of a run whose batch is of so many rows, or may not be led beyond them by batch_increase_function."""
+    if request.is_sized_by_memory:
+        request = replace(request, config=with_effective_rows(request.config, bound))
     length = length_of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound)
     return replace(request, length=length)
+
+
+def largest_choice(request: PlanRequest, *, found: str = "") -> Choice:
+    """The effective batch of a run that takes as many rows as fit together. found: how a search found it."""
+    rows, tokens = request.trainer.effective_batch_size, request.task.longest
+    limit = "all rows to train on" if rows == len(request.rows) else f"{rows:,} of the longest rows, {tokens:,} tokens"
+    limit = "trainer.max_batch_size" if rows == request.trainer.max_batch_size else limit
+    return Choice(
+        key=dotted(EFFECTIVE),
+        value=rows,
+        reason=f"use_maximum_batch_size, the largest that fits: {found or limit}; so the memory decides what is "
+        "learned, and another card may learn otherwise",
+    )
 
 
 def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,13 +13,18 @@ from brim.api.plan_request import PlanRequest
 from brim.api.planning import plan_run
 from brim.api.session import Say, Session, say_nothing
 from brim.config import Config, FinetuneTrainer, load_config
-from brim.data import Data, Prepared, load_encoder, prepare, read
+from brim.config.batch import is_sized_by_memory
+from brim.config.resolve import bounded_by_rows, with_effective_rows
+from brim.data import Data, Prepared, TokenRows, load_encoder, prepare, read
 from brim.data.chat_day import settled_day
 from brim.errors import ConfigError, InputError, Problem
 from brim.memory.device import Device, cpu_device, device_named
+from brim.models.folder import ModelFolder
 from brim.planning.plan import TrainingPlan
 from brim.train.batch_schedule import length_of
-from brim.train.length import RunLength
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def plan(
@@ -53,16 +58,16 @@ def plan(
     if data is None:
         raise ConfigError(_no_data())
     prepared = prepare(read(data), settled, encoder, context_length=asked.folder.context_length)
-    for line in [*loaded.notes, *asked.choices, *prepared.notes, *prepared.ledger.summary()]:
+    settled, choices = bounded_by_rows(settled, asked.choices, len(prepared.splits["train"]))
+    for line in [*loaded.notes, *map(str, choices), *prepared.notes, *prepared.ledger.summary()]:
         say(line)
-    request = PlanRequest(
-        config=settled,
+    request = _request(
+        settled,
+        prepared.splits["train"],
         folder=asked.folder,
         architecture=asked.architecture,
         device=asked.device,
         is_at_hand=device in (None, "cpu") and memory_bytes is None,
-        rows=prepared.splits["train"],
-        length=_length(settled, prepared),
     )
     return plan_run(request, every_way=True, replan=replan, say=say).plan
 
@@ -73,21 +78,45 @@ def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any
     course: of the effective batch, as the run's checkpoint has it; None for a new run.
     Raises InputError where trainer.batch_increase_function cannot be used.
     """
-    return PlanRequest(
-        config=session.config,
+    return _request(
+        session.config,
+        prepared.splits["train"],
+        course=course,
         folder=session.folder,
         architecture=read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
         device=device_at_hand(session.device),
         is_at_hand=True,
-        rows=prepared.splits["train"],
-        length=_length(session.config, prepared, course),
-        has_begun=course is not None,
     )
 
 
-def _length(config: Config, prepared: Prepared, course: Mapping[str, Any] | None = None) -> RunLength:
-    assert isinstance(config.trainer, FinetuneTrainer), "there is no length where nothing is trained"
-    return length_of(config.trainer, prepared.splits["train"], seed=config.random_seed, course=course)
+def _request(
+    config: Config,
+    rows: TokenRows,
+    *,
+    folder: ModelFolder,
+    architecture: PretrainedConfig,
+    device: Device,
+    is_at_hand: bool,
+    course: Mapping[str, Any] | None = None,
+) -> PlanRequest:
+    """The request of a run over these rows; where the memory is to size its batch, of the largest that it may be."""
+    assert isinstance(config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
+    is_open = is_sized_by_memory(config.trainer)
+    if is_open:
+        most = min(len(rows), config.trainer.max_batch_size or len(rows))
+        config = with_effective_rows(config, most)
+    assert isinstance(config.trainer, FinetuneTrainer)
+    return PlanRequest(
+        config=config,
+        folder=folder,
+        architecture=architecture,
+        device=device,
+        is_at_hand=is_at_hand,
+        rows=rows,
+        length=length_of(config.trainer, rows, seed=config.random_seed, course=course),
+        has_begun=course is not None,
+        is_sized_by_memory=is_open,
+    )
 
 
 def device_at_hand(device: torch.device) -> Device:

@@ -34,6 +34,7 @@ class PlanRequest:
     rows: TokenRows
     length: RunLength
     has_begun: bool = False  # it goes on as it was begun: nothing but its cuts is open
+    is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
 
     @property
     def trainer(self) -> FinetuneTrainer:
@@ -42,10 +43,8 @@ class PlanRequest:
 
     @property
     def is_bounded_by_memory(self) -> bool:
-        """Whether trainer.batch_increase_function adds only as many rows as fit together."""
-        trainer = self.trainer
-        is_asked = trainer.use_maximum_batch_size and trainer.batch_increase_function is not None
-        return is_asked and not self.has_begun
+        """Whether the sizes that it asks for depend on how many rows fit together."""
+        return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
 
     @cached_property
     def order(self) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from brim.api.calibrating import calibrations_of
 from brim.api.phase_planning import (
     bounded,
     largest_batch,
+    largest_choice,
     phase_notes,
     require_phases,
     with_learning_rates,
@@ -67,7 +68,7 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> PlanR
     Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
     that of its own plan, once a way at most.
     """
-    found, bound = request, None
+    found, bound = request, request.length.schedule.final_size if request.is_sized_by_memory else None
     while True:
         fits = largest_batch(_planned(found, every_way=False, replan=replan, say=say).plan, found)
         if bound is not None and fits >= bound:
@@ -251,10 +252,12 @@ def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequ
 def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
     """What the configuration leaves open. Chunks are taken wherever they can be, unless the plan is against them."""
     chosen, reason = plan.chosen, plan.reason
-    key, choices = "trainer.enable_gradient_checkpointing", []
+    key = "trainer.enable_gradient_checkpointing"
+    choices = [largest_choice(request)] if request.is_sized_by_memory else []
     is_open = request.trainer.enable_gradient_checkpointing == "auto"
     if chosen is None:
-        return (Choice(key=key, value=True, reason="no way fits, and this takes the least"),) if is_open else ()
+        why = "no way fits, and this takes the least"
+        return (*choices, Choice(key=key, value=True, reason=why)) if is_open else tuple(choices)
     if is_open:
         choices.append(Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason))
     has_chunks = any(each.way.chunked_loss for each in plan.candidates)

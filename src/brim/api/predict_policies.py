@@ -40,7 +40,7 @@ def with_policies(session: Session, *, on_error: OnError | None, on_overlong: On
         changes["on_bad_row"] = _ON_BAD_ROW[on_error]
     if on_overlong is not None:
         changes["on_overlong"] = _ON_OVERLONG[on_overlong]
-    elif on_error == "skip" and config.preprocessing.on_overlong == "error":
+    elif on_error == "skip" and config.preprocessing.on_overlong in ("auto", "error"):
         changes["on_overlong"] = "drop"
     config = config.model_copy(update={"preprocessing": config.preprocessing.model_copy(update=changes)})
     return replace(session, config=_without_missing(config) if on_error == "skip" else config)

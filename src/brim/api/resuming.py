@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from brim.api.session import Say, Session, with_choices
-from brim.config import Choice, Config
-from brim.data import Prepared
+from brim.config import Choice, Config, FinetuneTrainer
+from brim.config.moving_batch import moves_batch
+from brim.data import Prepared, TokenRows
 from brim.errors import CheckpointError, ConfigError, OutputError, Problem
+from brim.train.batch_schedule import length_of
 from brim.train.checkpoint import Checkpoint, CheckpointStore
+from brim.train.learning_rate import LearningRate
+from brim.train.length import RunLength
 from brim.train.run_folder import RunFolder
-from brim.train.setup import rows_digest
+from brim.train.setup import learning_rate_of, rows_digest
 from brim.train.state import TrainState
 
 
@@ -31,8 +35,8 @@ def where_it_stands(
         say(f"nothing to continue in {run.path}: the run starts anew")
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
-    as_before = with_plan_of(with_kernels_of(session, checkpoint, run), checkpoint, run)
-    for line in _allowed_changes(as_before.config, checkpoint, run):
+    as_before = with_plan_of(as_begun(session, checkpoint, run), checkpoint, run)
+    for line in (*_sizes_kept(session, as_before), *_allowed_changes(as_before.config, checkpoint, run)):
         say(line)
     if state.rows_digest != digest:
         raise OutputError(
@@ -43,20 +47,24 @@ def where_it_stands(
                 fix="restore the data, or train anew into another folder",
             )
         )
+    checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
     say(f"continuing after step {state.step:,} ({state.consumed_samples:,} samples)")
     return checkpoint, state
 
 
 _KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")  # as they are chosen, one after the other
 _PLANNED = ("trainer.enable_gradient_checkpointing",)
+_SIZES = ("trainer.epochs", "trainer.effective_batch_size")
 
 
-def with_kernels_of(session: Session, checkpoint: Checkpoint | None, run: RunFolder) -> Session:
-    """The session with the checkpoint's way to compute loss and attention where none is asked for.
+def as_begun(session: Session, checkpoint: Checkpoint | None, run: RunFolder) -> Session:
+    """The session with what the run was begun with, where the configuration leaves it open.
 
-    No other is bit-equal. The reasons are those that the run's plan gives, so that it stays as it was written.
+    That is the way to compute loss and attention, of which no other is bit-equal, and how long the run is and how many
+    rows make an update, which the memory or the defaults of another version may have decided. The reasons are those
+    that the run's plan gives, so that it stays as it was written.
     """
-    return _as_before(session, checkpoint, run, _KERNELS)
+    return _as_before(session, checkpoint, run, (*_SIZES, *_KERNELS))
 
 
 def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Session:
@@ -66,14 +74,17 @@ def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Se
 
 def in_order(choices: Sequence[Choice]) -> list[Choice]:
     """As a run makes them that is not stopped: those that only a plan or the model could make come last."""
-    late = (*_PLANNED, *_KERNELS)
+    late = (*_SIZES, *_PLANNED, *_KERNELS)
     return sorted(choices, key=lambda choice: late.index(choice.key) if choice.key in late else -1)
 
 
 def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:
     before = _flat(checkpoint.state["settings"]) if checkpoint is not None else {}
     now = _flat(session.config.model_dump(mode="json"))
-    keys = [key for key in chosen if now[key] == "auto" and key in before]
+    unset = tuple(_unset_sizes(session)) if checkpoint is not None else ()
+    keys = [
+        key for key in chosen if key in before and (now[key] == "auto" or (key in unset and now[key] != before[key]))
+    ]
     reasons = _reasons(run) if keys else {}
     return with_choices(
         session,
@@ -82,6 +93,24 @@ def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, 
             for key in keys
         ],
     )
+
+
+def _unset_sizes(session: Session) -> Iterator[str]:
+    """Those of the run's sizes that no key of the configuration decides."""
+    trainer = session.config.trainer
+    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    if "epochs" not in trainer.model_fields_set:
+        yield "trainer.epochs"
+    was_chosen = any(choice.key == "trainer.effective_batch_size" for choice in session.choices)
+    if was_chosen and trainer.batch_size == "auto" and not moves_batch(trainer):
+        yield "trainer.effective_batch_size"
+
+
+def _sizes_kept(session: Session, as_before: Session) -> Iterator[str]:
+    """A line for each size that is the run's own, and not what the configuration of today says."""
+    for choice in as_before.choices:
+        if choice.key in _SIZES and choice not in session.choices:
+            yield str(choice)
 
 
 def _reasons(run: RunFolder) -> dict[tuple[str, Any], str]:
@@ -115,6 +144,8 @@ _MAY_CHANGE = (
     "generation.",
     "preprocessing.on_bad_row",  # what is left of the rows is compared, not why
     "preprocessing.on_overlong",
+    "preprocessing.drop_unlearnable",
+    "preprocessing.max_dropped_fraction",
     "trainer.batch_size",
     "trainer.use_maximum_batch_size",
     "trainer.batch_search",
@@ -134,7 +165,7 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
     """
     before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    refused = [key for key in changed if not key.startswith(_MAY_CHANGE)]
+    refused = [key for key in changed if not key.startswith((*_MAY_CHANGE, *_LENGTHS))]
     if refused:
         raise ConfigError(
             *(
@@ -147,6 +178,105 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
             )
         )
     return [f"{key} is now {_shown(now.get(key))}; it was {_shown(before.get(key))}" for key in changed]
+
+
+_LENGTHS = ("trainer.epochs", "trainer.train_steps", "trainer.train_samples")
+
+
+def _with_length_of(
+    config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder
+) -> Checkpoint:
+    """The checkpoint of a run that is as long as the configuration says now.
+
+    Raises ConfigError where a run that had been started so long would not stand where this one does.
+    """
+    trainer, seed = config.trainer, config.random_seed
+    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
+    changed = [key for key in _LENGTHS if before.get(key) != now[key]]
+    if not changed:
+        return checkpoint
+    if trainer.batch_increase_function is not None:
+        why: str | None = "trainer.batch_increase_function was asked for its epochs alone, and is not asked again"
+    else:
+        started = length_of(trainer, rows, seed=seed, course=checkpoint.state["course"])
+        length = length_of(trainer, rows, seed=seed)
+        why = _why_not(
+            state.consumed_samples,
+            (started, learning_rate_of(trainer, rows, started, seed=seed)),
+            (length, learning_rate_of(trainer, rows, length, seed=seed)),
+            final_size_counts=trainer.batch_beta2_scaling is True,
+        )
+    if why is not None:
+        raise ConfigError(_other_length(changed, before, now, why, config, run))
+    return replace(checkpoint, state={**checkpoint.state, "course": length.course()})
+
+
+def _why_not(
+    consumed: int,
+    was: tuple[RunLength, LearningRate],
+    to_be: tuple[RunLength, LearningRate],
+    *,
+    final_size_counts: bool,
+) -> str | None:
+    """Why a run of another length would not have come to where this one stands; None where it would have, to the bit.
+
+    Every step so far must have had the same rows and the same learning rate.
+    """
+    (started, rate), (length, new_rate) = was, to_be
+    if length.total_samples < consumed:
+        return f"it has gone beyond that: {consumed:,} samples are consumed, and it would end with {length.total_samples:,}"
+    if final_size_counts and started.schedule.final_size != length.schedule.final_size:
+        return "Adam's second beta depends on the batch with which the run ends (batch_beta2_scaling)"
+    if length.adaptation is not None:
+        is_alike = rate.decay == "constant" and replace(rate, total_samples=length.total_samples) == new_rate
+        ended_early = consumed == started.total_samples and consumed % started.num_rows != 0
+        return None if is_alike and not ended_early else "what it did so far depends on how long it is"
+    steps = zip(started.steps_until(consumed), length.steps_until(consumed), strict=False)
+    for step, (old, new) in enumerate(steps, start=1):
+        if old != new:
+            return f"update {step:,} took {old[1]:,} rows, and in a run of that length it takes {new[1]:,}"
+        samples, num_rows, size = old
+        ours, others = (each(consumed_samples=samples, batch_samples=num_rows, size=size) for each in (rate, new_rate))
+        if ours != others:
+            return (
+                "its learning rate depends on how long it is: that of update "
+                f"{step:,} was {ours:.6g}, and in a run of that length it is {others:.6g}"
+            )
+    return None
+
+
+def _other_length(
+    changed: Sequence[str],
+    before: Mapping[str, object],
+    now: Mapping[str, object],
+    why: str,
+    config: Config,
+    run: RunFolder,
+) -> Problem:
+    """Why the run does not go on with another length, and the command that trains its weights for longer."""
+    what = " and ".join(
+        f"{key} is {_shown(now[key])}, but this run was started with {_shown(before.get(key))}" for key in changed
+    )
+    is_adapted = config.adapter is not None
+    weights = f"{'adapter.pretrained_adapter_weights' if is_adapted else 'base_model'}={run.model}"
+    more = _more(before, now)
+    command = f"brim train {run.config} --output-directory {run.path}-more {weights} {more}"
+    first = "" if run.model.is_dir() else "finish it first, and "
+    return Problem(
+        what=f"{what}; it cannot go on so, since {why}",
+        where=str(run.config),
+        fix=f"set it back; or {first}train its weights further as a run of its own: {command}",
+    )
+
+
+def _more(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """The override that asks for what was to be added."""
+    for key in reversed(_LENGTHS):
+        old, new = before.get(key), now[key]
+        if isinstance(old, int) and isinstance(new, int) and old != new:
+            return f"{key}={max(new - old, 1)}"
+    return "trainer.epochs=1"
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ import torch
 from brim.api.calibrating import remember
 from brim.api.launch import launch
 from brim.api.memory import UntraceableError
-from brim.api.phase_planning import phase_notes, require_phases
+from brim.api.phase_planning import largest_choice, phase_notes, require_phases
 from brim.api.plan import device_at_hand, request_of
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import keep, plan_run, too_long
@@ -54,15 +54,23 @@ class RunPlan:
         """Whether the run cuts as its checkpoint does."""
         return self.cutter is not None
 
-    def launched(self, llm: LLM, *, say: Say) -> LaunchedRun:
-        """Prove the plan on the device, and keep it for later runs."""
+    def launched(self, llm: LLM, session: Session, *, say: Say) -> LaunchedRun:
+        """Prove the plan on the device, and keep it for later runs.
+
+        session: with what was chosen when the model was built, too.
+        """
         if self.cutter is not None and self.saved is not None:
-            return LaunchedRun(cutter=self.cutter, record=self.saved, request=self.request)
-        launched = launch(self.plan, self.request, llm, pad_id=self.session.encoder.pad_id, say=say)
+            return LaunchedRun(cutter=self.cutter, record=self.saved, request=self.request, session=session)
+        launched = launch(self.plan, self.request, llm, pad_id=session.encoder.pad_id, say=say)
         if launched.told:
             say(f"launch: {launched.told}")
+        request = launched.request
+        if request is not self.request:
+            chosen = largest_choice(request, found=launched.told)
+            say(str(chosen))
+            session = with_choices(session, [chosen])
         if launched.plan is not None and launched.plan != self.plan:
-            keep(launched.plan, self.request, launched.plan.budget, every_way=False, say=say)
+            keep(launched.plan, request, launched.plan.budget, every_way=False, say=say)
         record = {
             "plan": None if launched.plan is None else launched.plan.as_dict(),
             "launch": {"told": launched.told, "probes": [asdict(probe) for probe in launched.probes]},
@@ -70,7 +78,8 @@ class RunPlan:
         return LaunchedRun(
             cutter=launched.cutter,
             record=record,
-            request=self.request,
+            request=request,
+            session=session,
             costs=None if launched.plan is None else launched.plan.costs,
             measured=launched.measured,
         )
@@ -83,6 +92,7 @@ class LaunchedRun:
     cutter: Cutter
     record: Mapping[str, Any]  # for plan.json
     request: PlanRequest
+    session: Session  # with what could only be chosen once sizes had been tried
     costs: Costs | None = None
     measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
 
@@ -128,11 +138,13 @@ def plan_of_run(
 
 def _without_plan(request: PlanRequest) -> Iterator[str]:
     """What a plan would have told of the phases, and what it would have done about them."""
+    if request.is_sized_by_memory:
+        return  # which the search will tell
     yield from phase_notes(request)
-    if request.is_bounded_by_memory:
+    if request.trainer.batch_increase_function is not None and not request.has_begun:
         yield (
-            "trainer.use_maximum_batch_size does not bound trainer.batch_increase_function here, since how many rows "
-            "fit cannot be predicted; trainer.max_batch_size does"
+            "the memory does not bound trainer.batch_increase_function here, since how many rows fit cannot be "
+            "predicted; trainer.max_batch_size does"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from brim.api.label_lengths import with_length_of_labels
 from brim.config import Choice, Config, load_config, resolve
+from brim.config.resolve import bounded_by_rows
 from brim.data import Data, TextEncoder, load_encoder
 from brim.data.chat_day import settled_day
 from brim.data.sentence_encoder import local_folder
@@ -94,12 +95,19 @@ def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Ses
 
 def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
     """The session with choices that could only be made later, among its other choices and in its configuration."""
-    config = session.config
+    config, settled = session.config, {choice.key for choice in choices}
     for choice in choices:
         section, _, key = choice.key.partition(".")
         changed = getattr(config, section).model_copy(update={key: choice.value})
         config = config.model_copy(update={section: changed})
-    return replace(session, config=config, choices=(*session.choices, *choices))
+    others = (choice for choice in session.choices if choice.key not in settled)
+    return replace(session, config=config, choices=(*others, *choices))
+
+
+def with_rows(session: Session, num_rows: int) -> Session:
+    """The session of a run over so many rows, of which a default effective batch is of no more."""
+    config, choices = bounded_by_rows(session.config, session.choices, num_rows)
+    return replace(session, config=config, choices=choices)
 
 
 def say_nothing(line: str) -> None:

@@ -15,7 +15,7 @@ from brim.api.evaluation import scored
 from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
 from brim.api.results import TrainResult
-from brim.api.resuming import where_it_stands, with_kernels_of
+from brim.api.resuming import as_begun, where_it_stands
 from brim.api.run_files import write_card, write_head
 from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, with_choices
@@ -105,20 +105,21 @@ def _train_in(
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
     # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
-    session = with_kernels_of(session, checkpoint, run)
+    session = as_begun(session, checkpoint, run)
     planned = plan_of_run(session, prepared, run, checkpoint, replan=replan, say=say)
     session, llm = _loaded(planned.session, say)
-    launched = planned.launched(llm, say=say)
-    write_head(run, session, prepared, planned.request.length, launched.record, checkpoint=checkpoint)
+    launched = planned.launched(llm, session, say=say)
+    session = launched.session
+    write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
     logs = _Logs(run, checkpoint, observer)
     score = _scorer(llm, session, trainer, prepared, logs.observers, state, say)
     store, evaluated = CheckpointStore(run.checkpoints), _evaluated_splits(trainer, prepared)
     job = build_job(
         session.config,
-        trainer,
+        launched.request.trainer,
         llm,
         prepared.splits["train"],
-        length=planned.request.length,
+        length=launched.request.length,
         cutter=launched.cutter,
         pad_id=session.encoder.pad_id,
         evaluate=(lambda: score(evaluated)) if evaluated else None,

@@ -72,22 +72,24 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     return Resolution(config=_changed(config, changes), choices=tuple(choices))
 
 
-def bounded_by_rows(resolution: Resolution, num_rows: int) -> Resolution:
-    """The resolution with an effective batch that nobody set of at most so many rows, those that there are to train on.
+def bounded_by_rows(config: Config, choices: tuple[Choice, ...], num_rows: int) -> tuple[Config, tuple[Choice, ...]]:
+    """A resolved configuration whose default effective batch is of no more than all rows to train on, and its choices.
 
-    One that was set, or that a schedule names, stays what it is.
+    A batch that was set, or that a schedule names, stays what it is.
     """
-    trainer, key = resolution.config.trainer, dotted(EFFECTIVE)
-    chosen = next((each for each in resolution.choices if each.key == key), None)
+    trainer, key = config.trainer, dotted(EFFECTIVE)
+    chosen = next((each for each in choices if each.key == key), None)
     if chosen is None or not isinstance(trainer, FinetuneTrainer) or trainer.batch_size != "auto":
-        return resolution
+        return config, choices
     if moves_batch(trainer) or chosen.value <= num_rows:
-        return resolution
+        return config, choices
     fewer = Choice(key=key, value=num_rows, reason=f"all rows to train on, since they are fewer; {chosen.reason}")
-    return Resolution(
-        config=_changed(resolution.config, {EFFECTIVE: num_rows}),
-        choices=tuple(fewer if each is chosen else each for each in resolution.choices),
-    )
+    return with_effective_rows(config, num_rows), tuple(fewer if each is chosen else each for each in choices)
+
+
+def with_effective_rows(config: Config, rows: int) -> Config:
+    """The configuration of a run whose updates are of so many rows."""
+    return _changed(config, {EFFECTIVE: rows})
 
 
 def new_tokens(config: Config, context_length: int | None) -> int:

@@ -21,7 +21,7 @@ EVENTS = {  # in the order of the summary, with the words for people
     "dropped_overlong": "were dropped, since the model's context is too short for them",
     "dropped_unlearnable": "were dropped: nothing of the answer is left to learn from",
 }
-_SHOWN = 3  # bad rows that the summary names; it counts the others
+_SHOWN = 3  # rows that the summary names; it counts the others
 _CUTS = ("cut_prompt", "cut_answer", "cut_joined")
 SCHEMA = pa.schema(
     [
@@ -45,6 +45,7 @@ class Entry:
     why: str
     tokens_before: int | None = None
     tokens_after: int | None = None
+    place: str = ""  # of a row that is left out without being asked for, to be told
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,9 +87,12 @@ def _details(event: str, entries: Sequence[Entry]) -> str:
     longest = max(entries, key=lambda entry: entry.tokens_before or 0)
     if event in _CUTS:
         return f": the longest from {longest.tokens_before:,} to {longest.tokens_after:,} tokens ({longest.why})"
+    places = "".join(f"{entry.place}, " for entry in entries[:_SHOWN] if entry.place)
+    if places and len(entries) > _SHOWN:
+        places = f"{places[:-2]} and {len(entries) - _SHOWN:,} more, "
     if event == "dropped_overlong":
-        return f": the longest of {longest.tokens_before:,} tokens ({longest.why})"
+        return f": the longest of {longest.tokens_before:,} tokens ({places}{longest.why})"
     if event == "dropped_bad":
         shown = "; ".join(entry.why for entry in entries[:_SHOWN])
         return f" ({shown})" if len(entries) <= _SHOWN else f" ({shown}; and {len(entries) - _SHOWN:,} more)"
-    return f" ({entries[0].why})" if len({entry.why for entry in entries}) == 1 else ""
+    return f" ({places}{entries[0].why})" if len({entry.why for entry in entries}) == 1 else ""

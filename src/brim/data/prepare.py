@@ -25,7 +25,7 @@ from brim.data.split import SPLITS
 from brim.data.texts import Chat, Piece, Texts
 from brim.data.tokenize import Findings, Limits, Policy, tokenize
 from brim.data.usable import dropped_faults
-from brim.data.verdict import notes_of, require_fitting, require_learnable, without_overlong
+from brim.data.verdict import notes_of, require_fitting, require_learnable, without_unusable
 from brim.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def prepare(
     only: a split to prepare alone, or "full" for every row of the source under that name, in its order.
     watch: sees each batch of texts before it is tokenized.
     Raises DataError: missing columns, missing cells, an unusable split column, rows beyond the model's context where
-    no length is set, rows without anything to learn from, no rows to train on.
+    no length is set, rows without anything to learn from (for training: more than a few), no rows to train on.
     """
     asked = prompter(config, source, with_answers=True, encoder=encoder, split=only)
     limits = learning_limits(config, context_length)
@@ -83,7 +83,15 @@ def prepare(
     code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
     code_of_key[keys] = codes
     done = _tokenized(
-        asked, source, keys, encoder, limits, config, split_of=lambda key: SPLITS[code_of_key[key]], watch=watch
+        asked,
+        source,
+        keys,
+        encoder,
+        limits,
+        config,
+        split_of=lambda key: SPLITS[code_of_key[key]],
+        watch=watch,
+        is_training=config.trainer.type != "none",
     )
     row_codes = code_of_key[done.rows.keys]
     splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
@@ -158,6 +166,7 @@ def _tokenized(
     *,
     split_of: Callable[[int], str],
     watch: Watch | None,
+    is_training: bool = False,
 ) -> Tokenized:
     preprocessing = config.preprocessing
     if isinstance(asked, Prompter):
@@ -169,7 +178,6 @@ def _tokenized(
     policy = Policy(
         split_of=split_of,
         special_in_template=encoder.count_special(asked.bare_template),
-        drop_unlearnable=preprocessing.drop_unlearnable,
     )
     texts = bounded(_watched(asked.texts(keys), watch), asked.faults)
     if config.chat is None:
@@ -179,11 +187,18 @@ def _tokenized(
     ledger.entries += asked.faults.settle(
         preprocessing.on_bad_row, num_rows=len(keys), name=source.name, split_of=split_of
     )
-    if preprocessing.on_overlong == "drop":
-        rows = without_overlong(rows, findings, limits, split_of)
+    rows = without_unusable(
+        rows,
+        findings,
+        preprocessing,
+        source,
+        limits=limits,
+        num_rows=len(keys),
+        split_of=split_of,
+        is_training=is_training,
+    )
     require_fitting(findings, source, limits, num_rows=len(keys))
-    if not preprocessing.drop_unlearnable:
-        require_learnable(findings, source, num_rows=len(keys))
+    require_learnable(findings, source, num_rows=len(keys))
     ledger.entries += findings.entries
     ledger.entries.sort(key=lambda entry: entry.key)
     read_notes = (*source.notes, *notes_on_mixed(source, asked.used_columns))

@@ -48,7 +48,6 @@ class Policy:
 
     split_of: Callable[[int], str]  # a row's split, for the ledger
     special_in_template: int = 0  # special tokens that the template spells out itself
-    drop_unlearnable: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +56,8 @@ class Findings:
 
     entries: list[Entry] = field(default_factory=list)
     overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
-    unlearnable: list[int] = field(default_factory=list)  # keys of rows without a supervised token
+    unlearnable: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) without a supervised one
+    most_dropped: int = 0  # such rows that would have been left out, where there are more of them
     special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
     empty: list[int] = field(default_factory=list)  # keys of rows whose answer is an empty text
     doubled_bos: int = 0  # rows whose prompt begins with BOS twice
@@ -115,9 +115,8 @@ def tokenize(
             row, cuts = cut(prompts[number], answer, eos_id=encoder.eos_id, limits=limits)
             row = replace(row, key=key)
             findings.entries += [_entry(key, policy.split_of(key), each) for each in cuts]
-            if answer is None or _is_learnable(row, findings, policy):
-                rows.append(row)
-                _look(findings, row, limits)
+            rows.append(row)
+            _look(findings, row, limits, is_learned=answer is not None)
         _look_at_texts(findings, batch, prompts, encoder, policy)
         if rows:
             yield batch_of(rows)
@@ -138,24 +137,15 @@ def _conversations(
             findings.empty.append(row.key)
         if any(encoder.count_special(text) for text in chat.own_texts):
             findings.special.append(row.key)
-        if not batch.answers or _is_learnable(row, findings, policy):
-            rows.append(row)
-            _look(findings, row, limits)
+        rows.append(row)
+        _look(findings, row, limits, is_learned=bool(batch.answers))
     if rows:
         yield batch_of(rows)
 
 
-def _is_learnable(row: TokenRow, findings: Findings, policy: Policy) -> bool:
-    """Whether the row stays: it has a target, or the decision about rows that have none is still to be taken."""
-    if row.num_supervised:
-        return True
-    findings.unlearnable.append(row.key)
-    if policy.drop_unlearnable:
-        findings.entries.append(_dropped(row.key, policy.split_of(row.key), len(row.input_ids)))
-    return not policy.drop_unlearnable
-
-
-def _look(findings: Findings, row: TokenRow, limits: Limits) -> None:
+def _look(findings: Findings, row: TokenRow, limits: Limits, *, is_learned: bool) -> None:
+    if is_learned and not row.num_supervised:
+        findings.unlearnable.append((row.key, len(row.input_ids)))
     if limits.context_length is not None and len(row.input_ids) > limits.context_length:
         findings.overlong.append((row.key, len(row.input_ids)))
 
@@ -184,8 +174,3 @@ def _entry(key: int, split: str, made: Cut) -> Entry:
         tokens_before=made.tokens_before,
         tokens_after=made.limit.num_tokens,
     )
-
-
-def _dropped(key: int, split: str, num_tokens: int) -> Entry:
-    why = "preprocessing.drop_unlearnable is true"
-    return Entry(key=key, split=split, event="dropped_unlearnable", why=why, tokens_before=num_tokens, tokens_after=0)

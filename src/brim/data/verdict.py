@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from brim.config import PreprocessingConfig
 from brim.data.ledger import Entry
 from brim.data.rows import TokenRows
 from brim.data.source import MAX_PLACES, Source, places
@@ -25,7 +27,7 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
     more = f" and {len(longest) - MAX_PLACES:,} more" if len(longest) > MAX_PLACES else ""
     raise DataError(
         Problem(
-            what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context",
+            what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context{_too_many(findings)}",
             where=f"{located}{more}",
             expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
             fix=_FIX_LENGTH if findings.are_chats else f"{_FIX_LENGTH}; or {_FIX_FEATURE_LENGTH}",
@@ -33,17 +35,73 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
     )
 
 
-def without_overlong(rows: TokenRows, findings: Findings, limits: Limits, split_of: Callable[[int], str]) -> TokenRows:
-    """The rows that fit the context; those that do not are no findings any more, but entries of the ledger."""
-    assert limits.context_length is not None or not findings.overlong
-    why = f"preprocessing.on_overlong is drop, and the context is {limits.context_length or 0:,} tokens"
-    findings.entries += [
-        Entry(key=key, split=split_of(key), event="dropped_overlong", why=why, tokens_before=tokens, tokens_after=0)
-        for key, tokens in findings.overlong
-    ]
-    kept = np.flatnonzero(~np.isin(rows.keys, [key for key, _ in findings.overlong]))
-    findings.overlong.clear()
-    return rows.take(kept)
+def without_unusable(
+    rows: TokenRows,
+    findings: Findings,
+    policy: PreprocessingConfig,
+    source: Source,
+    *,
+    limits: Limits,
+    num_rows: int,
+    split_of: Callable[[int], str],
+    is_training: bool,
+) -> TokenRows:
+    """The rows without those that `preprocessing` leaves out; they are no findings any more, but in the ledger.
+
+    Those are rows without anything to learn from, and rows that are longer than the context. Where nobody says what
+    becomes of them, training goes on without them as long as they are few.
+    """
+    few = _reason_of_few(findings, policy, num_rows) if is_training else None
+    drop = _Drop(findings=findings, source=source, split_of=split_of, unasked=few)
+    of_unlearnable = {True: "preprocessing.drop_unlearnable is true", "auto": few}.get(policy.drop_unlearnable)
+    rows = drop(rows, "dropped_unlearnable", findings.unlearnable, of_unlearnable)
+    of_overlong = {"drop": "preprocessing.on_overlong is drop", "auto": few}.get(policy.on_overlong)
+    context = f", and the context is {limits.context_length or 0:,} tokens"
+    return drop(rows, "dropped_overlong", findings.overlong, of_overlong, context)
+
+
+def _reason_of_few(findings: Findings, policy: PreprocessingConfig, num_rows: int) -> str | None:
+    """Why rows are left out of which nobody says what becomes of them; None where there are too many."""
+    unlearnable = findings.unlearnable if policy.drop_unlearnable == "auto" else ()
+    overlong = findings.overlong if policy.on_overlong == "auto" else ()
+    most = int(policy.max_dropped_fraction * num_rows + 1e-9)  # 0.29 × 100 is 29
+    if len({key for key, _ in (*unlearnable, *overlong)}) > most:
+        findings.most_dropped = most
+        return None
+    return f"preprocessing.max_dropped_fraction {policy.max_dropped_fraction:g} leaves out up to {most:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drop:
+    """Takes rows out, and writes them down."""
+
+    findings: Findings
+    source: Source
+    split_of: Callable[[int], str]
+    unasked: str | None  # the reason with which nobody asked for it, so that places are told
+
+    def __call__(
+        self, rows: TokenRows, event: str, found: list[tuple[int, int]], why: str | None, more: str = ""
+    ) -> TokenRows:
+        """The rows that are left. found: key and tokens of those to drop. why: None: they stay, as findings."""
+        if why is None or not found:
+            return rows
+        self.findings.entries += [
+            Entry(
+                key=key,
+                split=self.split_of(key),
+                event=event,
+                why=why + more,
+                tokens_before=tokens,
+                tokens_after=0,
+                place=self.source.locate(key) if why == self.unasked else "",
+            )
+            for key, tokens in found
+        ]
+        keys = {key for key, _ in found}
+        found.clear()
+        self.findings.overlong[:] = [each for each in self.findings.overlong if each[0] not in keys]
+        return rows.take(np.flatnonzero(~np.isin(rows.keys, list(keys))))
 
 
 def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> None:
@@ -53,12 +111,19 @@ def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> N
     raise DataError(
         Problem(
             what=f"{len(findings.unlearnable):,} of {num_rows:,} rows have nothing to learn from: "
-            "no token of the answer is left",
-            where=places(source, findings.unlearnable),
+            f"no token of the answer is left{_too_many(findings)}",
+            where=places(source, [key for key, _ in findings.unlearnable]),
             expected="at least one token of the answer after all cuts",
             fix="raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
         )
     )
+
+
+def _too_many(findings: Findings) -> str:
+    """What of such rows would have been left out."""
+    if not findings.most_dropped:
+        return ""
+    return f", more than the {findings.most_dropped:,} that preprocessing.max_dropped_fraction leaves out"
 
 
 def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:

@@ -32,7 +32,7 @@ def length_of(
 ) -> RunLength:
     """Samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
 
-    seed: of the rows' order. bound: what trainer.batch_increase_function may not exceed; None: nothing.
+    seed: of the rows' order. bound: rows that trainer.batch_increase_function may not exceed; None: any number.
     course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
     Raises InputError where that function cannot be used.
     """
@@ -80,20 +80,33 @@ def _with_increases(length: RunLength, trainer: FinetuneTrainer, bound: int | No
         num_steps=num_steps,
         bound=min(limits, default=None),
     )
-    length = replace(length, notes=tuple(_refusals(increases, bound, trainer.max_batch_size)))
+    notes = [*_refusals(increases, bound, trainer.max_batch_size), *_idle(increases, trainer.effective_batch_size)]
+    length = replace(length, notes=tuple(notes))
     return _with_schedule(length, trainer, lambda samples: increases.schedule)
 
 
 def _refusals(increases: Increases, bound: int | None, largest: int | None) -> Iterator[str]:
-    fits = f"{bound or 0:,} of the longest fit at once (use_maximum_batch_size)"
+    fits = f"{bound or 0:,} of the longest fit at once"
     is_key = largest is not None and (bound is None or largest <= bound)
     reason = f"trainer.max_batch_size is {largest:,}" if is_key else fits
     for refused in increases.refused[:1]:
         num_more = len(increases.refused) - 1
         more = f", nor {'was' if num_more == 1 else 'were'} {num_more:,} later" if num_more else ""
+        when = f"after epoch {refused.num_epochs:,}" if refused.num_epochs else "for the first epoch"
         yield (
-            f"trainer.batch_increase_function asked for {refused.size:,} rows after epoch {refused.num_epochs:,}, and "
-            f"{reason}: it was not followed{more}"
+            f"trainer.batch_increase_function asked for {refused.size:,} rows {when}, and {reason}: it was not "
+            f"followed{more}"
+        )
+
+
+def _idle(increases: Increases, first_size: int) -> Iterator[str]:
+    """That the function never asked for another batch, where it did not: perhaps it waits for an epoch that is none."""
+    schedule, last = increases.schedule, increases.num_epochs - 1
+    if schedule.is_constant and schedule.final_size == first_size and not increases.refused:
+        epochs = f"each epoch from 0 to {last:,}" if last else "epoch 0, the only one"
+        yield (
+            f"trainer.batch_increase_function changes nothing: it returned 0 for {epochs}, so every update is of "
+            f"{first_size:,} rows"
         )
 
 

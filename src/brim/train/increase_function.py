@@ -37,6 +37,7 @@ class Increases:
 
     schedule: BatchSchedule
     refused: tuple[RefusedIncrease, ...]
+    num_epochs: int  # for which it was asked
 
 
 def load_increase_function(function: str | Callable[..., Any]) -> Callable[[int, int], object]:
@@ -63,31 +64,29 @@ def expand(
     num_steps: int | None = None,
     bound: int | None = None,
 ) -> Increases:
-    """Call the function at the start of each epoch but the first, as f(epochs done, present size), in order.
+    """Call the function at the start of each epoch, the first included, as f(epochs done, present size), in order.
 
     What it returns is added where the sum is at most `bound` (None: always) or no increase; else the size stays.
     num_samples, num_steps: the end of the run, given as one of them.
     Raises InputError where it raises, returns something other than a whole number, or would leave no row.
     What it prints goes to standard error, since standard output may be JSON.
     """
-    sizes, refused = [first_size], []
-    steps = _steps_of_epoch(first_size, num_rows)
+    sizes: list[int] = []
+    refused: list[RefusedIncrease] = []
+    size, steps = first_size, 0
     while not _is_over(len(sizes) * num_rows, num_samples, steps, num_steps):
-        done, size = len(sizes), sizes[-1]
+        done = len(sizes)
         if done >= MAX_EPOCHS:
             raise _error(f"the run has more than {MAX_EPOCHS:,} epochs", fix="use trainer.batch_schedule instead")
         wanted = size + _increase(function, done, size)
         if bound is not None and wanted > max(bound, size):
             refused.append(RefusedIncrease(num_epochs=done, size=wanted))
             wanted = size
-        sizes.append(wanted)
-        steps += _steps_of_epoch(wanted, num_rows)
+        size = wanted
+        sizes.append(size)
+        steps += -(-num_rows // size)
     schedule = schedule_of((epoch * num_rows, size) for epoch, size in enumerate(sizes))
-    return Increases(schedule=schedule, refused=tuple(refused))
-
-
-def _steps_of_epoch(size: int, num_rows: int) -> int:
-    return -(-num_rows // size)
+    return Increases(schedule=schedule, refused=tuple(refused), num_epochs=len(sizes))
 
 
 def _is_over(samples: int, num_samples: int | None, steps: int, num_steps: int | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +61,18 @@ class RunLength:
         """The length with the course that a checkpoint holds."""
         phases = tuple(Phase(first_sample=first, size=size) for first, size in saved["phases"])
         return replace(self, schedule=BatchSchedule(phases=phases), total_samples=saved["total_samples"])
+
+    def steps_until(self, samples: int) -> Iterator[tuple[int, int, int]]:
+        """Each step until so many samples are consumed: the samples before it, its rows, and those of its phase.
+
+        Of a batch that does not follow what is measured.
+        """
+        consumed = 0
+        while consumed < min(samples, self.total_samples):
+            size = self.schedule.size_at(consumed)
+            rows = min(size, self.num_rows - consumed % self.num_rows, self.total_samples - consumed)
+            yield consumed, rows, size
+            consumed += rows
 
     def _due_by(self, samples: int) -> int:
         """Checkpoints until then, of which each epoch has its number, evenly spread, the last at its end."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from brim.config.schema.base import PositiveInt, Section, key
+from brim.config.schema.base import Fraction, PositiveInt, Section, key
 from brim.config.schema.split import RandomSplit, SplitField
 
 
@@ -19,11 +19,12 @@ class PreprocessingConfig(Section):
         "Tokens kept of prompt, answer and end-of-sequence together; longer rows are cut and counted in the ledger. "
         "null: the model's context, and `on_overlong` says what happens to longer rows.",
     )
-    on_overlong: Literal["error", "drop", "truncate"] = key(
-        "error",
+    on_overlong: Literal["auto", "error", "drop", "truncate"] = key(
+        "auto",
         "Rows longer than the model's context (for predictions: prompts longer than the context less "
         "`generation.max_new_tokens`), where no length cuts them: an error, left out, or cut to it, keeping the first "
-        "tokens. What is dropped or cut is counted in the ledger.",
+        "tokens. `auto`: in training left out where they are few, see `max_dropped_fraction`, else an error. What is "
+        "dropped or cut is counted in the ledger.",
         brim=True,
     )
     on_bad_row: Literal["error", "drop"] = key(
@@ -32,6 +33,15 @@ class PreprocessingConfig(Section):
         "column, an empty prompt to predict from): an error with their places, or left out and named in the ledger.",
         brim=True,
     )
-    drop_unlearnable: bool = key(
-        False, "Leave out rows that have no supervised token left after cutting, instead of an error.", brim=True
+    drop_unlearnable: bool | Literal["auto"] = key(
+        "auto",
+        "Leave out rows that have no supervised token left after cutting, instead of an error. `auto`: in training "
+        "where they are few, see `max_dropped_fraction`.",
+        brim=True,
+    )
+    max_dropped_fraction: Fraction = key(
+        0.01,
+        "Share of the rows that training leaves out at most where `on_overlong` and `drop_unlearnable` are `auto`; "
+        "they are counted, named and in the ledger. More of them are an error.",
+        brim=True,
     )

@@ -23,8 +23,8 @@ _CHUNKED_LOSS = (
 _BATCH_SIZE = (
     "Micro-batch: rows of one forward and backward pass on one device. `auto`: each effective batch is cut by its "
     "rows' lengths, so that no micro-batch exceeds the memory and the step takes the least time; `brim plan` shows it. "
-    "A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, too, as "
-    "`use_maximum_batch_size` does here."
+    "A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, too: "
+    "here `use_maximum_batch_size` does."
 )
 _MAXIMUM = (
     "`true`: the largest micro-batches that fit, instead of the fastest. Where no key says how many rows make an "
@@ -113,9 +113,7 @@ class FinetuneTrainer(Section):
 
     type: Literal["finetune"] = key("finetune", _TYPE)
     batch_size: PositiveInt | Literal["auto"] = key("auto", _BATCH_SIZE)
-    use_maximum_batch_size: bool = key(
-        False, _MAXIMUM, brim=True
-    )
+    use_maximum_batch_size: bool = key(False, _MAXIMUM, brim=True)
     batch_search: Literal["predict", "linear", "binary", "doubling", "halving"] = key(
         "predict", _BATCH_SEARCH, brim=True
     )
