@@ -79,6 +79,33 @@ def test_without_the_constraint_texts_are_as_long_as_ever(category):
     assert category(constrained=False, generation={"max_new_tokens": 64})._open().config.generation.max_new_tokens == 64
 
 
+@pytest.mark.parametrize(
+    ("keys", "tokens", "reason"),
+    [
+        ({}, 12, "the longest label and its end"),
+        ({"preprocessing": {"global_max_sequence_length": 60}}, 12, "the longest label and its end"),
+        ({"generation": {"max_new_tokens": 64}}, 64, None),
+        ({"trainer": {"type": "none"}}, None, "no length is set"),
+    ],
+)
+def test_a_label_that_is_learned_is_as_long_as_the_longest(category, keys, tokens, reason):
+    """Of a model that was taught nothing, words before the label are room that is needed."""
+    session = category(constrained=False, **{"trainer": {"type": "finetune"}, **keys})._open()
+    chosen = {choice.key: (choice.value, choice.reason) for choice in session.choices}
+    found = chosen.get("generation.max_new_tokens")
+    assert (found is None) == (reason is None)
+    assert found is None or reason in found[1]
+    if tokens is not None:
+        assert session.config.generation.max_new_tokens == tokens
+
+
+def test_a_length_of_the_output_wins_over_the_labels(category):
+    model = category(constrained=False, trainer={"type": "finetune"})
+    tree = model.config.model_dump(exclude_unset=True)
+    tree["output_features"][0]["preprocessing"]["max_sequence_length"] = 5
+    assert Model(tree)._open().config.generation.max_new_tokens == 5
+
+
 def test_predictions_have_a_column_of_labels(category, tmp_path):
     said = []
     output = tmp_path / "sizes.jsonl"

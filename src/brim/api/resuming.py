@@ -225,7 +225,7 @@ def _why_not(
     """
     (started, rate), (length, new_rate) = was, to_be
     if length.total_samples < consumed:
-        return f"it has gone beyond that: {consumed:,} samples are consumed, and it would end with {length.total_samples:,}"
+        return f"{consumed:,} samples are consumed, and a run of that length ends after {length.total_samples:,}"
     if final_size_counts and started.schedule.final_size != length.schedule.final_size:
         return "Adam's second beta depends on the batch with which the run ends (batch_beta2_scaling)"
     if length.adaptation is not None:

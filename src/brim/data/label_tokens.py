@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from brim.config import Config
+from brim.config import Config, FinetuneTrainer
 from brim.config.places import dotted
 from brim.data.encoder import TextEncoder
 from brim.errors import ConfigError, Problem
@@ -23,6 +23,15 @@ def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple
     allowed, the model decides. The end is not among the tokens.
     Raises ConfigError for labels that the tokenizer cannot write so that they are read as they are.
     """
+    made = {
+        label: tuple(form for form in forms if _text(form, encoder) == label)
+        for label, forms in _forms(labels, encoder).items()
+    }
+    _require_written(made)
+    return made
+
+
+def _forms(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Tokens, ...]]:
     bare = _bare(labels, encoder)
     plain = encoder.encode(list(labels), special_tokens=False)
     spaced = encoder.encode([f" {label}" for label in labels], special_tokens=False)
@@ -30,9 +39,7 @@ def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple
     for number, label in enumerate(labels):
         # Some tokenizers put the space before a text themselves.
         with_space = spaced[number] if plain[number] == bare[number] else plain[number]
-        forms = dict.fromkeys((tuple(with_space), tuple(bare[number])))
-        made[label] = tuple(form for form in forms if _text(form, encoder) == label)
-    _require_written(made)
+        made[label] = tuple(dict.fromkeys((tuple(with_space), tuple(bare[number]))))
     return made
 
 
@@ -45,7 +52,21 @@ def label_room(config: Config, encoder: TextEncoder) -> int | None:
     decoder = feature.categories if config.chat is None else None
     if decoder is None or not decoder.constrain_to_vocabulary:
         return None
-    return 1 + max(len(form) for forms in label_tokens(feature.labels, encoder).values() for form in forms)
+    return _room(label_tokens(feature.labels, encoder))
+
+
+def learned_label_room(config: Config, encoder: TextEncoder) -> int | None:
+    """Tokens of the longest label and its end, where a model learns to write a label and nothing else; else None.
+
+    A model that was taught nothing may write words before a label, in which `decoder.match` finds it.
+    """
+    feature = config.output_features[0]
+    is_learned = isinstance(config.trainer, FinetuneTrainer) and config.chat is None and feature.categories is not None
+    return _room(_forms(feature.labels, encoder)) if is_learned and feature.labels else None
+
+
+def _room(forms: Mapping[str, Sequence[Tokens]]) -> int:
+    return 1 + max(len(form) for each in forms.values() for form in each)
 
 
 def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:

@@ -23,7 +23,8 @@ class GenerationConfig(Section):
     max_new_tokens: PositiveInt | None = key(
         None,
         "Most tokens of an answer. null: the output feature's max_sequence_length, else global_max_sequence_length, "
-        "else 256 (Ludwig: 32).",
+        "else 256 (Ludwig: 32). Of a category with `trainer.type: finetune`, unless its feature has a length: its "
+        "longest label and the end.",
     )
     min_new_tokens: NonNegativeInt | None = key(None, "Fewest tokens of an answer.")
     max_time: Annotated[float, Field(gt=0)] | None = key(None, "Seconds after which a batch's generation ends.")
