@@ -305,6 +305,25 @@ def test_shares_in_sixteen_bits_are_added_up_in_thirty_two():
     assert step(batch) == pytest.approx(1.0, rel=1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 2), (torch.float16, 3)])
+def test_a_sum_in_sixteen_bits_is_warned_of_once(dtype, digits):
+    """1,001 rows of a loss of 1: the sum is 1,000 in bfloat16."""
+    model = nn.Linear(1, 1, bias=False).to(dtype)
+    nn.init.ones_(model.weight)
+    batch = torch.ones(1001, 1, dtype=dtype)
+    step = AdaptiveStep(model, lambda batch: model(batch).sum(), check=False)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.warns(
+        UserWarning, match=rf"the loss is a sum in {name}, which keeps about {digits} decimal digits"
+    ) as told:
+        mean_loss = step(batch)
+    assert "loss.float()" in str(told[0].message)
+    assert (mean_loss == 1.0) == (dtype == torch.float16)
+    step(batch)  # a warning would be an error
+    for remedy in (lambda batch: model(batch).float().sum(), lambda batch: model(batch).squeeze(-1)):
+        assert AdaptiveStep(model, remedy, max_rows=100, check=False)(batch) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_dropout_is_the_same_given_the_same_cut():
     def run(max_rows, most_rows):
         model = make_model(dropout=0.5)

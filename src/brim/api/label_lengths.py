@@ -15,7 +15,7 @@ _KEY = "generation.max_new_tokens"
 def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resolution:
     """The configuration with room for the longest label and its end, and for no more, so that none is planned for.
 
-    That is so where nothing but a label can be generated, and, unless a length is set, where a label is what is learned.
+    That is so where nothing but a label can be generated, and, where no length is set, for labels that are learned.
     Raises ConfigError where a length that is set cuts a label.
     """
     config, room = resolution.config, label_room(resolution.config, encoder)

@@ -49,8 +49,8 @@ class AdaptiveStep:
     Gradients that were there before are dropped, so that no zero_grad() is needed.
 
     model: whose parameters learn. Several models go into an nn.ModuleList.
-    loss: of a batch of some of the rows: the sum of their losses as a scalar, or the loss of each. It does the forward
-        pass, and moves the batch to the device, if need be. What it computes for a row must not depend on the others.
+    loss: of a batch of some of the rows: the sum of their losses as a scalar (one in 16 bits is warned of), or the loss
+        of each. It does the forward pass, and moves the batch to the device, if need be. What it computes for a row must not depend on the others.
     max_rows: rows of a piece at first; None: the whole batch.
     lengths: tokens of each row of a batch; then pieces are cut by length, under a limit of rows × longest row.
     max_tokens: that limit at first; None: the whole batch.
@@ -89,6 +89,8 @@ class AdaptiveStep:
         self._batch: Any = None
         self._num_rows = 0
         self._divisor = 1.0
+        self._few_digits: torch.dtype | None = None  # of 16 bits, in which the loss is a sum, and which is not told yet
+        self._told_few_digits = False
         self._cutter = _cutter(max_rows=max_rows, max_tokens=max_tokens, by_length=lengths is not None)
         self._step = GradientStep(
             cutter=self._cutter,
@@ -116,6 +118,7 @@ class AdaptiveStep:
             outcome = self._step.run(self._lengths_of(batch))
         finally:
             self._batch = None  # or it would take memory until the next one comes
+        self._warn_of_few_digits()
         if len(outcome.parts) > 1:
             _warn_of_batch_norm(self._model)
         return outcome.loss
@@ -133,9 +136,24 @@ class AdaptiveStep:
         is_all = len(rows) == self._num_rows and bool((np.diff(rows) == 1).all())
         loss = self._loss(self._batch if is_all else take_rows(self._batch, rows, samples=self._samples))
         _require_gradient(loss)
+        if loss.ndim == 0 and torch.finfo(loss.dtype).bits < 32:
+            self._few_digits = loss.dtype
         share = loss.sum(dtype=torch.promote_types(loss.dtype, torch.float32)) / self._divisor
         (share if self._scale is None else self._scale(share)).backward()  # type: ignore[no-untyped-call]
         return share.detach()
+
+    def _warn_of_few_digits(self) -> None:
+        """Once: what a sum has rounded away before it comes here cannot be brought back."""
+        if self._few_digits is None or self._told_few_digits:
+            return
+        self._told_few_digits = True
+        digits = round(-math.log10(torch.finfo(self._few_digits).eps / 2))
+        warnings.warn(
+            f"the loss is a sum in {str(self._few_digits).removeprefix('torch.')}, which keeps about {digits} decimal"
+            " digits, however many rows it is of. Add up in float32: scores.float() before the loss, or"
+            ' loss.float() of each row (reduction="none") before the sum.',
+            stacklevel=3,
+        )
 
     def _lengths_of(self, batch: Any) -> NDArray[np.int64]:
         if self._lengths is None:
