@@ -50,7 +50,8 @@ class AdaptiveStep:
 
     model: whose parameters learn. Several models go into an nn.ModuleList.
     loss: of a batch of some of the rows: the sum of their losses as a scalar (one in 16 bits is warned of), or the loss
-        of each. It does the forward pass, and moves the batch to the device, if need be. What it computes for a row must not depend on the others.
+        of each. It does the forward pass, and moves the batch to the device, if need be. What it computes for a row
+        must not depend on the others.
     max_rows: rows of a piece at first; None: the whole batch.
     lengths: tokens of each row of a batch; then pieces are cut by length, under a limit of rows × longest row.
     max_tokens: that limit at first; None: the whole batch.
