@@ -75,6 +75,11 @@ def _reserved(rank: int, tokens: int) -> int:
         "output_features": [{"name": "response", "type": "text"}],
         "adapter": {"type": "lora", "r": rank, "target_modules": ["q_proj", "v_proj"]},
         "precision": "bf16-true",
-        "trainer": {"type": "finetune", "enable_gradient_checkpointing": False, "chunked_loss": False},
+        "trainer": {
+            "type": "finetune",
+            "gradient_accumulation_steps": 1,
+            "enable_gradient_checkpointing": False,
+            "chunked_loss": False,
+        },
     }
     return predict_memory(config, batch_size=4, sequence_length=tokens, device="l40s").reserved_bytes

@@ -124,3 +124,23 @@ def test_a_checkpoint_keeps_the_course_that_a_run_began_with():
     saved = json.loads(json.dumps(begun.course()))
     other = RunLength(num_rows=28, schedule=constant(5), total_samples=1, steps_per_checkpoint=3)
     assert other.with_course(saved) == begun
+
+
+@given(
+    num_rows=st.integers(1, 40),
+    total_samples=st.integers(1, 200),
+    first=st.integers(1, 12),
+    final=st.integers(1, 12),
+    ramp_samples=st.integers(0, 90),
+    until=st.integers(0, 220),
+)
+def test_the_steps_so_far_are_those_that_the_loop_takes(num_rows, total_samples, first, final, ramp_samples, until):
+    schedule = linear(initial=first, final=final, length_samples=ramp_samples)
+    length = RunLength(num_rows=num_rows, schedule=schedule, total_samples=total_samples)
+    ends = [consumed for _, consumed, _ in checkpoints(length)]
+    steps = list(length.steps_until(until))
+    assert [before + rows for before, rows, _ in steps] == [
+        end for begin, end in zip([0, *ends], ends, strict=False) if begin < until
+    ]
+    assert all(size == schedule.size_at(before) >= rows for before, rows, size in steps)
+    assert len(list(length.steps_until(total_samples))) == length.total_steps

@@ -246,10 +246,10 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
         cutter = ByRows(max_rows=found.size)
         return Launched(cutter=cutter, request=request, plan=plan, probes=found.probes, told=told)
     assert plan.chosen is not None, "it has costs"
-    costs = plan.costs
+    chosen, costs = plan.chosen, plan.costs
     plan = replace(plan, effective_batch_size=request.length.largest_size, total_steps=request.length.total_steps)
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
-    plan = _taking(plan, cut_anew(plan.chosen, task, costs, costs, cap_bytes=cap_bytes), costs, request)
+    plan = _taking(plan, cut_anew(chosen, task, costs, costs, cap_bytes=cap_bytes), costs, request)
     length_cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
     return Launched(cutter=length_cutter, request=request, plan=plan, probes=found.probes, told=told)
 

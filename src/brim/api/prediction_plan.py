@@ -46,7 +46,7 @@ def plan_prediction(
         raise ConfigError(_no_data())
     session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     source = read(data)
-    prompts = prompts_asked(source, session, wanted, [*notes, *asked.choices], say).prompts
+    prompts = prompts_asked(source, session, wanted, [*notes, *map(str, asked.choices)], say).prompts
     if not len(prompts):
         raise DataError(Problem(what="there is no prompt to plan for", where=source.name, fix="name another data set"))
     engine, reason = engine_by_settings(session.config, asked.architecture)
