@@ -237,6 +237,8 @@ def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
         ("generation", "engine"),
         ("memory", "budget"),
         ("memory", "margin"),
+        ("preprocessing", "on_overlong"),  # for the rows
+        ("preprocessing", "drop_unlearnable"),
     ):
         assert resolved[section].pop(key) == "auto"
     assert "auto" not in str(resolved)

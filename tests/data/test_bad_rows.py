@@ -368,7 +368,7 @@ def test_a_few_rows_without_anything_to_learn_from_are_left_out_too(encoder, mak
     overlong=st.sets(st.integers(0, 59), max_size=6),
     fraction=st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.29, 1.0]),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_more_than_the_share_is_an_error_and_no_more_rows_are_ever_missing(
     encoder, make_config, num_rows, overlong, fraction
 ):
