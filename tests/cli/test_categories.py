@@ -63,7 +63,7 @@ def test_an_unknown_label_is_told_by_check(brim, project):
     done = brim("check", "config.yaml", "--dataset", "rows.jsonl")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "brim: rows.jsonl:13: column `kind` holds the label 'evne', which is unknown\n"
+        "brim: rows.jsonl:13: column `kind` holds the label 'evne', which is unknown (did you mean even?)\n"
         "  expected: odd, even\n"
         "  fix: correct the data, or give the label a rule in output_features.0.decoder.match; or set "
         "preprocessing.on_bad_row: drop to go on without such rows\n"

@@ -87,9 +87,10 @@ def test_no_guess_is_better_than_a_wrong_one(minimal, problems, source):
         ("fientune", "finetune"),
         ("typ", "type"),
         ("tpye", "type"),
-        ("xype", "type"),
+        ("xype", None),  # no slip of type: another word, as rat and cat are
+        ("finetine", "finetune"),
         ("ty", None),
-        ("mini", None),  # as near to min as to minx
+        ("mian", None),  # as near to min as to main
         ("save_steps", None),
         ("gradient_clippings", "gradient_clipping"),
         ("gradiant_cliping", "gradient_clipping"),
@@ -97,5 +98,5 @@ def test_no_guess_is_better_than_a_wrong_one(minimal, problems, source):
     ],
 )
 def test_a_slip_of_the_keyboard(name, meant):
-    names = ("finetune", "type", "min", "minx", "train_steps", "gradient_clipping")
+    names = ("finetune", "type", "min", "main", "train_steps", "gradient_clipping")
     assert misspelt(name, (*names, "fine_tune") if meant == "fine_tune" else names) == meant

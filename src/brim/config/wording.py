@@ -57,8 +57,8 @@ def flow(value: Any) -> str:
 def misspelt(name: str, names: Iterable[str]) -> str | None:
     """The one of the names that is surely meant: the same but for case and dashes, or within a slip of the keyboard.
 
-    A letter too many, too few, another or swapped; two such slips in a name of eight letters or more. None where two
-    names are equally near, since a wrong guess is worse than none.
+    A letter too many, too few, swapped, or, from five letters on, another one (`rat` is no slip of `cat`); two such
+    slips in a name of eight letters or more. None where two names are equally near: a wrong guess is worse than none.
     """
     folded = _folded(name)
     most = 0 if len(folded) < 3 else 1 if len(folded) < 8 else 2
@@ -71,12 +71,13 @@ def _slips(first: str, second: str, most: int) -> int:
     """Letters to take out, put in, replace or swap to make one of the other; `most` + 1 stands for more than `most`."""
     if abs(len(first) - len(second)) > most:
         return most + 1
+    replaced = 1 if len(first) >= 5 else 2
     before: list[int] = []
     row = list(range(len(second) + 1))
     for i, a in enumerate(first, start=1):
         before, last, row = row, before, [i]
         for j, b in enumerate(second, start=1):
-            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (a != b)))
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + replaced * (a != b)))
             if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
                 row[j] = min(row[j], last[j - 2] + 1)
     return min(row[-1], most + 1)
