@@ -66,7 +66,7 @@ COURSES = {
     "a function": (
         {
             "effective_batch_size": 4,
-            "batch_increase_function": lambda epoch, current_batch_size: 3 if epoch == 1 else -6,
+            "batch_increase_function": lambda epoch, current_batch_size: (0, 3, -6)[epoch],
             "epochs": 3,
             **SGD,
         },

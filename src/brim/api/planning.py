@@ -39,6 +39,7 @@ from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.units import format_bytes
 
 _MOST_ROWS_NAMED = 5
+_FIRST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +67,16 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> PlanR
     """The request with sizes that fit at once in the very way that is taken for them.
 
     Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
-    that of its own plan, once a way at most.
+    that of its own plan, once a way at most. A batch that memory is to size is planned for some rows first: the cut of
+    all rows at once would take long.
     """
-    found, bound = request, request.length.schedule.final_size if request.is_sized_by_memory else None
+    found, bound, most = request, None, len(request.rows)
+    if request.is_sized_by_memory:
+        most = request.length.schedule.final_size
+        first = min(most, _FIRST_ROWS)
+        found, bound = bounded(request, first), first if first == most else None
     while True:
-        fits = largest_batch(_planned(found, every_way=False, replan=replan, say=say).plan, found)
+        fits = min(largest_batch(_planned(found, every_way=False, replan=replan, say=say).plan, found), most)
         if bound is not None and fits >= bound:
             return found
         found, bound = bounded(request, fits), fits
