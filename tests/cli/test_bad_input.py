@@ -545,10 +545,10 @@ CASES = {
         ),
     ),
     "resuming with another configuration": Case(
-        command=(*TRAIN[:-1], "run", "--resume"),
+        command=(*TRAIN[:-1], "run", "--resume", "trainer.learning_rate=0.02"),
         run=nothing,
         says=(
-            "brim: run/config.yaml: trainer.train_steps is null, but this run was started with 1\n"
+            "brim: run/config.yaml: trainer.learning_rate is 0.02, but this run was started with 0.01\n"
             "  fix: set it back, or train anew into another folder\n"
         ),
     ),
