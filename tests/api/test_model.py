@@ -405,12 +405,12 @@ def test_resume_does_not_take_a_folder_with_any_config_for_a_run(config, sums_fi
 
 def test_changed_keys_are_told_as_yaml_writes_them(config, sums_file, tmp_path):
     brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
-    changed = {**config, "trainer": {**config["trainer"], "train_steps": None, "skip_all_evaluation": True}}
+    changed = {**config, "trainer": {**config["trainer"], "noise_scale_every": 5, "skip_all_evaluation": True}}
     with pytest.raises(brim.ConfigError) as caught:
         brim.Model(changed).train(sums_file, output_directory=tmp_path / "run", resume=True)
     assert sorted(problem.what for problem in caught.value.problems) == [
+        "trainer.noise_scale_every is 5, but this run was started with null",
         "trainer.skip_all_evaluation is true, but this run was started with false",
-        "trainer.train_steps is null, but this run was started with 4",
     ]
 
 
