@@ -10,7 +10,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,12 +40,16 @@ class Kind:
     endings: tuple[str, ...]  # of the formats that can hold it
     policy: dict[str, Any]  # sections of the configuration under which the job goes on
     event: str  # in the ledger
+    strict: dict[str, Any] = field(default_factory=dict)  # sections under which it is refused, where that is no default
 
 
 _DROP_BAD = {"preprocessing": {"on_bad_row": "drop"}}
 _DROP_OVERLONG = {"preprocessing": {"on_overlong": "drop"}}
 _DROP_MISSING = {
     "input_features": [{"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}]
+}
+_MISSING_REFUSED = {
+    "input_features": [{"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "error"}}]
 }
 _ALL = ("csv", "tsv", "json", "jsonl", "parquet")
 
@@ -57,9 +61,10 @@ KINDS = (
     Kind(
         name="empty",
         question=None,
-        endings=("json", "jsonl", "parquet"),  # an empty cell of csv is an empty text
+        endings=("json", "jsonl", "parquet"),
         policy=_DROP_MISSING,
         event="dropped_missing",
+        strict=_MISSING_REFUSED,
     ),
 )
 VERBS = {"train": ["--output-directory", "new"], "evaluate": ["--split", "full", "--json"], "predict": []}
@@ -89,8 +94,8 @@ def _cases(project: Path, brim: Brim) -> list[Case]:
 
 
 def _judge_refused(project: Path, brim: Brim, kind: Kind, ending: str, verb: str) -> str:
-    """By default: exit code 2, the first row's place, a way out, and nothing left behind."""
-    data, command = _prepared(project, kind, ending, verb, policy={})
+    """By default, or where it is asked for: exit code 2, the first row's place, a way out, and nothing left behind."""
+    data, command = _prepared(project, kind, ending, verb, policy=kind.strict)
     before = set(project.rglob("*"))
     done = brim(*command, folder=project)
     if done.code != 2 or "Traceback" in done.err:

@@ -66,6 +66,7 @@ def remote_code(folder):
     (folder / "theirs.py").write_text("raise SystemExit('this code must not run')\n")
 
 
+STRICT = "output_features.0.preprocessing.missing_value_strategy=error"
 CASES = {
     # The command line
     "no such configuration": Case(
@@ -251,18 +252,17 @@ CASES = {
             "  fix: set preprocessing.on_bad_row: drop to go on without such rows\n"
         ),
     ),
-    "a csv that is not UTF-8": Case(
+    "a csv in an encoding that is not certain": Case(
         command=(*CHECK, "bad.csv"),
-        files={"bad.csv": HEAD.encode() + b"a,b,0\ncaf\xe9,b,0\n"},
+        files={"bad.csv": HEAD.encode() + "Как сбросить пароль,b,0\n".encode("cp1251")},
         says=(
-            "brim: bad.csv:3: byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252\n"
+            "brim: bad.csv:2: byte 0xCA (byte 22 of the file) is not UTF-8 text; the file looks like WINDOWS-1251\n"
             "  expected: a text file in UTF-8\n"
-            "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 bad.csv > bad-utf8.csv`; or "
-            "set preprocessing.on_bad_row: drop to go on without such rows\n"
+            "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1251 -t UTF-8 bad.csv > bad-utf8.csv`\n"
         ),
     ),
     "null cells": Case(
-        command=(*CHECK, "bad.jsonl"),
+        command=(*CHECK, "bad.jsonl", STRICT),
         files={"bad.jsonl": GOOD_ROW + GOOD_ROW.replace('" 3"', "null")},
         says=(
             "brim: bad.jsonl:2: column `answer` is empty in 1 row\n"
@@ -271,7 +271,7 @@ CASES = {
         ),
     ),
     "NaN cells": Case(
-        command=(*CHECK, "bad.jsonl"),
+        command=(*CHECK, "bad.jsonl", STRICT),
         files={"bad.jsonl": GOOD_ROW.replace('" 3"', "3.5") + GOOD_ROW.replace('" 3"', "NaN")},
         says=(
             "brim: bad.jsonl:2: column `answer` is empty in 1 row\n"
@@ -342,9 +342,9 @@ CASES = {
         command=(*CHECK, "bad.xlsx"),
         files={"bad.xlsx": b"PK"},
         says=(
-            "brim: bad.xlsx: the ending '.xlsx' is not known\n"
+            "brim: bad.xlsx: the file is a spreadsheet, which is not read\n"
             "  expected: csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`\n"
-            "  fix: rename the file to what it holds, or convert it\n"
+            "  fix: open it in the program that wrote it and save the sheet as csv (in Excel: Save As, CSV UTF-8)\n"
         ),
     ),
     "a folder that holds no data set": Case(

@@ -137,6 +137,8 @@ def test_prompts_that_cannot_be_continued_are_left_out_or_cut(brim, project, pro
     event = "dropped_overlong" if policy == "drop" else "cut_prompt"
     entries = pq.read_table(project / "out.csv.ledger.parquet").to_pylist()
     assert entries == [
+        {"key": 1, "split": "full", "event": "filled_missing", "why": "no value in `question`",
+         "tokens_before": None, "tokens_after": None},
         {"key": 1, "split": "full", "event": "dropped_bad", "why": "prompts.csv:3: the prompt is empty",
          "tokens_before": None, "tokens_after": None},
         {"key": 2, "split": "full", "event": event, "why": f"preprocessing.on_overlong is {policy}, {OVERLONG}",
@@ -176,4 +178,5 @@ def test_train_drops_or_cuts_rows_beyond_the_context(brim, project, prompts_file
         "truncate": [(2, "cut_joined", 302, 128), (2, "dropped_unlearnable", 128, 0)],
     }
     entries = pq.read_table(project / "run" / "ledger.parquet").to_pylist()
-    assert [(e["key"], e["event"], e["tokens_before"], e["tokens_after"]) for e in entries] == expected[policy]
+    told = [(e["key"], e["event"], e["tokens_before"], e["tokens_after"]) for e in entries]
+    assert told == [(1, "filled_missing", None, None), *expected[policy]]

@@ -41,6 +41,21 @@ def test_labels_are_those_of_the_rules_in_their_order(category):
     assert _feature(listed).labels == ("negative", "neutral", "positive", "x")
 
 
+def test_the_labels_of_vocab_need_no_rules(category):
+    vocab = {"preprocessing": {"fallback_label": "other", "vocab": ["red", "very red", "light red", "other"]}}
+    feature = _feature(category(decoder={}, **vocab))
+    assert feature.labels == ("red", "very red", "light red", "other")
+    assert [(label, rule.type, rule.value) for label, rule in feature.rules.items()] == [
+        (label, "contains", label) for label in ("light red", "very red", "red", "other")
+    ]
+
+
+def test_the_labels_of_a_category_may_wait_for_the_data(category):
+    feature = _feature(category(decoder={}, preprocessing={}))
+    assert (feature.labels, dict(feature.rules)) == ((), {})
+    assert _feature(category(decoder={}, preprocessing={"fallback_label": "other"})).labels == ()
+
+
 def test_a_text_has_no_labels(minimal):
     feature = _feature(minimal())
     assert (feature.labels, feature.categories, feature.fallback_label) == ((), None, None)
@@ -107,7 +122,8 @@ REFUSED = {
     "no rules": (
         {"decoder": {"match": {}}},
         "output_features.0.decoder.match: output_features.0.decoder.match is an empty mapping\n"
-        "  expected: a mapping of labels to rules, such as {positive: {type: contains, value: positive}}",
+        "  expected: a mapping of labels to rules, such as {positive: {type: contains, value: positive}}, "
+        "or null",
     ),
     "no decoder for categories": (
         {"decoder": "text_extractor"},

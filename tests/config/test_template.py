@@ -71,7 +71,7 @@ _BRACES = "  fix: write {{ and }} for literal braces"
         (
             "{__dict__}",
             "prompt.template: {__dict__} is no placeholder\n"
-            "  fix: use a column's name, or one of {__sample__}, {__task__}, {__context__}",
+            "  fix: use a column's name, or one of {__sample__}, {__task__}, {__context__}, {__labels__}",
         ),
     ],
 )

@@ -118,28 +118,32 @@ def test_an_input_is_known_by_64_bits_of_its_digest(make_config):
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "changes", "message"),
     [
         (
             {"q": ["x", "x"], "a": ["1", "2"], "split": [0, 0]},
+            {},
             "the given columns: the training split has 1 different inputs, and prompt.retrieval.k asks for 2 examples\n"
             "  fix: lower prompt.retrieval.k, or look at preprocessing.split",
         ),
         (
             {"q": ["x", "y"], "b": ["1", "2"], "split": [0, 0]},
+            {},
             "the given columns: no column `a`, which output_features[0] names\n"
             "  expected: one of the columns that are there: `q`, `b`, `split`\n"
             "  fix: name a column of the data, or add this one",
         ),
         (
             {"q": ["x", None], "a": ["1", "2"], "split": [0, 0]},
+            {"input__preprocessing__missing_value_strategy": "error"},
             "the given columns, row 1: column `q` is empty in 1 row\n  expected: a value in every row\n"
             "  fix: fill the cells, or set input_features[0].preprocessing.missing_value_strategy to drop_row or "
             "fill_with_const",
         ),
     ],
 )
-def test_data_without_examples_is_told(make_config, columns, message):
+def test_data_without_examples_is_told(make_config, columns, changes, message):
+    retrieval = {"prompt__retrieval": {"type": "random", "k": 2}}
     with pytest.raises(DataError) as caught:
-        pool_of(make_config, columns, preprocessing__split="fixed", prompt__retrieval={"type": "random", "k": 2})
+        pool_of(make_config, columns, preprocessing__split="fixed", **retrieval, **changes)
     assert str(caught.value) == message

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import load_config
-from brim.data import prepare, read
-from brim.errors import DataError
+from brim.config import dump, load_config
+from brim.data import check_data, prepare, read
+from brim.data.known_labels import MOST_LABELS, with_labels_of_data
+from brim.errors import ConfigError, DataError
 
 LABELS = {"good": {"type": "contains", "value": "good"}, "bad": {"type": "regex", "value": "bad|poor"}}
 
@@ -81,3 +82,124 @@ def test_twelve_labels_are_not_all_listed(prepared):
     match = {f"label {n}": {"type": "contains", "value": f"{n}"} for n in range(12)}
     with pytest.raises(DataError, match=r"label 9 or 3 more"):
         prepared(["label 1", "label 2", "x"], match=match)
+
+
+# Labels that come from the data
+
+
+def config_of(*, trainer="finetune", feature=None, **keys):
+    return load_config(
+        {
+            "base_model": "base",
+            "input_features": [{"name": "q", "type": "text"}],
+            "output_features": [{"name": "label", "type": "category", **(feature or {})}],
+            "trainer": {"type": trainer},
+            **keys,
+        }
+    ).config
+
+
+def columns(*labels):
+    return {"q": [f"q{number}" for number in range(len(labels))], "label": list(labels)}
+
+
+def test_the_labels_are_the_values_of_the_column_in_order():
+    source = read(columns("red", "green ", "very red", None, "", "Blue", "red"))
+    config, choices = with_labels_of_data(config_of(), source)
+    feature = config.output_features[0]
+    assert list(feature.rules) == ["Blue", "green", "very red", "red"]  # the rule of red would find it in very red
+    assert {rule.type for rule in feature.rules.values()} == {"contains"}
+    assert feature.fallback_label == "red"
+    assert [str(choice) for choice in choices] == [
+        "output_features.0.decoder.match: 4 labels (the values of column `label`: Blue, green, red, very red)",
+        "output_features.0.preprocessing.fallback_label: red (the most frequent label, of 2 rows)",
+    ]
+    again, none = with_labels_of_data(config, read(columns("other", "labels")))
+    assert (again, none) == (config, ())
+    assert load_config_of(dump(config)) == config
+
+
+def load_config_of(text):
+    from ruamel.yaml import YAML
+
+    return load_config(YAML(typ="safe").load(text)).config
+
+
+@pytest.mark.parametrize("order", [["b", "a", "c", "a"], ["a", "a", "c", "b"], ["c", "b", "a", "a"]])
+def test_the_labels_do_not_depend_on_the_order_of_the_rows(order):
+    config, _ = with_labels_of_data(config_of(), read(columns(*order)))
+    assert (list(config.output_features[0].rules), config.output_features[0].fallback_label) == (["a", "b", "c"], "a")
+
+
+def test_numbers_may_be_labels(encoder):
+    source = read(columns(1, 0, 1, 2))
+    config, _ = with_labels_of_data(config_of(preprocessing={"split": {"probabilities": [1.0, 0.0, 0.0]}}), source)
+    assert config.output_features[0].labels == ("0", "1", "2")
+    assert len(prepare(source, config, encoder, context_length=64).splits["train"]) == 4
+
+
+def test_a_fallback_that_is_given_stays():
+    config, choices = with_labels_of_data(
+        config_of(feature={"preprocessing": {"fallback_label": "other"}}), read(columns("a", "b"))
+    )
+    assert config.output_features[0].labels == ("a", "b", "other")
+    assert len(choices) == 1
+
+
+def test_rows_without_a_label_are_left_out_and_counted(encoder):
+    whole = {"preprocessing": {"split": {"probabilities": [1.0, 0.0, 0.0]}}}
+    source = read(columns("a", "", "b", " ", None))
+    report = check_data(config_of(**whole), source, encoder, context_length=64)
+    assert report.splits[0].num_rows == 2
+    assert report.events == (
+        "3 of 5 rows were dropped: a cell that the prompt or the answer needs is missing (no value in `label`)",
+    )
+    assert report.notes[0].startswith("output_features.0.decoder.match: 2 labels (")
+
+
+def test_the_labels_stand_in_the_prompt(encoder):
+    whole = {"preprocessing": {"split": {"probabilities": [1.0, 0.0, 0.0]}}}
+    config = config_of(**whole, prompt={"template": "{__labels__}? {q}: "})
+    report = check_data(config, read(columns("b", "a")), encoder, context_length=64, show=1)
+    text = "".join(segment.text for segment in report.samples[0].segments)
+    assert "a, b? q0: " in text
+
+
+MANY = [f"label {number}" for number in range(MOST_LABELS + 1)]
+NO_LABELS = {
+    "one label": (columns("a", "a", ""), "column `label` holds 1 label\n  expected: at least two"),
+    "no label": (columns("", ""), "column `label` holds 0 labels\n  expected: at least two"),
+    "texts": (
+        columns(*MANY[:40]),
+        "column `label` holds 40 different values in 40 rows: no labels\n  expected: at most 1,000 labels, each of at "
+        "least two rows on average\n  fix: set output_features.0.type: text, name another column",
+    ),
+    "too many": (columns(*MANY, *MANY), "column `label` holds 1,001 different values in 2,002 rows: no labels"),
+    "two ways": (
+        columns("Bug", "bug", "Bug", "x", "log  in", "log in"),
+        "column `label` writes one label in 2 ways: 'Bug' (2 rows), 'bug' (1 row)\n"
+        "  expected: labels that differ in more than case and white space\n  fix: write it the same in all rows",
+    ),
+    "another column": (
+        {"q": ["x"], "Label": ["y"]},
+        "the labels of `label` are not known: no column `label`, which output_features[0] names, and "
+        "output_features.0.decoder.match is not given\n"
+        "  expected: one of the columns that are there: `q`, `Label`\n"
+        "  fix: name the labels in output_features.0.preprocessing.vocab, such as [positive, negative], or give each a "
+        "rule in output_features.0.decoder.match; or take a data set with the column, or the folder of a run",
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", ["finetune", "none"])
+@pytest.mark.parametrize(("data", "message"), NO_LABELS.values(), ids=NO_LABELS)
+def test_values_that_are_no_labels_are_told(encoder, trainer, data, message):
+    with pytest.raises(DataError) as caught:
+        check_data(config_of(trainer=trainer), read(data), encoder, context_length=64)
+    assert message in str(caught.value)
+
+
+def test_a_fallback_within_which_a_label_stands_is_told():
+    feature = {"preprocessing": {"fallback_label": "not a"}}
+    with pytest.raises(ConfigError, match="the model's text 'not a', which it learns to write, would be read as the l"):
+        with_labels_of_data(config_of(feature=feature), read(columns("a", "b")))

@@ -128,6 +128,19 @@ def test_a_column_split_that_is_not_used_is_noted(prepared):
     assert not any("not used" in each for each in template.notes)
 
 
+def test_a_missing_input_is_an_empty_text_and_a_missing_answer_leaves_its_row_out(prepared):
+    made = prepared({"q": ["a", None, "c", ""], "a": ["x", "y", None, "z"]})
+    assert made.splits["train"].keys.tolist() == [0, 1, 3]
+    assert [(e.key, e.event, e.why) for e in made.ledger] == [
+        (1, "filled_missing", "no value in `q`"),
+        (2, "dropped_missing", "no value in `a`"),
+    ]
+    assert made.ledger.summary() == [
+        "1 of 4 rows had missing cells, which were filled (no value in `q`)",
+        "1 of 4 rows were dropped: a cell that the prompt or the answer needs is missing (no value in `a`)",
+    ]
+
+
 def test_missing_cells_are_dropped_or_filled_as_asked(prepared):
     frame = pd.DataFrame({"q": ["a", None, "c", None], "a": [1.0, 2.0, float("nan"), None]})
     made = prepared(
@@ -232,7 +245,7 @@ BAD = {
     ),
     "missing cells": (
         {"q": ["a", None, "b"], "a": [float("nan"), 1.0, None]},
-        {},
+        {f"{side}__preprocessing__missing_value_strategy": "error" for side in ("input", "output")},
         "the given columns, row 1: column `q` is empty in 1 row\n  expected: a value in every row\n"
         "  fix: fill the cells, or set input_features[0].preprocessing.missing_value_strategy to drop_row or "
         "fill_with_const\n"

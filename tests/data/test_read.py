@@ -19,17 +19,19 @@ from brim.errors import DataError
 ROWS = [
     {"q": "two\nlines", "n": 3, "x": 0.5, "a": 'said "hi", left'},
     {"q": "NaN", "n": 4, "x": 1.0, "a": "NULL"},
-    {"q": "ünï", "n": 5, "x": -2.25, "a": ""},
+    {"q": "ünï", "n": 5, "x": -2.25, "a": "x"},
 ]
 COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
 
 
 def as_csv(path):
-    path.write_text('q,n,x,a\n"two\nlines",3,0.5,"said ""hi"", left"\nNaN,4,1.0,NULL\nünï,5,-2.25,\n', encoding="utf-8")
+    path.write_text(
+        'q,n,x,a\n"two\nlines",3,0.5,"said ""hi"", left"\nNaN,4,1.0,NULL\nünï,5,-2.25,x\n', encoding="utf-8"
+    )
 
 
 def as_tsv(path):
-    path.write_text('q\tn\tx\ta\n"two\nlines"\t3\t0.5\t"said ""hi"", left"\nNaN\t4\t1.0\tNULL\nünï\t5\t-2.25\t\n')
+    path.write_text('q\tn\tx\ta\n"two\nlines"\t3\t0.5\t"said ""hi"", left"\nNaN\t4\t1.0\tNULL\nünï\t5\t-2.25\tx\n')
 
 
 def as_json(path):
@@ -128,9 +130,9 @@ BAD_FILES = {
         "data.csv: there is a header but no rows\n  expected: at least one row of data",
     ),
     "unknown ending": (
-        "data.xlsx",
+        "data.docx",
         "x",
-        "{folder}/data.xlsx: the ending '.xlsx' is not known\n"
+        "{folder}/data.docx: the ending '.docx' is not known\n"
         "  expected: csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`\n"
         "  fix: rename the file to what it holds, or convert it",
     ),
@@ -274,11 +276,11 @@ BAD_FILES = {
         "  fix: rename or remove one of them",
     ),
     "Windows-1252": (
-        "data.csv",
-        b"q,a\nx,y\ncaf\xe9,z\n",
-        "data.csv:3: byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252\n"
+        "data.jsonl",
+        b'{"q": "x"}\n{"q": "y"}\n{"q": "caf\xe9"}\n',
+        "data.jsonl:3: byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252\n"
         "  expected: a text file in UTF-8\n"
-        "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.csv > data-utf8.csv`; or "
+        "  fix: save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 data.jsonl > data-utf8.jsonl`; or "
         "set preprocessing.on_bad_row: drop to go on without such rows",
     ),
     "UTF-16": (
@@ -350,7 +352,7 @@ BAD_DATA = {
     ),
     "a list": (
         [1],
-        "a data set cannot be a list\n  expected: a path, a pandas frame, a dict of columns or an Arrow table",
+        "a data set cannot be a list\n  expected: a path or a list of paths, a pandas frame, a dict of columns or an Arrow table",
     ),
 }
 
@@ -403,3 +405,58 @@ def test_what_may_never_end_is_not_read(tmp_path):
 def test_names_that_no_file_can_have(name):
     with pytest.raises(DataError, match="no file can be read by this name"):
         read(name)
+
+
+SAVE_AS = "open it in the program that wrote it and save the sheet as csv (in Excel: Save As, CSV UTF-8)"
+NO_TEXT = {
+    "Excel": ("d.xlsx", b"PK\x03\x04x", "the file is a spreadsheet, which is not read", SAVE_AS),
+    "LibreOffice": ("d.ods", b"PK\x03\x04x", "the file is a spreadsheet, which is not read", SAVE_AS),
+    "Excel by another name": (
+        "d.csv",
+        b"PK\x03\x04x",
+        "the file is a spreadsheet or a zip archive",
+        f"{SAVE_AS}; or unpack it",
+    ),
+    "old Excel as csv": ("d.csv", b"\xd0\xcf\x11\xe0\xa1", "the file is an old Excel file", SAVE_AS),
+    "zip": (
+        "d.zip",
+        b"PK\x03\x04x",
+        "the file is an archive, which is not read",
+        "unpack it, and name the file that it holds",
+    ),
+    "gzip": (
+        "d.jsonl.gz",
+        b"\x1f\x8bx",
+        "the file is compressed, which is not read",
+        "unpack it, and name the file that it holds",
+    ),
+    "gzip as jsonl": (
+        "d.jsonl",
+        b"\x1f\x8bx",
+        "the file is compressed by gzip",
+        "unpack it with gunzip, once it is named as such (.gz)",
+    ),
+    "parquet as csv": ("d.csv", b"PAR1xx", "the file is parquet", "rename it to .parquet"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "what", "fix"), NO_TEXT.values(), ids=NO_TEXT)
+def test_what_is_no_text_file_is_one_message(tmp_path, name, content, what, fix):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / name)
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.fix) == (what, fix)
+
+
+def test_a_folder_of_files_says_how_to_name_them(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    with pytest.raises(DataError, match=r"fix: name a file in it instead$"):
+        read(folder)
+    for name in ("a.csv", "b.csv", "notes.txt"):
+        (folder / name).write_text("q\nx\n")
+    with pytest.raises(DataError) as caught:
+        read(folder)
+    assert caught.value.problems[0].fix == f"name a file in it instead, or all of them: '{folder}/*.csv'"
+    assert read(f"{folder}/*.csv").table.num_rows == 2

@@ -31,11 +31,11 @@ def table_of(tmp_path, text):
         (["1e3", "5"], "string", ["1e3", "5"]),
         (["+5", "5"], "string", ["+5", "5"]),
         (["9223372036854775808", "1"], "string", ["9223372036854775808", "1"]),
-        (["true", "false", ""], "string", ["true", "false", ""]),
-        (["2024-01-31", ""], "string", ["2024-01-31", ""]),
-        (["NULL", "text", "", "nan"], "string", ["NULL", "text", "", "nan"]),
-        (["NA", "", "NULL"], "string", ["NA", "", "NULL"]),
-        (["5", "", "five"], "string", ["5", "", "five"]),
+        (["true", "false", ""], "string", ["true", "false", None]),
+        (["2024-01-31", ""], "string", ["2024-01-31", None]),
+        (["NULL", "text", "", "nan"], "string", ["NULL", "text", None, "nan"]),
+        (["NA", "", "NULL"], "string", ["NA", None, "NULL"]),
+        (["5", "", "five"], "string", ["5", None, "five"]),
     ],
 )
 def test_a_column_is_numbers_only_where_that_changes_no_text(tmp_path, cells, kind, values):

@@ -11,6 +11,9 @@ from ruamel.yaml import YAML
 from brim.config import load_config
 from brim.config.labels import MAX_STEPS, LabelReader
 from brim.config.pattern import characters_within
+from brim.config.prompt_parts import template_with_task
+from brim.data import read, with_labels_of_data
+from brim.data.known_labels import MOST_LABELS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "categories.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
@@ -29,11 +32,21 @@ def test_the_table_of_texts(first, text, label, why):
 
 
 def test_the_constrained_configuration_is_one(first):
-    constrained = load_config({"base_model": "base", **YAML(typ="safe", pure=True).load(BLOCKS[1])}).config
+    constrained = load_config({"base_model": "base", **YAML(typ="safe", pure=True).load(BLOCKS[2])}).config
     feature = constrained.output_features[0]
     assert feature.categories is not None
     assert feature.categories.constrain_to_vocabulary
     assert feature.labels == first.labels
+
+
+def test_the_labels_of_the_data():
+    source = read({"review": ["x", "y", "z"], "sentiment": ["positive", "negative", "positive"]})
+    config = load_config(YAML(typ="safe", pure=True).load(BLOCKS[1])).config
+    config, _ = with_labels_of_data(config, source)
+    assert config.output_features[0].labels == ("negative", "positive")
+    assert config.output_features[0].fallback_label == "positive"
+    assert template_with_task(config) == "Is this review negative, positive? {review}\n"
+    assert f"{MOST_LABELS:,} labels" in PAGE
 
 
 def test_the_figures():

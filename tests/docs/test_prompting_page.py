@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from brim.config import PromptConfig
+from brim.config import PromptConfig, load_config
 from brim.config.schema import RetrievalConfig
-from brim.config.template import CONTEXT, SAMPLE, TASK
+from brim.config.template import CONTEXT, LABELS, SAMPLE, TASK
 from brim.data.prompt import as_sample
 
 PAGE = (Path(__file__).parents[2] / "docs" / "prompting.md").read_text(encoding="utf-8")
@@ -57,8 +57,13 @@ def test_the_row_reads_as_on_the_page(project):
 
 
 def test_the_other_samples_are_right():
-    retrieval = YAML(typ="safe").load(blocks("yaml")[1])["retrieval"]
+    retrieval = YAML(typ="safe").load(blocks("yaml")[2])["retrieval"]
     assert RetrievalConfig.model_validate(retrieval).num_examples == 3
-    assert set(re.findall(r"^\| `\{(__\w+__)\}`", PAGE, re.MULTILINE)) == {SAMPLE, TASK, CONTEXT}
+    assert set(re.findall(r"^\| `\{(__\w+__)\}`", PAGE, re.MULTILINE)) == {SAMPLE, TASK, CONTEXT, LABELS}
     assert as_sample("größe") in PAGE
     assert set(PromptConfig.model_fields) <= set(re.findall(r"`(?:prompt\.)?(\w+)`", PAGE))
+
+
+def test_the_template_of_several_inputs_is_as_on_the_page():
+    config = load_config(YAML(typ="safe", pure=True).load(blocks("yaml")[1])).config
+    assert config.prompt.template in blocks("text")

@@ -19,7 +19,8 @@ from brim.api.predict_files import ledger_path, write_ledger
 from brim.api.prediction import ROW, require_writable
 from brim.api.prompts import require_rows
 from brim.api.session import Say, Session
-from brim.data import Data, Ledger, TokenRows, prompts_of, read
+from brim.config.template import LABELS
+from brim.data import Data, Ledger, TokenRows, prompts_of, read, with_labels_of_data
 from brim.data.row_faults import RowFaults
 from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.files import whole_file
@@ -147,6 +148,8 @@ def check_output(path: Path) -> None:
 def _prompts(session: Session, data: Data, *, split: str) -> tuple[TokenRows, Ledger, Sequence[str]]:
     """Prompts of at least one token that the context holds; what became of the others; and notes."""
     source, config = read(data), session.config
+    if LABELS in (config.prompt.template or ""):
+        config, _ = with_labels_of_data(config, source)
     found = prompts_of(source, config, session.encoder, only=split, context_length=session.folder.context_length)
     faults = RowFaults(locate=source.locate)
     for key in found.rows.keys[found.rows.lengths == 0].tolist():

@@ -12,6 +12,7 @@ from brim.api.compare_configs import Entrant, entrants_of
 from brim.api.compare_order import Ended, RunOrder
 from brim.api.compare_process import Stop, run_in_process, stopping
 from brim.api.compare_results import FILE, ComparedRun, CompareResult, in_order, read_runs
+from brim.data.read_files import Files
 from brim.errors import InputError, Interrupted, OutputError, Problem
 from brim.files import make_folder, write_text, writing
 from brim.report.curves_plot import curves_plot
@@ -29,7 +30,7 @@ _MOST_SEEDS = 1000  # more is a slip of the hand: an interval shrinks with the s
 def compare(
     configs: Sequence[str | Path],
     *,
-    dataset: str | Path | None = None,
+    dataset: Files | None = None,
     seeds: int = 3,
     output_directory: str | Path | None = None,
     resume: bool = False,

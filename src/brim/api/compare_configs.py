@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.config import Config, FinetuneTrainer, load_config, require_trainable, require_trust_said_again
+from brim.data.read_files import Files, absolute_files
 from brim.errors import ConfigError, InputError, Problem
 from brim.models.adapter_folder import continued
 from brim.models.folder import locate
@@ -38,7 +39,7 @@ class Entrant:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset: str | Path | None) -> list[Entrant]:
+def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset: Files | None) -> list[Entrant]:
     """The configurations as they will be run, the first being what the others are compared to.
 
     Raises InputError for fewer than two, ConfigError for what does not train and for other data, splits or answers.
@@ -51,7 +52,7 @@ def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset
                 fix="name another one; one alone is trained by `brim train`",
             )
         )
-    said = [*overrides, *([] if dataset is None else [f"dataset={json.dumps(os.fspath(dataset))}"])]
+    said = [*overrides, *([] if dataset is None else [f"dataset={json.dumps(absolute_files(dataset))}"])]
     said.append(WITHOUT_EARLY_STOP)
     files = [_config_file(Path(config)) for config in configs]
     loaded = [_loaded(file, said, is_run=Path(config).is_dir()) for config, file in zip(configs, files, strict=True)]
@@ -129,7 +130,7 @@ def _task(config: Config) -> dict[str, Any]:
     """What has to be the same: which rows there are, how they are split, and what is learned of each."""
     rows = config.preprocessing
     return {
-        "dataset": None if config.dataset is None else os.path.realpath(os.path.expanduser(config.dataset)),  # noqa: PTH111
+        "dataset": None if config.dataset is None else absolute_files(config.dataset),
         "preprocessing.split": rows.split.model_dump(mode="json"),
         "preprocessing.sample_ratio": rows.sample_ratio,
         "preprocessing.sample_size": rows.sample_size,

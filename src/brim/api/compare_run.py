@@ -7,7 +7,7 @@ from pathlib import Path
 
 from brim.api.chat import with_day_of_run
 from brim.api.compare_order import RunOrder
-from brim.api.session import Say, open_session, with_dataset, with_rows
+from brim.api.session import Say, open_session, with_dataset, with_labels, with_rows
 from brim.api.training import train
 from brim.config import load_config, require_trainable
 from brim.data import TokenRows, prepare, read
@@ -26,6 +26,7 @@ def run(order: RunOrder, *, observer: Observer, say: Say) -> dict[str, str]:
         session = with_day_of_run(session, RunFolder(output))
     require_trainable(session.config)
     source = read(loaded.config.dataset)
+    session = with_labels(session, source)
     prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
     session = with_rows(session, len(prepared.splits["train"]))
     for line in [*loaded.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:

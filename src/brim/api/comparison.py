@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from brim.api.evaluation import Asked, answerable, evaluate, response_measures
 from brim.api.forward_planning import batches_for
 from brim.api.results import Comparison, EvaluateResult
-from brim.api.session import Say, Session
+from brim.api.session import Say, Session, with_labels
 from brim.config import Config, load_config
 from brim.data import Source, TokenRows, prepare
 from brim.errors import DataError, InputError, Problem
@@ -54,6 +54,7 @@ def contender(name: str, session: Session, source: Source, *, like: Session, spl
     of_rows = {"preprocessing": preprocessing, "random_seed": like.config.random_seed}
     generation = {"generation": like.config.generation}
     session = replace(session, config=session.config.model_copy(update=generation))
+    session = with_labels(session, source)
     prepared = prepare(
         source,
         session.config.model_copy(update=of_rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,8 +33,8 @@ _NO_RESULT = (
     "preprocessing.on_overlong",
     "preprocessing.drop_unlearnable",
     "preprocessing.max_dropped_fraction",
-    "input_features.0.preprocessing.missing_value_strategy",
 )
+_OF_ROWS = re.compile(r"input_features\.\d+\.preprocessing\.missing_value_strategy")
 # Labels are looked for in the responses when the output is put together.
 _WHICH_LABEL = (
     "output_features.0.type",
@@ -52,7 +53,8 @@ _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 def fingerprint(session: Session, *, split: str) -> Fingerprint:
     """Of the configuration's keys that change a response, and of the files of the base model and the adapter."""
     config = dict(_flat(mask_secrets(session.config.model_dump(mode="json"))))
-    kept = {key: value for key, value in config.items() if not key.startswith(_NO_RESULT)}
+    kept = {key: value for key, value in config.items() if not _OF_ROWS.fullmatch(key)}
+    kept = {key: value for key, value in kept.items() if not key.startswith(_NO_RESULT)}
     if split == "full":
         kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_ROWS)}
     decoder = session.config.output_features[0].categories

@@ -80,6 +80,14 @@ def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint |
     decoder = feature.categories
     if decoder is None or not decoder.constrain_to_vocabulary:
         return None
+    if not feature.labels:
+        raise ConfigError(
+            Problem(
+                what=f"the labels of `{feature.name}` are not known, to which decoder.constrain_to_vocabulary holds it",
+                where="output_features.0.decoder.match",
+                fix="name the labels in output_features.0.preprocessing.vocab, or take the folder of a run",
+            )
+        )
     return LabelConstraint(label_tokens(feature.labels, session.encoder), end_ids=settings["eos_token_id"])
 
 

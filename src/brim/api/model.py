@@ -30,6 +30,7 @@ from brim.api.session import (
     say_nothing,
     with_choices,
     with_dataset,
+    with_labels,
     with_rows,
     with_settings,
 )
@@ -133,6 +134,7 @@ class Model:
             session = with_day_of_run(session, RunFolder(output))
         require_trainable(session.config)
         source = read(data)
+        session = with_labels(session, source)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         session = with_rows(session, len(prepared.splits["train"]))
         for line in [*self.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:
@@ -142,7 +144,7 @@ class Model:
                 say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
             for choice in self._weights().choices:
                 say(str(choice))
-            return self._evaluate_splits(source, prepared.splits, say)
+            return self._evaluate_splits(session, source, prepared.splits, say)
         self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
             session,
@@ -181,6 +183,7 @@ class Model:
         sizes = _given("eval_batch_size", batch_size) | _given(size_for_generating(session.config), batch_size)
         session = with_settings(session, trainer=sizes)
         source = read(self._dataset(dataset))
+        session = with_labels(session, source)
         split = check_split(split) or ("test" if dataset is None else "full")
         prepared = prepare(
             source, session.config, session.encoder, context_length=session.folder.context_length, only=split
@@ -437,9 +440,11 @@ class Model:
             )
         )
 
-    def _evaluate_splits(self, source: Source, splits: Mapping[str, TokenRows], say: Say) -> TrainResult:
+    def _evaluate_splits(
+        self, session: Session, source: Source, splits: Mapping[str, TokenRows], say: Say
+    ) -> TrainResult:
         """What `train` does with `trainer.type: none`, as in Ludwig."""
-        session, trainer = self._open(), self._open().config.trainer
+        trainer = session.config.trainer
         started = time.perf_counter()
         wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
         if not trainer.evaluate_training_set:

@@ -15,7 +15,7 @@ from brim.api.session import Say, Session, say_nothing
 from brim.config import Config, FinetuneTrainer, load_config
 from brim.config.batch import is_sized_by_memory
 from brim.config.resolve import bounded_by_rows, with_effective_rows
-from brim.data import Data, Prepared, TokenRows, load_encoder, prepare, read
+from brim.data import Data, Prepared, TokenRows, load_encoder, prepare, read, with_labels_of_data
 from brim.data.chat_day import settled_day
 from brim.errors import ConfigError, InputError, Problem
 from brim.memory.device import Device, cpu_device, device_named
@@ -57,8 +57,10 @@ def plan(
     data = dataset if dataset is not None else loaded.config.dataset
     if data is None:
         raise ConfigError(_no_data())
-    prepared = prepare(read(data), settled, encoder, context_length=asked.folder.context_length)
-    settled, choices = bounded_by_rows(settled, asked.choices, len(prepared.splits["train"]))
+    source = read(data)
+    settled, labels = with_labels_of_data(settled, source)
+    prepared = prepare(source, settled, encoder, context_length=asked.folder.context_length)
+    settled, choices = bounded_by_rows(settled, (*asked.choices, *labels), len(prepared.splits["train"]))
     for line in [*loaded.notes, *map(str, choices), *prepared.notes, *prepared.ledger.summary()]:
         say(line)
     request = _request(

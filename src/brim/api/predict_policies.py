@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from brim.api.session import Session
-from brim.config import Config
+from brim.config import Config, InputFeature
 from brim.errors import InputError, Problem
 
 OnError: TypeAlias = Literal["stop", "skip"]
@@ -48,11 +48,14 @@ def with_policies(session: Session, *, on_error: OnError | None, on_overlong: On
 
 def _without_missing(config: Config) -> Config:
     """With rows left out that have no value where the prompt needs one, unless it is filled in."""
-    (feature,) = config.input_features
+    return config.model_copy(update={"input_features": tuple(map(_dropping_missing, config.input_features))})
+
+
+def _dropping_missing(feature: InputFeature) -> InputFeature:
     if feature.preprocessing.missing_value_strategy != "error":
-        return config
+        return feature
     preprocessing = feature.preprocessing.model_copy(update={"missing_value_strategy": "drop_row"})
-    return config.model_copy(update={"input_features": (feature.model_copy(update={"preprocessing": preprocessing}),)})
+    return feature.model_copy(update={"preprocessing": preprocessing})
 
 
 def _require_one_of(name: str | None, known: tuple[str, ...], what: str) -> None:

@@ -24,7 +24,7 @@ from brim.api.prediction_blocks import Counts, Predictions
 from brim.api.prompts import Keep, continuable, require_rows
 from brim.api.results import PredictResult
 from brim.api.row_keys import Keys, row_keys
-from brim.api.session import Say, Session, say_nothing
+from brim.api.session import Say, Session, say_nothing, with_labels
 from brim.data import Data, Ledger, Source, TokenRows, prompts_of, read
 from brim.data.source import places
 from brim.errors import InputError, Interrupted, OutputError, Problem, WriteError
@@ -83,7 +83,9 @@ def predict(
     session = _with_day_of_job(session, wanted)
     if session.config.generation.max_time is not None:
         notes = [*notes, _BY_THE_CLOCK]
-    asked = prompts_asked(read(dataset), session, wanted, notes, say)
+    source = read(dataset)
+    session = with_labels(session, source)
+    asked = prompts_asked(source, session, wanted, notes, say)
     if wanted.output is None:
         work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
         return work.result(work.generate(weights, say=say, on_batch=on_batch), say=say)

@@ -11,7 +11,7 @@ from brim.api.memory import Asked, ask
 from brim.api.planned_generation import plan_generation
 from brim.api.predict_policies import with_policies
 from brim.api.predicting import Wanted, prompts_asked
-from brim.api.session import Say, Session, say_nothing
+from brim.api.session import Say, Session, say_nothing, with_labels
 from brim.config import Config
 from brim.data import Data, load_encoder, read
 from brim.data.chat_day import settled_day
@@ -46,6 +46,7 @@ def plan_prediction(
         raise ConfigError(_no_data())
     session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     source = read(data)
+    session = with_labels(session, source)
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, asked.choices)], say).prompts
     if not len(prompts):
         raise DataError(Problem(what="there is no prompt to plan for", where=source.name, fix="name another data set"))

@@ -33,7 +33,7 @@ class Leg:
 
     config: str  # a file
     overrides: tuple[str, ...]
-    dataset: str | None
+    dataset: str | Sequence[str] | None
     run: str  # the folder that is continued
     told: str  # the folder for what the process saw
     stop_after: int  # the step after which it sends itself Ctrl-C

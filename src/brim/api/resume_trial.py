@@ -31,7 +31,7 @@ class Trial:
         start: Start,
         *,
         overrides: tuple[str, ...],
-        dataset: str | None,
+        dataset: str | Sequence[str] | None,
         say: Say,
     ) -> None:
         self._folder, self._work, self._start, self._say = folder, work, start, say

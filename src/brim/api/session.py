@@ -6,15 +6,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from brim.api.label_lengths import with_length_of_labels
-from brim.config import Choice, Config, load_config, resolve
+from brim.config import Choice, Config, Resolution, load_config, resolve
 from brim.config.resolve import bounded_by_rows
-from brim.data import Data, TextEncoder, load_encoder
+from brim.data import Data, Source, TextEncoder, load_encoder, with_labels_of_data
 from brim.data.chat_day import settled_day
+from brim.data.read_files import Files, absolute_files, is_files
 from brim.data.sentence_encoder import local_folder
 from brim.errors import InputError, Problem
 from brim.models.adapter_folder import continued
@@ -72,8 +73,21 @@ def with_dataset(session: Session, dataset: Data) -> Session:
 
     Data that is no file has no path, and then none is named.
     """
-    path = _absolute(dataset) if isinstance(dataset, str | Path) else None
-    return replace(session, config=session.config.model_copy(update={"dataset": path}))
+    files = absolute_files(cast(Files, dataset)) if is_files(dataset) else None
+    return replace(session, config=session.config.model_copy(update={"dataset": files}))
+
+
+def with_labels(session: Session, source: Source) -> Session:
+    """The session with the labels of its category, where they are to come from the data.
+
+    Raises DataError and ConfigError as `with_labels_of_data`.
+    """
+    config, choices = with_labels_of_data(session.config, source)
+    if not choices:
+        return session
+    labelled = Resolution(config=config, choices=(*session.choices, *choices))
+    resolution = with_length_of_labels(labelled, session.encoder)
+    return replace(session, config=resolution.config, choices=resolution.choices)
 
 
 def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Session:
@@ -131,7 +145,7 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
     """What makes a saved configuration work from any folder."""
     update: dict[str, object] = {"base_model": folder.name}
     if config.dataset is not None:
-        update["dataset"] = _absolute(config.dataset)
+        update["dataset"] = absolute_files(config.dataset)
     adapter = config.adapter
     if adapter is not None and adapter.pretrained_adapter_weights is not None:
         update["adapter"] = continued(adapter)

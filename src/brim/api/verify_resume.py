@@ -25,6 +25,7 @@ from brim.api.resume_source import (
 from brim.api.resume_trial import Trial
 from brim.api.session import Say, say_nothing
 from brim.config import load_config, require_trust_said_again
+from brim.data.read_files import Files, absolute_files
 from brim.errors import InputError, Problem
 from brim.train.run_folder import RunFolder, read_only
 from brim.units import format_bytes, format_seconds
@@ -35,7 +36,7 @@ def verify_resume(
     *,
     steps: int = 4,
     from_step: int | None = None,
-    dataset: str | Path | None = None,
+    dataset: Files | None = None,
     overrides: Sequence[str] = (),
     keep: bool = False,
     say: Say = say_nothing,
@@ -67,7 +68,7 @@ def verify_resume(
             work,
             start,
             overrides=(*overrides, "trainer.early_stop=-1"),
-            dataset=None if dataset is None else str(Path(dataset).absolute()),
+            dataset=None if dataset is None else absolute_files(dataset),
             say=say,
         )
         return replace(trial.proof(), seconds=round(time.perf_counter() - started, 3), folder=work if keep else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -92,7 +93,7 @@ def _base_model(config: Config) -> ModelFolder:
     return folder
 
 
-def _require_writable(rows: str, data: str | None) -> None:
+def _require_writable(rows: str, data: Sequence[str] | None) -> None:
     from brim.api.prediction import check_output
 
     if data is None:

@@ -15,8 +15,12 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1."),
 ]
 DatasetOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--dataset", metavar="FILE", help="csv, tsv, json, jsonl, parquet, or a saved datasets folder."),
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--dataset",
+        metavar="FILE",
+        help="csv, tsv, json, jsonl, parquet, or a saved datasets folder; a glob in quotes. May be repeated.",
+    ),
 ]
 SplitOption = Annotated[
     Optional[str],  # noqa: UP045

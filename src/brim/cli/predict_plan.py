@@ -13,7 +13,7 @@ from brim.cli.say import say
 
 
 def show_plan(
-    model: Model, dataset: str | None, wanted: Wanted, *, device: str | None, memory: str | None, as_json: bool
+    model: Model, dataset: list[str] | None, wanted: Wanted, *, device: str | None, memory: str | None, as_json: bool
 ) -> None:
     """As tables, or as JSON."""
     memory_bytes = device_memory(memory)

@@ -45,9 +45,8 @@ def category_rules(config: Config) -> Iterator[Finding]:
 
 def unreachable(feature: OutputFeature) -> list[tuple[str, str]]:
     """Labels whose rule never decides, each with the label whose rule fits whenever it does."""
-    decoder = feature.categories
     found = []
-    rules = [] if decoder is None else list(decoder.match.items())
+    rules = list(feature.rules.items())
     for number, (label, rule) in enumerate(rules):
         for earlier, other in rules[:number]:
             same = other == rule
@@ -60,8 +59,7 @@ def unreachable(feature: OutputFeature) -> list[tuple[str, str]]:
 
 def without_rule(feature: OutputFeature) -> list[str]:
     """Labels of `vocab` that no rule finds, and that are not the fallback either."""
-    decoder = feature.categories
-    found = [] if decoder is None else [*decoder.match, feature.fallback_label]
+    found = [*feature.rules, feature.fallback_label]
     return [label for label in feature.labels if label not in found]
 
 
@@ -86,12 +84,13 @@ def _types_agree(feature: OutputFeature) -> Iterator[Finding]:
 def _fallback_is_given(feature: OutputFeature) -> Iterator[Finding]:
     own, decoder = feature.preprocessing.fallback_label, feature.categories
     of_decoder = None if decoder is None else decoder.fallback_label
-    if decoder is not None and own is None and of_decoder is None:
+    labels = feature.preprocessing.vocab or tuple(feature.rules)
+    if labels and own is None and of_decoder is None:
         yield Finding(
             paths=(FALLBACK,),
             what=f"{dotted(FALLBACK)} is missing",
             expected="the label of an answer in which no rule finds one",
-            fix=f"add it, such as fallback_label: {next(iter(decoder.match))}",
+            fix=f"add it, such as fallback_label: {labels[0]}",
         )
     if own is not None and of_decoder is not None and own != of_decoder:
         yield Finding(
@@ -102,8 +101,7 @@ def _fallback_is_given(feature: OutputFeature) -> Iterator[Finding]:
 
 
 def _labels_are_told_apart(feature: OutputFeature) -> Iterator[Finding]:
-    decoder, vocab = feature.categories, feature.preprocessing.vocab
-    match = {} if decoder is None else decoder.match
+    match, vocab = feature.rules, feature.preprocessing.vocab
     for label in feature.labels:
         if label != label.strip() or not label:
             yield Finding(
@@ -129,8 +127,7 @@ def _labels_are_told_apart(feature: OutputFeature) -> Iterator[Finding]:
 
 
 def _expressions_are_fine(feature: OutputFeature) -> Iterator[Finding]:
-    decoder = feature.categories
-    for label, rule in {} if decoder is None else decoder.match.items():
+    for label, rule in feature.rules.items():
         fault = pattern_fault(rule.value) if rule.type == "regex" else None
         if fault is not None:
             path: Path = (*MATCH, label, "value")
@@ -146,7 +143,7 @@ def _own_texts_are_read(config: Config, feature: OutputFeature) -> Iterator[Find
     """Where the model writes the labels themselves, since it learns them or may write nothing else."""
     decoder = feature.categories
     is_trained = isinstance(config.trainer, FinetuneTrainer)
-    if decoder is None or not (is_trained or decoder.constrain_to_vocabulary):
+    if decoder is None or not feature.rules or not (is_trained or decoder.constrain_to_vocabulary):
         return
     why = "decoder.constrain_to_vocabulary lets it write" if decoder.constrain_to_vocabulary else "it learns to write"
     reader = LabelReader(feature)

@@ -34,11 +34,11 @@ class LabelReader:
 
     def __init__(self, feature: OutputFeature) -> None:
         """feature: a category that broke no rule of the configuration."""
-        decoder, fallback = feature.categories, feature.fallback_label
-        assert decoder is not None, "a text has no labels"
+        fallback = feature.fallback_label
+        assert feature.rules, "a text has no labels, and those of a category are known by now"
         assert fallback is not None, "checked with the configuration"
         self.labels, self.fallback = feature.labels, fallback
-        self._rules = [(label, _fits(rule), _num_characters(rule)) for label, rule in decoder.match.items()]
+        self._rules = [(label, _fits(rule), _num_characters(rule)) for label, rule in feature.rules.items()]
 
     def read(self, text: str) -> Reading:
         """The label, and how it was come by."""

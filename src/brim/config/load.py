@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+from brim.config.completed import completed
 from brim.config.findings import to_problems
 from brim.config.notes import notes_on
 from brim.config.overrides import apply_overrides
@@ -59,13 +60,14 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
     screened = screen(document.data)
     validated = validate(screened.data, screened.findings)
     findings = [*screened.findings, *validated.findings]
-    if validated.config is not None:
-        findings += broken_rules(validated.config, findings)
+    config = None if validated.config is None else completed(validated.config)
+    if config is not None:
+        findings += broken_rules(config, findings)
     problems = [*to_problems(findings, document), *problems]
     return ExaminedConfig(
         problems=tuple(problems),
-        config=validated.config,
+        config=config,
         faulty=tuple(path for finding in findings for path in finding.paths),
-        notes=() if problems or validated.config is None else (*spelling_notes, *notes_on(validated.config, document)),
+        notes=() if problems or config is None else (*spelling_notes, *notes_on(config, document)),
         name=document.name,
     )

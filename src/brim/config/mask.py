@@ -50,7 +50,7 @@ def mask_secrets(value: Any, path: Path = ()) -> Any:
     if isinstance(value, (list, tuple)):
         return [mask_secrets(item, (*path, index)) for index, item in enumerate(value)]
     if isinstance(value, str):
-        return mask_login(value) if path in _PATHS else mask_text(value)
+        return mask_login(value) if tuple(p for p in path if not isinstance(p, int)) in _PATHS else mask_text(value)
     return value
 
 

@@ -33,6 +33,7 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.prompt.template is not None and not prompt_columns(config):
         where = document.place(("prompt", "template")).where
         notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
+    notes += _inputs(config, document)
     notes += _epochs_told(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer):
         notes += _batch_that_stays(config.trainer, document)
@@ -44,6 +45,26 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     if config.quantization is not None:
         notes += _keys_of_other_bits(config.quantization, document)
     return tuple(notes)
+
+
+def _inputs(config: Config, document: Document) -> list[str]:
+    if config.chat is not None:
+        return []
+    notes = [
+        f"{document.place(('input_features', number, 'type')).where}: the {feature.type} {feature.name} is read as "
+        "text, as it stands in the data"
+        for number, feature in enumerate(config.input_features)
+        if feature.type != "text"
+    ]
+    if len(config.input_features) > 1:
+        used = prompt_columns(config)
+        notes += [
+            f"{document.place(('input_features', number)).where}: the model does not read {feature.name}, since "
+            "prompt.template does not name its column"
+            for number, feature in enumerate(config.input_features)
+            if feature.column_name not in used
+        ]
+    return notes
 
 
 def _epochs_told(trainer: TrainerConfig, document: Document) -> list[str]:

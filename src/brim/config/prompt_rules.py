@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from brim.config.findings import Finding
 from brim.config.places import Path
 from brim.config.schema import Config
-from brim.config.template import CONTEXT, TASK, names, parse_template
+from brim.config.template import CONTEXT, LABELS, SAMPLE, TASK, is_plain_name, names, parse_template
 from brim.errors import ConfigError
 
 TEMPLATE: Path = ("prompt", "template")
 TASK_KEY: Path = ("prompt", "task")
 RETRIEVAL: Path = ("prompt", "retrieval")
+INPUTS: Path = ("input_features",)
 
 
 def template_names_what_is_set(config: Config) -> Iterator[Finding]:
@@ -46,6 +47,41 @@ def template_names_what_is_set(config: Config) -> Iterator[Finding]:
                 paths=(TEMPLATE, path),
                 what=f"prompt.template has {{{placeholder}}}, and {'.'.join(map(str, path))} is not set",
                 fix=f"{lacking}, or take {{{placeholder}}} out of the template",
+            )
+
+    if LABELS in used and config.output_features[0].categories is None:
+        yield Finding(
+            paths=(TEMPLATE, ("output_features", 0, "type")),
+            what=f"prompt.template has {{{LABELS}}}, and the output feature is a text, which has none",
+            fix=f"set output_features.0.type: category, or take {{{LABELS}}} out of the template",
+        )
+    if SAMPLE in used and len(config.input_features) > 1:
+        yield Finding(
+            paths=(TEMPLATE, INPUTS),
+            what=f"prompt.template has {{{SAMPLE}}}, and there are several input features",
+            expected="the columns by their names",
+            fix=f"write {' '.join(f'{{{each.column_name}}}' for each in config.input_features)} in its place",
+        )
+
+
+def several_inputs_are_put_together(config: Config) -> Iterator[Finding]:
+    """Without a template, each of several inputs is named in one; a length would be of all of them."""
+    if config.chat is not None or len(config.input_features) == 1:
+        return
+    for number, feature in enumerate(config.input_features):
+        path: Path = (*INPUTS, number)
+        if config.prompt.template is None and not is_plain_name(feature.column_name):
+            yield Finding(
+                paths=((*path, "column"), (*path, "name")),
+                what=f"the column {feature.column_name!r} cannot stand in a template, and there are several inputs",
+                expected="a name without brackets, braces, quotes, backslashes, dots, colons and exclamation marks",
+                fix="rename the column in the data",
+            )
+        if feature.preprocessing.max_sequence_length is not None:
+            yield Finding(
+                paths=((*path, "preprocessing", "max_sequence_length"),),
+                what="max_sequence_length of an input feature cuts the prompt, which is made of several here",
+                fix="set preprocessing.global_max_sequence_length, or remove it",
             )
 
 

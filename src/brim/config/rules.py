@@ -13,13 +13,16 @@ from brim.config.mask import secrets_in
 from brim.config.moving_batch import moves_batch
 from brim.config.pattern import pattern_fault
 from brim.config.places import Path, dotted
-from brim.config.prompt_rules import retrieval_is_whole, template_names_what_is_set
+from brim.config.prompt_rules import (
+    retrieval_is_whole,
+    several_inputs_are_put_together,
+    template_names_what_is_set,
+)
 from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
 from brim.config.template import names, parse_template
 from brim.errors import ConfigError, Problem
 
 TEMPLATE: Path = ("prompt", "template")
-INPUT: Path = ("input_features", 0)
 OUTPUT: Path = ("output_features", 0)
 
 
@@ -83,19 +86,28 @@ def _chat_stands_alone(config: Config) -> Iterator[Finding]:
 
 
 def _features_differ(config: Config) -> Iterator[Finding]:
-    source, target = config.input_features[0], config.output_features[0]
-    if source.name == target.name:
-        yield Finding(
-            paths=((*OUTPUT, "name"), (*INPUT, "name")),
-            what=f"the input and the output feature are both called {source.name}",
-            expected="two names",
-        )
-    elif source.column_name == target.column_name and config.prompt.template is None:
-        yield Finding(
-            paths=((*OUTPUT, "column"), (*OUTPUT, "name"), (*INPUT, "column"), (*INPUT, "name")),
-            what=f"the input and the output feature both read the column {source.column_name}",
-            expected="two columns, or a prompt.template that makes the input",
-        )
+    target, seen = config.output_features[0], set[str]()
+    for number, source in enumerate(config.input_features):
+        path: Path = ("input_features", number)
+        if source.name == target.name:
+            yield Finding(
+                paths=((*OUTPUT, "name"), (*path, "name")),
+                what=f"the input and the output feature are both called {source.name}",
+                expected="two names",
+            )
+        elif source.column_name == target.column_name and config.prompt.template is None:
+            yield Finding(
+                paths=((*OUTPUT, "column"), (*OUTPUT, "name"), (*path, "column"), (*path, "name")),
+                what=f"the input and the output feature both read the column {source.column_name}",
+                expected="two columns, or a prompt.template that makes the input",
+            )
+        if source.name in seen:
+            yield Finding(
+                paths=((*path, "name"),),
+                what=f"two input features are called {source.name}",
+                expected="a name of its own for each",
+            )
+        seen.add(source.name)
 
 
 def _random_weights_train_whole(config: Config) -> Iterator[Finding]:
@@ -286,6 +298,7 @@ def _no_secrets(config: Config) -> Iterator[Finding]:
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _template_is_readable,
     template_names_what_is_set,
+    several_inputs_are_put_together,
     retrieval_is_whole,
     _chat_stands_alone,
     _features_differ,

@@ -16,9 +16,10 @@ from brim.errors import ConfigError, DataError, Problem
 SAMPLE = "__sample__"  # the input feature's value
 TASK = "__task__"  # prompt.task
 CONTEXT = "__context__"  # the retrieved rows
+LABELS = "__labels__"  # those of the category that is asked for
 
-_PLACEHOLDERS = (SAMPLE, TASK, CONTEXT)
-_NAME = re.compile(r"[^\s{}\[\].!:'\"\\](?:[^{}\[\].!:'\"\\\n\t\r]*[^\s{}\[\].!:'\"\\])?")
+_PLACEHOLDERS = (SAMPLE, TASK, CONTEXT, LABELS)
+_NAME = re.compile(r"[^\s{}\[\].!:'\"\\](?:[^{}\[\].!:'\"\\\n\t\r]*[^\s{}\[\].!:'\"\\]\.?)?")
 # fill and align, sign, #, 0, width, grouping, precision, type; widths of at most three digits, so that no text explodes
 _FORMAT_SPEC = re.compile(r"(?:[^{}]?[<>=^])?[+\- ]?#?0?\d{0,3}[,_]?(?:\.\d{1,2})?[bcdeEfFgGosxX%]?")
 
@@ -75,6 +76,11 @@ def names(parts: Parts) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.name for part in parts if isinstance(part, Placeholder)))
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether a column's name may stand in braces."""
+    return _NAME.fullmatch(name) is not None
+
+
 _BRACES = "write {{ and }} for literal braces"
 
 
@@ -85,7 +91,7 @@ def _placeholder(text: str, problems: list[Problem]) -> Iterable[Placeholder]:
     if name.startswith("__") and name.endswith("__") and name not in _PLACEHOLDERS:
         ours = ", ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
         problems.append(_fault(f"{shown} is no placeholder", "", f"use a column's name, or one of {ours}"))
-    elif colon and name in (TASK, CONTEXT):
+    elif colon and name in (TASK, CONTEXT, LABELS):
         problems.append(_fault(f"{shown} is text, which takes no format", "", f"write {{{name}}}"))
     elif "{" in text or not _NAME.fullmatch(name):
         problems.append(

@@ -295,7 +295,11 @@ def _value(
 
 VALUES: tuple[UnsupportedValue, ...] = (
     _value("model_type", ("ecd", "gbm"), "llm"),
-    _value("input_features.*.type", _FEATURE_TYPES, "text"),
+    _value(
+        "input_features.*.type",
+        tuple(t for t in _FEATURE_TYPES if t not in ("binary", "category", "number")),
+        "text, category, number or binary",
+    ),
     _value("output_features.*.type", tuple(t for t in _FEATURE_TYPES if t != "category"), "text or category"),
     _value(
         "input_features.*.encoder",

@@ -38,7 +38,8 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
         try:
             return Validated(config=Config.model_validate(data), findings=findings)
         except ValidationError as error:
-            found = _unique([_translate(detail, data) for detail in error.errors(include_url=False)])
+            details = [detail for detail in error.errors(include_url=False) if not _is_short_by_faults(detail)]
+            found = _unique([_translate(detail, data) for detail in details])
         meant = [(*finding.path[:-1], finding.meant) for finding in found if finding.meant]
         found = [finding for finding in found if finding.kind != "missing" or finding.path not in meant]
         reported = [path for finding in (*known, *findings) for path in finding.paths]
@@ -50,6 +51,11 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
         for finding in found:
             data = _repaired(data, finding)
     return Validated(config=None, findings=findings)
+
+
+def _is_short_by_faults(detail: ErrorDetails) -> bool:
+    """Whether pydantic calls a list too short since it does not count the entries whose faults it tells as well."""
+    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def _at_written(finding: Finding, written: dict[Path, Path]) -> Finding:

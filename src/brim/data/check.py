@@ -16,6 +16,7 @@ from brim.data.advice.cuts import Cut, cut_findings, cuts, lengths_before
 from brim.data.advice.histogram import Bin, histogram
 from brim.data.advice.room import no_room
 from brim.data.encoder import TextEncoder
+from brim.data.known_labels import with_labels_of_data
 from brim.data.label_tokens import label_room
 from brim.data.ledger import Ledger
 from brim.data.prepare import FULL, Prepared, prepare, prompts_of
@@ -94,6 +95,7 @@ def check_data(
     allows. Raises DataError as `prepare`.
     """
     config, stand_ins = without_embeddings(config)
+    config, choices = with_labels_of_data(config, source)
     watcher = Watcher(eos_text(encoder))
     prepared = _prepared(config, source, encoder, watcher, context_length=context_length)
     entries = prepared.ledger.entries
@@ -112,7 +114,7 @@ def check_data(
         splits=tuple(_report(name, rows, config, watcher.has_answers) for name, rows in prepared.splits.items()),
         events=tuple(prepared.ledger.summary()),
         other_events=tuple(_without_cuts(prepared.ledger, found).summary()),
-        notes=(*stand_ins, *prepared.notes),
+        notes=(*stand_ins, *map(str, choices), *prepared.notes),
         samples=tuple(
             Sample(key=row.key, where=source.locate(row.key), segments=tuple(_segments(row, encoder))) for row in shown
         ),

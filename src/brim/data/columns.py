@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.config import FeaturePreprocessing
+from brim.config import Config, FeaturePreprocessing, OutputFeature
 from brim.config.wording import misspelt
 from brim.data.as_text import nested_word, problem_of
 from brim.data.source import Source, places
@@ -27,6 +27,7 @@ class Column:
     feature: str  # INPUT or OUTPUT
     missing_value_strategy: str
     fill_value: str
+    is_label: bool = False  # of which an empty text is none
 
 
 def require_columns(source: Source, wanted: dict[str, str]) -> None:
@@ -78,14 +79,38 @@ def notes_on_mixed(source: Source, used: Collection[str]) -> list[str]:
     return [f"{problem.where}: {problem.what}; it is not used, and was read as text" for problem in mixed]
 
 
-def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing) -> Column:
+def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
     """A column under its feature's rule for missing cells."""
     return Column(
+        is_label=is_label,
         name=name,
         feature=feature,
         missing_value_strategy=preprocessing.missing_value_strategy,
         fill_value=preprocessing.fill_value,
     )
+
+
+def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
+    """The columns that a prompt reads, each under the rule of its input feature, or of the first where it has none."""
+    numbers = {feature.column_name: number for number, feature in enumerate(config.input_features)}
+    return tuple(
+        column_for(name, f"input_features[{number}]", config.input_features[number].preprocessing)
+        for name in names
+        for number in [numbers.get(name, 0)]
+    )
+
+
+def answer_column(target: OutputFeature, name: str) -> Column:
+    """The answer's column under the rule of its feature."""
+    return column_for(name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
+
+
+def missing_of(source: Source, column: Column) -> npt.NDArray[np.bool_]:
+    """Which cells of a column are missing for its feature."""
+    cells = source.table[column.name]
+    if column.is_label and (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+        cells = pc.if_else(pc.equal(pc.utf8_trim_whitespace(cells), ""), None, cells)
+    return missing(cells)
 
 
 def missing(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
@@ -99,7 +124,7 @@ def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[
     """Raise DataError for each column with missing cells in these rows whose strategy is `error`."""
     problems = []
     for column in columns:
-        empty = rows[missing(source.table[column.name])[rows]]
+        empty = rows[missing_of(source, column)[rows]]
         if len(empty) and column.missing_value_strategy == "error":
             count = f"{len(empty):,} {'row' if len(empty) == 1 else 'rows'}"
             problems.append(

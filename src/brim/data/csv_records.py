@@ -6,14 +6,14 @@ Slow and exact: for places in messages, and for files that Arrow's parser refuse
 from __future__ import annotations
 
 import csv
-import sys
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
+from brim.data.csv_form import CsvForm, long_fields
 from brim.data.utf8 import ESCAPED_NUL, UndecodableText, require_utf8
 from brim.errors import DataError, Problem
 
@@ -29,16 +29,19 @@ class CsvRecord:
     text: str  # as the file has it
 
 
-def read_header(path: Path, delimiter: str) -> list[str]:
+def read_header(path: Path, form: CsvForm) -> list[str]:
     """The column names. Raises DataError when there are none, one stands twice or one is no text."""
-    header = next(_records(path, delimiter), None)
+    header = next(_records(path, form), None)
     if header is None:
         raise DataError(
             Problem(what="the file is empty", where=path.name, expected="a header line and at least one row of data")
         )
     names = header.cells
-    if UndecodableText(path).problem_in(header.text) is not None:
-        require_utf8(path)
+    undecodable = UndecodableText(path, form.encoding).problem_in(header.text)
+    if undecodable is not None:
+        if form.is_utf8:
+            require_utf8(path)
+        raise DataError(replace(undecodable, where=f"{path.name}:{header.line}"))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         listed = ", ".join(f"`{name}`" for name in twice)
@@ -53,44 +56,39 @@ def read_header(path: Path, delimiter: str) -> list[str]:
     return names
 
 
-def first_records(path: Path, delimiter: str) -> Iterator[list[str]]:
-    """The cells of each record, from the header on."""
-    return (record.cells for record in _records(path, delimiter))
-
-
-def first_lines(path: Path, delimiter: str) -> Sequence[int]:
+def first_lines(path: Path, form: CsvForm) -> Sequence[int]:
     """The line (1-based) on which each row begins; the header is no row."""
-    lines = array("q", (record.line for record in _records(path, delimiter)))
+    lines = array("q", (record.line for record in _records(path, form)))
     return lines[1:]
 
 
-def judged_rows(path: Path, delimiter: str, *, num_cells: int) -> Iterator[tuple[CsvRecord, Problem | None]]:
+def judged_rows(path: Path, form: CsvForm, *, num_cells: int) -> Iterator[tuple[CsvRecord, Problem | None]]:
     """Each row with what is wrong with it, if anything is.
 
     Raises DataError where a quote that is not closed leaves open which lines are rows.
     """
-    undecodable = UndecodableText(path)
-    records = _records(path, delimiter)
+    undecodable = UndecodableText(path, form.encoding)
+    records = _records(path, form)
     next(records)  # the header
     record = next(records, None)
     while record is not None:
         following = next(records, None)
         problem = None
         if len(record.cells) != num_cells:
-            problem = _quote_problem(path, record, delimiter) or _ragged(len(record.cells), num_cells)
-        elif following is None and _strict_error(record, delimiter) == _NEVER_ENDS:
-            problem = _quote_problem(path, record, delimiter)
+            problem = _quote_problem(path, record, form) or _ragged(len(record.cells), num_cells)
+        elif following is None and _strict_error(record, form) == _NEVER_ENDS:
+            problem = _quote_problem(path, record, form)
         yield record, undecodable.problem_in(record.text) or problem
         record = following
 
 
-def ends_in_open_quote(path: Path, delimiter: str) -> bool:
+def ends_in_open_quote(path: Path, form: CsvForm) -> bool:
     """Whether a quote is never closed, so that the last cell has swallowed the rest of the file."""
-    last = deque(_records(path, delimiter), maxlen=1)
-    return any(_strict_error(record, delimiter) == _NEVER_ENDS for record in last)
+    last = deque(_records(path, form), maxlen=1)
+    return any(_strict_error(record, form) == _NEVER_ENDS for record in last)
 
 
-def _records(path: Path, delimiter: str) -> Iterator[CsvRecord]:
+def _records(path: Path, form: CsvForm) -> Iterator[CsvRecord]:
     """Each record, read as Arrow's parser reads it; empty lines are no records."""
     seen: list[str] = []
 
@@ -100,42 +98,34 @@ def _records(path: Path, delimiter: str) -> Iterator[CsvRecord]:
             seen.append(line)
             yield line
 
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file, _long_fields():
-        reader = csv.reader(lines(), delimiter=delimiter)
-        line = 1
+    encoding = "utf-8-sig" if form.is_utf8 else form.encoding
+    with path.open(encoding=encoding, errors="surrogateescape", newline="") as file, long_fields():
+        before = len(list(islice(file, form.num_lines_before)))
+        reader = csv.reader(lines(), delimiter=form.separator)
+        line = 1 + before
         for cells in reader:
             if cells:
                 yield CsvRecord(line=line, cells=cells, text="".join(seen))
             seen.clear()
-            line = reader.line_num + 1
+            line = before + reader.line_num + 1
 
 
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Cells may be of any length; the csv module's limit is the whole process's, so it is put back."""
-    before = csv.field_size_limit(sys.maxsize)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-def _strict_error(record: CsvRecord, delimiter: str) -> str | None:
+def _strict_error(record: CsvRecord, form: CsvForm) -> str | None:
     """What a parser that forgives nothing says of a record."""
-    with _long_fields():
+    with long_fields():
         try:
-            list(csv.reader([record.text], delimiter=delimiter, strict=True))
+            list(csv.reader([record.text], delimiter=form.separator, strict=True))
         except csv.Error as error:
             return _NEVER_ENDS if _NEVER_ENDS in str(error) else str(error)
     return None
 
 
-def _quote_problem(path: Path, record: CsvRecord, delimiter: str) -> Problem | None:
+def _quote_problem(path: Path, record: CsvRecord, form: CsvForm) -> Problem | None:
     """What is wrong with a record's quotes.
 
     Raises DataError where the record runs over several lines: which of them are rows of their own cannot be told.
     """
-    error = _strict_error(record, delimiter)
+    error = _strict_error(record, form)
     if error is None:
         return None
     if error == _NEVER_ENDS:

@@ -17,7 +17,15 @@ from brim.config import Config
 from brim.config.prompt_parts import prompt_columns
 from brim.data.assign import assign_splits, sampled_rows, with_usable_splits
 from brim.data.blocks import blocks
-from brim.data.columns import INPUT, OUTPUT, Column, column_for, missing, require_columns, require_filled, require_text
+from brim.data.columns import (
+    Column,
+    answer_column,
+    input_columns,
+    missing_of,
+    require_columns,
+    require_filled,
+    require_text,
+)
 from brim.data.prompt import cell_texts
 from brim.data.source import Source
 from brim.data.spill import gather
@@ -122,12 +130,12 @@ class _Fields:
 
 
 def _fields(config: Config) -> _Fields:
-    feature, target = config.input_features[0], config.output_features[0]
-    columns = prompt_columns(config)
+    target = config.output_features[0]
+    columns, named = prompt_columns(config), {each.column_name: each.name for each in config.input_features}
     return _Fields(
-        inputs=tuple(column_for(name, INPUT, feature.preprocessing) for name in columns),
-        answer=column_for(target.column_name, OUTPUT, target.preprocessing),
-        names=(*(feature.name if name == feature.column_name else name for name in columns), target.name),
+        inputs=input_columns(config, columns),
+        answer=answer_column(target, target.column_name),
+        names=(*(named.get(name, name) for name in columns), target.name),
     )
 
 
@@ -143,7 +151,7 @@ def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Pos
     require_filled(source, fields.columns, keys)
     for column in fields.columns:
         if column.missing_value_strategy == "drop_row":
-            keys = keys[~missing(source.table[column.name])[keys]]
+            keys = keys[~missing_of(source, column)[keys]]
     return keys, source
 
 

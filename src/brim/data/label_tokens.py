@@ -44,13 +44,13 @@ def _forms(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Token
 
 
 def label_room(config: Config, encoder: TextEncoder) -> int | None:
-    """Tokens of the longest label and its end, where nothing else can be generated; else None.
+    """Tokens of the longest label and its end, where nothing else can be generated; else None, or not known yet.
 
     Raises ConfigError as `label_tokens`.
     """
     feature = config.output_features[0]
     decoder = feature.categories if config.chat is None else None
-    if decoder is None or not decoder.constrain_to_vocabulary:
+    if decoder is None or not decoder.constrain_to_vocabulary or not feature.labels:
         return None
     return _room(label_tokens(feature.labels, encoder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ EVENTS = {  # in the order of the summary, with the words for people
     "dropped_overlong": "were dropped, since the model's context is too short for them",
     "dropped_unlearnable": "were dropped: nothing of the answer is left to learn from",
 }
-_SHOWN = 3  # rows that the summary names; it counts the others
+_SHOWN = 3  # rows, or reasons, that the summary names; it counts the others
 _CUTS = ("cut_prompt", "cut_answer", "cut_joined")
 SCHEMA = pa.schema(
     [
@@ -95,4 +96,7 @@ def _details(event: str, entries: Sequence[Entry]) -> str:
     if event == "dropped_bad":
         shown = "; ".join(entry.why for entry in entries[:_SHOWN])
         return f" ({shown})" if len(entries) <= _SHOWN else f" ({shown}; and {len(entries) - _SHOWN:,} more)"
-    return f" ({places}{entries[0].why})" if len({entry.why for entry in entries}) == 1 else ""
+    reasons = Counter(entry.why for entry in entries).most_common()
+    if len(reasons) == 1:
+        return f" ({places}{reasons[0][0]})"
+    return f" ({'; '.join(f'{why}: {count:,}' for why, count in reasons)})" if len(reasons) <= _SHOWN else ""

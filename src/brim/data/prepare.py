@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from brim.config import Config
 from brim.data.assign import assign_splits, sampled_rows, with_usable_splits
 from brim.data.bounded import bounded
-from brim.data.columns import missing, notes_on_mixed, require_filled
+from brim.data.columns import missing_of, notes_on_mixed, require_filled
 from brim.data.encoder import TextEncoder
 from brim.data.known_labels import with_known_labels
 from brim.data.ledger import Entry, Ledger
@@ -218,11 +219,11 @@ def _without_missing(
     """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
     dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
     filled = np.zeros_like(dropped)
-    empty = {column: missing(asked.source.table[column.name]) for column in asked.columns}
+    empty = {column: missing_of(asked.source, column) for column in asked.columns}
     for column, rows in empty.items():
         (dropped if column.missing_value_strategy == "drop_row" else filled)[rows] = True
     for key in keys[(dropped | filled)[keys]].tolist():
-        names = [f"`{column.name}`" for column, rows in empty.items() if rows[key]]
-        event = "dropped_missing" if dropped[key] else "filled_missing"
-        ledger.entries.append(Entry(key=key, split=split_of(key), event=event, why=f"no value in {', '.join(names)}"))
+        names = ", ".join(f"`{column.name}`" for column, rows in empty.items() if rows[key])
+        event, why = "dropped_missing" if dropped[key] else "filled_missing", sys.intern(f"no value in {names}")
+        ledger.entries.append(Entry(key=key, split=split_of(key), event=event, why=why))
     return keys[~dropped[keys]]

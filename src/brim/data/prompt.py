@@ -15,7 +15,8 @@ from brim.config import Config
 from brim.config.prompt_parts import prompt_columns, prompt_parts
 from brim.config.template import CONTEXT, SAMPLE, Parts, names, render
 from brim.data.blocks import blocks
-from brim.data.columns import INPUT, OUTPUT, Column, column_for, require_columns, require_text
+from brim.data.columns import Column, answer_column, input_columns, require_columns, require_text
+from brim.data.csv_columns import has_decimal_commas
 from brim.data.encoder import TextEncoder
 from brim.data.row_faults import RowFaults
 from brim.data.source import Source
@@ -99,11 +100,13 @@ class Prompter:
         if self.template is None:
             return cells[self.input_column], None
         columns = {name: self._values(name, cells) for name in names(self.template) if name != CONTEXT}
+        schema = self.source.table.schema
+        cell_types = {name: _CommaCell for name in columns if name in cells and has_decimal_commas(schema.field(name))}
         contexts = None if self.contexts is None else self.contexts.of(keys, cells, self.faults)
         prompts: list[str | None] = []
         own_prompts: list[str] = []
         for number, key in enumerate(keys.tolist()):
-            values = {name: _Cell(texts[number]) for name, texts in columns.items()}
+            values = {name: cell_types.get(name, _Cell)(texts[number]) for name, texts in columns.items()}
             context = "" if contexts is None else contexts[number]
             try:
                 own = render(self.template, {**values, CONTEXT: ""})
@@ -167,11 +170,11 @@ def prompter(
         contexts = contexts_of(config, source, columns=columns, split=split)
     return Prompter(
         source=source,
-        template=prompt_parts(config.prompt),
+        template=prompt_parts(config),
         template_key="prompt.task" if config.prompt.template is None else "prompt.template",
         input_column=feature.column_name,
-        prompt_columns=tuple(column_for(name, INPUT, feature.preprocessing) for name in columns),
-        answer_column=column_for(target.column_name, OUTPUT, target.preprocessing) if with_answers else None,
+        prompt_columns=input_columns(config, columns),
+        answer_column=answer_column(target, target.column_name) if with_answers else None,
         faults=RowFaults(locate=source.locate),
         contexts=contexts,
     )
@@ -203,3 +206,12 @@ class _Cell(str):
             return format(int(self), spec)
         except ValueError:
             return format(float(self), spec)
+
+
+class _CommaCell(_Cell):
+    """A cell whose number has a decimal comma."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(_Cell(self.replace(",", ".")), spec) if spec else str(self)

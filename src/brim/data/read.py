@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from brim.config import mask_login
 from brim.data.read_csv import read_csv
+from brim.data.read_files import Files, is_files, named_files, read_files
 from brim.data.read_folder import read_folder
 from brim.data.read_frame import read_columns, read_pandas, read_table
 from brim.data.read_json import read_json
@@ -25,20 +26,22 @@ from brim.errors import DataError, Problem
 if TYPE_CHECKING:
     import pandas as pd
 
-Data: TypeAlias = "str | Path | pd.DataFrame | Mapping[str, Sequence[Any]] | pa.Table"
+Data: TypeAlias = "Files | pd.DataFrame | Mapping[str, Sequence[Any]] | pa.Table"
 Reader = Callable[[Path], Source]
 
 
 def read(source: Data) -> Source:
     """A file (by its ending), a folder that `datasets` saved, a pandas frame, a dict of columns or an Arrow table.
 
+    A file may be a glob, and several files may stand in a list: their rows are read one file after the other.
     Large files are memory-mapped. A row that cannot be read is a fault of the source (see usable.py). Raises DataError,
     with the file and line, where that holds for more than half of the rows, or the file as a whole cannot be read.
     """
-    if isinstance(source, str) and not source.strip():
-        raise DataError(Problem(what="an empty path was given as the data set", expected="a file, or a saved folder"))
+    if isinstance(source, list | tuple) and is_files(source):
+        files = named_files(source)
+        return _read_named(files[0]) if len(files) == 1 else read_files(files, _read_named)
     if isinstance(source, str | Path):
-        return _read_path(_path(source))
+        return read([source])
     if isinstance(source, pa.Table):
         return _checked(read_table(source))
     if isinstance(source, Mapping):
@@ -49,27 +52,35 @@ def read(source: Data) -> Source:
     raise DataError(
         Problem(
             what=f"a data set cannot be a {type(source).__name__}",
-            expected="a path, a pandas frame, a dict of columns or an Arrow table",
+            expected="a path or a list of paths, a pandas frame, a dict of columns or an Arrow table",
         )
     )
 
 
+def _read_named(file: str | Path) -> Source:
+    if not str(file).strip():
+        raise DataError(Problem(what="an empty path was given as the data set", expected="a file, or a saved folder"))
+    return _read_path(_path(file))
+
+
 def _csv(path: Path) -> Source:
-    return read_csv(path, delimiter=",")
+    return read_csv(path, separator=",")
 
 
 def _tsv(path: Path) -> Source:
-    return read_csv(path, delimiter="\t")
+    return read_csv(path, separator="\t")
 
 
-_TEXT_READERS: dict[str, Reader] = {
+_JSON_READERS: dict[str, Reader] = {".json": read_json, ".jsonl": read_jsonl, ".ndjson": read_jsonl}
+_TEXT_ENDINGS = (".csv", ".tsv", *_JSON_READERS)
+_READ = "csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`"
+_READERS: dict[str, Reader] = {
     ".csv": _csv,
     ".tsv": _tsv,
-    ".json": read_json,
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
+    **_JSON_READERS,
+    ".parquet": read_parquet,
+    ".pq": read_parquet,
 }
-_READERS: dict[str, Reader] = {**_TEXT_READERS, ".parquet": read_parquet, ".pq": read_parquet}
 
 
 def _path(source: str | Path) -> Path:
@@ -98,8 +109,10 @@ def _read_path(path: Path) -> Source:
     try:
         if path.stat().st_size == 0:
             raise DataError(Problem(what="the file is empty", where=path.name, expected="at least one row of data"))
+        if ending in _TEXT_ENDINGS:
+            _require_no_archive(path)
         source = _READERS[ending](path)
-        if ending in _TEXT_READERS and is_majority(source.faults, source.table.num_rows):
+        if ending in _JSON_READERS and is_majority(source.faults, source.table.num_rows):
             require_utf8(path)  # tells best why nothing can be read
         return _checked(source)
     except PermissionError:
@@ -110,6 +123,30 @@ def _checked(source: Source) -> Source:
     require_minority(source.faults, source.locate, num_rows=source.table.num_rows, name=source.name)
     require_rows(source.table, source.name)
     return source
+
+
+def _require_no_archive(path: Path) -> None:
+    """Raise DataError for what was given the ending of a text file and is something else by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    for start, (what, fix) in _ARCHIVES.items():
+        if head.startswith(start):
+            expected = f"a text file, as the ending {path.suffix} says"
+            raise DataError(Problem(what=f"the file is {what}", where=path.name, expected=expected, fix=fix))
+
+
+_AS_CSV = "open it in the program that wrote it and save the sheet as csv (in Excel: Save As, CSV UTF-8)"
+_ARCHIVES = {
+    b"PK\x03\x04": ("a spreadsheet or a zip archive", f"{_AS_CSV}; or unpack it"),
+    b"\xd0\xcf\x11\xe0": ("an old Excel file", _AS_CSV),
+    b"\x1f\x8b": ("compressed by gzip", "unpack it with gunzip, once it is named as such (.gz)"),
+    b"PAR1": ("parquet", "rename it to .parquet"),
+}
+_BY_ENDING = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), ("a spreadsheet", _AS_CSV)),
+    **dict.fromkeys((".zip", ".7z", ".tar", ".rar"), ("an archive", "unpack it, and name the file that it holds")),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst"), ("compressed", "unpack it, and name the file that it holds")),
+}
 
 
 def _no_such_file(path: Path) -> Problem:
@@ -123,12 +160,16 @@ def _no_such_file(path: Path) -> Problem:
 
 
 def _unknown_ending(path: Path) -> Problem:
+    kind = _BY_ENDING.get(path.suffix.lower())
+    if kind is not None:
+        what, fix = kind
+        return Problem(what=f"the file is {what}, which is not read", where=str(path), expected=_READ, fix=fix)
     ending = (
         f"the ending {path.suffix!r} is not known" if path.suffix else "the file has no ending that says its format"
     )
     return Problem(
         what=ending,
         where=str(path),
-        expected="csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`",
+        expected=_READ,
         fix="rename the file to what it holds, or convert it",
     )

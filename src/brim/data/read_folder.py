@@ -23,7 +23,7 @@ def read_folder(path: Path) -> Source:
                 what="the folder is no saved data set",
                 where=str(path),
                 expected="what `datasets` writes with save_to_disk (state.json or dataset_dict.json)",
-                fix="name a file in it instead",
+                fix=_files_in(path),
             )
         )
     require_plain_folder(path)
@@ -44,6 +44,17 @@ def read_folder(path: Path) -> Source:
     require_names(table.column_names, path.name)
     table, faults = without_undecodable(table, path.name)
     return Source(table=table, name=path.name, locate=row_number(path.name), faults=faults)
+
+
+def _files_in(path: Path) -> str:
+    """What to name instead, by the files that are there."""
+    endings = sorted({entry.suffix for entry in path.iterdir() if entry.suffix in _ENDINGS})
+    if not endings:
+        return "name a file in it instead"
+    return f"name a file in it instead, or all of them: '{path / f'*{endings[0]}'}'"
+
+
+_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 
 def _joined(parts: Any, name: str) -> pa.Table:

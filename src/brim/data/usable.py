@@ -8,7 +8,16 @@ from brim.config import Config, RandomSplit
 from brim.config.findings import is_within
 from brim.config.places import Path
 from brim.config.prompt_parts import prompt_columns
-from brim.data.columns import INPUT, OUTPUT, Column, column_for, require_columns, require_filled, require_text
+from brim.data.columns import (
+    INPUT,
+    OUTPUT,
+    Column,
+    answer_column,
+    input_columns,
+    require_columns,
+    require_filled,
+    require_text,
+)
 from brim.data.ledger import Entry
 from brim.data.one_type import of_one_type
 from brim.data.row_faults import BadRowPolicy, RowFaults, require_minority
@@ -46,7 +55,11 @@ def wanted_columns(config: Config, *, with_answers: bool) -> dict[str, str]:
             {} if config.chat.tools is None else {config.chat.tools: "chat.tools"}
         )
     template_key = "prompt.task" if config.prompt.template is None else "prompt.template"
-    wanted = dict.fromkeys(prompt_columns(config), INPUT if config.prompt.template is None else template_key)
+    columns = prompt_columns(config)
+    wanted = dict.fromkeys(columns, INPUT if config.prompt.template is None else template_key)
+    if len(config.input_features) > 1:
+        named = {each.column_name for each in config.input_features}
+        wanted |= {column.name: column.feature for column in input_columns(config, columns) if column.name in named}
     return wanted | ({config.output_features[0].column_name: OUTPUT} if with_answers else {})
 
 
@@ -61,7 +74,8 @@ def data_problems(
     wanted = {
         name: who
         for name, who in wanted_columns(config, with_answers=with_answers).items()
-        if not _touches(_KEYS[who], faulty) and (not faulty or _KEYS[who][0][0] in config.model_fields_set)
+        for keys in [_KEYS.get(who, _KEYS[INPUT])]
+        if not _touches(keys, faulty) and (not faulty or keys[0][0] in config.model_fields_set)
     }
     split, policy = config.preprocessing.split, config.preprocessing.on_bad_row
     there = [name for name in wanted if name in source.table.column_names and config.chat is None]
@@ -95,6 +109,9 @@ def _touches(keys: Sequence[Path], faulty: Sequence[Path]) -> bool:
 
 def _columns(config: Config, wanted: dict[str, str], there: Sequence[str]) -> list[Column]:
     """The columns whose cells are read, with their features' rules."""
-    source, target = config.input_features[0].preprocessing, config.output_features[0].preprocessing
-    sides = {name: OUTPUT if wanted[name] == OUTPUT else INPUT for name in there}
-    return [column_for(name, side, target if side == OUTPUT else source) for name, side in sides.items()]
+    target = config.output_features[0]
+    answers = [name for name in there if wanted[name] == OUTPUT]
+    return [
+        *input_columns(config, [name for name in there if name not in answers]),
+        *(answer_column(target, name) for name in answers),
+    ]

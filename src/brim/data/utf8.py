@@ -1,4 +1,7 @@
-"""Text files are UTF-8; what is not is told with its place and its likely encoding."""
+"""Text files are UTF-8; what is not is told with its place and its likely encoding.
+
+Of csv, Windows-1252 and what begins with a mark are read, too (see csv_form.py).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,14 @@ from pathlib import Path
 
 from brim.errors import DataError, Problem
 
+HEAD_BYTES = 2**22  # by which an encoding is recognised
 _BLOCK_BYTES = 2**22
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_MARKS = {  # the longer ones first: that of UTF-32 begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _ESCAPED = re.compile("[\udc00-\udcff]")  # bytes that `errors="surrogateescape"` carries through a text, and NUL
 ESCAPED_NUL = "\udc00"  # stands for a NUL in a text that is parsed by what does not take one
 
@@ -25,9 +34,9 @@ class BadByte:
     line: int  # 1-based
 
 
-def first_bad_byte(path: Path) -> BadByte | None:
-    """Where a file stops being UTF-8 text (a NUL is none); None where all of it is."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def first_bad_byte(path: Path, encoding: str = "utf-8") -> BadByte | None:
+    """Where a file stops being text (a NUL is none) in UTF-8 or an encoding of one byte; None where all of it is."""
+    decoder = codecs.getincrementaldecoder(encoding)()
     position, line = 0, 1  # of the block's first byte
     with path.open("rb") as file:
         while True:
@@ -53,16 +62,47 @@ def require_utf8(path: Path) -> None:
         raise DataError(UndecodableText(path).named(what, where=f"{path.name}:{bad.line}"))
 
 
-class UndecodableText:
-    """What is told of the bytes of one file that are no UTF-8 text."""
+def require_marked(path: Path, encoding: str) -> None:
+    """Raise DataError, with the line, where a file in UTF-16 or UTF-32 stops being text (a NUL is none)."""
+    line, bad = 1, ""
+    with path.open("rb") as file:
+        order = "-le" if file.read(1) == b"\xff" else "-be"
+        file.seek(0)
+        decoder = codecs.getincrementaldecoder(f"{encoding}{order}")()
+        block = b"begun"
+        while block and not bad:
+            block = file.read(_BLOCK_BYTES)
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                text, bad = error.object[: error.start].decode(f"{encoding}{order}"), error.reason
+            before, nul, _ = text.partition("\0")
+            line, bad = line + before.count("\n"), "byte 0x00 (NUL)" if nul else bad
+    if bad:
+        raise DataError(
+            Problem(
+                what=f"this is no {encoding.upper()} text, as which the file begins: {bad}",
+                where=f"{path.name}:{line}",
+                expected=f"a whole text file in UTF-8 or {encoding.upper()}",
+                fix="save it as UTF-8 in the program that wrote it",
+            )
+        )
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class UndecodableText:
+    """What is told of the bytes of one file that are no text in UTF-8, or in the encoding in which it is read."""
+
+    def __init__(self, path: Path, encoding: str = "utf-8") -> None:
+        self._path, self._read_as = path, encoding
 
     def problem(self, byte: int) -> Problem:
         """The problem of a row that holds this byte; its place is for others to fill in."""
-        if byte == 0 and not self._encoding.startswith("UTF-16"):
+        if byte == 0 and not self._encoding.startswith("UTF-"):
             return Problem(what="byte 0x00 (NUL) is no text", expected="a text file in UTF-8", fix="remove it")
+        if self._read_as != "utf-8":
+            what = f"byte 0x{byte:02X} is no Windows-1252 text, as which the file is read"
+            fix = "save the file as UTF-8 in the program that wrote it"
+            return Problem(what=what, expected="a text file in UTF-8 or Windows-1252", fix=fix)
         return self.named(f"byte 0x{byte:02X}", where="")
 
     def problem_in(self, text: str) -> Problem | None:
@@ -98,16 +138,79 @@ def _first_bad(decoder: codecs.IncrementalDecoder, block: bytes) -> int | None:
     return None if nul < 0 else num_pending + nul
 
 
+def encoding_of(head: bytes) -> str:
+    """The encoding that a file begins in, by its first HEAD_BYTES, as Python names it.
+
+    It is "utf-8" also where bytes are none and no other encoding is certain: their rows are told one by one.
+    """
+    marked = next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
+    if marked is not None:
+        return marked
+    is_other = b"\0" not in head and _is_other_than_utf8(head)
+    return "cp1252" if is_other and _is_windows_1252(head) else "utf-8"
+
+
 def likely_encoding(path: Path) -> str:
     """A guess for the message, in the name that iconv knows."""
     with path.open("rb") as file:
-        start = file.read(_BLOCK_BYTES)
-    if start.startswith(_UTF16_MARKS):
-        return "UTF-16"
+        start = file.read(HEAD_BYTES)
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            return encoding.upper()
     if start.count(b"\0") * 8 > len(start):
         return "UTF-16LE" if start[1::2].count(0) > start[::2].count(0) else "UTF-16BE"
+    if _is_windows_1252(start):
+        return "WINDOWS-1252"
+    return max(_OTHERS, key=lambda name: _share_of_usual(start, *_OTHERS[name]))
+
+
+def _is_other_than_utf8(head: bytes) -> bool:
+    """Whether there are more bytes that are no UTF-8 than letters of it. A character cut at the end counts for none."""
     try:
-        start.decode("cp1252")
+        codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
-        return "ISO-8859-1"
-    return "WINDOWS-1252"
+        text = head.decode("utf-8", errors="surrogateescape")
+        num_bad = len(_ESCAPED.findall(text))
+        return num_bad > len(_BEYOND_ASCII.findall(text)) - num_bad
+    return False
+
+
+def _is_windows_1252(data: bytes) -> bool:
+    """Whether what these bytes say in Windows-1252 looks like a language that is written in it.
+
+    There, letters beyond ASCII stand alone or in short runs, and no sign or capital stands between small letters. In a
+    text of another encoding, about every third does; one in twenty is allowed for.
+    """
+    text = data.decode("cp1252", errors="replace")
+    num_odd = sum(len(found) for found in _ODD.findall(text))
+    return num_odd * 20 <= len(_BEYOND_ASCII.findall(text))
+
+
+def _share_of_usual(data: bytes, codec: str, usual: str) -> float:
+    """Of the characters beyond ASCII, those that are common in the languages for which an encoding is used."""
+    beyond = "".join(_BEYOND_ASCII.findall(data.decode(codec, errors="replace")))
+    return len(re.findall(f"[{usual}]", beyond)) / max(1, len(beyond))
+
+
+_BEYOND_ASCII = re.compile("[^\x00-\x7f]")
+_ODD = re.compile(
+    "\ufffd|ÿþ|þÿ"  # five bytes have no meaning; two are the mark of UTF-16
+    "|(?:(?![–—…•·“”«» ])[^\x00-\x7f]){5,}"
+    "|(?<=[a-zß-öø-ÿ])[À-ÖØ-ÞŠŒŽŸ‚„†‡ˆ‰‹›¡¢£¤¥¦¨©ª«¬¯°±²³µ¶¸¹º»¼½¾¿×÷”](?=[a-zß-öø-ÿ])"
+)
+_OTHERS = {  # in iconv's words: Python's, and the characters; where two fit as well, the first is meant
+    "WINDOWS-1251": ("cp1251", "а-яёії"),
+    "KOI8-R": ("koi8_r", "а-яё"),
+    "WINDOWS-1253": ("cp1253", "ά-ώ"),
+    "WINDOWS-1255": ("cp1255", "א-ת"),
+    "WINDOWS-1256": ("cp1256", "ء-ي"),
+    "EUC-KR": ("euc_kr", "가-힣"),
+    "GB18030": ("gb2312", "一-鿿，。、：；？！“”"),
+    "SHIFT_JIS": ("shift_jis", "ぁ-ヿ一-鿿、。"),
+    "EUC-JP": ("euc_jp", "ぁ-ヿ一-鿿、。"),
+    "BIG5": ("big5", "一-鿿，。、：；？！"),
+    "WINDOWS-1250": ("cp1250", "ąćęłńśźżáčďéěíňóřšťúůýžőűöüăşţâî"),
+    "MACINTOSH": ("mac_roman", "ß-öø-ÿ"),
+    "CP850": ("cp850", "ß-öø-ÿ"),
+    "ISO-8859-1": ("latin_1", "ß-öø-ÿ"),
+}

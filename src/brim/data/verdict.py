@@ -134,7 +134,7 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
     if findings.empty:
         notes.append(
             f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
-            f"{places(source, findings.empty)} (an empty text, as csv has it, is no missing value)"
+            f"{places(source, findings.empty)} (an empty text is no missing value)"
         )
     if findings.otherwise:
         notes.append(

@@ -29,7 +29,7 @@ class CardFacts:
 def model_card(config: Config, facts: CardFacts) -> str:
     """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
-    prompt = template_with_task(config.prompt)
+    prompt = template_with_task(config)
     if config.chat is not None:
         prompt = "conversations, written out by the tokenizer's chat template"
     elif prompt is None:
@@ -106,7 +106,9 @@ def _names_for_paths(config: Config) -> dict[str, object]:
     """What tells nothing of the machine in place of the keys that hold paths."""
     update: dict[str, object] = {"base_model": local_name(config.base_model)}
     if config.dataset is not None:
-        update["dataset"] = local_name(config.dataset)
+        files = (config.dataset,) if isinstance(config.dataset, str) else config.dataset
+        names = tuple(map(local_name, files))
+        update["dataset"] = names[0] if len(names) == 1 else names
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
         name = local_name(config.adapter.pretrained_adapter_weights)
         update["adapter"] = config.adapter.model_copy(update={"pretrained_adapter_weights": name})

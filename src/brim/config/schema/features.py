@@ -15,23 +15,32 @@ class FeaturePreprocessing(Section):
         None, "Tokens kept of each value; longer ones are cut and counted in the ledger. null: no limit."
     )
     missing_value_strategy: Literal["error", "fill_with_const", "drop_row"] = key(
-        "error",
-        "What to do with a missing value: a null, or an empty cell among numbers in csv. An empty text is a value. "
-        "The default `error` is brim's; Ludwig's is `fill_with_const` for the input "
-        "and `drop_row` for the output.",
+        "fill_with_const",
+        "What to do with a missing value, which is a null or an empty cell of csv: put `fill_value` there, leave the "
+        "row out, or an error. Rows that are filled or left out are counted in the ledger.",
     )
-    fill_value: str = key("", "The text for empty cells with `fill_with_const`. Ludwig's default is `<UNK>`.")
+    fill_value: str = key("", "The text for missing values with `fill_with_const`. Ludwig's default is `<UNK>`.")
 
 
 class OutputPreprocessing(FeaturePreprocessing):
     """How the answers of the data become tokens, and which labels a category has."""
 
+    missing_value_strategy: Literal["error", "fill_with_const", "drop_row"] = key(
+        "drop_row",
+        "What to do with a missing answer, which is a null, an empty cell of csv or, for a category, an empty text: "
+        "leave the row out, put `fill_value` there, or an error. Rows that are filled or left out are counted in the "
+        "ledger.",
+    )
     fallback_label: Text | None = key(
-        None, "The label of an answer in which no rule finds one. Required for a category.", expected="text"
+        None,
+        "The label of an answer in which no rule finds one. Required for a category, unless its labels come from the "
+        "data: then null means the most frequent one.",
+        expected="text",
     )
     vocab: Items[Text] | None = key(
         None,
-        "The labels of a category. null: those of `decoder.match`, and `fallback_label`.",
+        "The labels of a category. null: those of `decoder.match`, and `fallback_label`; without `match`, those of the "
+        "data.",
         expected="a list of labels, each a text (numbers in quotes), or null",
     )
 
@@ -65,9 +74,11 @@ class CategoryExtractor(Section):
     """The answer is the label of the first rule that fits the generated text, else the fallback label."""
 
     type: Literal["category_extractor"] = key("category_extractor", _EXTRACTOR)
-    match: Annotated[Mapping[str, MatchRule], Field(min_length=1)] = required(
-        "A rule for each label, tried in this order.",
-        expected="a mapping of labels to rules, such as {positive: {type: contains, value: positive}}",
+    match: Annotated[Mapping[str, MatchRule], Field(min_length=1)] | None = key(
+        None,
+        "A rule for each label, tried in this order. null: a rule that looks for the label itself, for each of "
+        "`preprocessing.vocab` or, without it, for each value of the answer's column in the data.",
+        expected="a mapping of labels to rules, such as {positive: {type: contains, value: positive}}, or null",
     )
     fallback_label: Text | None = key(
         None, "The same as `preprocessing.fallback_label`, where that is not given.", expected="text, or null"
@@ -93,7 +104,9 @@ class _Feature(Section):
 class InputFeature(_Feature):
     """What the model reads. With a prompt template, `name` may be a word that is no column of the data."""
 
-    type: Literal["text"] = required("The feature's type.")
+    type: Literal["text", "category", "number", "binary"] = required(
+        "The feature's type. The model reads each of them as text, as it stands in the data."
+    )
     preprocessing: FeaturePreprocessing = key(FeaturePreprocessing(), "How the column's values become tokens.")
     encoder: Annotated[PassthroughEncoder, Typed("passthrough", default="passthrough")] = key(
         PassthroughEncoder(), "How the input is encoded."
@@ -129,6 +142,12 @@ class OutputFeature(_Feature):
         return self.decoder if isinstance(self.decoder, CategoryExtractor) else None
 
     @property
+    def rules(self) -> Mapping[str, MatchRule]:
+        """How each label is found; of a category none, as long as its labels are to come from the data."""
+        decoder = self.categories
+        return {} if decoder is None or decoder.match is None else decoder.match
+
+    @property
     def fallback_label(self) -> str | None:
         """The label of an answer in which no rule finds one."""
         decoder = self.categories
@@ -136,9 +155,8 @@ class OutputFeature(_Feature):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All labels of a category, each once; none of a text."""
-        decoder, fallback = self.categories, self.fallback_label
-        if decoder is None:
+        """All labels of a category, each once; none of a text, or as long as they are to come from the data."""
+        fallback, named = self.fallback_label, self.preprocessing.vocab or tuple(self.rules)
+        if self.categories is None or not named:
             return ()
-        named = self.preprocessing.vocab or tuple(decoder.match)
         return tuple(dict.fromkeys((*named, *(() if fallback is None else (fallback,)))))

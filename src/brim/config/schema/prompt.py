@@ -40,9 +40,9 @@ class PromptConfig(Section):
     template: str | None = key(
         None,
         "The prompt with `{column}` for a column's value (`{price:.2f}` with a number format), `{__sample__}` for the "
-        "input feature's value as JSON writes it, `{__task__}` for `task` and `{__context__}` for the retrieved rows; "
-        "`{{` and `}}` are literal braces. null: a built-in one where `task` is set, else the input feature's value as "
-        "it is.",
+        "input feature's value as JSON writes it, `{__task__}` for `task`, `{__labels__}` for the labels of a category "
+        "and `{__context__}` for the retrieved rows; `{{` and `}}` are literal braces. null: a built-in one where "
+        "`task` is set, else the input feature's value as it is, or a line for each of several.",
     )
     task: Text | None = key(None, "What the model shall do with the input, in words: the template's `{__task__}`.")
     retrieval: RetrievalConfig | None = key(

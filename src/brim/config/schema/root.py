@@ -6,7 +6,7 @@ from pydantic import Field
 
 from brim.config.schema.adapter import LoraConfig
 from brim.config.schema.backend import BackendConfig, BackendField
-from brim.config.schema.base import Section, Text, Typed, key, required
+from brim.config.schema.base import Items, Section, Text, Typed, key, required
 from brim.config.schema.chat import ChatConfig
 from brim.config.schema.features import InputFeature, OutputFeature
 from brim.config.schema.generation import GenerationConfig
@@ -34,10 +34,11 @@ class Config(Section):
         brim=True,
     )
     model_parameters: ModelParameters = key(ModelParameters(), "How the base model is set up.")
-    input_features: Annotated[tuple[InputFeature], Field(strict=False)] = key(
+    input_features: Annotated[tuple[InputFeature, ...], Field(strict=False, min_length=1)] = key(
         (InputFeature(name="prompt", type="text"),),
-        "What the model reads: exactly one text feature. Ludwig requires it; brim's default is the column `prompt`.",
-        expected="a list with exactly one text feature",
+        "What the model reads. Ludwig requires it, and exactly one; brim's default is the column `prompt`. Several are "
+        "put together by `prompt.template`; without one, a line each: `name: value`.",
+        expected="a list with at least one feature",
     )
     output_features: Annotated[tuple[OutputFeature], Field(strict=False)] = key(
         (OutputFeature(name="completion", type="text"),),
@@ -67,7 +68,13 @@ class Config(Section):
     generation: GenerationConfig = key(GenerationConfig(), "How text is generated.")
     memory: MemoryConfig = key(MemoryConfig(), "How much of the device the run may take.", brim=True)
     backend: BackendField = key(BackendConfig(), "Where the run takes place.")
-    dataset: Text | None = key(None, "The data: a file or a saved `datasets` folder.", brim=True)
+    dataset: Text | Items[Text] | None = key(
+        None,
+        "The data: a file or a saved `datasets` folder; or several in a list. `*` and `?` in a name make it a glob. "
+        "The rows of several files follow each other in their order, those of a glob in alphabetical order.",
+        brim=True,
+        expected="text, a list of texts, or null",
+    )
     random_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "The seed of everything that is drawn by chance.")
     trust_remote_code: bool = key(False, "Run Python code that comes with the base model. Only for models you trust.")
 

@@ -1,0 +1,128 @@
+"""A newcomer's first quarter of an hour: a ticket export from Excel, and the shortest configuration for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from ruamel.yaml import YAML
+from tests.cli.tickets import COLUMNS, KINDS, as_excel_saves_it, tickets
+
+from brim.data import read
+
+BASE = Path(__file__).parents[2] / "examples/stdlib_code/base-model"
+CONFIG = """\
+base_model: {base}
+input_features:
+  - {{name: Betreff, type: text}}
+  - {{name: Beschreibung, type: text}}
+output_features:
+  - {{name: Kategorie, type: category}}
+adapter: lora
+trainer: {{type: finetune, train_steps: 1}}
+"""
+
+
+@pytest.fixture
+def export(tmp_path, monkeypatch):
+    """The current folder: tickets.csv and config.yaml."""
+    (tmp_path / "tickets.csv").write_bytes(as_excel_saves_it(tickets()))
+    (tmp_path / "config.yaml").write_text(CONFIG.format(base=BASE))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_export_is_read_as_it_was_written(export):
+    table = read(export / "tickets.csv").table
+    assert table.column_names == COLUMNS
+    cells = [[str(cell) if cell is not None else "" for cell in row.values()] for row in table.to_pylist()]
+    assert cells == tickets()
+
+
+def test_a_ticket_export_trains_without_one_refusal(export, brim):
+    checked = brim("check", "config.yaml", "--dataset", "tickets.csv", "--show", 1)
+    trained = brim("train", "config.yaml", "--dataset", "tickets.csv", "--output-directory", "run")
+    refusals = [done for done in (checked, trained) if done.code]
+    assert refusals == []
+    said = " ".join(checked.out.split())
+    assert "tickets.csv is read as Windows-1252, with semicolons between its fields" in said
+    assert "output_features.0.decoder.match: 12 labels (the values of column `Kategorie`: Drucker, E-Mail," in said
+    assert "output_features.0.preprocessing.fallback_label: Passwort (the most frequent label, of 50 rows)" in said
+    empty = {number for number, row in enumerate(tickets()) if not row[4]}
+    assert (
+        f"{len(empty)} of 400 rows were dropped: a cell that the prompt or the answer needs is missing (no value"
+        in said
+    )
+    subjects = sum(not row[2] for number, row in enumerate(tickets()) if number not in empty)
+    assert f"{subjects} of 400 rows had missing cells, which were filled (no value in `Betreff`)" in said
+    shown = re.search(r"^Betreff: .*\nBeschreibung: (.|\n)*?\nKategorie:\n«([\w-]+)", checked.out, re.MULTILINE)
+    assert shown is not None
+    assert shown[2] in KINDS
+    assert re.search(r"^1 steps in", trained.out, re.MULTILINE)
+
+
+def test_the_run_keeps_what_was_chosen_and_predicts_and_evaluates_with_it(export, brim):
+    assert brim("train", "config.yaml", "--dataset", "tickets.csv", "--output-directory", "run").code == 0
+    kept = YAML(typ="safe").load(Path("run/config.yaml").read_text())
+    feature = kept["output_features"][0]
+    assert list(feature["decoder"]["match"]) == sorted(KINDS)
+    assert feature["preprocessing"]["fallback_label"] == "Passwort"
+    assert kept["prompt"]["template"] == "Betreff: {Betreff}\nBeschreibung: {Beschreibung}\nKategorie:\n"
+    new = [[*row[:4], ""] for row in tickets(6, seed=2)]
+    Path("new.csv").write_bytes(as_excel_saves_it(new))
+    few = ["generation.max_new_tokens=3"]
+    predicted = brim("predict", "run", "--dataset", "new.csv", "--output", "new.parquet", *few)
+    assert predicted.code == 0, predicted.err
+    assert set(pq.read_table("new.parquet")["Kategorie_predictions"].to_pylist()) <= set(KINDS)
+    Path("few.csv").write_bytes(as_excel_saves_it([row for row in tickets(20) if row[4] == "Passwort"]))
+    evaluated = brim("evaluate", "run", "--dataset", "few.csv", *few)  # one label of the twelve
+    assert evaluated.code == 0, evaluated.err
+    resumed = brim("train", "config.yaml", "--dataset", "tickets.csv", "--output-directory", "run", "--resume")
+    assert resumed.code == 0, resumed.err
+
+
+def test_without_training_the_labels_come_from_data_that_has_them_or_are_asked_for(export, brim):
+    untrained = ["trainer.type=none", "adapter=null", "generation.max_new_tokens=2", "generation.do_sample=false"]
+    Path("few.csv").write_bytes(as_excel_saves_it(tickets(12)))
+    done = brim("predict", "config.yaml", "--dataset", "few.csv", "--output", "few.parquet", *untrained)
+    assert done.code == 0, done.err
+    assert set(pq.read_table("few.parquet")["Kategorie_predictions"].to_pylist()) <= set(KINDS)
+    Path("none.csv").write_text("Betreff;Beschreibung\nDrucker;druckt nicht\n")
+    refused = brim("predict", "config.yaml", "--dataset", "none.csv", "--output", "none.parquet", *untrained)
+    assert refused.code == 2
+    assert "the labels of `Kategorie` are not known" in refused.err
+    assert "output_features.0.preprocessing.vocab" in refused.err
+
+
+def test_several_files_train_one_run_and_predict_one_output(export, brim):
+    rows = tickets(40)
+    for name, part in (("2023.csv", rows[:25]), ("2024.csv", rows[25:])):
+        Path(name).write_bytes(as_excel_saves_it(part))
+    both = ["--dataset", "2023.csv", "--dataset", "2024.csv"]
+    checked = brim("check", "config.yaml", *both)
+    assert checked.code == 0, checked.err
+    assert "2023.csv and 1 more: 40 rows" in checked.out
+    trained = brim("train", "config.yaml", *both, "--output-directory", "run")
+    assert trained.code == 0, trained.err
+    kept = YAML(typ="safe").load(Path("run/config.yaml").read_text())
+    assert kept["dataset"] == [str(export / "2023.csv"), str(export / "2024.csv")]
+    assert brim("train", "run", "--output-directory", "run", "--resume").code == 0
+    swapped = ["--dataset", "2024.csv", "--dataset", "2023.csv"]
+    refused = brim("train", "run", *swapped, "--output-directory", "run", "--resume", "trainer.early_stop=-1")
+    assert refused.code == 2
+    assert "rows" in refused.err
+    predicted = brim("predict", "run", "--dataset", "20*.csv", "--output", "both.csv", "generation.max_new_tokens=2")
+    assert predicted.code == 0, predicted.err
+    assert read("both.csv").table["Ticket-Nr"].to_pylist() == [int(row[0]) for row in rows]
+    evaluated = brim("evaluate", "run", "--split", "full", "generation.max_new_tokens=2")
+    assert evaluated.code == 0, evaluated.err
+
+
+def test_a_fault_in_the_second_file_is_told_with_its_name(export, brim):
+    Path("2024.csv").write_bytes(as_excel_saves_it(tickets(4)) + b"broken\r\n")
+    refused = brim("check", "config.yaml", "--dataset", "tickets.csv", "--dataset", "2024.csv")
+    assert refused.code == 2
+    assert "2024.csv:" in refused.err
+    assert "1 field where the header has 5" in refused.err
