@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def open_model(
-    config_or_run: Path, overrides: Sequence[str], dataset: str | None = None, *, with_answers: bool = True
+    config_or_run: Path,
+    overrides: Sequence[str],
+    dataset: str | Sequence[str] | None = None,
+    *,
+    with_answers: bool = True,
 ) -> Model:
     """The model of a configuration file, or of a finished run. dataset, with_answers: see `open_config`."""
     require_exists(config_or_run)
@@ -31,7 +35,7 @@ def open_model(
 
 
 def open_config(
-    config_or_run: Path, overrides: Sequence[str], dataset: str | None, *, with_answers: bool = True
+    config_or_run: Path, overrides: Sequence[str], dataset: str | Sequence[str] | None, *, with_answers: bool = True
 ) -> LoadedConfig:
     """The configuration of a file, or of a run.
 
@@ -46,14 +50,14 @@ def open_config(
         return LoadedConfig(config=examined.config, notes=examined.notes, name=examined.name)
     others = []
     if examined.config is not None:
-        name = None if ("dataset",) in examined.faulty else examined.config.dataset
-        name = name if dataset is None else dataset
-        others = problems_with_data(examined.config, name, with_answers=with_answers, faulty=examined.faulty)
+        own = None if ("dataset",) in examined.faulty else examined.config.dataset
+        data = own if dataset is None else dataset
+        others = problems_with_data(examined.config, data, with_answers=with_answers, faulty=examined.faulty)
     raise (InputError if others else ConfigError)(*examined.problems, *others)
 
 
 def problems_with_data(
-    config: Config, dataset: str | None, *, with_answers: bool = True, faulty: Sequence[KeyPath] = ()
+    config: Config, dataset: str | Sequence[str] | None, *, with_answers: bool = True, faulty: Sequence[KeyPath] = ()
 ) -> list[Problem]:
     """What is wrong with the data, where something else keeps a verb from using it.
 
