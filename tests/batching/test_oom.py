@@ -75,7 +75,17 @@ WHERE_MEMORY_IS_SHORT = [
     ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "pytorch#81620: no room to load its kernels"),
     ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "the same"),
     ("GET was unable to find an engine to execute this computation", "pytorch#108645"),
-    ("could not create a primitive", "convolutions under RLIMIT_AS; for other reasons in oneDNN#1500, pytorch#143651"),
+]
+UNTIL_THE_LAST = [  # and whether little room says it at the last, too
+    ("could not create a primitive", True, "convolutions under RLIMIT_AS; else in oneDNN#1500, pytorch#143651"),
+    ("could not create a memory object", True, "oneDNN's dnnl.hpp"),
+    ("could not execute a primitive", True, "the same: a scratchpad that is taken while it runs"),
+    (
+        "could not create a primitive descriptor for the matmul primitive. Run workload with environment variable"
+        " ONEDNN_VERBOSE=all to get additional diagnostic information.",
+        False,
+        "where oneDNN has no implementation, too",
+    ),
 ]
 OTHERS = [
     ("CUDA error: an illegal memory access was encountered", "some tools count it"),
@@ -97,7 +107,7 @@ OTHERS = [
     ("Invalid buffer size", "no size: another's message"),
     ("the std::bad_alloc handler is missing", ""),
     ("unable to mmap 4096 bytes from file <weights.bin>: No such device (19)", ""),
-    ("could not create a primitive descriptor for the matmul primitive.", "oneDNN: it has no implementation"),
+    ("it could not create a primitive", "another's message"),
     ("", ""),
 ]
 
@@ -116,6 +126,21 @@ def test_it_was_something_else(message):
 @pytest.mark.parametrize(("room", "expected"), [(0, True), ((512 << 20) - 1, True), (512 << 20, False), (None, False)])
 def test_what_has_several_causes_is_decided_by_the_room_that_is_left(message, room, expected):
     assert is_out_of_memory(RuntimeError(message), room_bytes=lambda: room) == expected
+
+
+@pytest.mark.parametrize(("message", "is_named_at_the_last"), [each[:2] for each in UNTIL_THE_LAST])
+def test_what_onednn_does_not_explain_counts_under_a_limit_until_nothing_smaller_is_left(message, is_named_at_the_last):
+    error = RuntimeError(message)
+    for room, at_the_last in ((0, is_named_at_the_last), (80 << 30, False)):
+        assert is_out_of_memory(error, room_bytes=lambda room=room: room)
+        assert is_out_of_memory(error, is_last=True, room_bytes=lambda room=room: room) == at_the_last
+    assert not is_out_of_memory(error, room_bytes=lambda: None)
+    assert not is_out_of_memory(error)  # this process has no limit
+
+
+@pytest.mark.parametrize("message", [message for message, _ in MESSAGES])
+def test_what_is_certain_is_so_at_the_last_too(message):
+    assert is_out_of_memory(RuntimeError(message), is_last=True, room_bytes=lambda: 80 << 30)
 
 
 @pytest.mark.parametrize("message", [message for message, _ in WHERE_MEMORY_IS_SHORT])
@@ -207,3 +232,39 @@ for name, case in cases.items():
 def test_real_allocations_that_fail():
     done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{name} True" for name in ("tensor", "numpy", "bytes", "list", "backward")]
+
+
+# oneDNN compiles a kernel for each shape that it sees for the first time: with no room for it, it says so and no more.
+REAL_ONEDNN = """
+import os, resource, sys, torch
+from brim.batching.oom import is_out_of_memory
+torch.set_num_threads(1)
+LIMIT, PLACE = getattr(resource, sys.argv[1]), {"RLIMIT_AS": 0, "RLIMIT_DATA": 5}[sys.argv[1]]
+def used():
+    return int(open("/proc/self/statm").read().split()[PLACE]) * resource.getpagesize()
+convolution = torch.nn.Conv1d(64, 64, 9)
+with torch.no_grad():
+    for mib in (0, 0.1, 0.25, 0.5, 1, 2):
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            convolution(torch.ones(1, 64, 512))
+            rows = torch.ones(1, 64, 4096)
+            resource.setrlimit(LIMIT, (used() + int(mib * 2**20), resource.RLIM_INFINITY))
+            try:
+                convolution(rows)
+            except RuntimeError as error:
+                if str(error).startswith("could not"):
+                    print(is_out_of_memory(error), end=" ", flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)  # a segmentation fault, too, comes of it
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on memory bind on Linux alone")
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_what_onednn_says_under_a_real_limit_counts(limit):
+    done = subprocess.run([sys.executable, "-c", REAL_ONEDNN, limit], capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("oneDNN did not say it on this machine")
+    assert set(done.stdout.split()) == {"True"}

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +125,47 @@ def test_a_row_that_never_fits_is_named(runs, engine):
     refused = runs[f"{engine} too long"]["refused"]
     assert "generation of a single row runs out of memory (2,500 tokens)" in refused
     assert "row 17 (numbered from 0)" in refused
+
+
+# Of prompts of about 800 tokens, 2 with 4 beams each take some 120 MiB: 8 beams at once were usual, whatever the memory.
+BEAMS = """
+import json, sys
+import pandas as pd
+import brim
+from brim.planning.cpu_room import resident_bytes
+
+config = {
+    "base_model": sys.argv[1],
+    "input_features": [{"name": "text", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+    "prompt": {"template": "{text}"},
+    "trainer": {"type": "none"},
+    "generation": {"max_new_tokens": 3, "do_sample": False, **json.loads(sys.argv[2])},
+}
+rows = pd.DataFrame({"text": ["".join(f"def f{n}(a{k}): return a{k} " for k in range(60)) for n in range(4)]})
+brim.Model(config).generate("def f(a):")  # what is imported and allocated once
+mib = (resident_bytes() >> 20) + 110
+model = brim.Model({**config, "memory": {"budget": f"{mib} MiB"}})
+result = model.predict(rows, output=sys.argv[3])
+about = json.load(open(sys.argv[3] + ".summary.json"))["generation"]
+plan = about["plan"]
+print(json.dumps({"budget": mib << 20, "peak": about["measured_peak_bytes"], "rows": about["rows_at_once"],
+    "engine": about["engine"], "source": plan["source"], "reason": plan["rows_reason"], "done": len(result.predictions),
+    "longest": plan["prompts"]["longest"]}))
+"""
+
+
+def test_beams_stay_within_the_budget(tmp_path):
+    base = Path(__file__).parents[2] / "examples" / "stdlib_code" / "base-model"
+    done = subprocess.run(
+        [sys.executable, "-c", BEAMS, str(base), json.dumps({"num_beams": 4}), str(tmp_path / "out.jsonl")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "BRIM_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] <= found["budget"], found
+    assert (found["engine"], found["done"]) == ("static", 4)
+    assert found["source"] in ("traced", "closed form")
+    assert found["reason"] == "as many as there is memory for"

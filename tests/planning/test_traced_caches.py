@@ -12,6 +12,7 @@ from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import cpu_device, find_device
 from brim.planning.cache_model import cache_model, cache_region, verified
+from brim.planning.generation_closed import closed_cache_costs
 from brim.planning.traced_caches import TracedCaches
 
 LENGTHS = np.array([30] * 40 + [90] * 40 + [300] * 20)
@@ -19,16 +20,22 @@ NEW_TOKENS = 20
 LAYERS, HEADS_KV, HEAD = 3, 2, 8
 
 
-def caches_of(folder, device="cpu", *, is_slots=True, cache_folder=None, **generation):
-    model = write_folder(
-        folder / "llama", "llama", num_hidden_layers=LAYERS, vocab_size=2000, max_position_embeddings=4096
-    )
+LLAMA = {"num_hidden_layers": LAYERS, "vocab_size": 2000, "max_position_embeddings": 4096}
+
+
+def asked_of(folder, device="cpu", *, family="llama", attention="sdpa", **generation):
+    model = write_folder(folder / family, family, **(LLAMA if family == "llama" else {}))
     config = {
         "base_model": str(model),
         "trainer": {"type": "none"},
+        "model_parameters": {"attn_implementation": attention},
         "generation": {"max_new_tokens": NEW_TOKENS, "do_sample": False, **generation},
     }
-    asked = memory.ask(config, phase="generate", device=device, memory_bytes=None)
+    return memory.ask(config, phase="generate", device=device, memory_bytes=None)
+
+
+def caches_of(folder, device="cpu", *, is_slots=True, cache_folder=None, **given):
+    asked = asked_of(folder, device, **given)
     found = cpu_device() if device == "cpu" else find_device(device)
     target = None if found.is_cpu else CudaTarget(compute_capability=found.capability or (8, 0))
     workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
@@ -105,3 +112,27 @@ def test_the_cache_of_transformers_generate_grows_and_beams_have_one_each(tmp_pa
     assert one.prefill_bytes == 0
     assert one.step_bytes > cache_bytes
     assert three.step_bytes > 3 * cache_bytes
+
+
+WAYS = {
+    "beams": {"num_beams": 3},
+    "beams that sample": {"num_beams": 2, "do_sample": True, "top_p": 0.9, "temperature": 0.7},
+    "one": {"repetition_penalty": 1.2},
+    "guidance": {"guidance_scale": 1.5},
+}
+FAMILIES = {"llama": "sdpa", "gemma2": "eager", "qwen3_moe": "sdpa", "gpt_neox": "eager", "gpt2": "sdpa"}
+
+
+@pytest.mark.parametrize(
+    ("family", "way"), [*(("llama", way) for way in WAYS), *((family, "beams") for family in [*FAMILIES][1:])]
+)
+def test_the_closed_form_of_transformers_generate_is_never_below_a_trace(tmp_path, family, way):
+    given = {"family": family, "attention": FAMILIES[family], **WAYS[way]}
+    caches, asked = caches_of(tmp_path, is_slots=False, **given), asked_of(tmp_path, **given)
+    costs = closed_cache_costs(
+        asked.config, asked.folder.config, [10, 40], static_bytes=0, prefill_tokens=512, is_slots=False
+    )
+    for rows, prompt in ((1, 40), (6, 10)):
+        columns = prompt + NEW_TOKENS
+        added = caches.sample(CacheShape(rows=rows, columns=columns, prompts=rows, prompt_tokens=prompt)).step_bytes
+        assert added <= float(costs.peak_bytes(rows, columns)) <= 20 * added, (rows, prompt)

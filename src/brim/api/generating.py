@@ -24,6 +24,8 @@ from brim.infer.response_record import response_bytes, response_of, score_bytes
 from brim.infer.response_scores import rows_to_score, score_batches
 from brim.infer.slots_engine import SlotsEngine
 from brim.models.llm import LLM
+from brim.planning.budget import Budget
+from brim.units import format_bytes
 
 
 class Generation:
@@ -32,6 +34,8 @@ class Generation:
     def __init__(self, weights: Callable[[], LLM], session: Session, prompts: TokenRows, *, say: Say) -> None:
         """weights: loads the model, where the engine does not do that itself."""
         self._engine: Engine
+        self._budget: Budget | None = None
+        self._say = say
         self._meter = peak_meter(session.device)
         if session.config.generation.engine == "vllm":
             rows = rows_by_hand(session.config)
@@ -40,6 +44,7 @@ class Generation:
             return
         planned = planned_engine(weights(), session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
         self._engine, plan = planned.engine, planned.plan
+        self._budget = plan.budget
         self.about = {
             "engine": self._engine.name,
             "rows_at_once": plan.rows_at_most,
@@ -65,7 +70,11 @@ class Generation:
         started = time.perf_counter()
         self._engine.run(prompts.take(to_do), on_finished=keep)
         seconds = time.perf_counter() - started
-        self.about["measured_peak_bytes"] = self._meter.peak_bytes() if measures else None
+        peak_bytes = self._meter.peak_bytes() if measures else None
+        self.about["measured_peak_bytes"] = peak_bytes
+        if self._budget is not None and peak_bytes is not None and peak_bytes > self._budget.limit_bytes:
+            limit = f"{format_bytes(self._budget.limit_bytes)} ({self._budget.limit_reason})"
+            self._say(f"memory: {format_bytes(peak_bytes)} were taken at the peak, more than {limit}")
         if isinstance(self._engine, SlotsEngine):
             passes = self._engine.statistics
             self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from brim.api.generation_proofs import GenerationProofs
@@ -17,11 +18,13 @@ from brim.batching.no_trace import no_trace
 from brim.batching.peak_meter import peak_meter
 from brim.batching.probe import Probe
 from brim.batching.prober import probed
+from brim.data import TokenRow, TokenRows
 from brim.infer.cache_shape import CacheShape
 from brim.infer.next_token import NextToken
 from brim.infer.passes import Passes
 from brim.infer.peak_passes import peak_passes
-from brim.infer.room import MemoryRoom
+from brim.infer.room import FixedRoom, MemoryRoom
+from brim.infer.static_engine import StaticEngine
 from brim.models.llm import LLM
 from brim.planning.at_hand import budget_of
 from brim.planning.calibration import Correction, Peak, at_once, of_run
@@ -46,6 +49,10 @@ def proven(
         map_large_blocks()
     free_caches()  # what traces leave holds memory until Python looks for circles
     reason = _why_not(plan, request)
+    if not reason and not request.is_slots:
+        _warm_up(llm, settings)
+        plan = _with_what_is_left(plan, request, say)
+        reason = "which are those with the longest prompts"
     if reason:
         return replace(plan, proof=_NOT_TRIED + reason)
     trial = _Trial(request, llm, settings)
@@ -67,13 +74,23 @@ def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
         return "since nothing was foretold that could be tried"
     if plan.fixed_rows is not None:
         return "since their number was given"
-    if not request.is_slots:
-        return "which are those with the longest prompts"
     if plan.is_ample:
         return "since less than half of the memory is needed"
-    if plan.uncorrected_bytes <= GenerationProofs(request).proven_bytes:
+    if request.is_slots and plan.uncorrected_bytes <= GenerationProofs(request).proven_bytes:
         return "since as much has run before"
     return ""
+
+
+def _warm_up(llm: LLM, settings: Mapping[str, Any]) -> None:
+    """Two tokens of transformers' `generate`: threads, libraries' buffers and what is imported at first use."""
+    row = TokenRow(key=0, input_ids=np.zeros(2, dtype=np.int32), supervised=np.zeros(2, dtype=np.bool_))
+    few = {**settings, "max_new_tokens": 2} | {"min_new_tokens": 0}
+    room = FixedRoom(1, prefill_tokens=1)
+    engine = StaticEngine(
+        llm.model, settings=few, room=room, seed=0, device=llm.device, precision=llm.precision, is_misled=False
+    )
+    with no_trace(llm.model):
+        engine.run(TokenRows.from_rows([row]), on_finished=lambda finished: None)
 
 
 def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Say) -> GenerationPlan:

@@ -14,6 +14,7 @@ from brim.api.session import Say
 from brim.infer.cache_costs import CacheCosts
 from brim.infer.cache_shape import CacheShape
 from brim.infer.room import USUAL_PASS_TOKENS
+from brim.infer.static_engine import why_alone
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.config_workload import ConfigWorkload
 from brim.memory.cuda.target import CudaTarget
@@ -37,7 +38,6 @@ from brim.units import format_seconds
 _WORTH_TRACING_S = 30.0
 _UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
 _UNTRACED_PASS = PrefillTokens(tokens=USUAL_PASS_TOKENS, reason="usual where nothing was traced")
-_FEW_STATIC_ROWS = 256  # prompts: 32 batches of the usual size, which take less than a trace that asks for larger ones
 _SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 _COLUMNS_ON_THE_WAY = (0.7, 0.85)  # of a cache: the allocator sees windows grow
 _DTYPES = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -59,7 +59,7 @@ def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
     job = _Job(request=request, budget=budget, correction=correction)
     try:
         caches = _caches(request)
-        plan = None if caches.has_samples else job.in_closed_form() or job.in_few_batches()
+        plan = None if caches.has_samples else job.in_closed_form()
         plan = plan or job.traced(caches)
     except UNTRACEABLE as error:
         if is_a_mistake_of_brims(error):
@@ -88,6 +88,7 @@ class _Job:
             fixed_rows=request.fixed_rows,
             engine=request.engine,
             engine_reason=request.engine_reason,
+            alone_reason="" if request.is_slots else why_alone(request.settings),
         )
 
     @property
@@ -98,27 +99,37 @@ class _Job:
         """None where tracing is worth its time."""
         request, config, base = self.request, self.request.config, self.request.folder.config
         static_bytes = request.held_bytes or weight_bytes(config, base)
-        if static_bytes is None or not request.is_slots or not request.is_at_hand:
+        if static_bytes is None or not request.is_at_hand:
             return None
         costs = closed_cache_costs(
-            config, base, request.lengths, static_bytes=static_bytes, prefill_tokens=_UNTRACED_PASS.tokens
+            config,
+            base,
+            request.lengths,
+            static_bytes=static_bytes,
+            prefill_tokens=_UNTRACED_PASS.tokens,
+            is_slots=request.is_slots,
         )
         if costs is None:
             return None
         cap_bytes = self.budget.reserved_bytes
         plan = cut(self.task, self.budget, costs, _UNTRACED_PASS, source="closed form", cap_bytes=cap_bytes, times=None)
         dtype = _DTYPES.get(str(config.precision), "float32")
-        time_s = closed_seconds(base, request.lengths, costs, self.speed, rows=plan.rows, dtype=dtype)
-        if time_s is None or time_s >= _WORTH_TRACING_S or not plan.is_ample:
+        time_s = closed_seconds(
+            config,
+            base,
+            request.lengths,
+            costs,
+            self.speed,
+            rows=plan.rows,
+            dtype=dtype,
+            is_slots=request.is_slots,
+        )
+        # Of `generate` a trace takes up to a minute: there, fewer rows by the bound are enough where the job is short.
+        is_enough = plan.is_ample or (not request.is_slots and plan.fits)
+        if time_s is None or time_s >= _WORTH_TRACING_S or not is_enough:
             return None
         note = f"by a bound in closed form; tracing pays from {format_seconds(_WORTH_TRACING_S)} on"
         return replace(plan, seconds=time_s, notes=(note,))
-
-    def in_few_batches(self) -> GenerationPlan | None:
-        """Of transformers' `generate`, of which every token is composed, a trace takes half a minute."""
-        if self.request.is_slots or not self.request.is_at_hand or len(self.task.lengths) > _FEW_STATIC_ROWS:
-            return None
-        return self.untraced(f"usual for up to {_FEW_STATIC_ROWS:,} prompts")
 
     def traced(self, caches: TracedCaches) -> GenerationPlan:
         """Few traces, and one more where memory decides."""
@@ -143,7 +154,7 @@ class _Job:
     def untraced(self, why: str) -> GenerationPlan:
         """So many rows are tried, and fewer once memory runs out."""
         task = self.task
-        rows = min(task.fixed_rows or max(_UNTRACED_ROWS // task.num_beams, 1), len(task.lengths))
+        rows = min(task.fixed_rows or max(_UNTRACED_ROWS // task.num_beams, 1), task.most_rows)
         return GenerationPlan(
             budget=self.budget,
             prompts=summarize_lengths(task.lengths),

@@ -56,6 +56,11 @@ class GenerationRequest:
         return self.engine != "static"
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Of transformers, but for the tokens that end a text."""
+        return generation_settings(self.config.generation, pad_id=0, end_ids=[0])
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What measurements of the model's memory hold for."""
         generation = self.config.generation

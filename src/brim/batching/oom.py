@@ -39,25 +39,30 @@ _WHERE_MEMORY_IS_SHORT = re.compile(
       CUBLAS_STATUS_NOT_INITIALIZED\ when\ calling\ .cublasCreate
     | \bCUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)\b
     | \b(unable\ to\ find\ an\ engine\ to\ execute|Unable\ to\ find\ a\ valid\ cuDNN\ algorithm)\b
-    | ^could\ not\ create\ a\ (primitive|memory\ object)$
     """,
     re.VERBOSE,
 )
+# oneDNN says neither what it wanted nor why it did not get it.
+_ONEDNN = re.compile(r"^could not (create|execute) a (primitive|memory object)\b(?P<descriptor> descriptor)?")
 # cuDNN wanted about 500 MB to load its kernels (pytorch/pytorch#81620): with more than that free, it was not memory.
 _SHORT_BYTES = 512 << 20
 
 
-def is_out_of_memory(error: BaseException, *, room_bytes: Callable[[], int | None] | None = None) -> bool:
+def is_out_of_memory(
+    error: BaseException, *, is_last: bool = False, room_bytes: Callable[[], int | None] | None = None
+) -> bool:
     """Whether the error, or one that it was raised from, is of an allocation that failed, on a device or in the host.
 
     True promises that fewer rows can help. Everything else is to be raised again. Ask while the error is being
     handled: some libraries' messages have several causes, and memory is the one where little of it is free by now.
+    is_last: the fewest rows have failed before, so that nothing smaller can be tried. What only fewer rows could have
+    shown to be of memory is then of something else.
     room_bytes: how much is free; None: as the device and the process's limits say.
     """
-    return any(_is_one(link, room_bytes or _room_bytes) for link in _chain(error))
+    return any(_is_one(link, is_last, room_bytes) for link in _chain(error))
 
 
-def _is_one(error: BaseException, room_bytes: Callable[[], int | None]) -> bool:
+def _is_one(error: BaseException, is_last: bool, room_bytes: Callable[[], int | None] | None) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, OSError):
@@ -66,9 +71,14 @@ def _is_one(error: BaseException, room_bytes: Callable[[], int | None]) -> bool:
         return False
     if _CERTAIN.search(str(error)):
         return True
+    if of_onednn := _ONEDNN.search(str(error)):
+        room = (room_bytes or _host_room_bytes)()
+        if room is None:
+            return False
+        return not is_last or (room < _SHORT_BYTES and of_onednn["descriptor"] is None)
     if not _WHERE_MEMORY_IS_SHORT.search(str(error)):
         return False
-    room = room_bytes()
+    room = (room_bytes or _room_bytes)()
     return room is not None and room < _SHORT_BYTES
 
 
@@ -92,8 +102,21 @@ def _room_bytes() -> int | None:
             return torch.cuda.mem_get_info()[0]
         except RuntimeError:
             return None
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit_bytes == resource.RLIM_INFINITY or sys.platform != "linux":
+    return _host_room_bytes()
+
+
+def _host_room_bytes() -> int | None:
+    """What this process's limits on memory leave; None: it has none.
+
+    A container's limit does not count: there an allocation succeeds, and the process is killed once it is used.
+    """
+    if sys.platform != "linux":
         return None
-    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return limit_bytes - num_pages * os.sysconf("SC_PAGE_SIZE")
+    pages = [int(each) for each in Path("/proc/self/statm").read_text().split()]
+    used_pages = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
+    left = [
+        limit_bytes - num_pages * os.sysconf("SC_PAGE_SIZE")
+        for which, num_pages in used_pages.items()
+        if (limit_bytes := resource.getrlimit(which)[0]) != resource.RLIM_INFINITY
+    ]
+    return min(left, default=None)

@@ -78,7 +78,7 @@ class PagedEngine:
             waiting = sitting.left()
             if error is None:
                 continue
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error, is_last=has_retried):
                 raise _failed(error) from error
             del error, sitting  # their traceback keeps tensors alive
             free_caches()

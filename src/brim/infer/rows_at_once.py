@@ -88,7 +88,7 @@ class RowsAtOnce:
         has_retried = False
         while done < len(order):
             positions = order[done : done + self.num_rows]
-            if fits(work, positions):
+            if fits(work, positions, is_last=has_retried):
                 done += len(positions)
                 has_retried = False
                 continue
@@ -135,12 +135,15 @@ def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
     )
 
 
-def fits(work: Work, positions: NDArray[np.intp]) -> bool:
-    """Whether the call ended well, and not for lack of memory. Other errors are passed on."""
+def fits(work: Work, positions: NDArray[np.intp], *, is_last: bool = False) -> bool:
+    """Whether the call ended well, and not for lack of memory. Other errors are passed on.
+
+    is_last: a row alone has failed before.
+    """
     try:
         work(positions)
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error, is_last=is_last):
             raise
         return False
     return True

@@ -49,7 +49,7 @@ class RowsByCost:
             if change is not None:
                 self._tell(rows, taken, batch, change, doing)
                 return np.concatenate([positions[each.rows] for each in batches[number:]])
-            if not fits(work, taken):
+            if not fits(work, taken, is_last=True):
                 position = int(taken[0])
                 raise too_large(key=int(rows.keys[position]), num_tokens=int(rows.lengths[position]), doing=doing)
         return positions[:0]

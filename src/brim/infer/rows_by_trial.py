@@ -38,7 +38,7 @@ class RowsByTrial:
         while done < len(order):
             longest = int(rows.lengths[order[done]])
             positions = order[done : done + max(1, self._most_tokens // longest)]
-            if self._tried(work, positions, len(positions) * longest):
+            if self._tried(work, positions, len(positions) * longest, is_last=has_retried):
                 done += len(positions)
                 has_retried = False
                 continue
@@ -51,12 +51,12 @@ class RowsByTrial:
             else:
                 has_retried = True
 
-    def _tried(self, work: Work, positions: NDArray[np.intp], num_tokens: int) -> bool:
+    def _tried(self, work: Work, positions: NDArray[np.intp], num_tokens: int, *, is_last: bool) -> bool:
         if not self._grows:
-            return fits(work, positions)
+            return fits(work, positions, is_last=is_last)
         self._meter.begin()
         before_bytes = self._meter.peak_bytes()
-        if not fits(work, positions):
+        if not fits(work, positions, is_last=is_last):
             return False
         peak_bytes, limit_bytes = self._meter.peak_bytes(), self._meter.limit_bytes()
         if before_bytes is not None and peak_bytes is not None and limit_bytes is not None:

@@ -87,7 +87,7 @@ class SlotsEngine:
         last: _Shape | None = None
         room = _ONE_BY_ONE if self._rows_go_alone(prompts) else self._room
         while queue:
-            shape = self._generate(queue, room, on_finished)
+            shape = self._generate(queue, room, on_finished, last)
             if shape is not None:
                 # Here, after the `except` block: its traceback keeps tensors alive.
                 free_caches()
@@ -106,8 +106,11 @@ class SlotsEngine:
             )
         return bool(self._is_misled)
 
-    def _generate(self, queue: Queue, room: Room, on_finished: OnFinished) -> _Shape | None:
-        """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much."""
+    def _generate(self, queue: Queue, room: Room, on_finished: OnFinished, last: _Shape | None) -> _Shape | None:
+        """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much.
+
+        last: what was too much before.
+        """
         with explained():
             chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
         run = _Run(
@@ -126,7 +129,10 @@ class SlotsEngine:
         except Exception as error:
             if run.is_telling or not is_out_of_memory(error):
                 raise
-            return run.given_back()
+            shape = run.given_back()
+            if not is_out_of_memory(error, is_last=shape.is_alone_again(last)):
+                raise
+            return shape
         return None
 
     def _passes(self, *, rows: int, columns: int, cells: int) -> Passes:
@@ -146,7 +152,7 @@ class SlotsEngine:
             self._room.shrink(rows=shape.rows, columns=shape.columns)
             after = min(self._room.rows(shape.columns), len(shape.keys))
             self._on_smaller(Smaller(doing="generation", keys=shape.keys, longest=shape.longest, after=after))
-        elif before is not None and before.keys == shape.keys and before.longest == shape.longest:
+        elif shape.is_alone_again(before):
             raise too_large(key=shape.keys[0], num_tokens=shape.longest, doing="generation")
 
 
@@ -158,6 +164,10 @@ class _Shape:
     columns: int
     keys: tuple[int, ...]  # of the rows that were in, or about to be
     longest: int  # tokens that a row has
+
+    def is_alone_again(self, before: _Shape | None) -> bool:
+        """Whether it is of one row, which has not come further than before."""
+        return before is not None and (self.keys, self.longest) == (before.keys, before.longest) and len(self.keys) == 1
 
 
 class _Run:

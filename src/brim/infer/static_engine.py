@@ -71,7 +71,7 @@ class StaticEngine:
         most, has_retried = len(order), False
         while len(order):
             positions = order[: self._num_together(prompts, order, most)]
-            finished = self._fitting(prompts, positions)
+            finished = self._fitting(prompts, positions, is_last=has_retried)
             if finished is not None:
                 on_finished(finished)
                 order, most, has_retried = order[len(positions) :], len(order), False
@@ -93,8 +93,7 @@ class StaticEngine:
         return 1 if rows > 1 and self._rows_go_alone(prompts) else rows
 
     def _rows_go_alone(self, prompts: TokenRows) -> bool:
-        samples_beams = self._settings.get("num_beams", 1) > 1 and bool(self._settings.get("do_sample"))
-        if samples_beams or "prompt_lookup_num_tokens" in self._settings:  # all that transformers can do there
+        if why_alone(self._settings):
             return True
         if self._is_misled is None:
             self._is_misled = is_misled_by_its_batch(
@@ -116,12 +115,12 @@ class StaticEngine:
         self._on_smaller(Smaller(doing="generation", keys=keys, longest=longest, after=most))
         return most
 
-    def _fitting(self, prompts: TokenRows, positions: Positions) -> list[Finished] | None:
-        """The responses; None where memory ran out."""
+    def _fitting(self, prompts: TokenRows, positions: Positions, *, is_last: bool) -> list[Finished] | None:
+        """The responses; None where memory ran out. is_last: a row alone has failed before."""
         try:
             responses = self._respond(prompts.take(positions))
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error, is_last=is_last):
                 raise
             return None
         return [
@@ -162,6 +161,15 @@ class StaticEngine:
         if (constraint := self._constraint) is not None:
             how["prefix_allowed_tokens_fn"] = lambda row, tokens: list(constraint.allowed(tokens[width:].tolist()))
         return how
+
+
+def why_alone(settings: Mapping[str, Any]) -> str:
+    """Why transformers' `generate` takes one row at a time with these settings; empty where it takes several."""
+    if settings.get("num_beams", 1) > 1 and settings.get("do_sample"):
+        return "beams that sample draw from one generator, so rows go one by one"
+    if settings.get("prompt_lookup_num_tokens") is not None:
+        return "prompt lookup takes one row at a time"
+    return ""
 
 
 @contextmanager

@@ -70,6 +70,13 @@ def weight_bytes(config: Config, base_config: Mapping[str, Any]) -> int | None:
 
 def bytes_of_token(architecture: Architecture, settings: Settings, length: int) -> int:
     """What a token adds at most, in rows of this length, with all logits at once."""
+    # As they come, the supervised ones of them, in fp32, and their logarithms.
+    of_logits = architecture.vocabulary * 2 * (settings.arithmetic.compute_bytes + _FP32_BYTES)
+    return bytes_of_token_in_layers(architecture, settings, length) + of_logits
+
+
+def bytes_of_token_in_layers(architecture: Architecture, settings: Settings, length: int) -> int:
+    """The same without logits."""
     parts = kept_in_a_layer(
         architecture,
         settings.arithmetic,
@@ -77,10 +84,7 @@ def bytes_of_token(architecture: Architecture, settings: Settings, length: int) 
         attention=settings.attention,
         sequence_length=length,
     )
-    of_layer = sum(part.bytes_per_token for part in parts)
-    # As they come, the supervised ones of them, in fp32, and their logarithms.
-    of_logits = architecture.vocabulary * 2 * (settings.arithmetic.compute_bytes + _FP32_BYTES)
-    return _TIMES_A_LAYER * of_layer + of_logits
+    return _TIMES_A_LAYER * sum(part.bytes_per_token for part in parts)
 
 
 def _seconds(

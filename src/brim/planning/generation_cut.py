@@ -29,6 +29,7 @@ class GenerationTask:
     fixed_rows: int | None  # that run together, where somebody says so
     engine: str
     engine_reason: str
+    alone_reason: str = ""  # why rows go one by one, where they do
 
     @property
     def longest(self) -> int:
@@ -41,7 +42,7 @@ class GenerationTask:
     @property
     def most_rows(self) -> int:
         """That can run together at all."""
-        return min(self.fixed_rows or MOST_ROWS, len(self.lengths))
+        return 1 if self.alone_reason else min(self.fixed_rows or MOST_ROWS, len(self.lengths))
 
 
 def cut(
@@ -135,6 +136,8 @@ def _shapes(costs: CacheCosts, of: Waves, *, num_rows: int) -> tuple[PlannedRows
 
 
 def _reason(task: GenerationTask, rows: int, memory_rows: int) -> str:
+    if task.alone_reason:
+        return task.alone_reason
     if task.fixed_rows is not None:
         return "a number by hand"
     if rows == len(task.lengths):
