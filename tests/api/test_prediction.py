@@ -205,3 +205,52 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(brim.WriteError, match="the output cannot be written: No space left on device"):
         write_predictions(pd.DataFrame({"a": [1]}), tmp_path / "p.csv")
     assert list(tmp_path.iterdir()) == []
+
+
+TALKS = [
+    [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2", "weight": 0}],
+    [{"role": "user", "content": "zwölf"}],
+]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "frame"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_lists_and_objects_come_out_as_they_went_in(model, tmp_path, form, ending):
+    """In csv as JSON; a key that some objects lack is null in them where the format has one type for all."""
+    frame = pd.DataFrame({"question": ["a", "b"], "messages": TALKS, "about": [{"n": 1, "tags": ["x", "y"]}, None]})
+    data = frame
+    if form == "jsonl":
+        data = tmp_path / "data.jsonl"
+        records = frame.to_dict("records")
+        data.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records), encoding="utf-8")
+    elif form == "parquet":
+        data = tmp_path / "data.parquet"
+        frame.to_parquet(data)
+    path = tmp_path / f"out.{ending}"
+    result = model.predict(data, output=path)
+    if ending == "jsonl":
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    elif ending == "parquet":
+        found = pq.read_table(path).to_pylist()
+    else:
+        found = pd.read_csv(path).to_dict("records")
+        for record in found:
+            record["messages"] = json.loads(record["messages"])
+            record["about"] = json.loads(record["about"]) if isinstance(record["about"], str) else None
+
+    def without_nulls(talk):
+        return [{name: value for name, value in turn.items() if value is not None} for turn in talk]
+
+    for records in (found, result.predictions.to_dict("records")):
+        assert [without_nulls(record["messages"]) for record in records] == TALKS
+        assert [record["about"] for record in records] == [{"n": 1, "tags": ["x", "y"]}, None]
+
+
+def test_objects_whose_keys_differ_from_row_to_row_stay_json_in_parquet(model, tmp_path):
+    frame = pd.DataFrame({"question": ["a"] * 80, "about": [json.dumps({f"key{n}": n}) for n in range(80)]})
+    data = tmp_path / "data.jsonl"
+    frame["about"] = frame["about"].map(json.loads)
+    data.write_text("".join(json.dumps(each) + "\n" for each in frame.to_dict("records")), encoding="utf-8")
+    model.predict(data, output=tmp_path / "out.parquet")
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [json.loads(record["about"]) for record in found] == frame["about"].tolist()

@@ -14,9 +14,9 @@ from brim.config import Config
 from brim.config.prompt_parts import prompt_columns
 from brim.config.yaml_reader import read_yaml
 from brim.data import Source, TokenRows, prompts_of
-from brim.data.chat_template import read_template
+from brim.data.chat_template import has_template
 from brim.data.read_frame import read_columns
-from brim.errors import DataError, InputError, ModelError, Problem
+from brim.errors import DataError, InputError, Problem
 from brim.infer.kept_cache import KeptCache
 from brim.infer.response import FinishReason
 from brim.models.llm import LLM
@@ -43,7 +43,7 @@ class Conversation:
         self._kept = KeptCache(most_columns=session.folder.context_length) if self.remembers else None
         self._answer: Pieces | None = None  # the last one, which may not be at its end
         require_streamable(llm, self._session)
-        if not self.remembers and _has_template(session):
+        if not self.remembers and has_template(session.encoder.folder):
             say(
                 "each prompt stands alone; the tokenizer has a chat template, which writes a conversation where the "
                 "configuration has chat: {} in place of the features"
@@ -158,14 +158,6 @@ class Conversation:
         prompt = _rows({name: [value] for name, value in row.items()}, self._session)
         require_continuable(prompt, self._session, _place)
         return prompt
-
-
-def _has_template(session: Session) -> bool:
-    try:
-        read_template(None, session.encoder.folder)
-    except ModelError:
-        return False
-    return True
 
 
 def _turn(role: str, content: str) -> Turn:

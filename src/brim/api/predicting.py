@@ -227,6 +227,7 @@ class _Work:
             response=lambda position: response_of(self.responses.body(position)),
             log_probability=(lambda position: score_of(self._scores.body(position))) if self._wanted.scores else None,
             labels=None if reader is None else (label_column(config), reader),
+            typed=self._wanted.output is not None and self._wanted.output.suffix == ".parquet",
         )
 
     def _summary(self, counts: Counts) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.data import Source
+from brim.data.as_text import nested_values, nested_word
 from brim.errors import DataError, OutputError, Problem, WriteError
 from brim.files import whole_file
 
@@ -90,14 +91,28 @@ def _table(batch: pa.RecordBatch) -> pa.Table:
 
 
 def frame_of(table: pa.Table) -> pd.DataFrame:
-    """A table for pandas; whole numbers stay whole numbers beside empty cells."""
+    """A table for pandas; whole numbers stay whole numbers beside empty cells, lists and objects are Python's."""
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+    for name, values in _nested(table).items():
+        frame[name] = pd.Series(values, index=frame.index, dtype=object)
     return frame
 
 
+def _nested(table: pa.Table) -> dict[str, list[Any]]:
+    """The values of the columns that hold lists or objects, as such or as JSON."""
+    found = {}
+    for each in table.schema:
+        if nested_word(each):
+            found[each.name] = nested_values(table[each.name])
+        elif pa.types.is_nested(each.type):
+            found[each.name] = table[each.name].to_pylist()
+    return found
+
+
 def _write_parquet(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
-    with pq.ParquetWriter(path, schema) as writer:
-        for group in _groups(blocks):
+    plain = pa.schema([pa.field(each.name, each.type) for each in schema])
+    with pq.ParquetWriter(path, plain) as writer:
+        for group in _groups(block.cast(plain) for block in blocks):
             writer.write_table(group, row_group_size=_ROWS_A_GROUP)
 
 
@@ -119,15 +134,17 @@ def _write_jsonl(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> N
         for block in blocks:
             for record in frame_of(block).to_dict("records"):
                 plain = {name: _plain(value) for name, value in record.items()}
-                file.write(json.dumps(plain, ensure_ascii=False, default=_as_json) + "\n")
+                file.write(_json(plain) + "\n")
 
 
 def _write_csv(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
-    """All texts quoted, so that a lone carriage return in one ends no line."""
+    """All texts quoted, so that a lone carriage return in one ends no line; lists and objects are JSON."""
     with path.open("w", encoding="utf-8", newline="") as file:
         frame_of(schema.empty_table()).to_csv(file, index=False, quoting=csv.QUOTE_NONNUMERIC)
         for block in blocks:
             frame = frame_of(block)
+            for name in _nested(block):
+                frame[name] = frame[name].map(_json, na_action="ignore")
             for name in frame.select_dtypes(["datetime", "datetimetz"]):
                 # pandas leaves out the time of day where no row of a block has one.
                 frame[name] = frame[name].astype(object).map(str, na_action="ignore")
@@ -138,6 +155,10 @@ def _plain(value: Any) -> Any:
     """Null for what is missing; JSON has no NaN."""
     missing = value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value))
     return None if missing else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_as_json)
 
 
 def _as_json(value: Any) -> Any:

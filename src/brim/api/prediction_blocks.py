@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from brim.api.prediction import LOG_PROBABILITY, ROW
 from brim.config.labels import LabelReader
 from brim.data import Source, TextEncoder, TokenRows
+from brim.data.as_text import nested_type, nested_values, nested_word, without_origin
 from brim.data.blocks import blocks
 from brim.infer.labels import LabelCounts, extract
 from brim.infer.response import Response
@@ -29,7 +31,7 @@ class Counts:
     labels: LabelCounts = field(default_factory=LabelCounts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Predictions:
     """Prompts of a source with their responses. response, log_probability: by the prompt's position."""
 
@@ -40,16 +42,21 @@ class Predictions:
     response: Callable[[int], Response]
     log_probability: Callable[[int], float] | None  # None: no such column
     labels: tuple[str, LabelReader] | None = None  # a column's name, and what finds its labels in the responses
+    typed: bool = False  # lists and objects of the input as Arrow's types, where they have one; else as JSON
 
     @property
     def schema(self) -> pa.Schema:
         """Of each block: row, the input's columns, the responses and what is known of them."""
-        fields = [pa.field(each.name, each.type) for each in self.source.table.schema]
+        types = self._types
+        fields = [
+            pa.field(each.name, types[each.name]) if each.name in types else without_origin(each)
+            for each in self.source.table.schema
+        ]
         return pa.schema([pa.field(ROW, pa.int64()), *fields, *self._added_fields()])
 
     def blocks(self, counts: Counts) -> Iterator[pa.Table]:
         """All rows in the order of the source; `counts` fills while they are drawn."""
-        schema, lengths = self.schema, self.prompts.lengths
+        schema, types, lengths = self.schema, self._types, self.prompts.lengths
         done = 0
         for rows, block in blocks(self.source.table, self.prompts.keys):
             positions = np.arange(done, done + len(rows))
@@ -57,7 +64,19 @@ class Predictions:
             responses = [self.response(position) for position in positions.tolist()]
             added = self._added(positions, responses, lengths[positions], counts)
             _count(counts, responses, lengths[positions])
-            yield pa.table([pa.array(rows), *block.columns, *added], schema=schema)
+            given = [
+                pa.array(nested_values(column), types[name]) if name in types else column
+                for name, column in zip(block.column_names, block.columns, strict=True)
+            ]
+            yield pa.table([pa.array(rows), *given, *added], schema=schema)
+
+    @cached_property
+    def _types(self) -> dict[str, pa.DataType]:
+        """Of the columns that are lists or objects, where they are to be typed."""
+        table = self.source.table
+        nested = [each.name for each in table.schema if nested_word(each)] if self.typed else []
+        found = {name: nested_type(table[name]) for name in nested}
+        return {name: kind for name, kind in found.items() if kind is not None}
 
     def table(self, counts: Counts) -> pa.Table:
         """All blocks together."""

@@ -6,9 +6,10 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli.options import ConfigOrRun, Overrides
+from brim.cli.options import ConfigOrRun, Overrides, is_run
 from brim.cli.say import say
 from brim.errors import BrimError, InputError, Problem
 
@@ -20,14 +21,16 @@ _COMMANDS = "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, 
 
 
 def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
-    """Answer what is typed, line by line; with `chat` in the configuration as a conversation.
+    """Answer what is typed, line by line; as a conversation with `chat` in the configuration, or of a base model's folder
+    whose tokenizer has a chat template.
 
     Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
     """
     from brim.cli.opening import open_model
 
+    overrides = [*_conversing(config_or_run), *(overrides or [])]
     notes: list[str] = []  # kept until the line that is being answered has ended
-    conversation = open_model(config_or_run, overrides or []).chat(say=notes.append)
+    conversation = open_model(config_or_run, overrides).chat(say=notes.append)
     is_person = sys.stdin.isatty()
     if is_person:
         kind = "a conversation" if conversation.remembers else "each prompt stands alone"
@@ -45,6 +48,13 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
             notes.append(message(error.problems))
         finally:
             _say_all(notes)
+
+
+def _conversing(path: Path) -> list[str]:
+    """What makes it a conversation where nobody could say so: of a base model's folder with a chat template."""
+    from brim.data.chat_template import has_template
+
+    return ["chat={}"] if path.is_dir() and not is_run(path) and has_template(path) else []
 
 
 def _say_all(notes: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A verb's first argument: a configuration, or a run's folder; and all that is wrong with it and its data, at once."""
+"""A verb's first argument: a configuration, a run's folder or a base model's; and all that is wrong with it and its data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli.options import config_file, require_exists
+from brim.cli.options import config_file, is_run, require_exists
 from brim.errors import ConfigError, DataError, InputError, Problem
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ def open_model(
     *,
     with_answers: bool = True,
 ) -> Model:
-    """The model of a configuration file, or of a finished run. dataset, with_answers: see `open_config`."""
+    """The model of a configuration file, a finished run or a base model's folder. dataset, with_answers: see `open_config`."""
     require_exists(config_or_run)
-    if config_or_run.is_dir():
+    if is_run(config_or_run):
         from brim.api.model import Model
 
         return Model.load(config_or_run, overrides=overrides)

@@ -9,7 +9,7 @@ import typer
 
 from brim.errors import InputError, Problem
 
-ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A YAML file, or a run's folder.")]
+ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A YAML file, or the folder of a run or of a base model.")]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
     typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1."),
@@ -31,26 +31,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def config_file(config_or_run: Path) -> Path:
-    """The configuration that a verb was given: a file, or the one in a run's folder.
+    """The configuration that a verb was given: a file, the one in a run's folder, or a base model's folder itself.
 
-    Raises InputError when there is none.
+    Raises InputError when there is none. Loading one refuses a folder that is neither.
     """
     require_exists(config_or_run)
-    if not config_or_run.is_dir():
-        return config_or_run
-    config = config_or_run / "config.yaml"
-    if not config.is_file():
-        raise InputError(
-            Problem(
-                what="this folder is not a run: it has no config.yaml",
-                where=str(config_or_run),
-                expected="a YAML configuration, or the folder of a run",
-            )
-        )
-    return config
+    return config_or_run / "config.yaml" if is_run(config_or_run) else config_or_run
 
 
-def require_exists(path: Path, *, expected: str = "a YAML configuration, or the folder of a run") -> None:
+def is_run(path: Path) -> bool:
+    """Whether it is a folder with a configuration in it."""
+    return path.is_dir() and (path / "config.yaml").is_file()
+
+
+def require_exists(path: Path, *, expected: str = "a YAML configuration, or the folder of a run or of a model") -> None:
     """Refuse a configuration or run that is not there."""
     try:
         exists = path.exists()

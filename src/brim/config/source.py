@@ -15,12 +15,18 @@ from brim.errors import ConfigError, Problem
 
 
 def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
-    """The configuration as a document. Raises ConfigError for what is no readable mapping."""
+    """The configuration as a document; that of a base model's folder is to run it as it is, untrained.
+
+    Raises ConfigError for what is no readable mapping.
+    """
     if isinstance(source, Mapping):
         places: dict[Path, Place] = {}
         data = _plain(source, (), places)
         return Document(name="configuration", data=data, places=places, has_lines=False)
     name = str(source)
+    if is_folder(FilePath(source)):
+        data = {"base_model": _model_in(FilePath(source), name), "trainer": {"type": "none"}}
+        return Document(name=name, data=data, places={}, has_lines=False)
     data, places = read_yaml(_read_text(FilePath(source), name), name)
     if data is None:
         raise ConfigError(
@@ -35,6 +41,30 @@ def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
     return Document(name=name, data=data, places=places)
 
 
+def is_folder(path: FilePath) -> bool:
+    """Whether it is one that can be looked into; not where no file can have such a name."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _model_in(folder: FilePath, name: str) -> str:
+    """The folder as `base_model`. Raises ConfigError where it holds no model of transformers."""
+    if (folder / "config.json").is_file():
+        return name
+    if (folder / "adapter_config.json").is_file():
+        what = "this folder holds an adapter, not a model: it has an adapter_config.json, and no config.json"
+        fix = "name the run's folder, or a configuration with base_model and adapter.pretrained_adapter_weights"
+    elif (folder / "config.yaml").is_file():
+        what, fix = "this is the folder of a run", "name its config.yaml; in Python, brim.Model.load opens the run"
+    else:
+        what = "this folder is neither a run nor a model: it has no config.yaml and no config.json"
+        fix = "name the folder itself, neither one above it nor one below"
+    expected = "a YAML configuration, the folder of a run, or that of a model (config.json, weights, tokenizer)"
+    raise ConfigError(Problem(what=what, where=name, expected=expected, fix=fix))
+
+
 MAX_BYTES = 1 << 20  # a configuration has a few kB; reading YAML is slow
 
 
@@ -43,8 +73,6 @@ def _read_text(path: FilePath, name: str) -> str:
         content = _read_bytes(path, name)
     except FileNotFoundError:
         raise ConfigError(Problem(what="no such file", where=name, expected="a YAML configuration")) from None
-    except IsADirectoryError:
-        raise ConfigError(Problem(what="this is a folder", where=name, expected="a YAML file")) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fix = "check the path and its permissions"

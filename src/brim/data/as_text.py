@@ -12,9 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.data.blocks import BATCH_ROWS
 from brim.errors import Problem
 
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_MOST_FIELDS = 64  # of an object's type; more are no fields, but keys that differ from row to row
 _PROBLEM, _NESTED = b"brim.problem", b"brim.nested"
 
 
@@ -37,6 +39,36 @@ def problem_of(field: pa.Field) -> Problem | None:
 def nested_word(field: pa.Field) -> str:
     """ "lists" or "objects" where the column's text is JSON of these, else empty."""
     return str((field.metadata or {}).get(_NESTED, b"").decode())
+
+
+def without_origin(field: pa.Field) -> pa.Field:
+    """The field with nothing said of it but that its text is JSON."""
+    word = nested_word(field)
+    return nested_field(field.name, word) if word else pa.field(field.name, field.type)
+
+
+def nested_values(texts: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The lists or objects of such a column."""
+    return [None if text is None else json.loads(text) for text in texts.to_pylist()]
+
+
+def nested_type(texts: pa.ChunkedArray) -> pa.DataType | None:
+    """The Arrow type that holds all of such a column's values; None where none does, or one with very many fields."""
+    found: pa.Schema | None = None
+    try:
+        for start in range(0, len(texts), BATCH_ROWS):
+            kind = pa.infer_type(nested_values(texts.slice(start, BATCH_ROWS)))
+            schema = pa.schema([("values", kind)])
+            found = schema if found is None else pa.unify_schemas([found, schema], promote_options="permissive")
+            if _num_fields(found.field(0).type) > _MOST_FIELDS:
+                return None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        return None
+    return None if found is None or not pa.types.is_nested(found.field(0).type) else found.field(0).type
+
+
+def _num_fields(kind: pa.DataType) -> int:
+    return 1 + sum(_num_fields(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def text_array(values: Sequence[Any]) -> pa.Array:

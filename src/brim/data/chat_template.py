@@ -106,6 +106,15 @@ def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts
     return TemplateTexts(default=_read(path), tool_use=None, where=str(path))
 
 
+def has_template(tokenizer_folder: Path) -> bool:
+    """Whether the tokenizer brings a template that can be used."""
+    try:
+        read_template(None, tokenizer_folder)
+    except ModelError:
+        return False
+    return True
+
+
 def store_template(texts: TemplateTexts, folder: Path) -> None:
     """Make it the template of the tokenizer in a folder, as transformers stores it, in place of any that is there."""
     config = folder / "tokenizer_config.json"
