@@ -119,6 +119,14 @@ def test_dropped_rows_are_left_out_and_the_others_keep_their_numbers(zero_shot, 
     )
     assert result.predictions["row"].tolist() == [0, 2]
     assert result.predictions["id"].tolist() == ["a", "c"]
+    assert result.left_out["row"].tolist() == [1, 3]
+    assert set(result.left_out["reason"]) == {"dropped_missing"}
+    assert all(result.left_out["why"].str.contains("question"))
+    assert (len(result), result.num_left_out) == (2, {"dropped_missing": 2})
+    assert result.predictions.attrs["left_out"] == {"dropped_missing": [1, 3]}
+    first, second = repr(result).splitlines()
+    assert first == "PredictResult: 2 of 4 rows, in memory"
+    assert second.startswith("  2 were dropped: a cell that the prompt or the answer needs is missing (row 1, 3; see")
     assert any(line.startswith("2 ") for line in said)
 
 
@@ -128,6 +136,23 @@ def test_with_all_rows_dropped_there_are_no_predictions(zero_shot, tmp_path):
     result = model.predict(pa.table({"question": pa.array([None, None], pa.string())}), output=tmp_path / "p.parquet")
     assert len(result.predictions) == 0
     assert pq.read_table(tmp_path / "p.parquet").column_names == ["row", "question", *ADDED]
+
+
+def test_where_no_row_is_left_out_nothing_is_said_of_it(model, table, tmp_path):
+    result = model.predict(table, output=tmp_path / "p.jsonl")
+    assert repr(result) == f"PredictResult: 6 rows, {tmp_path / 'p.jsonl'}"
+    assert (result.left_out.empty, result.num_left_out) == (True, {})
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_training_and_evaluation_say_which_rows_were_not_used(zero_shot, verb):
+    preprocessing = {"split": {"type": "random", "probabilities": [0.5, 0.25, 0.25]}}
+    feature = {"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}
+    model = brim.Model({**zero_shot, "input_features": [feature], "preprocessing": preprocessing})
+    rows = pd.DataFrame({"question": ["x", None, "y", None] * 5, "answer": ["z"] * 20})
+    result = getattr(model, verb)(rows)
+    used = sum(result.num_rows.values()) if verb == "train" else len(result.rows)
+    assert (used, result.num_left_out) == (10, {"dropped_missing": 10})
 
 
 def test_predictions_do_not_depend_on_the_batch(zero_shot, table):

@@ -73,7 +73,7 @@ CASES = {
         command=("check", "confg.yaml"),
         says=(
             "brim: no such file or folder: confg.yaml\n"
-            "  expected: a YAML configuration, or the folder of a run\n"
+            "  expected: a YAML configuration, or the folder of a run or of a model\n"
             "  fix: check the path; it is taken from the current folder\n"
         ),
     ),
@@ -81,7 +81,7 @@ CASES = {
         command=("check", "x" * 300),
         says=(
             "brim: no such file or folder: ***\n"
-            "  expected: a YAML configuration, or the folder of a run\n"
+            "  expected: a YAML configuration, or the folder of a run or of a model\n"
             "  fix: check the path; it is taken from the current folder\n"
         ),
     ),
@@ -93,12 +93,13 @@ CASES = {
             "  fix: name the run's folder (the one with plan.json and model/), or the YAML file\n"
         ),
     ),
-    "train in a folder that is no run": Case(
-        command=("train", "base"),
+    "train in a base model's folder": Case(
+        command=("train", "base", "--dataset", "sums.jsonl"),
         base=nothing,
         says=(
             "brim: base: this folder is not a run: it has no config.yaml\n"
             "  expected: a YAML configuration, or the folder of a run\n"
+            "  fix: write a configuration with base_model: base and trainer: {type: finetune}\n"
         ),
     ),
     "unknown option": Case(

@@ -1,6 +1,7 @@
 """`brim chat`: through a pipe, and as a person types."""
 
 import io
+import shutil
 import sys
 
 import pytest
@@ -129,3 +130,41 @@ def test_a_terminal_is_not_steered_by_an_answer(monkeypatch, piece, shown):
     assert chat._shown(piece) == piece
     monkeypatch.setattr(sys, "stdout", Screen())
     assert chat._shown(piece) == shown
+
+
+TEMPLATE = "{% for turn in messages %}{{ turn.content }} {% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_a_base_models_folder_can_be_talked_to(brim, monkeypatch, tiny_base, tmp_path, template):
+    """With its template as a conversation, which remembers; else each line by itself."""
+    folder = tmp_path / "base"
+    shutil.copytree(tiny_base, folder)
+    config = {"base_model": str(folder), "trainer": {"type": "none"}, "generation": {"do_sample": False}}
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+        config["chat"] = {}
+    conversation = Model(config, overrides=["generation.max_new_tokens=4"]).chat()
+    expected = ["".join(conversation.ask(question)) for question in QUESTIONS]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in QUESTIONS)))
+    done = brim("chat", folder, "generation.max_new_tokens=4", "generation.do_sample=false")
+    assert (done.code, done.out) == (0, "".join(f"{answer}\n" for answer in expected))
+
+
+def test_a_folder_that_is_no_model_is_named(brim, tmp_path):
+    done = brim("chat", tmp_path)
+    assert done.code == 2
+    assert f"brim: {tmp_path}: this folder is neither a run nor a model" in done.err
+
+
+def test_other_verbs_take_a_base_models_folder_too(brim, tiny_base, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "add 1 and 2 =", "completion": "3"}\n')
+    few = "generation.max_new_tokens=2"
+    assert brim("predict", tiny_base, few, "--dataset", rows, "--output", tmp_path / "out.jsonl").code == 0
+    assert "completion_response" in (tmp_path / "out.jsonl").read_text()
+    done = brim("evaluate", tiny_base, "--dataset", rows)
+    assert (done.code, "perplexity" in done.out) == (0, True)
+    assert brim("embed", tiny_base, "--dataset", rows, "--output", tmp_path / "out.parquet").code == 0
+    done = brim("memory", tiny_base, few, "--phase", "generate", "--device", "t4", "--sequence-length", 16)
+    assert (done.code, "weights" in done.out) == (0, True)

@@ -10,6 +10,7 @@ import pytest
 
 from brim.config import load_config
 from brim.config.source import MAX_BYTES
+from brim.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,32 @@ def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file, problems, tmp_p
     file("")
     assert problems("other.yaml") == ["other.yaml: no such file\n  expected: a YAML configuration"]
     Path("folder").mkdir()
-    assert problems(Path("folder")) == ["folder: this is a folder\n  expected: a YAML file"]
+    (problem,) = problems(Path("folder"))
+    assert problem.startswith(
+        "folder: this folder is neither a run nor a model: it has no config.yaml and no config.json"
+    )
     assert problems("a\0b") == ["a\0b: cannot be read: embedded null byte\n  fix: check the path and its permissions"]
+
+
+def test_a_models_folder_is_a_configuration_to_run_it_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    loaded = load_config(tmp_path, ["generation.max_new_tokens=4"])
+    assert (loaded.config.base_model, loaded.config.trainer.type) == (str(tmp_path), "none")
+    assert (loaded.config.adapter, loaded.config.generation.max_new_tokens) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("adapter_config.json", "this folder holds an adapter, not a model"),
+        ("config.yaml", "this is the folder of a run"),
+        ("model.safetensors", "this folder is neither a run nor a model"),
+    ],
+)
+def test_what_a_folder_is_that_holds_no_model(tmp_path, file, message):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions do not bind this user")

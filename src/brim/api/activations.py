@@ -28,6 +28,7 @@ from brim.infer.activations import Pooling, collect_activations, first_vectors
 from brim.infer.named_layers import LayerName, named_layers
 from brim.infer.vectors import VectorStore
 from brim.models.llm import LLM
+from brim.models.quiet import no_library_warnings
 
 Vectors: TypeAlias = NDArray[np.float32]
 
@@ -60,6 +61,7 @@ class Asked:
     columns: Sequence[str] | None = None  # of the output, for the layers; None: the layers' names
 
 
+@no_library_warnings()
 def activations_of(
     session: Session,
     data: Data,

@@ -26,6 +26,7 @@ from brim.infer.metrics import score_measures, summarize
 from brim.infer.rows_at_once import Batches, RowsAtOnce
 from brim.infer.text_metrics import exact_match, text_measures
 from brim.models.llm import LLM
+from brim.models.quiet import no_library_warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Asked:
     references: Sequence[str]
 
 
+@no_library_warnings()
 def evaluate(
     llm: LLM,
     session: Session,

@@ -14,6 +14,7 @@ from brim.api.package import CARD, File, package_of_run
 from brim.api.results import ExportResult
 from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.files import whole_folder
+from brim.models.quiet import no_library_warnings
 from brim.train.run_folder import RunFolder
 
 FORMAT = "safetensors"
@@ -29,6 +30,7 @@ _OTHER_FORMATS = {
 }
 
 
+@no_library_warnings()
 def export_run(run: RunFolder, path: Path) -> ExportResult:
     """Write the adapter or model of a run into a new or an empty folder, with a card that stands alone.
 

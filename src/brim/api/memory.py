@@ -35,6 +35,7 @@ from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
 from brim.models.quantization import with_stored_quantization, without_quantization
+from brim.models.quiet import no_library_warnings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,6 +46,7 @@ ONE_AT_A_TIME = threading.RLock()
 _NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
 
 
+@no_library_warnings()
 def predict_memory(
     config: str | Path | Mapping[str, Any] | Config,
     *,

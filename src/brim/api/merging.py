@@ -22,7 +22,7 @@ from brim.models.llm import LLM, load_llm
 from brim.models.load import load_base
 from brim.models.merge import merge_adapter
 from brim.models.precision import precision
-from brim.models.quiet import no_library_bars
+from brim.models.quiet import no_library_bars, no_library_warnings
 from brim.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Compared:
     limit: float
 
 
+@no_library_warnings()
 def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *, say: Say) -> ExportResult:
     """Write a plain transformers model into a new or an empty folder.
 

@@ -144,7 +144,8 @@ class Model:
                 say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
             for choice in self._weights().choices:
                 say(str(choice))
-            return self._evaluate_splits(session, source, prepared.splits, say)
+            evaluated = self._evaluate_splits(session, source, prepared.splits, say)
+            return replace(evaluated, num_left_out=prepared.ledger.num_left_out())
         self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
             session,
@@ -200,6 +201,7 @@ class Model:
         theirs = None if other is None else other._contender(source, like=session, split=split, with_texts=with_texts)
         at_once = batches_for(session, [rows], llm=self._weights(), say=say)
         result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
+        result = replace(result, num_left_out=ledger.num_left_out())
         if other is None or theirs is None:
             return result
         self._let_go()

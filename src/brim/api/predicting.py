@@ -34,6 +34,7 @@ from brim.infer.held_records import HeldRecords, Records
 from brim.infer.labels import label_column, label_reader
 from brim.infer.response_record import prompt_hash, response_of, score_of
 from brim.models.llm import LLM
+from brim.models.quiet import no_library_warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ def check_wanted(output: Path | None, *, resume: bool) -> None:
         raise InputError(Problem(what="without an output there is nothing to go on with", fix="name the output"))
 
 
+@no_library_warnings()
 def predict(
     session: Session,
     dataset: Data,
@@ -237,8 +239,15 @@ class _Work:
     def _result(
         self, seconds: float, summary: dict[str, Any], ledger: Path | None, frame: Callable[[], pd.DataFrame]
     ) -> PredictResult:
+        entries = self._asked.ledger.left_out()
+        columns = {"row": [entry.key for entry in entries], "reason": [entry.event for entry in entries]}
         return PredictResult(
-            output=self._wanted.output, ledger=ledger, summary=summary, seconds=seconds, read_predictions=frame
+            output=self._wanted.output,
+            ledger=ledger,
+            summary=summary,
+            seconds=seconds,
+            left_out=pd.DataFrame({**columns, "why": [entry.why for entry in entries]}),
+            read_predictions=frame,
         )
 
     def _frame_of_job(self) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from brim.data.ledger import EVENTS
 from brim.infer.bootstrap import Interval, Measure
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ class TrainResult:
     num_steps: int
     best_step: int | None  # the step whose weights were kept; None without a validation split
     metrics: Mapping[str, Mapping[str, float]]  # split -> figures of the kept weights
-    num_rows: Mapping[str, int]  # split -> rows
+    num_rows: Mapping[str, int]  # split -> rows that were used
     seconds: float  # of training, evaluations included
+    num_left_out: Mapping[str, int] = field(default_factory=dict)  # event of the ledger -> rows of the data not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class EvaluateResult:
     rows: pd.DataFrame  # row, loss (sum, nats), num_correct, num_supervised; with texts response, finish_reason, …
     measures: Mapping[str, Measure] = field(repr=False)  # what the intervals were drawn from
     comparison: Comparison | None = None  # with the model that was asked for
+    num_left_out: Mapping[str, int] = field(default_factory=dict)  # event of the ledger -> rows that have no figures
 
     @property
     def loss_interval(self) -> Interval:
@@ -59,24 +62,54 @@ class Comparison:
     notes: tuple[str, ...]  # what could not be compared, and why
 
 
+_ROWS_SHOWN = 5  # of those that are left out for one reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictResult:
-    """A model's texts, in the order of the input."""
+    """A model's texts, in the order of the input: `len` of them, fewer than its rows where some are left out."""
 
     output: Path | None  # the file, where one was asked for
     ledger: Path | None  # the file beside it that names the rows that were cut or left out, where there are any
     summary: Mapping[str, Any]  # rows, tokens, throughput, …; also in the file <output>.summary.json
     seconds: float  # of generating, in this process
+    left_out: pd.DataFrame = field(repr=False)  # row, reason (an event of the ledger), why; a line a row without text
     read_predictions: Callable[[], pd.DataFrame] = field(repr=False)
+
+    def __len__(self) -> int:
+        return int(self.summary["num_rows"])
+
+    def __repr__(self) -> str:
+        rows = (
+            f"{len(self):,} rows"
+            if self.left_out.empty
+            else f"{len(self):,} of {len(self) + len(self.left_out):,} rows"
+        )
+        place = "in memory" if self.output is None else str(self.output)
+        lines = [f"PredictResult: {rows}, {place}"]
+        for reason, of_reason in self.left_out.groupby("reason", sort=False):
+            shown = of_reason["row"].head(_ROWS_SHOWN)
+            numbers = ", ".join(map(str, shown)) + (", …" if len(shown) < len(of_reason) else "")
+            lines.append(f"  {len(of_reason):,} {EVENTS[str(reason)]} (row {numbers}; see .left_out)")
+        return "\n".join(lines)
+
+    @property
+    def num_left_out(self) -> Mapping[str, int]:
+        """How many rows have no text, by reason."""
+        return {str(reason): int(number) for reason, number in self.left_out["reason"].value_counts().items()}
 
     @property
     def predictions(self) -> pd.DataFrame:
         """row, the input's columns, <output>_response, finish_reason, num_prompt_tokens, num_response_tokens.
 
-        With scores log_probability, too, and of a category <output>_predictions, its label. Of a large output, read the
-        file instead: a frame is in memory as a whole.
+        With scores log_probability, too, and of a category <output>_predictions, its label. `row` is the number in the
+        input; rows that are left out are not in the frame, and its `attrs["left_out"]` has their numbers by reason.
+        Of a large output, read the file instead: a frame is in memory as a whole.
         """
-        return self.read_predictions()
+        frame = self.read_predictions()
+        by_reason = self.left_out.groupby("reason", sort=False)["row"]
+        frame.attrs["left_out"] = {str(reason): rows.tolist() for reason, rows in by_reason}
+        return frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

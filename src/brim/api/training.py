@@ -26,6 +26,7 @@ from brim.errors import CheckpointError, InputError, Problem
 from brim.infer.metrics import summarize
 from brim.models.llm import LLM, load_llm
 from brim.models.quantization import unquantised_experts
+from brim.models.quiet import no_library_warnings
 from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.export import export_model
 from brim.train.interrupt import stop_request
@@ -44,6 +45,7 @@ Weights: TypeAlias = Literal["best", "last"]
 _Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of splits, by name
 
 
+@no_library_warnings()
 def train(
     session: Session,
     source: Source,
@@ -170,6 +172,7 @@ def _exported(
         metrics=metrics,
         num_rows=rows,
         seconds=seconds,
+        num_left_out=prepared.ledger.num_left_out(),
     )
 
 

@@ -21,8 +21,9 @@ _COMMANDS = "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, 
 
 
 def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
-    """Answer what is typed, line by line; as a conversation with `chat` in the configuration, or of a base model's folder
-    whose tokenizer has a chat template.
+    """Answer what is typed, line by line.
+
+    It is a conversation with `chat` in the configuration, and with a base model's folder that has a chat template.
 
     Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
     """

@@ -9,7 +9,9 @@ import typer
 
 from brim.errors import InputError, Problem
 
-ConfigOrRun = Annotated[Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A YAML file, or the folder of a run or of a base model.")]
+ConfigOrRun = Annotated[
+    Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A YAML file, or the folder of a run or of a base model.")
+]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
     typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1."),
@@ -30,12 +32,24 @@ ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan anew, whateve
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def config_file(config_or_run: Path) -> Path:
+def config_file(config_or_run: Path, *, trains: bool = False) -> Path:
     """The configuration that a verb was given: a file, the one in a run's folder, or a base model's folder itself.
 
+    trains: a base model alone is not enough, since it does not say how.
     Raises InputError when there is none. Loading one refuses a folder that is neither.
     """
     require_exists(config_or_run)
+    if trains and config_or_run.is_dir() and not is_run(config_or_run):
+        raise InputError(
+            Problem(
+                what="this folder is not a run: it has no config.yaml",
+                where=str(config_or_run),
+                expected="a YAML configuration, or the folder of a run",
+                fix=f"write a configuration with base_model: {config_or_run} and trainer: {{type: finetune}}"
+                if (config_or_run / "config.json").is_file()
+                else "name the run's folder, or the YAML file",
+            )
+        )
     return config_or_run / "config.yaml" if is_run(config_or_run) else config_or_run
 
 

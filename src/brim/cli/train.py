@@ -30,7 +30,7 @@ def train(
     """Train a model and write a run folder. With `trainer.type: none`, evaluate the model on the splits."""
     if config.is_dir() and output_directory is None:
         output_directory = config
-    file = config_file(config)
+    file = config_file(config, trains=True)
     from brim.api.model import Model
     from brim.cli.opening import open_config
     from brim.cli.progress import TrainProgress

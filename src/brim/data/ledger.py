@@ -68,6 +68,14 @@ class Ledger:
         with writing("the ledger", path), whole_file(path) as temporary:
             pq.write_table(pa.table(columns, schema=SCHEMA), temporary)
 
+    def left_out(self) -> list[Entry]:
+        """Why rows are not there, one entry a row."""
+        return list({entry.key: entry for entry in self.entries if entry.event.startswith("dropped")}.values())
+
+    def num_left_out(self) -> dict[str, int]:
+        """How many rows are not there, by the event that took them away."""
+        return dict(Counter(entry.event for entry in self.left_out()))
+
     def with_more(self, entries: Sequence[Entry]) -> Ledger:
         """The ledger with further entries of the same rows, in their order."""
         every = sorted([*self.entries, *entries], key=lambda entry: entry.key)

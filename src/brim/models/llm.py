@@ -15,6 +15,7 @@ from brim.models.load import load_base
 from brim.models.logit_head import LogitHead
 from brim.models.loss_choice import chunked_head
 from brim.models.precision import Precision, precision
+from brim.models.quiet import no_library_warnings
 from brim.models.row_dropout import RowDropout, drop_by_row
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class LLM:
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
 
 
+@no_library_warnings()
 def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
     """Load what the configuration names, to be trained or only to be run.
 

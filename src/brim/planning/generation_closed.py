@@ -141,9 +141,7 @@ def _step_bytes(architecture: Architecture, settings: Settings, columns: int) ->
     return bytes_of_token(architecture, settings, columns) + architecture.vocabulary * _BYTES_OF_SCORE + copies
 
 
-def _generate_bytes(
-    architecture: Architecture, settings: Settings, generation: GenerationConfig, length: int
-) -> float:
+def _generate_bytes(architecture: Architecture, settings: Settings, generation: GenerationConfig, length: int) -> float:
     """Of a prompt with all its beams, at the end of the longest response or while the prompt is read.
 
     All prompts of a batch are read together, each as often as it has beams; without a cache, all tokens at each step.

@@ -16,7 +16,7 @@ from brim.digests import write_manifest
 from brim.errors import CheckpointError, OutOfMemoryError, Problem
 from brim.files import whole_folder
 from brim.models.llm import LLM
-from brim.models.quiet import no_library_bars
+from brim.models.quiet import no_library_bars, no_library_warnings
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -32,6 +32,7 @@ _TOKENIZER_FILES = (
 )
 
 
+@no_library_warnings()
 def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:
     """Write the adapter (PEFT's format) or the full model (transformers'), tokenizer, chat template, generation config.
 
