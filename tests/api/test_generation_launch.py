@@ -109,3 +109,64 @@ def test_rows_that_were_given_are_not_tried_and_the_plan_says_what_it_would_take
     plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
     assert plan.rows == 3
     assert plan.proof.endswith("since their number was given")
+
+
+def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
+    """The plan of 40 prompts with transformers' `generate`."""
+    model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, **generation}})
+    request = request_of(model._open(), LENGTHS, llm=model._weights())
+    if reserved_bytes is not None:
+        budget = plan_job(request, say=print).budget
+        there = replace(budget, limit_bytes=budget.outside_bytes + reserved_bytes, margin_bytes=0)
+        monkeypatch.setattr("brim.api.generation_planning.budget_of", lambda *args, **given: there)
+    return plan_job(request, say=print)
+
+
+BEAMS = {"num_beams": 4, "do_sample": False}
+
+
+def test_with_room_for_all_beams_run_together_and_no_trace_is_made(tiny_base, monkeypatch):
+    monkeypatch.setattr("brim.api.generation_planning.cache_model", None)
+    plan = planned(tiny_base, monkeypatch, **BEAMS)
+    assert (plan.engine, plan.source, plan.rows, plan.rows_reason) == ("static", "closed form", 40, "all rows together")
+
+
+def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base, monkeypatch):
+    one = planned(tiny_base, monkeypatch, **BEAMS).costs
+    a_row, weights = float(one.peak_bytes(1, 26)) - one.static_bytes, one.static_bytes
+    for rows in (1, 3, 9):
+        monkeypatch.undo()
+        plan = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + (rows + 0.5) * a_row), **BEAMS)
+        assert (plan.rows, plan.memory_rows) == (rows, rows)
+        assert plan.rows_reason == "as many as there is memory for"
+        assert plan.fits
+        assert plan.total_bytes <= plan.budget.limit_bytes
+    fewer = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + 9.5 * a_row), **(BEAMS | {"num_beams": 8}))
+    assert 4 <= fewer.rows <= 5
+
+
+@pytest.mark.parametrize(
+    ("generation", "reason"),
+    [
+        ({"num_beams": 2, "do_sample": True}, "beams that sample draw from one generator, so rows go one by one"),
+        ({"prompt_lookup_num_tokens": 2, "do_sample": False}, "prompt lookup takes one row at a time"),
+    ],
+)
+def test_where_rows_go_one_by_one_the_plan_says_so_and_why(tiny_base, monkeypatch, generation, reason):
+    plan = planned(tiny_base, monkeypatch, **generation)
+    assert (plan.rows, plan.rows_reason) == (1, reason)
+
+
+def test_a_peak_above_the_budget_is_said(tiny_base, monkeypatch, tmp_path):
+    class Meter:
+        def begin(self):
+            pass
+
+        def peak_bytes(self):
+            return 2**60
+
+    monkeypatch.setattr("brim.api.generating.peak_meter", lambda device: Meter())
+    said = []
+    model = brim.Model({"base_model": str(tiny_base), "trainer": {"type": "none"}, "generation": {"max_new_tokens": 2}})
+    model.predict({"prompt": ["add 1 and 2 ="]}, output=tmp_path / "p.jsonl", say=said.append)
+    assert [line for line in said if line.startswith("memory: 1048576.0 TiB were taken at the peak, more than ")]

@@ -59,7 +59,8 @@ def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
     job = _Job(request=request, budget=budget, correction=correction)
     try:
         caches = _caches(request)
-        plan = None if caches.has_samples else job.in_closed_form()
+        # What is known makes another trace of brim's own engine a matter of a second, of `generate` it does not.
+        plan = None if caches.has_samples and request.is_slots else job.in_closed_form()
         plan = plan or job.traced(caches)
     except UNTRACEABLE as error:
         if is_a_mistake_of_brims(error):
