@@ -208,6 +208,16 @@ def test_a_row_that_is_alone_gets_one_more_try():
     assert task.kinds() == ["oom", "replay"] * 2
 
 
+def test_what_fewer_rows_never_cure_is_raised_as_it_is(monkeypatch):
+    """oneDNN's message has several causes; in the end it was not memory, of which there is plenty."""
+    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
+    task = Task(max_rows=8, error=lambda _: RuntimeError("could not create a primitive"))
+    task.fails = lambda _, place: place == "forward" and 2 in task.rows
+    with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
+        task.train()
+    assert [event["rows"] for event in task.events if event["event"] == "oom"] == [8, 4, 2, 1]
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_row_that_never_fits_is_named(where):
     task = Task(max_rows=8)

@@ -105,3 +105,17 @@ def test_a_number_is_for_one_piece_of_work():
     shared = RowsAtOnce(3)
     assert rows_at_once(shared) is shared
     assert rows_at_once(3).num_rows == 3
+
+
+def test_what_fewer_rows_never_cure_is_raised_as_it_is(monkeypatch):
+    """oneDNN's message has several causes: under a limit fewer rows are tried, and at the last it was not memory."""
+    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
+    tried = []
+
+    def work(positions):
+        tried.append(len(positions))
+        raise RuntimeError("could not create a primitive")
+
+    with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
+        RowsAtOnce(8).run(rows_of([5] * 8), np.arange(8), work, doing="evaluation")
+    assert tried == [8, 4, 2, 1, 1]

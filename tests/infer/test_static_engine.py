@@ -8,6 +8,7 @@ from brim.data import TokenRow, TokenRows
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engine import respond_to
 from brim.infer.room import FixedRoom
+from brim.infer.slots_engine import SlotsEngine
 from brim.infer.static_engine import StaticEngine, end_ids
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
@@ -240,3 +241,22 @@ class Even:
 def test_a_constraint_holds(model, prompts, on_cpu, keys):
     responses = generate(model, prompts, settings={**GREEDY, **keys}, rows=4, seed=0, constraint=Even(), **on_cpu)
     assert {tuple(token % 2 for token in response.token_ids) for response in responses} == {(0, 1) * 4}
+
+
+@pytest.mark.parametrize("kind", [StaticEngine, SlotsEngine])
+def test_what_fewer_rows_never_cure_is_raised_as_it_is(model, prompts, on_cpu, monkeypatch, kind):
+    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
+    told = []
+
+    def broken(module, args, kwargs):
+        raise RuntimeError("could not create a primitive")
+
+    room = FixedRoom(4, prefill_tokens=1)
+    engine = kind(model, room=room, settings=GREEDY, seed=0, is_misled=False, on_smaller=told.append, **on_cpu)
+    hook = model.register_forward_pre_hook(broken, with_kwargs=True)
+    try:
+        with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
+            engine.run(prompts, on_finished=lambda finished: None)
+    finally:
+        hook.remove()
+    assert [smaller.after for smaller in told] == [2, 1]

@@ -115,7 +115,7 @@ class GradientStep:
         num_out_of_memory = 0
         tried_alone: set[int] = set()
         micro_batches = self._cut(lengths, num_groups)
-        while isinstance(done := self._pass(micro_batches, meter), _Failure):
+        while isinstance(done := self._pass(micro_batches, meter, tried_alone), _Failure):
             num_out_of_memory += 1
             self._rewind(random_before, meter)
             self._cut_smaller(micro_batches, done, tried_alone)
@@ -134,9 +134,12 @@ class GradientStep:
         return self._cutter.cut_in_order(lengths, num_groups=num_groups)
 
     def _pass(
-        self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None
+        self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None, tried_alone: set[int]
     ) -> tuple[float, tuple[Part, ...]] | _Failure:
-        """All micro-batches, or how far they got. Once it returns, nothing of a failed pass is referred to."""
+        """All micro-batches, or how far they got. Once it returns, nothing of a failed pass is referred to.
+
+        tried_alone: first rows of micro-batches that failed before and cannot be cut further.
+        """
         self._drop_gradients(meter)
         parts: list[Part] = []
         outer = sys.exc_info()[1]
@@ -151,7 +154,8 @@ class GradientStep:
             # One wait for the device in a step, not one a micro-batch.
             return _total(parts), tuple(parts)
         except Exception as error:
-            if not is_out_of_memory(error):
+            failed = micro_batches[min(len(parts), len(micro_batches) - 1)]
+            if not is_out_of_memory(error, is_last=int(failed.rows[0]) in tried_alone):
                 raise
             failure = _Failure(number=len(parts), where=_where(error.__traceback__), message=_first_line(error))
             _let_go(error, outer)
