@@ -1,4 +1,4 @@
-"""A verb's first argument: a configuration, a run's folder or a base model's; and all that is wrong with it and its data."""
+"""A verb's first argument: a configuration, a run's folder or a model's; and all that is wrong with it and its data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_model(
     *,
     with_answers: bool = True,
 ) -> Model:
-    """The model of a configuration file, a finished run or a base model's folder. dataset, with_answers: see `open_config`."""
+    """The model of a configuration file, a finished run or a base's folder. dataset, with_answers: see `open_config`."""
     require_exists(config_or_run)
     if is_run(config_or_run):
         from brim.api.model import Model
