@@ -22,7 +22,7 @@ def open_model(
     *,
     with_answers: bool = True,
 ) -> Model:
-    """The model of a configuration file, a finished run or a base's folder. dataset, with_answers: see `open_config`."""
+    """The model of a configuration file, a run or a base model. dataset, with_answers: see `open_config`."""
     require_exists(config_or_run)
     if is_run(config_or_run):
         from brim.api.model import Model
