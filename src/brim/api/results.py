@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from brim.data.ledger import EVENTS
+from brim.errors import InputError, Problem
 from brim.infer.bootstrap import Interval, Measure
+from brim.report.curves_plot import history_plot
+from brim.train.run_figures import history
+from brim.train.run_folder import RunFolder
+from brim.units import format_seconds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from brim.infer.divergence import Divergence
 
 
@@ -27,6 +34,44 @@ class TrainResult:
     num_rows: Mapping[str, int]  # split -> rows that were used
     seconds: float  # of training, evaluations included
     num_left_out: Mapping[str, int] = field(default_factory=dict)  # event of the ledger -> rows of the data not used
+
+    def __repr__(self) -> str:
+        run = "nothing trained" if self.output_directory is None else f"run folder {self.output_directory}"
+        steps = f"{self.num_steps:,} {'step' if self.num_steps == 1 else 'steps'} in {format_seconds(self.seconds)}"
+        best = "" if self.best_step is None else f", weights of step {self.best_step:,}"
+        rows = ", ".join(f"{number:,} {split}" for split, number in self.num_rows.items() if number)
+        evaluated = (
+            f"\n  {split}: " + ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in _SHOWN)
+            for split, metrics in self.metrics.items()
+        )
+        return f"TrainResult: {steps}{best}, {run}\n  rows: {rows}{''.join(evaluated)}"
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """A row for each step and evaluation, with the columns of metrics.jsonl; NaN where a line has no such figure.
+
+        Read from the run's folder each time. Raises InputError where nothing was trained, or it cannot be read.
+        """
+        return history(self._metrics_file())
+
+    def plot(self) -> Figure:
+        """The losses of the steps and evaluations, and below them the learning rate and the effective batch.
+
+        A notebook shows what this returns; `.savefig("losses.png")` writes it. Raises InputError, with the command to
+        install it, where matplotlib is missing.
+        """
+        file = self._metrics_file()
+        return history_plot(history(file), title=f"Loss of {file.parent.name}")
+
+    def _metrics_file(self) -> Path:
+        if self.output_directory is None:
+            raise InputError(
+                Problem(what="there is no history: trainer.type is none, so nothing was trained", fix="train a model")
+            )
+        return RunFolder(self.output_directory).metrics
+
+
+_SHOWN = ("loss", "perplexity", "token_accuracy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,10 @@ from brim.report.matplotlib_import import new_figure
 from brim.report.mean_curve import MeanCurve, of_evaluations, of_training
 from brim.report.memory_plot import FAINT, INK, PAPER
 from brim.report.seed_summary import Runs
-from brim.train.run_figures import Curve, RunFigures
+from brim.train.run_figures import Curve, RunFigures, binned
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -46,6 +47,63 @@ def curves_plot(runs: Mapping[str, Runs], *, title: str, subtitle: str) -> Figur
         is_cut = _draw(axes, curves, with_points=label.startswith("validation"))
         _frame(axes, f"{label} (the first steps lie above)" if is_cut else label)
     return figure
+
+
+def history_plot(history: pd.DataFrame, *, title: str) -> Figure:
+    """The losses of one run over its steps; below them its learning rate, and its effective batch where that moves.
+
+    history: as `brim.train.run_figures.history` gives it.
+    """
+    is_step = (history["split"] == "train") & history["learning_rate"].notna()
+    steps = history[is_step & history["loss"].notna()]
+    figure = new_figure(9, 6, paper=PAPER)
+    figure.text(0.09, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
+    losses = figure.add_axes((0.09, 0.40, 0.86, 0.42), facecolor=PAPER)
+    _draw_losses(losses, steps, history[~is_step & history["loss"].notna()])
+    _frame(losses, "loss, nats a supervised token", over="")
+    figure.legend(
+        loc="upper left",
+        bbox_to_anchor=(0.08, 0.925),
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        borderpad=0.1,
+    )
+    panels = [("learning rate", steps["learning_rate"])]
+    sizes = _without_ends_of_epochs(steps["effective_batch_size"])
+    if sizes.nunique() > 1:
+        panels.append(("effective batch, rows", sizes))
+    width = 0.86 if len(panels) == 1 else 0.39
+    for number, (label, figures) in enumerate(panels):
+        axes = figure.add_axes((0.09 + 0.47 * number, 0.09, width, 0.19), facecolor=PAPER, sharex=losses)
+        axes.plot(steps["step"][figures.index], figures, color=INK, lw=1.4, drawstyle="steps-post")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _frame(axes, label, over="step")
+    return figure
+
+
+def _without_ends_of_epochs(sizes: pd.Series) -> pd.Series:
+    """The effective batches but for those that take what an epoch has left: smaller than both of their neighbours."""
+    after = sizes.shift(-1)
+    return sizes[~((sizes < sizes.shift(1)) & ((sizes < after) | after.isna()))]
+
+
+def _draw_losses(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame) -> None:
+    """Each step faintly, and the mean of as many stretches as are seen; each evaluation as a point."""
+    if len(steps) > 2 * _MOST_BINS:
+        axes.plot(steps["step"], steps["loss"], color=COLOURS[0], lw=0.7, alpha=0.35)
+        points = Curve(
+            tokens=tuple(steps["step"]), loss=tuple(steps["loss"]), weights=tuple(steps["effective_batch_size"])
+        )
+        mean = binned(points, num_bins=_MOST_BINS)
+        middles = [(start + end) / 2 for start, end in zip((0, *mean.tokens), mean.tokens, strict=False)]
+        axes.plot(middles, mean.loss, color=COLOURS[0], lw=1.8, label=f"training, in {_MOST_BINS} stretches")
+    else:
+        axes.plot(steps["step"], steps["loss"], color=COLOURS[0], lw=1.4, marker=".", label="training")
+    for number, (split, found) in enumerate(evaluations.groupby("split", sort=False), start=1):
+        label = "training rows, evaluated" if split == "train" else str(split)
+        axes.plot(found["step"], found["loss"], color=COLOURS[number], lw=1.4, marker="o", ms=5, label=label)
 
 
 def look(number: int) -> tuple[str, object]:
@@ -94,9 +152,9 @@ def _limit(axes: Axes, curves: Sequence[MeanCurve]) -> bool:
     return any(bool(np.any(curve.mean > high + margin)) for curve in curves)
 
 
-def _frame(axes: Axes, label: str) -> None:
+def _frame(axes: Axes, label: str, *, over: str = "tokens") -> None:
     axes.set_title(label, loc="left", size=10, color=INK)
-    axes.set_xlabel("tokens", color=INK)
+    axes.set_xlabel(over, color=INK)
     axes.tick_params(colors=INK, labelcolor=INK, labelsize=9)
     axes.xaxis.set_major_formatter(lambda value, _: _short(value))
     axes.grid(axis="y", color=FAINT, lw=0.4, alpha=0.5)

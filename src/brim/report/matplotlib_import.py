@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from brim.errors import InputError, Problem
@@ -16,7 +17,15 @@ def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figu
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_inches, height_inches), facecolor=paper)
+    class Shown(Figure):
+        """In a notebook its picture is shown, whether or not pyplot was imported there."""
+
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    figure = Shown(figsize=(width_inches, height_inches), facecolor=paper)
     FigureCanvasAgg(figure)
     return figure
 
@@ -29,7 +38,6 @@ def require_matplotlib() -> None:
         raise InputError(
             Problem(
                 what=f"a picture needs matplotlib, which cannot be imported: {error}",
-                where="--plot",
-                fix="pip install 'brim[plots]', or leave --plot out",
+                fix="pip install 'brim[plots]', or do without the picture",
             )
         ) from error

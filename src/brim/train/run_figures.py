@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from brim.errors import InputError, Problem
+
 MOST_POINTS = 200  # of a curve
 _LAST_SHARE = 0.1  # of the tokens, whose training loss stands for the end's: one step's is mostly the luck of its rows
 
@@ -86,6 +90,30 @@ def run_figures(metrics: Path) -> RunFigures:
             )
         ),
     )
+
+
+def history(metrics: Path) -> pd.DataFrame:
+    """Return the steps and evaluations of a run, a row each, in the order of its metrics.jsonl.
+
+    The columns are its fields (docs/run-folder.md); a field that a line does not have is NaN. Events have no row, but
+    for `evaluation`, which tells those of the training rows from steps.
+    Raises InputError where the file cannot be read, or is no such log.
+    """
+    try:
+        with metrics.open(encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        kept = [record for record in records if "split" in record]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            Problem(
+                what=f"the run's history cannot be read: {error}",
+                where=str(metrics),
+                expected="the file as the run wrote it",
+                fix="look whether the run's folder was moved, deleted or changed",
+            )
+        ) from error
+    frame: pd.DataFrame = pd.DataFrame(kept)
+    return frame
 
 
 def binned(curve: Curve, *, num_bins: int) -> Curve:
