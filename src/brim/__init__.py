@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from brim.batching.prober import Prober
     from brim.memory.prediction import MemoryPrediction
     from brim.planning.plan import TrainingPlan
+    from brim.train.observer import Observer
 
 __all__ = [
     "AdaptiveStep",
@@ -55,6 +56,7 @@ __all__ = [
     "Model",
     "ModelError",
     "NothingFitsError",
+    "Observer",
     "OutOfMemoryError",
     "OutputError",
     "PredictResult",
@@ -86,6 +88,7 @@ _LAZY = {
     "ResumeProof": "brim.api.resume_proof",
     "TrainResult": "brim.api.results",
     "TrainingPlan": "brim.planning.plan",
+    "Observer": "brim.train.observer",
     "UploadResult": "brim.api.upload",
     "Found": "brim.batching.finder",
     "Probe": "brim.batching.probe",

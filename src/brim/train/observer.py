@@ -11,20 +11,24 @@ Record = Mapping[str, Any]  # one line of metrics.jsonl; its fields stand in doc
 
 
 class Observer(Protocol):
-    """Hears each record once, in order."""
+    """Hears what happens in a run: `start` once, `write` for each record in order, `close` at the end.
+
+    A class of your own that inherits from this one needs only the methods that it is interested in. They are called in
+    the thread that trains, between steps, which wait for them; what they raise ends the run.
+    """
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
-        """The loop is about to run the steps after `first_step`.
+        """The loop is about to run the steps after `first_step`, which is 0 unless the run is continued.
 
         total_steps: of the run; None where the effective batch follows what is measured. total_samples: rows that the
-        whole run consumes.
+        whole run consumes, counted with repetition.
         """
 
     def write(self, record: Record) -> None:
-        """A step, an evaluation or an event happened."""
+        """A step, an evaluation or an event happened: a line of metrics.jsonl as a mapping (docs/run-folder.md)."""
 
     def close(self) -> None:
-        """The loop has ended, well or not."""
+        """The run has ended, well or not; also where it failed after `start`."""
 
 
 @dataclass(frozen=True, slots=True)
