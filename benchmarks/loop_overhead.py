@@ -30,12 +30,12 @@ from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED, Shape, configuration,
 from brim.api.session import Session, open_session
 from brim.batching.by_rows import ByRows
 from brim.batching.microbatch import cut_by_rows
-from brim.cli.progress import TrainProgress
 from brim.config import FinetuneTrainer, load_config
 from brim.data import TokenRows, prepare, read, rows_of_step
 from brim.data.collate import Batch, collate
 from brim.models.llm import LLM, load_llm
 from brim.models.objective import next_token_loss
+from brim.report.progress import LiveLine, TrainProgress
 from brim.train.batch_schedule import length_of
 from brim.train.checkpoint import CheckpointStore
 from brim.train.loop import Loop
@@ -212,7 +212,7 @@ def _run(case: Case, session: Session, llm: LLM, rows: TokenRows, bare: BareLoop
     """brim's loop with the observers that `brim train` gives it, and the bare loop between its steps."""
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer)
-    progress = TrainProgress(Terminal())
+    progress = TrainProgress(LiveLine(Terminal()))
     alternator = Alternator(bare, progress, total_steps=case.num_steps)
     observers = Observers(
         [MetricsLog(folder / "metrics.jsonl"), TensorBoardLog(folder / "tensorboard"), progress, alternator]

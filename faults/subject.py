@@ -83,8 +83,8 @@ def make_base_at(folder: str) -> None:
 def fingerprint(run: Path) -> dict[str, str]:
     """All that a run left, by path: digests of files, and the log without its times.
 
-    Of plan.json what memory does not decide. Of environment.json, which has the time of the start, and of a
-    checkpoint's manifest only that they are there. What a killed write leaves would be here.
+    Of plan.json what memory does not decide. Of environment.json and notes.txt, which have the time of the start,
+    and of a checkpoint's manifest only that they are there. What a killed write leaves would be here.
     """
     marks: dict[str, str] = {}
     for path in sorted(run.rglob("*")):
@@ -133,7 +133,7 @@ def told_wrong(done: Done, *, code: int) -> str:
 
 
 def _mark(path: Path, name: str) -> str:
-    if name == "environment.json" or (name.startswith("checkpoints/") and path.name == "manifest.json"):
+    if name in ("environment.json", "notes.txt") or (name.startswith("checkpoints/") and path.name == "manifest.json"):
         return "there"
     if path.name == "state.json":
         return _digest(json.dumps({**json.loads(path.read_bytes()), "logs": None}).encode())  # lines have times

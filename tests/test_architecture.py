@@ -14,6 +14,7 @@ ROOT = Path(brim.__file__).parent
 ROOMS = [
     "errors",
     "units",
+    "notes",
     "secrets",
     "files",
     "cache_folder",
@@ -33,6 +34,7 @@ ROOMS = [
 TORCH_FREE = [
     "errors",
     "units",
+    "notes",
     "secrets",
     "files",
     "digests",

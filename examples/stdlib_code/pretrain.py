@@ -21,7 +21,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from brim import EvaluateResult, Model, TrainResult
-from brim.cli.progress import TrainProgress
 from stdlib_code import dataset, tokenizer
 
 HERE = Path(__file__).parent
@@ -81,7 +80,7 @@ def main() -> None:
     dataset.write_jsonl(rows, data)
     _write_start(start, rows)
     model = Model({**CONFIG, "base_model": str(start), "dataset": str(data)})
-    result = model.train(output_directory=folder / "run", resume=True, observer=TrainProgress(sys.stderr), say=print)
+    result = model.train(output_directory=folder / "run", resume=True)
     _write_base_model(folder / "run" / "model")
     held_out = _evaluate_held_out(modules)
     card = _card(rows, result, held_out, metrics=folder / "run" / "metrics.jsonl")

@@ -106,7 +106,7 @@ def test_a_fully_trained_model_can_be_given_an_adapter(config, sums_file, tmp_pa
 
 
 def test_nothing_but_brim_speaks_while_a_model_is_saved(config, sums_file, tmp_path, capfd):
-    brim.Model({**config, "adapter": None}).train(sums_file, output_directory=tmp_path / "run")
+    brim.Model({**config, "adapter": None}).train(sums_file, output_directory=tmp_path / "run", say=None)
     assert capfd.readouterr() == ("", "")
 
 

@@ -147,7 +147,7 @@ def test_train_prints_its_result_alone_and_tells_json(brim, project):
     shown = next(line.split()[1:] for line in people.out.splitlines() if line.startswith("loss"))
     assert shown == [f"{metrics[split]['loss']:.4f}" for split in metrics]
     for done in (people, programs):
-        assert "precision: fp32" in done.err
+        assert "\nplan: " in done.err
         assert "step 2  validation: loss " in done.err
 
 

@@ -47,7 +47,6 @@ def test_a_promise_that_is_kept_is_a_table_and_exit_code_0(brim, tmp_path, told)
     )
     (arguments, options) = asked[0]
     assert arguments == (tmp_path,)
-    assert options.pop("say")
     assert options == {
         "steps": 4, "from_step": 10, "dataset": None, "overrides": ["memory.budget=1GiB"], "keep": True
     }  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 
 from brim.data.ledger import Entry, Ledger
 from brim.errors import WriteError
+from brim.notes import short_of
 
 WHY = "preprocessing.global_max_sequence_length is 512"
 
@@ -49,3 +50,19 @@ def test_the_summary_counts_and_names_the_longest():
 def test_a_place_that_cannot_be_written_is_told(tmp_path):
     with pytest.raises(WriteError, match="the ledger could not be written: No such file or directory"):
         Ledger(num_rows=1).write(tmp_path / "nowhere" / "ledger.parquet")
+
+
+def test_beside_others_a_line_gives_the_count_and_the_reason_that_all_rows_share():
+    def short(*events):
+        entries = [
+            Entry(key=key, split="train", event=event, why=why, tokens_before=100, tokens_after=40)
+            for key, (event, why) in enumerate(events)
+        ]
+        return [short_of(line) for line in Ledger(num_rows=9, entries=entries).summary()]
+
+    cut = ("cut_joined", "max_sequence_length is 40")
+    assert short(cut, cut) == ["2 of 9 rows cut: max_sequence_length is 40"]
+    assert short(("dropped_missing", "no value in `a`"), ("dropped_missing", "no value in `b`")) == [
+        "2 of 9 rows dropped"
+    ]
+    assert short(("dropped_bad", "a long story")) == ["1 of 9 rows dropped"]

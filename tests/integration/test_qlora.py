@@ -228,7 +228,7 @@ def test_training_prints_nothing_of_libraries(tiny_base, sums_file, tmp_path):
     settings = config(tiny_base, FOUR, trainer={"train_steps": 2, "optimizer": "adamw_8bit"})
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     done = brim_command(
-        "train", tmp_path / "config.yaml", "--dataset", sums_file, "--output-directory", tmp_path / "run"
+        "train", tmp_path / "config.yaml", "--dataset", sums_file, "--output-directory", tmp_path / "run", "--verbose"
     )
     assert done.returncode == 0
     told = [line.split(" ")[0] for line in done.stderr.splitlines()]

@@ -64,7 +64,7 @@ def test_a_run_leaves_what_the_contract_names(tiny_base, sums_file, tmp_path):
     assert result.num_rows == {"train": 28, "validation": 4, "test": 8}
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "plan.json", "metrics.jsonl", "ledger.parquet", "environment.json", "checkpoints", "model",
-        "README.md", "tensorboard",
+        "README.md", "tensorboard", "notes.txt",
     }  # fmt: skip
     assert {path.name for path in (run / "model").iterdir()} == {
         "adapter_config.json", "adapter_model.safetensors", "generation_config.json", "manifest.json",

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from tests.planning.hand_made import hand_made_plan, plan_that_does_not_fit
 
+from brim.notes import kind_of, topic_of
 from brim.report.plan_table import plan_table
 from brim.report.short_plan import short_plan
 
@@ -118,18 +119,15 @@ def test_one_micro_batch_a_step_is_one():
     )
 
 
-@pytest.mark.parametrize("num_notes", range(9))
-def test_the_short_form_never_has_more_than_six_lines(num_notes):
-    notes = tuple(f"note {number}" for number in range(num_notes))
-    for plan in (hand_made_plan(advice=notes), replace(plan_that_does_not_fit(), advice=notes)):
-        told = short_plan(plan)
-        assert len(told) <= 6
-        head = 3 if plan.chosen else 2
-        if head + num_notes <= 6:
-            assert told[head:] == list(notes)
-        else:
-            hidden = num_notes - (6 - head - 1)
-            assert told[head:] == [*notes[: 6 - head - 1], f"{hidden} more notes: brim plan"]
+@pytest.mark.parametrize("make", [hand_made_plan, plan_that_does_not_fit])
+def test_the_short_form_says_what_the_run_takes_and_what_is_good_to_know(make):
+    plan = replace(make(), advice=("the batch falls", "a step is bound by arithmetic"))
+    told = short_plan(plan, phase_notes=["the batch falls"])
+    head = [kind_of(line) for line in told[:-2]]
+    assert head == ["plan"] * len(head)
+    assert [topic_of(line) for line in told[:2]] == ["plan", "memory"]
+    assert told[-2:] == list(plan.advice)
+    assert [kind_of(line) for line in told[-2:]] == ["warning", "note"]
 
 
 def test_the_short_form_of_what_does_not_fit():

@@ -29,6 +29,7 @@ from brim.infer.named_layers import LayerName, named_layers
 from brim.infer.vectors import VectorStore
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
+from brim.notes import status
 
 Vectors: TypeAlias = NDArray[np.float32]
 
@@ -80,6 +81,7 @@ def activations_of(
     """
     if asked.output is not None:
         check_output(asked.output)
+    say(status("reading the data"))
     rows, ledger, prompt_notes = _prompts(session, data, split=asked.split)
     for line in [*notes, *prompt_notes, *ledger.summary()]:
         say(line)

@@ -15,9 +15,11 @@ from brim.api.compare_results import FILE, ComparedRun, CompareResult, in_order,
 from brim.data.read_files import Files
 from brim.errors import InputError, Interrupted, OutputError, Problem
 from brim.files import make_folder, write_text, writing
+from brim.notes import Say
 from brim.report.curves_plot import curves_plot
 from brim.report.matplotlib_import import require_matplotlib
 from brim.report.picture import save_picture
+from brim.report.screen import listening, show
 from brim.train.observer import Observer, Observers
 from brim.train.run_figures import run_figures
 from brim.train.run_folder import RunFolder, check_run_folder
@@ -36,7 +38,7 @@ def compare(
     resume: bool = False,
     overrides: Sequence[str] = (),
     observer: Observer | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say | None = show,
 ) -> CompareResult:
     """Train each configuration with each seed, in a process of its own, and compare their final losses.
 
@@ -47,16 +49,18 @@ def compare(
 
     A run that fails is told in the result, and does not end the others. Raises InputError or ConfigError where the
     configurations cannot be compared, OutputError where the folder is taken, Interrupted on Ctrl-C.
+    observer: hears the steps of each run. say: see docs/python.md.
     """
     _require_usable(configs, seeds)
     entrants = entrants_of(configs, overrides, dataset)
     default = _DEFAULT_OUTPUT / "-vs-".join(each.name for each in entrants)[:_LONGEST_DEFAULT]
     folder = default if output_directory is None else Path(output_directory)
-    begun = _begun(folder, entrants, seeds, resume=resume, say=say)
-    for line in begun.changes:
-        say(line)
-    result = _run_all(begun, entrants, observer or Observers([]), say)
-    _draw(result, say)
+    with listening(say) as told:
+        begun = _begun(folder, entrants, seeds, resume=resume, say=told)
+        for line in begun.changes:
+            told(line)
+        result = _run_all(begun, entrants, Observers([told] if observer is None else [told, observer]), told)
+        _draw(result, told)
     return result
 
 

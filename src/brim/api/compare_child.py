@@ -18,6 +18,7 @@ from typing import IO, Any
 from brim.api.compare_order import RunOrder
 from brim.api.parent_watch import signal_when_alone
 from brim.errors import BrimError, InputError, Interrupted, Problem
+from brim.notes import kind_of, topic_of
 from brim.train.observer import Record
 
 INTERRUPTED = 130
@@ -39,7 +40,7 @@ class Told:
         self.tell(close=True)
 
     def say(self, line: str) -> None:
-        self.tell(say=line)
+        self.tell(say=line, kind=kind_of(line), topic=topic_of(line))
 
     def tell(self, **message: Any) -> None:
         self._stream.write(json.dumps(message) + "\n")

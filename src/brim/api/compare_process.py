@@ -16,6 +16,7 @@ from typing import Any
 
 from brim.api.compare_order import Ended, RunOrder
 from brim.errors import Problem
+from brim.notes import Note
 from brim.train.observer import Observer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -90,7 +91,7 @@ def _heard(process: subprocess.Popen[bytes], observer: Observer, say: Callable[[
         for line in _lines(process.stdout.fileno()):
             message: Mapping[str, Any] = json.loads(line)
             if "say" in message:
-                say(message["say"])
+                say(Note(message["say"], kind=message.get("kind", "note"), topic=message.get("topic", "")))
             elif "start" in message:
                 is_open = True
                 observer.start(**message["start"])

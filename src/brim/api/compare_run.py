@@ -7,7 +7,8 @@ from pathlib import Path
 
 from brim.api.chat import with_day_of_run
 from brim.api.compare_order import RunOrder
-from brim.api.session import Say, open_session, with_dataset, with_labels, with_rows
+from brim.api.run_files import RunNotes
+from brim.api.session import Say, choice_notes, open_session, with_dataset, with_labels, with_rows
 from brim.api.training import train
 from brim.config import load_config, require_trainable
 from brim.data import TokenRows, prepare, read
@@ -29,8 +30,9 @@ def run(order: RunOrder, *, observer: Observer, say: Say) -> dict[str, str]:
     session = with_labels(session, source)
     prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
     session = with_rows(session, len(prepared.splits["train"]))
-    for line in [*loaded.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:
-        say(line)
+    notes = RunNotes(say)
+    for line in [*loaded.notes, *choice_notes(session.choices), *prepared.notes, *prepared.ledger.summary()]:
+        notes(line)
     train(
         session,
         source,
@@ -39,7 +41,7 @@ def run(order: RunOrder, *, observer: Observer, say: Say) -> dict[str, str]:
         resume=resume,
         replan=False,
         observer=observer,
-        say=say,
+        say=notes,
         weights="last",
     )
     return {split: _digest(rows) for split, rows in prepared.splits.items()}

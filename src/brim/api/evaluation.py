@@ -27,6 +27,7 @@ from brim.infer.rows_at_once import Batches, RowsAtOnce
 from brim.infer.text_metrics import exact_match, text_measures
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
+from brim.notes import status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ def evaluate(
     asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
     category, for accuracy and F1 of its labels.
     """
+    say(status("evaluating"))
     scores = scored(llm, session, rows, batches)
     figures, measures = summarize(scores), score_measures(scores)
     frame = pd.DataFrame(
@@ -106,6 +108,7 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
 def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say) -> pd.DataFrame:
     """With a column of labels for a category."""
     planned = planned_engine(llm, session, asked.prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
+    say(status("generating"))
     texts = respond(planned.engine, session, asked.prompts)
     reader = label_reader(session.config)
     if reader is not None:

@@ -27,6 +27,7 @@ from brim.memory.cuda.target import CudaTarget
 from brim.memory.device import Device
 from brim.memory.device_speed import DeviceSpeed, device_speed
 from brim.models.llm import LLM
+from brim.notes import Note, status
 from brim.planning.at_hand import budget_of, enforce
 from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
@@ -76,9 +77,10 @@ def batches_for(
         return RowsAtOnce(given, on_smaller=on_smaller or tell)
     if llm is not None and llm.device.type == "cpu":
         _read_weights(llm, next(rows for rows in splits if len(rows)), session.encoder.pad_id)
+    say(status("planning the evaluation"))
     lengths = np.concatenate([rows.lengths for rows in splits])
     plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes)
-    say(f"evaluation: {plan}")
+    say(Note(f"evaluation: {plan}", kind="detail"))
     return batches_of(plan, session.device, on_smaller=on_smaller or tell)
 
 

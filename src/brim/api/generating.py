@@ -24,6 +24,7 @@ from brim.infer.response_record import response_bytes, response_of, score_bytes
 from brim.infer.response_scores import rows_to_score, score_batches
 from brim.infer.slots_engine import SlotsEngine
 from brim.models.llm import LLM
+from brim.notes import status
 from brim.planning.budget import Budget
 from brim.units import format_bytes
 
@@ -45,6 +46,7 @@ class Generation:
         planned = planned_engine(weights(), session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
         self._engine, plan = planned.engine, planned.plan
         self._budget = plan.budget
+        say(status("generating"))
         self.about = {
             "engine": self._engine.name,
             "rows_at_once": plan.rows_at_most,

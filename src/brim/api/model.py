@@ -23,9 +23,11 @@ from brim.api.predict_policies import OnError, OnOverlong
 from brim.api.predicting import Wanted, check_wanted, predict
 from brim.api.prompts import require_continuable, require_rows, require_texts
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
+from brim.api.run_files import RunNotes
 from brim.api.session import (
     Say,
     Session,
+    choice_notes,
     open_session,
     say_nothing,
     with_choices,
@@ -48,6 +50,8 @@ from brim.infer.labels import label_reader
 from brim.infer.named_layers import LayerName
 from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
+from brim.notes import status, warning
+from brim.report.screen import listening, show
 from brim.train.export import export_model
 from brim.train.observer import Observer, Observers
 from brim.train.run_folder import (
@@ -83,6 +87,13 @@ class Model:
         self._run: RunFolder | None = None
         self._require_trust_to_train: Callable[[], None] = lambda: None
 
+    def __repr__(self) -> str:
+        config, run = self.config, self._run
+        bits = [] if config.quantization is None else [f"in {config.quantization.bits} bits"]
+        adapter = [] if config.adapter is None else [f"{config.adapter.type} adapter (r {config.adapter.r})"]
+        state = ["to be trained"] if self._untrained() else [] if run is None else [f"trained, run folder {run.path}"]
+        return f"Model: {'; '.join([', '.join([config.base_model, *bits, *adapter]), *state])}"
+
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
         """The model of a finished run, or one that `save` wrote.
@@ -114,15 +125,31 @@ class Model:
         resume: bool = False,
         replan: bool = False,
         observer: Observer | None = None,
-        say: Say = say_nothing,
+        say: Say | None = show,
     ) -> TrainResult:
         """Train and write a run folder (default: results/<name of the configuration file>).
 
         dataset: a file, a saved `datasets` folder, a data frame or a mapping of columns; default: the key `dataset`.
         resume: continue the run in that folder exactly where its newest checkpoint stands.
         replan: do not use what earlier plans found out.
+        observer: hears each step, evaluation and event. say: takes the notes; by default they are shown, and how far
+        the run has come; None: nothing is. See docs/python.md for both.
         With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
         """
+        with listening(say, is_short=True) as told:
+            observers = Observers([told] if observer is None else [told, observer])
+            return self._train(dataset, output_directory, observers, told, resume=resume, replan=replan)
+
+    def _train(
+        self,
+        dataset: Data | None,
+        output_directory: str | Path | None,
+        observer: Observer,
+        say: Say,
+        *,
+        resume: bool,
+        replan: bool,
+    ) -> TrainResult:
         output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
         trains = isinstance(self.config.trainer, FinetuneTrainer)
         if trains:
@@ -133,17 +160,20 @@ class Model:
         if resume:
             session = with_day_of_run(session, RunFolder(output))
         require_trainable(session.config)
+        notes = RunNotes(say)
+        notes(status("reading the data"))
         source = read(data)
         session = with_labels(session, source)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         session = with_rows(session, len(prepared.splits["train"]))
-        for line in [*self.notes, *map(str, session.choices), *prepared.notes, *prepared.ledger.summary()]:
-            say(line)
+        for line in [*self.notes, *choice_notes(session.choices), *prepared.notes, *prepared.ledger.summary()]:
+            notes(line)
         if not trains:
             if output_directory is not None or resume:
-                say("trainer.type is none: nothing is trained, no run folder is written and none is continued")
-            for choice in self._weights().choices:
-                say(str(choice))
+                told = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
+                say(warning(told, topic="run"))
+            for line in choice_notes(self._weights(say).choices):
+                say(line)
             evaluated = self._evaluate_splits(session, source, prepared.splits, say)
             return replace(evaluated, num_left_out=prepared.ledger.num_left_out())
         self._llm, self._has_learned = None, False  # one model in memory at a time
@@ -154,8 +184,8 @@ class Model:
             output_directory=output,
             resume=resume,
             replan=replan,
-            observer=observer or Observers([]),
-            say=say,
+            observer=observer,
+            say=notes,
         )
         self._session, self._has_learned, self._run = session, True, open_run_folder(output)
         return result
@@ -168,7 +198,7 @@ class Model:
         with_texts: bool = False,
         against: str | Path | None = None,
         batch_size: int | None = None,
-        say: Say = say_nothing,
+        say: Say | None = show,
     ) -> EvaluateResult:
         """Loss, perplexity, token and sequence accuracy of a split, each with its 95% interval.
 
@@ -178,8 +208,21 @@ class Model:
         and digits alone (rouge-score drops all others): do not use it for other scripts.
         against: "base", or a run's folder, or a configuration: evaluate that model on the same rows, too, and give the
         differences with paired intervals. The two are never in memory together.
-        batch_size: rows at once, for this call; default: `trainer.eval_batch_size`.
+        batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. say: as in `train`.
         """
+        with listening(say) as told:
+            return self._evaluate(dataset, split, against, batch_size, told, with_texts=with_texts)
+
+    def _evaluate(
+        self,
+        dataset: Data | None,
+        split: Split | None,
+        against: str | Path | None,
+        batch_size: int | None,
+        say: Say,
+        *,
+        with_texts: bool,
+    ) -> EvaluateResult:
         session = self._open()
         sizes = _given("eval_batch_size", batch_size) | _given(size_for_generating(session.config), batch_size)
         session = with_settings(session, trainer=sizes)
@@ -199,7 +242,7 @@ class Model:
         require_rows(rows, split, source)
         other = None if against is None else self._other(against)
         theirs = None if other is None else other._contender(source, like=session, split=split, with_texts=with_texts)
-        at_once = batches_for(session, [rows], llm=self._weights(), say=say)
+        at_once = batches_for(session, [rows], llm=self._weights(say), say=say)
         result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
         result = replace(result, num_left_out=ledger.num_left_out())
         if other is None or theirs is None:
@@ -222,8 +265,8 @@ class Model:
         key: str | None = None,
         on_error: OnError | None = None,
         on_overlong: OnOverlong | None = None,
-        say: Say = say_nothing,
-        on_batch: Callable[[int], None] = lambda rows: None,
+        say: Say | None = show,
+        on_batch: Callable[[int], None] | None = None,
     ) -> PredictResult:
         """One response a row, in the order of the input, beside the input's columns; written to `output` if given.
 
@@ -231,7 +274,8 @@ class Model:
         configuration's `generation`, both for this call. scores: add the log-probability of each response.
         resume: go on with what was begun for this output; responses that are there are kept. key: the column that tells
         which row is which; default: their order. on_error, on_overlong: what becomes of rows that cannot be used, and
-        of prompts that are too long; default: as the configuration says. See docs/predict.md.
+        of prompts that are too long; default: as the configuration says. See docs/predict.md. say: as in `train`.
+        on_batch: told how many more rows are done.
         """
         path = None if output is None else Path(output)
         check_wanted(path, resume=resume)
@@ -248,9 +292,16 @@ class Model:
             on_overlong=on_overlong,
         )
         notes = [*self.notes, *self._untrained()]
-        return predict(
-            session, self._dataset(dataset), wanted, weights=self._weights, notes=notes, say=say, on_batch=on_batch
-        )
+        with listening(say) as told:
+            return predict(
+                session,
+                self._dataset(dataset),
+                wanted,
+                weights=lambda: self._weights(told),
+                notes=notes,
+                say=told,
+                on_batch=_both(told.advance, on_batch),
+            )
 
     @overload
     def generate(self, prompts: str | Sequence[str], *, stream: Literal[True], **generation: Any) -> Iterator[str]: ...
@@ -284,14 +335,16 @@ class Model:
         answers: list[str] = responses["response"].tolist()
         return answers[0] if isinstance(prompts, str) else answers
 
-    def chat(self, *, say: Say = say_nothing) -> Conversation:
+    def chat(self, *, say: Say | None = show) -> Conversation:
         """A conversation with the model: `ask` gives an answer in pieces, as `brim chat` shows it.
 
         With `chat`, the template writes all turns into each prompt; otherwise each prompt stands alone.
         """
-        for line in [*self.notes, *self._untrained()]:
-            say(line)
-        return Conversation(self._open(), self._weights(), say=say)
+        with listening(say) as told:
+            for line in [*self.notes, *self._untrained()]:
+                told(line)
+            weights = self._weights(told)
+        return Conversation(self._open(), weights, say=say or say_nothing)
 
     def collect_activations(
         self,
@@ -304,8 +357,8 @@ class Model:
         batch_size: int | Literal["auto"] | None = None,
         output: str | Path | None = None,
         columns: Sequence[str] | None = None,
-        say: Say = say_nothing,
-        on_batch: Callable[[int], None] = lambda rows: None,
+        say: Say | None = show,
+        on_batch: Callable[[int], None] | None = None,
     ) -> Activations:
         """What layers make of each row's prompt, in fp32 and in the order of the rows.
 
@@ -313,6 +366,7 @@ class Model:
         pooling: "mean" over the prompt's tokens, its "last" token, or None for a vector a token. normalize: to length
         1. batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. output: a parquet file for the
         vectors, which are then not held in memory; columns: their names in it, which are else those of the layers.
+        say: as in `train`. on_batch: told how many more rows are done.
         """
         asked = Asked(
             layers=[layers] if isinstance(layers, str | int) else layers,
@@ -322,16 +376,17 @@ class Model:
             output=None if output is None else Path(output),
             columns=columns,
         )
-        return activations_of(
-            with_settings(self._open(), trainer=_given("eval_batch_size", batch_size)),
-            self._dataset(dataset),
-            asked,
-            llm=self._llm,
-            weights=self._weights,
-            notes=[*self.notes, *self._untrained()],
-            say=say,
-            on_batch=on_batch,
-        )
+        with listening(say) as told:
+            return activations_of(
+                with_settings(self._open(), trainer=_given("eval_batch_size", batch_size)),
+                self._dataset(dataset),
+                asked,
+                llm=self._llm,
+                weights=lambda: self._weights(told),
+                notes=[*self.notes, *self._untrained()],
+                say=told,
+                on_batch=_both(told.advance, on_batch),
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the model (or adapter), the tokenizer and the configuration, for `Model.load`.
@@ -352,7 +407,7 @@ class Model:
         *,
         merge: bool = False,
         format: str = "safetensors",
-        say: Say = say_nothing,
+        say: Say | None = show,
         **merging: Any,
     ) -> ExportResult:
         """Write the adapter, or the whole model, of a finished run to a new or an empty folder, without paths or logs.
@@ -370,7 +425,9 @@ class Model:
         self._let_go()  # one model in memory at a time
         if config.adapter is not None or not holds_adapter:
             config = _with_trained_weights(config, run, holds_adapter=holds_adapter)
-        return merge_run(run, open_session(config), Path(path), how, say=say)
+        with listening(say) as told:
+            told(status("merging"))
+            return merge_run(run, open_session(config), Path(path), how, say=told)
 
     def upload(self, repo_id: str, **options: Any) -> UploadResult:
         """Send what `export` writes to the Hub, in one commit, with the token in HF_TOKEN.
@@ -417,8 +474,9 @@ class Model:
             self.config = Model.load(self._run.path, overrides=trust).config
             self._session, self._has_learned, self._needs_training = None, False, False
 
-    def _weights(self) -> LLM:
+    def _weights(self, say: Say = say_nothing) -> LLM:
         if self._llm is None:
+            say(status("loading the model"))
             session = self._open()
             self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
         return self._llm
@@ -479,6 +537,15 @@ def check_split(name: str | None) -> Split | None:
     if name is None:
         return None
     raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
+
+
+def _both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
+    def told(num_rows: int) -> None:
+        first(num_rows)
+        if second is not None:
+            second(num_rows)
+
+    return told
 
 
 def _given(key: str, value: Any) -> dict[str, Any]:

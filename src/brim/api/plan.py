@@ -11,8 +11,8 @@ import torch
 from brim.api.memory import ask, read_architecture
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import plan_run
-from brim.api.session import Say, Session, say_nothing
-from brim.config import Config, FinetuneTrainer, load_config
+from brim.api.session import Say, Session, choice_notes
+from brim.config import Config, FinetuneTrainer, LoadedConfig, load_config
 from brim.config.batch import is_sized_by_memory
 from brim.config.resolve import bounded_by_rows, with_effective_rows
 from brim.data import Data, Prepared, TokenRows, load_encoder, prepare, read, with_labels_of_data
@@ -20,7 +20,9 @@ from brim.data.chat_day import settled_day
 from brim.errors import ConfigError, InputError, Problem
 from brim.memory.device import Device, cpu_device, device_named
 from brim.models.folder import ModelFolder
+from brim.notes import status
 from brim.planning.plan import TrainingPlan
+from brim.report.screen import listening, show
 from brim.train.batch_schedule import length_of
 
 if TYPE_CHECKING:
@@ -35,19 +37,26 @@ def plan(
     device: str | None = None,
     memory_bytes: int | None = None,
     replan: bool = False,
-    say: Say = say_nothing,
+    say: Say | None = show,
 ) -> TrainingPlan:
     """What `brim train` would decide: micro-batches, memory and time of each way to run, and the one that is taken.
 
     Reads the tokenizer, the base model's config.json and the data; loads no weights. device: a name of the catalogue,
     or "cpu"; memory_bytes: of any other GPU; neither: the device at hand. dataset: default: the key `dataset`.
-    replan: do not use what earlier plans found out.
+    replan: do not use what earlier plans found out. say: see docs/python.md.
 
     Raises ConfigError, DataError, ModelError and InputError. A data set with rows that do not fit is no error here: the
     plan names them, and `chosen` is None.
     """
     loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
     _require_training(loaded.config)
+    with listening(say) as told:
+        return _plan(loaded, dataset, device, memory_bytes, replan=replan, say=told)
+
+
+def _plan(
+    loaded: LoadedConfig, dataset: Data | None, device: str | None, memory_bytes: int | None, *, replan: bool, say: Say
+) -> TrainingPlan:
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
     asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
@@ -57,11 +66,12 @@ def plan(
     data = dataset if dataset is not None else loaded.config.dataset
     if data is None:
         raise ConfigError(_no_data())
+    say(status("reading the data"))
     source = read(data)
     settled, labels = with_labels_of_data(settled, source)
     prepared = prepare(source, settled, encoder, context_length=asked.folder.context_length)
     settled, choices = bounded_by_rows(settled, (*asked.choices, *labels), len(prepared.splits["train"]))
-    for line in [*loaded.notes, *map(str, choices), *prepared.notes, *prepared.ledger.summary()]:
+    for line in [*loaded.notes, *choice_notes(choices), *prepared.notes, *prepared.ledger.summary()]:
         say(line)
     request = _request(
         settled,

@@ -17,6 +17,7 @@ from brim.errors import InputError, Problem
 from brim.infer.engine import Engine
 from brim.infer.rows_at_once import Smaller
 from brim.models.llm import LLM
+from brim.notes import status
 from brim.planning.at_hand import enforce
 from brim.planning.generation_plan import GenerationPlan
 from brim.report.generation_lines import engine_in_words, generation_lines
@@ -43,6 +44,7 @@ def planned_engine(
 
     Raises InputError where the longest prompt is predicted not to fit even alone.
     """
+    say(status("planning"))
     request = request_of(session, prompts.lengths, llm=llm)
     plan = plan_generation(request, say=say)
     _require_fits(plan)
@@ -51,6 +53,7 @@ def planned_engine(
     for line in generation_lines(plan):
         say(line)
     settings = settings_of(llm, session)
+    say(status("trying the plan on the device"))
     plan = proven(plan, request, llm, settings, say=say)
     if plan.proof:
         say(f"launch: {plan.proof}")

@@ -26,6 +26,7 @@ from brim.config import Choice
 from brim.errors import Problem
 from brim.memory.device import cpu_device, devices
 from brim.models.adapter_folder import open_adapter
+from brim.notes import status
 from brim.planning.at_hand import budget_of
 from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
@@ -36,6 +37,7 @@ from brim.planning.dropout_notes import dropout_notes
 from brim.planning.lengths import summarize_lengths
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way
 from brim.planning.plan_cache import PlanCache, plan_facts
+from brim.report.plan_words import way_in_words
 from brim.units import format_bytes
 
 _MOST_ROWS_NAMED = 5
@@ -83,6 +85,7 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> PlanR
 
 
 def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
+    say(status("planning"))
     correction = Correction() if replan else _correction(request, say)
     if correction.outside_bytes is not None:
         request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
@@ -163,6 +166,7 @@ def _made(
     for way in open_ways:
         if way in (each.way for each in known):
             continue
+        say(status(f"planning: {way_in_words(way)}"))
         costs = traced(request, way, budget, correction, cache_folder=folder, say=say)
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at

@@ -35,6 +35,7 @@ from brim.infer.labels import label_column, label_reader
 from brim.infer.response_record import prompt_hash, response_of, score_of
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
+from brim.notes import status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ def predict(
     session = _with_day_of_job(session, wanted)
     if session.config.generation.max_time is not None:
         notes = [*notes, _BY_THE_CLOCK]
+    say(status("reading the data"))
     source = read(dataset)
     session = with_labels(session, source)
     asked = prompts_asked(source, session, wanted, notes, say)

@@ -12,6 +12,7 @@ from brim.config import Choice, Config, FinetuneTrainer
 from brim.config.moving_batch import moves_batch
 from brim.data import Prepared, TokenRows
 from brim.errors import CheckpointError, ConfigError, OutputError, Problem
+from brim.notes import warning
 from brim.train.batch_schedule import length_of
 from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.learning_rate import LearningRate
@@ -30,14 +31,14 @@ def where_it_stands(
         return None, TrainState(rows_digest=digest)
     checkpoint, refused = CheckpointStore(run.checkpoints).load_newest()
     for line in refused:
-        say(line)
+        say(warning(line, topic="run"))
     if checkpoint is None:
-        say(f"nothing to continue in {run.path}: the run starts anew")
+        say(warning(f"nothing to continue in {run.path}: the run starts anew", topic="run"))
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
     as_before = with_plan_of(as_begun(session, checkpoint, run), checkpoint, run)
     for line in (*_sizes_kept(session, as_before), *_allowed_changes(as_before.config, checkpoint, run)):
-        say(line)
+        say(warning(line, topic="run"))
     if state.rows_digest != digest:
         raise OutputError(
             Problem(
@@ -48,7 +49,7 @@ def where_it_stands(
             )
         )
     checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
-    say(f"continuing after step {state.step:,} ({state.consumed_samples:,} samples)")
+    say(warning(f"continuing after step {state.step:,} ({state.consumed_samples:,} samples)", topic="run"))
     return checkpoint, state
 
 

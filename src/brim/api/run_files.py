@@ -6,15 +6,17 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from brim.api.resuming import in_order
-from brim.api.session import Session
-from brim.config import dump
+from brim.api.session import Say, Session
+from brim.config import dump, mask_text
 from brim.data import Prepared, Source
 from brim.files import write_text, writing
 from brim.models.device import device_name
+from brim.notes import Note, is_told
 from brim.train.card import CardFacts, model_card
 from brim.train.checkpoint import Checkpoint
 from brim.train.length import RunLength
@@ -70,6 +72,37 @@ def write_card(
         version=importlib.metadata.version("brim"),
     )
     _write(run.card, model_card(session.config, facts))
+
+
+class RunNotes:
+    """Passes on what is said, and keeps every note in the run's folder, whatever is shown of it."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._said: list[str] = []
+        self._path: Path | None = None
+
+    def __call__(self, line: str) -> None:
+        self._say(line)
+        if is_told(line):
+            self._said.append(line)
+            self._append()
+
+    def keep_in(self, run: RunFolder, *, step: int) -> None:
+        """Write what was said so far, and from now on each note; those of an earlier start stay above."""
+        begins = f"after step {step:,}" if step else "from the start"
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._said.insert(0, f"# brim {importlib.metadata.version('brim')}, {now}, {begins}")
+        self._path = run.notes
+        self._append()
+        self._say(Note(str(run.notes), kind="rest"))
+
+    def _append(self) -> None:
+        if self._path is None:
+            return
+        with writing(self._path.name, self._path), self._path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{mask_text(line)}\n" for line in self._said)
+        self._said = []
 
 
 def _write(path: Path, text: str) -> None:

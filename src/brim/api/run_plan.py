@@ -18,7 +18,7 @@ from brim.api.plan import device_at_hand, request_of
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import keep, plan_run, too_long
 from brim.api.resuming import with_plan_of
-from brim.api.session import Say, Session, with_choices
+from brim.api.session import Say, Session, choice_notes, with_choices
 from brim.batching.costs import Costs
 from brim.batching.cutter import Cutter
 from brim.batching.cutters import cutter_of
@@ -26,6 +26,7 @@ from brim.batching.probe import Probe
 from brim.data import Prepared
 from brim.errors import InputError
 from brim.models.llm import LLM
+from brim.notes import Note, as_warnings, status, warning
 from brim.planning.at_hand import budget_of, enforce
 from brim.planning.cpu_room import returns_at_once
 from brim.planning.heap_settings import map_large_blocks
@@ -61,13 +62,14 @@ class RunPlan:
         """
         if self.cutter is not None and self.saved is not None:
             return LaunchedRun(cutter=self.cutter, record=self.saved, request=self.request, session=session)
+        say(status("trying the plan on the device"))
         launched = launch(self.plan, self.request, llm, pad_id=session.encoder.pad_id, say=say)
         if launched.told:
-            say(f"launch: {launched.told}")
+            say(Note(f"launch: {launched.told}", kind="detail"))
         request = launched.request
         if request is not self.request:
             chosen = largest_choice(request, found=launched.told)
-            say(str(chosen))
+            say(warning(str(chosen), topic="run"))
             session = with_choices(session, [chosen])
         if launched.plan is not None and launched.plan != self.plan:
             keep(launched.plan, request, launched.plan.budget, every_way=False, say=say)
@@ -122,16 +124,18 @@ def plan_of_run(
         planned = plan_run(request, every_way=False, replan=replan, say=say)
     except UntraceableError as error:
         if request.task.fixed_rows is None:
-            say(f"{error.problems[0].what}; so batch sizes are tried out")
+            say(Note(f"{error.problems[0].what}; so batch sizes are tried out", kind="plan", topic="plan"))
         require_phases(request)
         for line in _without_plan(request):
-            say(line)
+            say(warning(line, topic="plan"))
         return RunPlan(session=session, request=request, plan=None)
     request = planned.request
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
     _settle_heap(planned.plan, request)
-    for line in [*short_plan(planned.plan), *_at_own_risk(planned.plan, request)]:
+    told = short_plan(planned.plan, phase_notes=tuple(phase_notes(request)))
+    told += as_warnings(_at_own_risk(planned.plan, request), topic="plan")
+    for line in [*told, *choice_notes(planned.choices)]:
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
 
@@ -183,10 +187,11 @@ def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: 
     budget = budget_of(session.config.memory, device, is_at_hand=True)
     needed = TrainingPlan.from_dict(saved["plan"])
     if needed.budget.device != budget.device:
-        say(f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned anew")
+        told = f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned anew"
+        say(warning(told, topic="run"))
         return None
     if needed.chosen is not None and (needed.chosen.total_bytes or 0) > budget.limit_bytes - budget.margin_bytes:
-        say("there is less memory than when the run was planned, so it is planned anew")
+        say(warning("there is less memory than when the run was planned, so it is planned anew", topic="run"))
         return None
     return saved
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 
@@ -23,8 +23,15 @@ from brim.models.device import device_facts, pick_device
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.quantization import with_stored_quantization
+from brim.notes import Note, warning
+from brim.notes import Say as Say
 
-Say: TypeAlias = Callable[[str], None]  # takes a line that the user should see
+_LEARNED = (  # choices that decide what is learned
+    "trainer.epochs",
+    "trainer.effective_batch_size",
+    "output_features.0.decoder.match",
+    "output_features.0.preprocessing.fallback_label",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,14 @@ def with_rows(session: Session, num_rows: int) -> Session:
     """The session of a run over so many rows, of which a default effective batch is of no more."""
     config, choices = bounded_by_rows(session.config, session.choices, num_rows)
     return replace(session, config=config, choices=choices)
+
+
+def choice_notes(choices: Sequence[Choice]) -> list[str]:
+    """Return what was chosen, with the reasons, as notes: details, but for how much is learned from at a time."""
+    return [
+        warning(str(choice), topic="configuration") if choice.key in _LEARNED else Note(str(choice), kind="detail")
+        for choice in choices
+    ]
 
 
 def say_nothing(line: str) -> None:

@@ -16,9 +16,9 @@ from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
 from brim.api.results import TrainResult
 from brim.api.resuming import as_begun, where_it_stands
-from brim.api.run_files import write_card, write_head
+from brim.api.run_files import RunNotes, write_card, write_head
 from brim.api.run_plan import plan_of_run
-from brim.api.session import Say, Session, with_choices
+from brim.api.session import Say, Session, choice_notes, with_choices
 from brim.api.trial import counted_state_bytes
 from brim.config import Config, FinetuneTrainer
 from brim.data import Prepared, Source
@@ -27,6 +27,7 @@ from brim.infer.metrics import summarize
 from brim.models.llm import LLM, load_llm
 from brim.models.quantization import unquantised_experts
 from brim.models.quiet import no_library_warnings
+from brim.notes import status, warning
 from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.export import export_model
 from brim.train.interrupt import stop_request
@@ -55,7 +56,7 @@ def train(
     resume: bool,
     replan: bool,
     observer: Observer,
-    say: Say,
+    say: RunNotes,
     weights: Weights = "best",
 ) -> tuple[LLM, TrainResult]:
     """Train as the session's configuration says; the trained model and the run's result.
@@ -101,7 +102,7 @@ def _train_in(
     resume: bool,
     replan: bool,
     observer: Observer,
-    say: Say,
+    say: RunNotes,
     weights: Weights,
 ) -> tuple[LLM, TrainResult]:
     """The run itself, in a folder that no other process touches meanwhile."""
@@ -113,6 +114,7 @@ def _train_in(
     launched = planned.launched(llm, session, say=say)
     session = launched.session
     write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
+    say.keep_in(run, step=state.step)
     logs = _Logs(run, checkpoint, observer)
     score = _scorer(llm, session, trainer, prepared, logs.observers, state, say)
     store, evaluated = CheckpointStore(run.checkpoints), _evaluated_splits(trainer, prepared)
@@ -130,7 +132,7 @@ def _train_in(
         sync_logs=logs.sync,
     )
     for line in _left_wide(session.config, trainer, llm):
-        say(line)
+        say(warning(line, topic="run"))
     loop = Loop(job, state)
     torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
     if checkpoint is not None:
@@ -178,9 +180,10 @@ def _exported(
 
 def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
     """The model to train, and the session with what was chosen when it was built."""
+    say(status("loading the model"))
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
-    for choice in llm.choices:
-        say(str(choice))
+    for line in choice_notes(llm.choices):
+        say(line)
     return with_choices(session, llm.choices), llm
 
 
@@ -201,7 +204,11 @@ class _Logs:
             )
             if self._metrics.was_damaged:
                 say(
-                    f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or lost"
+                    warning(
+                        f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or "
+                        "lost",
+                        topic="run",
+                    )
                 )
             yield
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from brim.api.package import CARD, FACTS, Package, package_of_export, package_of
 from brim.config.mask import MASK, mask_text
 from brim.digests import MANIFEST
 from brim.errors import BrimError, ExportError, InputError, Problem
+from brim.notes import Say
+from brim.report.screen import listening, show
 from brim.train.run_folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def upload(
     private: bool = False,
     revision: str | None = None,
     commit_message: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say | None = show,
 ) -> UploadResult:
     """Upload a run, as `export` would write it, or a folder that `export` wrote; all of it or nothing.
 
@@ -59,7 +61,8 @@ def upload(
         result = _commit(package, repo_id, token, private, revision, commit_message or f"Upload {package.kind} by brim")
     for warning in warned:
         if issubclass(warning.category, UserWarning):
-            say(_clean(str(warning.message), token))
+            with listening(say) as told:
+                told(_clean(str(warning.message), token))
     return result
 
 

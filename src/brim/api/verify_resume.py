@@ -23,10 +23,11 @@ from brim.api.resume_source import (
     require_run,
 )
 from brim.api.resume_trial import Trial
-from brim.api.session import Say, say_nothing
+from brim.api.session import Say
 from brim.config import load_config, require_trust_said_again
 from brim.data.read_files import Files, absolute_files
 from brim.errors import InputError, Problem
+from brim.report.screen import listening, show
 from brim.train.run_folder import RunFolder, read_only
 from brim.units import format_bytes, format_seconds
 
@@ -39,7 +40,7 @@ def verify_resume(
     dataset: Files | None = None,
     overrides: Sequence[str] = (),
     keep: bool = False,
-    say: Say = say_nothing,
+    say: Say | None = show,
 ) -> ResumeProof:
     """Go on with copies of a run twice, once without a break and once stopped and killed, and compare.
 
@@ -56,11 +57,11 @@ def verify_resume(
     config = load_config(folder.config, overrides).config
     require_trust_said_again(config, overrides, folder.config, begins=True)
     largest = largest_batch(config, folder)
-    with _work_folder(keep=keep, say=say) as work:
+    with listening(say) as told, _work_folder(keep=keep, say=told) as work:
         with read_only(folder):
-            start = chosen_start(folder, largest, steps=steps, from_step=from_step, say=say)
+            start = chosen_start(folder, largest, steps=steps, from_step=from_step, say=told)
             require_room(folder, work)
-            _tell(folder, start, work, asked=steps, say=say)
+            _tell(folder, start, work, asked=steps, say=told)
             copy_run(folder, start.checkpoint, work / "start")
         # A run that stops early would leave steps out; what a step learns does not depend on it.
         trial = Trial(
@@ -69,7 +70,7 @@ def verify_resume(
             start,
             overrides=(*overrides, "trainer.early_stop=-1"),
             dataset=None if dataset is None else absolute_files(dataset),
-            say=say,
+            say=told,
         )
         return replace(trial.proof(), seconds=round(time.perf_counter() - started, 3), folder=work if keep else None)
 

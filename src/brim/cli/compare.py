@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from brim.cli.options import DatasetOption, JsonOption
-from brim.cli.say import say
 
 if TYPE_CHECKING:
     from brim.api.compare_results import CompareResult
@@ -45,7 +43,6 @@ def compare(
 ) -> None:
     """Train configurations with several seeds on equal tokens, and compare their final losses, steps, time, memory."""
     from brim.api.compare import compare as compared
-    from brim.cli.progress import TrainProgress
 
     files, overrides = _apart([config, *(others or [])])
     result = compared(
@@ -55,8 +52,6 @@ def compare(
         output_directory=output_directory,
         resume=resume,
         overrides=overrides,
-        observer=TrainProgress(sys.stderr),
-        say=say,
     )
     if as_json:
         print(json.dumps(result.as_json(with_curves=False)))

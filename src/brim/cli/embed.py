@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
-from brim.cli.say import say
 
 _COLUMN = "embedding"
 
@@ -38,22 +36,18 @@ def embed(
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.api.activations import check_pooling
     from brim.api.model import check_split
-    from brim.cli.progress import RowProgress
     from brim.units import format_seconds
 
     how = check_pooling(pooling)
-    with RowProgress(sys.stderr) as progress:
-        result = model.collect_activations(
-            layer,
-            dataset,
-            split=check_split(split) or "full",
-            pooling=how,
-            normalize=normalize,
-            output=output,
-            columns=[_COLUMN],
-            say=say,
-            on_batch=progress.advance,
-        )
+    result = model.collect_activations(
+        layer,
+        dataset,
+        split=check_split(split) or "full",
+        pooling=how,
+        normalize=normalize,
+        output=output,
+        columns=[_COLUMN],
+    )
     (width,) = result.widths.values()
     num_rows, num_tokens = len(result.rows), int(result.num_tokens.sum())
     if as_json:

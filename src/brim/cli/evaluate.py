@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, require_exists
-from brim.cli.say import say
 from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def evaluate(
 
     if rows is not None:
         check_output(Path(rows))
-    result = model.evaluate(dataset, split=check_split(split), with_texts=texts, against=other, say=say)
+    result = model.evaluate(dataset, split=check_split(split), with_texts=texts, against=other)
     if rows is not None:
         write_predictions(result.rows, Path(rows))
     if as_json:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from brim.cli.options import DatasetOption, JsonOption, Overrides
-from brim.cli.say import say
 
 if TYPE_CHECKING:
     from brim.api.results import ExportResult
@@ -48,8 +47,8 @@ def export(
     from brim.cli.opening import open_model
 
     model = open_model(run, overrides or [])
-    given = {"dtype": dtype, "max_divergence": max_divergence, "dataset": dataset}
-    result = model.export(output, merge=merge, format=output_format, say=say, **given)
+    given: dict[str, Any] = {"dtype": dtype, "max_divergence": max_divergence, "dataset": dataset}
+    result = model.export(output, merge=merge, format=output_format, **given)
     if as_json:
         print(json.dumps(_as_dict(result)))
         return

@@ -9,7 +9,6 @@ from typing import Annotated, Optional
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file
-from brim.cli.say import say
 
 
 def plan(
@@ -51,7 +50,6 @@ def plan(
         device=device,
         memory_bytes=memory_bytes,
         replan=replan,
-        say=say,
     )
     if as_json:
         print(json.dumps(made.as_dict()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
-from brim.cli.say import say
 from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -77,7 +75,6 @@ def predict(
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.api.model import check_split
     from brim.api.predict_policies import check_on_error, check_on_overlong
-    from brim.cli.progress import RowProgress
 
     rows = check_split(split) or "full"
     on_error, on_overlong = check_on_error(on_error), check_on_overlong(on_overlong)
@@ -88,19 +85,16 @@ def predict(
         wanted = Wanted(output=None, split=rows, scores=scores, key=key, on_error=on_error, on_overlong=on_overlong)
         show_plan(model, dataset, wanted, device=device, memory=memory, as_json=as_json)
         return
-    with RowProgress(sys.stderr) as progress:
-        result = model.predict(
-            dataset,
-            output=output,
-            split=rows,
-            resume=resume,
-            scores=scores,
-            key=key,
-            on_error=on_error,
-            on_overlong=on_overlong,
-            say=say,
-            on_batch=progress.advance,
-        )
+    result = model.predict(
+        dataset,
+        output=output,
+        split=rows,
+        resume=resume,
+        scores=scores,
+        key=key,
+        on_error=on_error,
+        on_overlong=on_overlong,
+    )
     print(json.dumps(_as_json(result)) if as_json else "\n".join(_lines(result)))
 
 

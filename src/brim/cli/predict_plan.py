@@ -9,7 +9,7 @@ from brim.api.model import Model
 from brim.api.predicting import Wanted
 from brim.api.prediction_plan import plan_prediction
 from brim.cli.memory_request import check_device, device_memory
-from brim.cli.say import say
+from brim.report.screen import Screen
 
 
 def show_plan(
@@ -18,9 +18,10 @@ def show_plan(
     """As tables, or as JSON."""
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
-    made = plan_prediction(
-        model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=say
-    )
+    with Screen() as screen:
+        made = plan_prediction(
+            model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
+        )
     if as_json:
         print(json.dumps(made.as_dict()))
         return

@@ -10,7 +10,6 @@ from typing import Annotated, Optional
 import typer
 
 from brim.cli.options import JsonOption, require_exists
-from brim.cli.say import say
 
 
 def upload(
@@ -35,7 +34,7 @@ def upload(
     require_exists(run_or_export, expected="a run's folder, or one that `brim export` wrote")
     from brim.api.upload import upload as send
 
-    result = send(run_or_export, repository, private=private, revision=revision, commit_message=commit_message, say=say)
+    result = send(run_or_export, repository, private=private, revision=revision, commit_message=commit_message)
     if as_json:
         print(json.dumps(asdict(result)))
         return

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Optional
 import typer
 
 from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists
-from brim.cli.say import say
 
 
 def verify_resume(
@@ -47,7 +46,6 @@ def verify_resume(
             dataset=dataset,
             overrides=overrides or [],
             keep=keep,
-            say=say,
         )
     if as_json:
         print(json.dumps(_finite(proof.as_dict())))

@@ -19,6 +19,7 @@ from brim.config.spelling import modernise
 from brim.config.unsupported import screen
 from brim.config.validate import validate
 from brim.errors import ConfigError, Problem
+from brim.notes import as_warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,13 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
     if config is not None:
         findings += broken_rules(config, findings)
     problems = [*to_problems(findings, document), *problems]
+    notes: tuple[str, ...] = ()
+    if not problems and config is not None:
+        notes = (*spelling_notes, *as_warnings(notes_on(config, document), topic="configuration"))
     return ExaminedConfig(
         problems=tuple(problems),
         config=config,
         faulty=tuple(path for finding in findings for path in finding.paths),
-        notes=() if problems or config is None else (*spelling_notes, *notes_on(config, document)),
+        notes=notes,
         name=document.name,
     )

@@ -24,6 +24,7 @@ from brim.data.split import (
 )
 from brim.data.usable import usable
 from brim.errors import DataError, Problem
+from brim.notes import warning
 
 Keys = npt.NDArray[np.int64]
 
@@ -51,12 +52,13 @@ def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collectio
     """
     split, seed = config.preprocessing.split, config.random_seed
     if isinstance(split, RandomSplit):
-        notes = []
+        notes: list[str] = []
         if "split" in source.table.column_names and "split" not in used:
-            notes.append(
+            told = (
                 "the data has a column `split`, which is not used, since preprocessing.split.type is random; "
                 "to use it, set preprocessing.split: fixed"
             )
+            notes.append(warning(told, topic="rows"))
         return split_at_random(len(keys), split.probabilities, seed=seed), notes
     _require_usable(source, split.column, keys)
     texts = _texts(source, split.column, keys)

@@ -20,6 +20,7 @@ from brim.data.encoder import TextEncoder
 from brim.data.row_faults import RowFaults
 from brim.data.source import Source
 from brim.data.texts import Chat, Piece, Texts
+from brim.notes import warning
 
 TOOLS_COLUMN = "tools"
 
@@ -68,7 +69,8 @@ class ChatPrompter:
         thoughtless = self.renderer.num_without_thoughts
         if thoughtless:
             rows = "1 row" if thoughtless == 1 else f"{thoughtless:,} rows"
-            notes.append(f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}")
+            told = f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}"
+            notes.append(warning(told, topic="rows"))
         return notes
 
     def _texts(self, keys: Keys, chats: list[Chat]) -> Texts:
@@ -106,7 +108,7 @@ def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, wit
         notes.append("the column `tools` gives the conversations their tools (to use another, set chat.tools)")
     template = chat_template(chat, encoder)
     if with_answers and not end_ids_of_turns(template, encoder):
-        notes.append(_never_ends(template))
+        notes.append(warning(_never_ends(template), topic="rows"))
     return ChatPrompter(
         source=source,
         renderer=ConversationRenderer(template=template, supervise=chat.supervise),

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.data.source import MAX_PLACES, Source
+from brim.notes import warning
 
 _FEWEST_LINES = 3  # within a cell, beside its first and last
 
@@ -22,10 +23,11 @@ def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
     shown = ", ".join(f"{source.locate(row)} ({num_lines:,} of them)" for row, num_lines in found[:MAX_PLACES])
     more = f" and {len(found) - MAX_PLACES:,} more" if len(found) > MAX_PLACES else ""
     cells = "1 cell holds" if len(found) == 1 else f"{len(found):,} cells hold"
-    return [
+    told = (
         f"{cells} lines that look like rows of their own: "
         f'{shown}{more}; look whether a " was left open there: the next one closes it, and all between is one cell'
-    ]
+    )
+    return [warning(told, topic="rows")]
 
 
 def _swallowed(table: pa.Table, delimiter: str) -> Iterator[tuple[int, int]]:

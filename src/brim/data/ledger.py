@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.files import whole_file, writing
+from brim.notes import warning
 
 EVENTS = {  # in the order of the summary, with the words for people
     "filled_missing": "had missing cells, which were filled",
@@ -83,12 +84,21 @@ class Ledger:
 
     def summary(self) -> list[str]:
         """A line for each kind of event: how many rows, and for cuts the longest."""
-        lines = []
+        lines: list[str] = []
         for event, words in EVENTS.items():
             of_kind = [entry for entry in self.entries if entry.event == event]
             if of_kind:
-                lines.append(f"{len(of_kind):,} of {self.num_rows:,} rows {words}{_details(event, of_kind)}")
+                rows = f"{len(of_kind):,} of {self.num_rows:,} rows"
+                told = f"{rows} {words}{_details(event, of_kind)}"
+                lines.append(warning(told, topic="rows", short=f"{rows} {_in_short(event, of_kind)}"))
         return lines
+
+
+def _in_short(event: str, entries: Sequence[Entry]) -> str:
+    """What became of the rows, and the reason where all share one: "cut: max_sequence_length is 40"."""
+    verb = event.partition("_")[0]
+    shared = {entry.why for entry in entries}
+    return f"{verb}: {shared.pop()}" if len(shared) == 1 and event != "dropped_bad" else verb
 
 
 def _details(event: str, entries: Sequence[Entry]) -> str:

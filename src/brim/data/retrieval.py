@@ -19,6 +19,7 @@ from brim.data.sentence_encoder import INSTALL, is_installed, load_sentence_enco
 from brim.data.source import Source
 from brim.data.split import SPLITS
 from brim.errors import ConfigError, Problem
+from brim.notes import warning
 
 
 class Examples(Protocol):
@@ -93,7 +94,7 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
     examples, notes = _examples(retrieval, pool, seed=config.random_seed)
     if pool.num_unknown and training is not source:
         rows = "1 training row is" if pool.num_unknown == 1 else f"{pool.num_unknown:,} training rows are"
-        notes = (*notes, f"{rows} of an unknown label in {training.name}: no example")
+        notes = (*notes, warning(f"{rows} of an unknown label in {training.name}: no example", topic="rows"))
     return Contexts(
         pool=pool,
         examples=examples,

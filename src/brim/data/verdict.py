@@ -13,6 +13,7 @@ from brim.data.rows import TokenRows
 from brim.data.source import MAX_PLACES, Source, places
 from brim.data.tokenize import Findings, Limits
 from brim.errors import DataError, Problem
+from brim.notes import warning
 
 _FIX_LENGTH = "set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)"
 _FIX_FEATURE_LENGTH = "set max_sequence_length of a feature to cut prompts or answers alone"
@@ -128,14 +129,15 @@ def _too_many(findings: Findings) -> str:
 
 def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
     """What a person should know about the rows, though nothing is wrong."""
-    notes = []
+    notes: list[str] = []
     if limits.joined is not None and "the model's context" in limits.joined.why:
         notes.append(f"{limits.joined.why}: rows are cut at {limits.joined.num_tokens:,} tokens")
     if findings.empty:
-        notes.append(
+        told = (
             f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
             f"{places(source, findings.empty)} (an empty text is no missing value)"
         )
+        notes.append(warning(told, topic="rows", short=f"the answer of {_rows(len(findings.empty))} is empty"))
     if findings.otherwise:
         notes.append(
             f"the tokens of {_rows(len(findings.otherwise))} are others where the text is encoded at once, not in the "

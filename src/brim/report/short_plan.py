@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from brim.notes import Note, warning
 from brim.planning.plan import Candidate, TrainingPlan
 from brim.report.plan_words import (
     duration_in_words,
@@ -15,32 +16,31 @@ from brim.report.plan_words import (
 )
 from brim.units import format_bytes
 
-_MOST_LINES = 6
+
+def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
+    """Return the way that is taken, its memory and its time, and what is worth knowing, a note each.
+
+    phase_notes: what of the plan's advice says that the effective batch moves otherwise than was asked for.
+    """
+    return [
+        *(Note(line, kind="plan", topic=topic) for topic, line in _lines(plan)),
+        *(warning(line, topic="plan") if line in phase_notes else Note(line) for line in plan.advice),
+    ]
 
 
-def short_plan(plan: TrainingPlan) -> list[str]:
-    """At most six lines: the way that is taken, its memory, its time, and what is worth knowing."""
-    lines = list(_lines(plan))
-    left = _MOST_LINES - len(lines)
-    advice = list(plan.advice)
-    if len(advice) > left:
-        more = len(advice) - left + 1
-        advice = [*advice[: left - 1], f"{more} more {'note' if more == 1 else 'notes'}: brim plan"]
-    return lines + advice
-
-
-def _lines(plan: TrainingPlan) -> Iterator[str]:
+def _lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """With what each is about."""
     source = " (found earlier; --replan looks again)" if plan.from_cache else ""
     if plan.chosen is None:
         leanest = min(plan.candidates, key=lambda each: each.single_row_bytes)
-        yield f"plan: no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}"
-        yield f"memory: {memory_in_words(plan)}"
+        yield "plan", f"plan: no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}"
+        yield "memory", f"memory: {memory_in_words(plan)}"
         return
-    yield f"plan: {_cut(plan.chosen)}{source}"
-    yield f"memory: {_memory(plan, plan.chosen)}"
+    yield "plan", f"plan: {_cut(plan.chosen)}{source}"
+    yield "memory", f"memory: {_memory(plan, plan.chosen)}"
     if plan.batch_moves:
-        yield f"schedule: {schedule_in_words(plan)}"
-    yield f"time: {duration_in_words(plan)}"
+        yield "plan", f"schedule: {schedule_in_words(plan)}"
+    yield "time", f"time: {duration_in_words(plan)}"
 
 
 def _cut(chosen: Candidate) -> str:

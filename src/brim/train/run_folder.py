@@ -29,7 +29,7 @@ _RECORDED_PACKAGES = (
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths in a run folder. CONTRACT: config.yaml, plan.json, metrics.jsonl, ledger.parquet, environment.json,
-    checkpoints/, model/, README.md; and tensorboard/."""
+    checkpoints/, model/, README.md; and tensorboard/ and notes.txt."""
 
     path: Path
 
@@ -53,6 +53,10 @@ class RunFolder:
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.parquet"
+
+    @property
+    def notes(self) -> Path:
+        return self.path / "notes.txt"
 
     @property
     def environment(self) -> Path:

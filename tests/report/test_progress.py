@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from brim.cli import progress
-from brim.cli.progress import RowProgress, TrainProgress
+from brim.report import progress
+from brim.report.progress import LiveLine, RowProgress, TrainProgress
 
 
 class Terminal(io.StringIO):
@@ -54,7 +54,7 @@ def lines():
 
 def test_without_a_terminal_there_is_a_line_now_and_then(lines, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    shown = TrainProgress(lines)
+    shown = TrainProgress(LiveLine(lines))
     shown.start(first_step=0, total_steps=1000, total_samples=8000)
     shown.write(step(1, loss=4.0, num_tokens=1000))
     assert lines.getvalue() == ""
@@ -73,7 +73,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(lines, clock, monkeypat
 
 def test_the_remaining_time_counts_the_steps_of_this_session(lines, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    shown = TrainProgress(lines)
+    shown = TrainProgress(LiveLine(lines))
     shown.start(first_step=90, total_steps=100, total_samples=800)
     clock[0] += 11
     shown.write(step(91, loss=4.0, num_tokens=91000))
@@ -85,7 +85,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     for name, value in {"COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     stream = Terminal()
-    shown = TrainProgress(stream)
+    shown = TrainProgress(LiveLine(stream))
     shown.start(first_step=0, total_steps=4, total_samples=32)
     shown.write(step(1, loss=4.0, num_tokens=1000))
     shown.write(step(2, loss=2.0, num_tokens=3000))
@@ -101,9 +101,11 @@ def test_rows_are_counted_on_a_terminal_alone(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     texts = []
     for stream in (Terminal(), io.StringIO()):
-        with RowProgress(stream) as shown:
-            shown.advance(1200)
-            shown.advance(34)
+        line = LiveLine(stream)
+        shown = RowProgress(line)
+        shown.advance(1200)
+        shown.advance(34)
+        line.clear()
         texts.append(stream.getvalue())
     assert "1,234 rows" in texts[0]
     assert texts[1] == ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brim.cli.event_lines import event_line
+from brim.report.progress import event_line
 
 OUT = {"step": 1200, "event": "oom", "where": "backward", "rows": [7, 9], "padded_length": 2048, "message": "…"}
 

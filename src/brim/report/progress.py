@@ -1,0 +1,234 @@
+"""What a person sees while a run goes on: a line that is rewritten on a terminal and in a notebook, and lines now and
+then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import IO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from brim.train.observer import Record
+from brim.units import format_bytes, format_seconds
+
+_SECONDS_BETWEEN_LINES = 10.0
+_REDRAWS_PER_S = 2  # rich's 10 cost 1.2% of a core, taken from the training
+_SMOOTHING = 0.9  # share of the past in the loss and the speed that are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the line shows. With a total there is a bar, and the time that is left."""
+
+    head: str
+    text: str = ""
+    done: int = 0
+    total: int | None = None
+    left_s: float | None = None  # for where there is no bar, which knows it by itself
+
+    def __str__(self) -> str:
+        left = "" if self.left_s is None else f"{format_seconds(self.left_s)} left"
+        return "  ".join(filter(None, (self.head, self.text, left)))
+
+
+class LiveLine:
+    """The last line of a terminal or of a notebook's cell, which is rewritten; other lines are printed above it."""
+
+    def __init__(self, stream: IO[str], *, in_notebook: bool = False) -> None:
+        # rich's own display in notebooks needs ipywidgets; a carriage return does without, and every notebook knows it.
+        self._console = Console(file=stream, force_jupyter=False, highlight=False, markup=False, emoji=False)
+        self._in_notebook = in_notebook
+        self._bar: Progress | None = None
+        self._has_total = False
+        self._width, self._last = 0, time.monotonic()
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether there is a line that can be written anew."""
+        return self._in_notebook or self._console.is_terminal
+
+    def print(self, text: str) -> None:
+        """A line that stays."""
+        self._wipe()
+        self._console.print(text, soft_wrap=True)
+        self._last = time.monotonic()
+
+    def show(self, shown: Shown) -> None:
+        """Show it in place of what was shown; where nothing can be rewritten, print it if that is long ago."""
+        if self._in_notebook:
+            self._rewrite(shown)
+        elif self._console.is_terminal:
+            self._draw(shown)
+        elif time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
+            self.print(str(shown))
+
+    def clear(self) -> None:
+        """Take the line away."""
+        self._wipe()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _rewrite(self, shown: Shown) -> None:
+        now = time.monotonic()
+        if self._width and now - self._last < 1 / _REDRAWS_PER_S:
+            return
+        text = str(shown)
+        self._console.file.write(f"\r{text.ljust(self._width)}")
+        self._console.file.flush()
+        self._width, self._last = len(text), now
+
+    def _wipe(self) -> None:
+        if self._width:
+            self._console.file.write(f"\r{' ' * self._width}\r")
+            self._width = 0
+
+    def _draw(self, shown: Shown) -> None:
+        if self._bar is None or self._has_total != (shown.total is not None):
+            self.clear()
+            self._has_total = shown.total is not None
+            self._bar = Progress(
+                *_columns(has_total=self._has_total),
+                console=self._console,
+                refresh_per_second=_REDRAWS_PER_S,
+                transient=True,
+            )
+            self._task = self._bar.add_task(shown.text, total=shown.total, completed=shown.done, head=shown.head)
+            self._bar.start()
+        self._bar.update(self._task, completed=shown.done, description=shown.text, head=shown.head)
+
+
+def _columns(*, has_total: bool) -> tuple[ProgressColumn, ...]:
+    head, text = TextColumn("{task.fields[head]}", markup=False), TextColumn("{task.description}", markup=False)
+    if has_total:
+        return head, BarColumn(bar_width=24), text, TimeRemainingColumn(), TextColumn("left")
+    return SpinnerColumn(), head, text, TimeElapsedColumn()
+
+
+class TrainProgress:
+    """Loss, tokens a second, memory and remaining time of a training run."""
+
+    def __init__(self, line: LiveLine) -> None:
+        self._line = line
+        self._loss = self._tokens_per_s = 0.0
+        self._tokens: int | None = None  # so far; None where a resumed run has not told yet
+        self._steps_here = self._samples_here = self._total_samples = 0
+        self._of_steps = ""
+        self._started = 0.0
+
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        # Steps are of different sizes where the batch moves: what is left is counted in samples.
+        self._total_samples = total_samples
+        self._of_steps = "" if total_steps is None else f"/{total_steps:,}"
+        self._tokens = 0 if first_step == 0 else None
+        self._loss = self._tokens_per_s = 0.0
+        self._steps_here = self._samples_here = 0
+        self._started = time.monotonic()
+        self._line.clear()
+        if self._line.rewrites:
+            self._line.show(Shown(head=f"step {first_step:,}{self._of_steps}"))
+
+    def write(self, record: Record) -> None:
+        if record.get("split") == "train" and "learning_rate" in record:
+            self._step(record)
+        elif "split" in record:
+            self._line.print(
+                f"step {record['step']:,}  {record['split']}: loss {record['loss']:.4f}, "
+                f"perplexity {record['perplexity']:.3f}, token accuracy {record['token_accuracy']:.4f}"
+            )
+        else:
+            line = event_line(record)
+            if line is not None:
+                self._line.print(line)
+
+    def close(self) -> None:
+        self._line.clear()
+
+    def _step(self, record: Record) -> None:
+        self._loss = record["loss"] + (_SMOOTHING if self._steps_here else 0.0) * (self._loss - record["loss"])
+        speed = ""
+        if self._tokens is not None:
+            tokens_per_s = (record["num_tokens"] - self._tokens) / record["seconds"]
+            keep = _SMOOTHING if self._steps_here > 1 else 0.0  # the first step is slower than all others
+            self._tokens_per_s = tokens_per_s + keep * (self._tokens_per_s - tokens_per_s)
+            speed = f"  {self._tokens_per_s:,.0f} tokens/s"
+        self._tokens = record["num_tokens"]
+        self._steps_here += 1
+        self._samples_here += record["effective_batch_size"]
+        samples_left = self._total_samples - record["num_samples"]
+        shown = Shown(
+            head=f"step {record['step']:,}{self._of_steps}",
+            text=f"loss {self._loss:.4f}{speed}  {format_bytes(record['peak_bytes'])}",
+            done=record["num_samples"],
+            total=self._total_samples,
+            left_s=(time.monotonic() - self._started) / self._samples_here * samples_left,
+        )
+        if self._steps_here == 1 and self._line.rewrites:  # what earlier sessions did took no time here
+            self._line.show(replace(shown, done=record["num_samples"] - record["effective_batch_size"]))
+        self._line.show(shown)
+
+
+class RowProgress:
+    """Rows done so far."""
+
+    def __init__(self, line: LiveLine) -> None:
+        self._line, self._num_rows = line, 0
+
+    def advance(self, num_rows: int) -> None:
+        """So many more rows are done."""
+        self._num_rows += num_rows
+        self._line.show(Shown(head=f"{self._num_rows:,} {'row' if self._num_rows == 1 else 'rows'}"))
+
+
+def event_line(record: Record) -> str | None:
+    """Return an event of a run in one line; None where it is not worth one."""
+    text = _text(record)
+    return None if text is None else f"step {record['step']:,}  {text}"
+
+
+def _text(record: Record) -> str | None:
+    event = record["event"]
+    if event in ("checkpoint", "point"):
+        return None
+    if event == "schedule":
+        return f"effective batch: {record['before']:,} -> {record['effective_batch_size']:,} rows ({record['reason']})"
+    if event == "oom":
+        return _out_of_memory(record)
+    if event == "replay":
+        return f"begun anew, in {_count(record['num_micro_batches'], 'micro-batch', 'micro-batches')}"
+    if event == "cap":
+        return f"limit of a micro-batch: {_amount(record, 'before')} -> {_amount(record, 'after')}"
+    return str(event)
+
+
+def _out_of_memory(record: Record) -> str:
+    """Of a micro-batch, of rows without gradients, or of something that has no rows."""
+    where = f"memory ran out: {record['where']}"
+    if "rows" not in record:
+        return f"{where}; tried once more"
+    text = f"{where}, {_count(len(record['rows']), 'row', 'rows')} of up to {record['padded_length']:,} tokens"
+    if "rows_at_once" in record:
+        return f"{text}; from now on {record['rows_at_once']:,} together"
+    if "cap_bytes" in record:
+        return f"{text}; from now on in batches of up to {format_bytes(record['cap_bytes'])}"
+    predicted = record["predicted_bytes"]
+    return text if predicted is None else f"{text} (predicted: {format_bytes(predicted)})"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def _amount(record: Record, name: str) -> str:
+    number = record[name]
+    return format_bytes(number) if record["unit"] == "bytes" else f"{number:,} {record['unit']}"

@@ -1,0 +1,198 @@
+"""What a person sees and gets who trains from Python."""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pandas as pd
+import pytest
+
+import brim
+from brim.notes import Note
+from brim.report.curves_plot import history_plot
+
+
+@pytest.fixture
+def with_gaps(sums):
+    """The sums, of which three cannot be used."""
+    return pd.DataFrame(
+        [{**row, "question": None if number in (3, 13, 23) else row["question"]} for number, row in enumerate(sums)]
+    )
+
+
+@pytest.fixture
+def dropping(config):
+    features = [{"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}]
+    return {**config, "input_features": features}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_base):
+    """A finished run of four steps, with two evaluations."""
+    config = {
+        "base_model": str(tiny_base),
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "adapter": {"type": "lora", "dropout": 0.0},
+        "preprocessing": {"split": "fixed"},
+        "trainer": {
+            "type": "finetune", "train_steps": 4, "effective_batch_size": 4, "early_stop": -1, "steps_per_checkpoint": 2,
+        },
+    }  # fmt: skip
+    rows = {"question": ["a"] * 20, "answer": ["b c"] * 20, "split": [0] * 16 + [1] * 2 + [2] * 2}
+    output = tmp_path_factory.mktemp("run") / "first"
+    return brim.Model(config).train(rows, output_directory=output, say=None)
+
+
+class Steps(brim.Observer):
+    """Hears steps alone; the other methods are those that it inherits."""
+
+    def __init__(self):
+        self.losses = []
+
+    def write(self, record):
+        if "learning_rate" in record:
+            self.losses.append(record["loss"])
+
+
+def test_training_shows_what_was_dropped_and_planned_on_stderr(dropping, with_gaps, tmp_path, capfd):
+    brim.Model(dropping).train(with_gaps, output_directory=tmp_path / "run")
+    out, err = capfd.readouterr()
+    assert out == ""
+    batch, dropped, *planned = err.splitlines()
+    assert batch == "trainer.effective_batch_size: 4 (batch 4 × accumulation 1)"
+    assert dropped.startswith("3 of 40 rows were dropped: a cell that the prompt or the answer needs")
+    assert [line.split(":")[0] for line in planned[:3]] == ["plan", "memory", "time"]
+    assert "step 4  validation: loss " in err
+
+
+def test_none_is_silence(dropping, with_gaps, tmp_path, capfd):
+    model = brim.Model(dropping)
+    model.train(with_gaps, output_directory=tmp_path / "run", say=None)
+    model.evaluate(with_gaps, say=None)
+    model.predict(with_gaps, say=None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_print_gets_every_note_and_no_progress(dropping, with_gaps, tmp_path, capfd):
+    printed = StringIO()
+    with redirect_stdout(printed):
+        brim.Model(dropping).train(with_gaps, output_directory=tmp_path / "run", say=print)
+    lines = printed.getvalue().splitlines()
+    assert capfd.readouterr().err == ""
+    assert any(line.startswith("adapter.alpha: 16") for line in lines)
+    assert not any("validation: loss" in line for line in lines)
+    kept = (tmp_path / "run/notes.txt").read_text().splitlines()
+    assert kept[0].startswith("# brim ")
+    assert kept[1:] == lines
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "collect_activations", "plan"])
+def test_dropped_rows_are_told(dropping, with_gaps, capfd, verb):
+    ask = {
+        "plan": lambda: brim.plan(dropping, with_gaps),
+        "predict": lambda: brim.Model(dropping).predict(with_gaps),
+        "evaluate": lambda: brim.Model(dropping).evaluate(with_gaps),
+        "collect_activations": lambda: brim.Model(dropping).collect_activations("last", with_gaps),
+    }
+    ask[verb]()
+    assert "3 of 40 rows were dropped" in capfd.readouterr().err
+
+
+def test_an_observer_of_one_s_own_needs_only_what_it_is_interested_in(config, sums_file, tmp_path):
+    steps = Steps()
+    result = brim.Model(config).train(sums_file, output_directory=tmp_path / "run", observer=steps, say=None)
+    history = result.history
+    assert steps.losses == history.loc[history["split"] == "train", "loss"].tolist()
+
+
+def test_the_notes_of_a_resumed_run_stand_below_those_of_its_start(config, sums_file, tmp_path):
+    said = []
+    for num_steps in (None, "again"):
+        del said[:]
+        brim.Model(config).train(
+            sums_file, output_directory=tmp_path / "run", resume=num_steps is not None, say=said.append
+        )
+    kept = (tmp_path / "run/notes.txt").read_text().splitlines()
+    heads = [number for number, line in enumerate(kept) if line.startswith("# brim ")]
+    assert len(heads) == 2
+    assert kept[heads[1]].endswith("after step 4")
+    assert kept[heads[1] + 1 :] == said
+    assert "continuing after step 4 (16 samples)" in said
+
+
+def test_notes_are_texts():
+    note = Note("a note", kind="warning", topic="rows")
+    assert note == "a note"
+    assert json.dumps([note]) == '["a note"]'
+
+
+def test_the_history_has_a_row_a_step_and_evaluation_with_the_log_s_columns(trained):
+    lines = (trained.output_directory / "metrics.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if "split" in record]
+    history = trained.history
+    assert history["split"].tolist() == ["train", "train", "validation", "train", "train", "validation", "test"]
+    assert history["step"].tolist() == [1, 2, 2, 3, 4, 4, 4]
+    assert set(history.columns) == {name for record in records for name in record}
+    for row, record in zip(history.to_dict("records"), records, strict=True):
+        assert {name: value for name, value in row.items() if not pd.isna(value)} == record
+
+
+def test_the_history_of_a_run_that_is_gone_says_where_it_was(trained, tmp_path):
+    from dataclasses import replace
+
+    with pytest.raises(brim.InputError, match="history cannot be read") as caught:
+        _ = replace(trained, output_directory=tmp_path / "gone").history
+    assert caught.value.problems[0].where == str(tmp_path / "gone/metrics.jsonl")
+    with pytest.raises(brim.InputError, match="nothing was trained"):
+        _ = replace(trained, output_directory=None).history
+
+
+def test_the_plot_shows_the_history(trained):
+    pytest.importorskip("matplotlib")
+    figure, history = trained.plot(), trained.history
+    losses, rate = figure.axes
+    drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in losses.lines}
+    for label, split in {"training": "train", "validation": "validation", "test": "test"}.items():
+        rows = history[history["split"] == split]
+        assert drawn[label] == (rows["step"].tolist(), rows["loss"].tolist())
+    assert list(rate.lines[0].get_ydata()) == history["learning_rate"].dropna().tolist()
+    assert figure._repr_png_().startswith(b"\x89PNG"), "which a notebook shows"
+
+
+def test_without_matplotlib_the_plot_names_the_command_that_installs_it(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(brim.InputError) as caught:
+        trained.plot()
+    assert "pip install 'brim[plots]'" in caught.value.problems[0].fix
+
+
+def test_a_result_and_a_model_are_readable(trained, config):
+    first, rows, *evaluated = repr(trained).splitlines()
+    assert first.startswith("TrainResult: 4 steps in ")
+    assert first.endswith(f"run folder {trained.output_directory}")
+    assert rows == "  rows: 16 train, 2 validation, 2 test"
+    loss = trained.metrics["test"]["loss"]
+    assert f"  test: loss {loss:.4f}, perplexity" in "\n".join(evaluated)
+    base = config["base_model"]
+    assert repr(brim.Model(config)) == f"Model: {base}, lora adapter (r 8); to be trained"
+    assert repr(brim.Model({**config, "adapter": None, "trainer": {"type": "none"}})) == f"Model: {base}"
+    assert repr(brim.Model.load(trained.output_directory)) == (
+        f"Model: {base}, lora adapter (r 8); trained, run folder {trained.output_directory}"
+    )
+
+
+def test_the_effective_batch_is_drawn_where_it_moves_and_not_for_the_rest_of_an_epoch():
+    pytest.importorskip("matplotlib")
+
+    def panels(sizes):
+        steps = [
+            {"step": number, "split": "train", "loss": 1.0, "learning_rate": 0.1, "effective_batch_size": size}
+            for number, size in enumerate(sizes, start=1)
+        ]
+        return history_plot(pd.DataFrame(steps), title="Loss").axes[2:]
+
+    assert panels([4, 4, 1, 4, 4, 1]) == []
+    (moving,) = panels([4, 4, 1, 4, 8, 8, 2])
+    assert list(moving.lines[0].get_ydata()) == [4, 4, 4, 8, 8]

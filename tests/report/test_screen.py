@@ -1,0 +1,180 @@
+"""Notes and progress, as a person sees them."""
+
+import io
+import re
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.notes import Note, kind_of, status, warning
+from brim.report.screen import MOST_LINES, Digest, Screen, in_lines, listening, show
+
+TOPICS = ["configuration", "rows", "run", "plan", "memory", "time", ""]
+TEXTS = st.integers(0, 99).map(str)
+NOTES = st.one_of(
+    st.builds(
+        Note,
+        TEXTS,
+        kind=st.sampled_from(["warning", "plan"]),
+        topic=st.sampled_from(TOPICS),
+        short=st.sampled_from(["", "x", "y"]),
+    ),
+    st.builds(Note, TEXTS, kind=st.sampled_from(["note", "detail", "status"])),
+    TEXTS,
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    for name, value in {"COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def plain(text):
+    """Without what steers a terminal."""
+    return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", text)
+
+
+@given(st.lists(NOTES, max_size=40))
+def test_before_the_first_step_there_are_eight_lines_at_most_and_nothing_that_matters_is_missing(notes):
+    digest = Digest(hint="--verbose")
+    shown = [line for note in notes for line in digest.take(note)] + digest.end()
+    assert len(shown) <= MOST_LINES
+    matter = [note for note in notes if kind_of(note) in ("warning", "plan")]
+    others = [note for note in notes if kind_of(note) == "note"]
+    num_details = sum(kind_of(note) == "detail" for note in notes)
+    parts = [part for line in shown for part in line.split("; ")]
+    more = re.fullmatch(r"(\d+) more notes?: --verbose", parts[-1]) if parts else None
+    told = Counter(parts[:-1] if more else parts)
+    told.subtract(others[: sum(told.values()) - len(matter)])
+    whole = told & Counter(map(str, matter))
+    shortened = told - whole
+    assert sum(told.values()) == len(matter)
+    assert shortened <= Counter(note.short for note in matter if note.short)
+    num_others = sum((Counter(parts[:-1] if more else parts)).values()) - len(matter)
+    assert int(more[1] if more else 0) == len(others) - num_others + num_details + sum(shortened.values())
+
+
+def test_what_matters_about_the_rows_is_shown_before_the_plan_is_made():
+    digest = Digest()
+    digest.take("the test split has no rows")
+    assert digest.take(warning("3 of 60 rows were dropped", topic="rows")) == []
+    assert digest.take(status("planning")) == ["3 of 60 rows were dropped"]
+    assert digest.end() == ["the test split has no rows"]
+
+
+def test_lines_on_one_topic_are_put_together_where_there_is_no_room_for_each():
+    rows = [warning(f"{number} rows", topic="rows") for number in range(3)]
+    key = warning("epochs has no effect", topic="configuration")
+    assert in_lines([*rows, key], room=4) == [[rows[0]], [rows[1]], [rows[2]], [key]]
+    assert in_lines([*rows, key], room=3) == [rows, [key]]
+    assert in_lines([*rows, key], room=1) == [[*rows, key]]
+
+
+def test_notes_that_share_a_line_are_short_and_counted():
+    digest = Digest(hint="--verbose")
+    for number in (1, 2):
+        digest.take(warning(f"{number} rows were cut: {'why ' * 40}", topic="rows", short=f"{number} rows cut"))
+    digest.take(warning("epochs has no effect", topic="configuration"))
+    assert digest.take(status("planning")) == ["1 rows cut; 2 rows cut", "epochs has no effect"]
+    assert digest.end() == ["2 more notes: --verbose"]
+
+
+def test_the_last_line_says_where_the_others_are():
+    digest = Digest(hint="--verbose")
+    for number in range(9):
+        digest.take(Note(f"choice {number}", kind="detail"))
+    digest.take(Note("results/a/notes.txt", kind="rest"))
+    assert digest.end() == ["9 more notes: results/a/notes.txt or --verbose"]
+    assert digest.take("kept the weights of step 4") == ["kept the weights of step 4"]
+    assert digest.take(Note("choice 9", kind="detail")) == []
+
+
+def test_a_pipe_gets_the_notes_alone():
+    stream = io.StringIO()
+    with Screen(stream) as screen:
+        screen(status("planning"))
+        screen(
+            "a note that is longer than the eighty columns which a terminal has, [red]and is not broken[/red] :smile:"
+        )
+        screen.advance(3)
+    assert stream.getvalue() == (
+        "a note that is longer than the eighty columns which a terminal has, [red]and is not broken[/red] :smile:\n"
+    )
+
+
+def test_a_terminal_shows_what_is_being_done_and_no_trace_of_it_stays():
+    stream = Terminal()
+    with Screen(stream) as screen:
+        screen(status("planning: checkpointing"))
+        screen("a note")
+        screen.advance(1200)
+        screen.advance(34)
+    text = plain(stream.getvalue())
+    assert re.search(r"[⠀-⣿] planning: checkpointing", text), "with a spinner"
+    assert "a note\n" in text
+    assert "1,234 rows" in text
+    assert stream.getvalue().endswith("\x1b[2K"), "the line is erased"
+
+
+def test_what_is_held_is_shown_where_the_run_fails():
+    stream = io.StringIO()
+    with pytest.raises(ValueError, match="no"), Screen(stream, is_short=True) as screen:
+        screen(warning("3 rows were dropped", topic="rows"))
+        raise ValueError("no")
+    assert stream.getvalue() == "3 rows were dropped\n"
+
+
+def test_a_notebook_s_cell_has_the_notes_and_a_line_that_is_rewritten(monkeypatch, capsys):
+    """On stdout: a notebook shows stderr as if something had failed."""
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    with listening(show) as told:
+        told(status("loading the model"))
+        told("a note")
+        told.advance(7)
+    out, err = capsys.readouterr()
+    assert out == (
+        "\rloading the model"
+        f"\r{' ' * 17}\r"  # taken away for the note
+        "a note\n"
+        "\r7 rows"
+        f"\r{' ' * 6}\r"
+    )
+    assert err == ""
+
+
+def test_a_function_of_one_s_own_is_given_every_note_and_nothing_else():
+    said = []
+    with listening(said.append, is_short=True) as told:
+        for number in range(12):
+            told(Note(f"choice {number}", kind="detail"))
+        told(status("planning"))
+        told(Note("notes.txt", kind="rest"))
+        told(warning("rows were dropped", topic="rows"))
+        told.advance(3)
+    assert said == [*(f"choice {number}" for number in range(12)), "rows were dropped"]
+
+
+def test_none_is_silence(capfd):
+    with listening(None) as told:
+        told("a note")
+        told(status("planning"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_show_may_be_called_by_hand(capsys):
+    show("a note")
+    show(status("planning"))
+    assert capsys.readouterr() == ("", "a note\n")
