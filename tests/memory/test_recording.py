@@ -7,8 +7,10 @@ import pytest
 from tests.memory.births import Births
 from tests.memory.expansion import stream_of, workload_of
 from tests.memory.tiny_architectures import write_folder
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.api.memory import training_stream
+from brim.memory import recorder
 from brim.memory.allocator import CachingAllocator
 from brim.memory.compose import with_workspaces
 from brim.memory.cuda.transformers_view import rows_not_packed
@@ -193,3 +195,41 @@ def test_categories_sum_to_what_is_live(llama):
     assert (sum(replayed.live_bytes[each] for each in CATEGORIES) == replayed.allocated_bytes).all()
     assert min(each.min() for each in replayed.live_bytes.values()) == 0
     assert replayed.live_bytes["workspace"][-1] == 2 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("llama", LORA),
+        ("llama", {"enable_gradient_checkpointing": True, **LORA}),
+        ("gemma2", {"precision": "bf16-mixed"}),
+        ("qwen3_moe", {"precision": "bf16-true", "chunked_loss": False}),
+        ("gpt_bigcode", {"precision": "fp16-mixed", "optimizer": {"type": "adamw_8bit"}}),
+        ("mistral", {"precision": "bf16-true", "quantization": {"bits": 4}, **LORA}),
+    ],
+)
+def test_remembered_results_are_those_of_pytorch(tmp_path, monkeypatch, family, given):
+    folder = write_folder(tmp_path / family, family)
+    quantization = {key: given[key] for key in ("quantization",) if key in given}
+    config = {**config_of(folder, **{k: v for k, v in given.items() if k != "quantization"}), **quantization}
+    workload = workload_of(config, "train").training()
+    found = [record(workload, rows=ROWS, tokens=TOKENS) for _ in range(2)]
+    monkeypatch.setattr(recorder, "result_of", lambda operator, args, kwargs: operator(*args, **kwargs))
+    plain = record(workload, rows=ROWS, tokens=TOKENS)
+    assert [(each.stream, each.work, each.trained) for each in found] == [(plain.stream, plain.work, plain.trained)] * 2
+
+
+def test_a_second_trace_asks_pytorch_for_little(llama, monkeypatch):
+    workload = workload_of(config_of(llama, **LORA), "train", target=None).training()
+    asked = []
+    dispatch = FakeTensorMode.__torch_dispatch__
+
+    def counting(mode, operator, *arguments):
+        asked[-1] += 1
+        return dispatch(mode, operator, *arguments)
+
+    monkeypatch.setattr(FakeTensorMode, "__torch_dispatch__", counting)
+    for _ in range(2):
+        asked.append(0)
+        record(workload, rows=ROWS, tokens=TOKENS + 1)
+    assert asked[1] < asked[0] / 3

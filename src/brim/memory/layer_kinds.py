@@ -24,6 +24,17 @@ def depth_of_architecture(architecture: PretrainedConfig) -> Depth:
 
     Raises what transformers does when the architecture cannot be built, LookupError where no layers are found.
     """
+    key = type(architecture), architecture.to_json_string(use_diff=False)
+    if key not in _DEPTHS:
+        _DEPTHS.clear()  # of the architecture at hand alone: each shape that is recorded asks for it
+        _DEPTHS[key] = _depth(architecture)
+    return _DEPTHS[key]
+
+
+_DEPTHS: dict[tuple[type, str], Depth] = {}
+
+
+def _depth(architecture: PretrainedConfig) -> Depth:
     num_layers = getattr(architecture.get_text_config(), _NUM_LAYERS)
     kinds = _kinds(architecture)
     depth = depth_of(kinds)

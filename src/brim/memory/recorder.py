@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from brim.memory.events import Category, EventStream, Place
+from brim.memory.fake_results import DEVICE_OF, result_of
 from brim.memory.operator_work import OperatorWork, dtype_name, num_bytes_of, operator_work
 from brim.memory.work import Unit, WorkCounter, WorkPlace
 
@@ -127,6 +128,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_OF:
+            return args[0].device
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a tensor
             return func(*args, **kwargs)
@@ -134,7 +137,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operator = name
         scratch_bytes = self._scratch_bytes(name, args, kwargs)
         scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
-        out = func(*args, **kwargs)
+        out = result_of(func, args, kwargs)
         self._count(func, args, kwargs, out)
         self._outputs(out, args)
         if name == "aten::_to_copy":

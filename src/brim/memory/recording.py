@@ -90,6 +90,7 @@ def without_collector() -> Iterator[None]:
 
 def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Recording:
     mode = FakeTensorMode()
+    mode.cache_enabled = False  # the recorder remembers results in less time
     model = build_fake(with_layers(workload.architecture, depth.recorded), workload.build, mode)
     path, layers = decoder_layers(model, depth.num_recorded)
     recorder = Recorder(temporaries=workload.temporaries)

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from brim.memory.fake_results import DEVICE_OF
+
 _ADD = torch.ops.aten.add.Tensor
 _INTO_ZEROS: Mapping[Any, Any] = {
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
@@ -36,9 +38,15 @@ class AccumulationInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._references = _references_to_a_lone_gradient()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_OF:
+            return args[0].device
         if func is _ADD and not kwargs and _is_accumulation(args) and _references(args) == self._references:
             return args[0].add_(args[1])
         if func in _INTO_ZEROS and _is_gradient_of_a_pick():
@@ -87,6 +95,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counted: list[tuple[int, int, int]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as the mode that it counts for
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
