@@ -22,6 +22,7 @@ from brim.errors import (
 )
 
 if TYPE_CHECKING:
+    __version__: str
     from brim.api.compare import compare
     from brim.api.compare_results import CompareResult
     from brim.api.memory import predict_memory
@@ -102,11 +103,23 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch only when it is asked for, so that `import brim` and `brim --help` stay quick."""
+    if name == "__version__":
+        return _version()
     if name not in _LAZY:
         raise AttributeError(f"module 'brim' has no attribute {name!r}")
     from importlib import import_module
 
     return getattr(import_module(_LAZY[name]), name)
+
+
+def _version() -> str:
+    """Return the installed version; 0+unknown where brim runs from its source without being installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("brim")
+    except PackageNotFoundError:
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

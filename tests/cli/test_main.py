@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import pytest
 
 import brim.cli.app
+import brim.cli.main
 from brim.cli.main import main
 from brim.errors import Problem
+from brim.memory.allocator_settings import VARIABLES, AllocatorSettings
 
 SECRET = "a secret of no known shape"
 
@@ -132,3 +135,23 @@ def test_every_verb_with_json_is_among_those():
 
 def _options(command):
     return command.callback.__code__.co_varnames
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "given", "settings"),
+    [
+        (True, {}, AllocatorSettings(expandable_segments=True)),
+        (False, {}, AllocatorSettings()),
+        (True, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, AllocatorSettings()),
+        (True, {"PYTORCH_CUDA_ALLOC_CONF": ""}, AllocatorSettings()),
+    ],
+)
+def test_segments_grow_on_a_gpu_unless_the_user_says_how(monkeypatch, tmp_path, has_driver, given, settings):
+    environment = dict(given)
+    monkeypatch.setattr(brim.cli.main, "_NVIDIA_DRIVER", tmp_path if has_driver else tmp_path / "none")
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(sys, "argv", ["brim", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert AllocatorSettings.from_environment(environment) == settings
+    assert set(brim.cli.main._ALLOCATOR) == set(VARIABLES)

@@ -30,7 +30,7 @@ def test_the_plan_is_tables_in_80_columns(brim, untrained, monkeypatch):
     for label, text in (
         ("memory", "14.6 GiB"),
         ("rows", "40: all rows together"),
-        ("time", r"at most about .* \(estimated\)"),
+        ("time", r"about .* \(estimated\)"),
     ):
         assert re.search(rf"^{label} +{text}", done.out, flags=re.MULTILINE)
 
@@ -41,6 +41,13 @@ def test_the_plan_is_json(brim, untrained):
     assert (plan["shapes"][0]["rows"], plan["fixed_rows"], plan["would_take"]) == (3, 3, 40)
     assert plan["max_new_tokens"] == 6
     assert plan["engine"] == "slots"
+
+
+def test_an_estimated_time_is_not_called_a_bound(brim, untrained):
+    done = brim("predict", "config.yaml", *DATA, "--plan", "--device", "t4")
+    (time,) = re.findall(r"^time.*(?:\n .*)*", done.out, flags=re.MULTILINE)
+    assert "at most" not in time
+    assert "loading and starting" in " ".join(time.split())
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """transformers' continuous batching as an engine: texts, its thread, its cache, and what it is refused for."""
 
 import copy
+import dataclasses
 import threading
 
 import pytest
 import torch
+from transformers import __version__
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer import paged_engine as module
 from brim.infer.engine import respond_to
 from brim.infer.paged_engine import PagedEngine
-from brim.infer.paged_support import why_not_paged
+from brim.infer.paged_support import page_field, why_not_paged
 from brim.infer.room import FixedRoom
 from brim.infer.static_engine import StaticEngine
 from brim.models.precision import precision
@@ -166,3 +168,13 @@ def test_what_it_cannot_do_is_refused_before_anything_runs(model):
     with pytest.raises(InputError, match="precision bf16-mixed: it does not run under autocast"):
         engine(model, 4, precision=precision("bf16-mixed"))
     assert why_not_paged(model, GREEDY, precision=precision("fp32"), constraint=object()).startswith("responses are")
+
+
+@pytest.mark.parametrize(("fields", "name"), [(["page_size", "seed"], "page_size"), (["block_size"], "block_size")])
+def test_a_page_is_asked_for_by_the_name_that_this_transformers_has(fields, name):
+    assert page_field(dataclasses.make_dataclass("Config", fields)) == name
+
+
+def test_a_transformers_without_pages_is_named(monkeypatch):
+    monkeypatch.setattr("transformers.generation.ContinuousBatchingConfig", dataclasses.make_dataclass("Config", []))
+    assert __version__ in why_not_paged(None, GREEDY, precision=precision("fp32"))

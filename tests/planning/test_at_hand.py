@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from brim import Model
 from brim.config.schema import MemoryConfig
 from brim.memory.device import cpu_device, find_device
-from brim.planning.at_hand import budget_of, enforce
+from brim.planning.at_hand import budget_of, enforce, limit_lifted
 
 GIB, MIB = 2**30, 2**20
 T4 = replace(find_device("t4"), memory_bytes=15 * GIB)
@@ -23,6 +24,7 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=state.total))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: setattr(state, "fraction", share))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: state.fraction)
     return state
 
 
@@ -45,6 +47,35 @@ def test_a_budget_is_what_pytorch_may_reserve_and_what_is_outside(card):
     budget = budget_of(MemoryConfig(budget="10 GiB"), T4, is_at_hand=True)
     enforce(budget, T4)
     assert card.fraction == (10 * GIB - T4.outside_bytes) / (15 * GIB)
+
+
+def test_the_limit_is_lifted_when_the_job_ends_or_fails(card):
+    card.fraction = 0.9
+    budget = budget_of(MemoryConfig(budget="10 GiB"), T4, is_at_hand=True)
+    with pytest.raises(ZeroDivisionError), limit_lifted():
+        with limit_lifted():
+            enforce(budget, T4)
+        assert card.fraction == (10 * GIB - T4.outside_bytes) / (15 * GIB)
+        enforce(budget_of(MemoryConfig(budget="8 GiB"), T4, is_at_hand=True), T4)
+        1 / 0  # noqa: B018
+    assert card.fraction == 0.9
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate", "predict", "generate", "collect_activations"])
+def test_every_job_of_a_model_lifts_the_limit(card, monkeypatch, method):
+    card.fraction = 1.0
+    budget = budget_of(MemoryConfig(budget="10 GiB"), T4, is_at_hand=True)
+
+    def limited(*arguments, **keys):
+        enforce(budget, T4)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Model, "_open", limited)
+    monkeypatch.setattr("brim.api.model.check_run_folder", lambda *arguments, **keys: None)
+    model = Model({"base_model": "none", "dataset": "none", "trainer": {"type": "finetune"}})
+    with pytest.raises(ZeroDivisionError):
+        getattr(model, method)(*{"generate": ["a"], "collect_activations": ["last"]}.get(method, []))
+    assert card.fraction == 1.0
 
 
 def test_a_device_that_is_not_at_hand_is_not_asked(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import replace
 
 import pytest
@@ -132,3 +133,11 @@ def test_what_is_no_plan_is_said(tmp_path, content):
     path.write_text(sealed(content))
     assert cache.read() is None
     assert cache.note == f"{path} is damaged, and is not used"
+
+
+def test_brim_that_is_not_installed_plans_all_the_same(monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert _facts()["versions"]["release"] == "0+unknown"

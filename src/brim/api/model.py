@@ -51,6 +51,7 @@ from brim.infer.named_layers import LayerName
 from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
 from brim.notes import status, warning
+from brim.planning.at_hand import limit_lifted
 from brim.report.screen import listening, show
 from brim.train.export import export_model
 from brim.train.observer import Observer, Observers
@@ -117,6 +118,7 @@ class Model:
             model._needs_training = False
         return model
 
+    @limit_lifted()
     def train(
         self,
         dataset: Data | None = None,
@@ -190,6 +192,7 @@ class Model:
         self._session, self._has_learned, self._run = session, True, open_run_folder(output)
         return result
 
+    @limit_lifted()
     def evaluate(
         self,
         dataset: Data | None = None,
@@ -252,6 +255,7 @@ class Model:
         say(f"{theirs.name}:")
         return replace(result, comparison=compared(result, (ours, theirs), other._weights, say=say))
 
+    @limit_lifted()
     def predict(
         self,
         dataset: Data | None = None,
@@ -311,6 +315,7 @@ class Model:
         self, prompts: str | Sequence[str], *, stream: Literal[False] = False, **generation: Any
     ) -> str | list[str]: ...
 
+    @limit_lifted()
     def generate(
         self, prompts: str | Sequence[str], *, stream: bool = False, **generation: Any
     ) -> str | list[str] | Iterator[str]:
@@ -346,6 +351,7 @@ class Model:
             weights = self._weights(told)
         return Conversation(self._open(), weights, say=say or say_nothing)
 
+    @limit_lifted()
     def collect_activations(
         self,
         layers: LayerName | Sequence[LayerName],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from brim.api.way_costs import traced
 from brim.api.what_helps import what_helps
 from brim.config import Choice
 from brim.errors import Problem
+from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.device import cpu_device, devices
 from brim.models.adapter_folder import open_adapter
 from brim.notes import status
@@ -129,6 +131,8 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     length = request.length
     facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(phase_notes(request))}
     facts |= {"every_way": every_way}
+    if not request.device.is_cpu:
+        facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
     return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
 
 

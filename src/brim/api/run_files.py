@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import brim
 from brim.api.resuming import in_order
 from brim.api.session import Say, Session
 from brim.config import dump, mask_text
@@ -69,7 +69,7 @@ def write_card(
         rows=rows,
         metrics=metrics,
         state=state,
-        version=importlib.metadata.version("brim"),
+        version=brim.__version__,
     )
     _write(run.card, model_card(session.config, facts))
 

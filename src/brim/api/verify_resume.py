@@ -100,7 +100,7 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
     most_steps = start.num_leading + 3 * start.num_steps
     _tell_switches(run, start, say)
-    time_told = "" if mean_s is None else f", about {format_seconds(mean_s * most_steps)} of training at most"
+    time_told = "" if mean_s is None else f", about {format_seconds(mean_s * most_steps)} of training"
     say(
         f"up to {most_steps:,} steps{time_told}, in {4 + bool(start.num_leading)} processes that each load the model; "
         f"up to {format_bytes(MOST_CHECKPOINTS * checkpoint_bytes(run))} in {work}"

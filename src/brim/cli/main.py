@@ -21,6 +21,8 @@ _SWITCHED_OFF = {
     "USE_HUB_KERNELS": "NO",
     "DISABLE_SAFETENSORS_CONVERSION": "true",
 }
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # any of them counts
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # there where the driver is loaded; not within WSL
 _OUT_OF_MEMORY = Problem(
     what="the memory of the device, or of the machine, is used up",
     fix="free memory, load the base in fewer bits (quantization.bits: 4), or cut rows with "
@@ -35,6 +37,7 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     for name, value in _SWITCHED_OFF.items():
         os.environ.setdefault(name, value)
+    _let_segments_grow()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal does not take every sign
     try:
@@ -69,6 +72,16 @@ def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
         _leave(message(problems), exit_code)
     print(json_message(kind, problems, exit_code))
     sys.exit(exit_code)
+
+
+def _let_segments_grow() -> None:
+    """Ask PyTorch's allocator for expandable segments where there is a GPU of CUDA's and the user asks for nothing.
+
+    Micro-batches of many shapes leave gaps in segments of fixed size. It is read when torch is imported; predictions
+    read the same variable, so that they are of the allocator that the run has.
+    """
+    if _NVIDIA_DRIVER.exists() and not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def _leave(message: str, exit_code: int) -> NoReturn:

@@ -19,7 +19,7 @@ from brim.data import TokenRows
 from brim.errors import BrimError, InputError, Problem
 from brim.infer.chosen_by_row import plain
 from brim.infer.engine import Constraint, OnFinished
-from brim.infer.paged_support import why_not_paged
+from brim.infer.paged_support import page_field, why_not_paged
 from brim.infer.passes import base_model
 from brim.infer.response import Finished, Response
 from brim.infer.room import Room
@@ -183,8 +183,10 @@ def _config(model: PreTrainedModel, shape: _Shape, seed: int) -> ContinuousBatch
     page = _PAGE_OF_FLASH if "flash" in model.config._attn_implementation else _PAGE
     # Layers of different kinds get their pages in portions of the least common multiple of their numbers of layers.
     spare = text.num_hidden_layers if len(set(getattr(text, "layer_types", None) or ())) > 1 else 1
+    field = page_field(ContinuousBatchingConfig)
+    assert field is not None, "why_not_paged has looked"
     return ContinuousBatchingConfig(
-        page_size=page,
+        **{field: page},
         num_blocks=shape.rows * math.ceil(shape.columns / page) + spare,
         max_batch_tokens=shape.batch_tokens,
         max_requests_per_batch=shape.rows,

@@ -37,9 +37,18 @@ def _version() -> str:
     from transformers import __version__, generation
 
     config = getattr(generation, "ContinuousBatchingConfig", None)
-    if config is None or "page_size" not in config.__dataclass_fields__:
-        return f"it needs transformers 5.17 or newer, this is {__version__}"
+    if config is None or page_field(config) is None:
+        return f"transformers {__version__} has no ContinuousBatchingConfig that takes a page's tokens; 5.17 has one"
     return ""
+
+
+def page_field(config: type[Any]) -> str | None:
+    """Return what ContinuousBatchingConfig calls the tokens of a page; None where this version has no such field.
+
+    transformers 5.17.0 calls it block_size, later versions page_size.
+    """
+    fields = getattr(config, "__dataclass_fields__", {})
+    return next((name for name in ("page_size", "block_size") if name in fields), None)
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

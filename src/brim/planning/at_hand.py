@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from brim.config.schema import MemoryConfig
 from brim.memory.device import PACKING_BYTES, Device
@@ -37,8 +40,8 @@ def budget_of(
 def enforce(budget: Budget, device: Device) -> None:
     """Let PyTorch's allocator reserve no more than the budget leaves it, so that the budget is never exceeded.
 
-    What it has cached counts; it is given back before the allocator gives up. On a CPU nothing can be enforced, but
-    what is freed goes back to the system.
+    The limit is the process's; `limit_lifted` lifts it when the job is over. What the allocator has cached counts; it is
+    given back before the allocator gives up. On a CPU nothing can be enforced, but what is freed goes back to the system.
     """
     if device.is_cpu:
         map_large_blocks()
@@ -47,7 +50,34 @@ def enforce(budget: Budget, device: Device) -> None:
 
     allowed_bytes = budget.limit_bytes - budget.outside_bytes
     total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    before = _BEFORE.get()
+    if before is not None:
+        before.setdefault("fraction", torch.cuda.get_per_process_memory_fraction())
     torch.cuda.set_per_process_memory_fraction(min(max(allowed_bytes / total_bytes, 0.0), 1.0))
+
+
+_BEFORE: ContextVar[dict[str, float] | None] = ContextVar("_BEFORE", default=None)  # None: no job is under way
+
+
+@contextmanager
+def limit_lifted() -> Iterator[None]:
+    """Run a job; when it ends, also by an exception, the process has the limit again that it had before `enforce`.
+
+    Of jobs within jobs the outermost one lifts it. Without a limit, CUDA is not touched.
+    """
+    if _BEFORE.get() is not None:
+        yield
+        return
+    before: dict[str, float] = {}
+    token = _BEFORE.set(before)
+    try:
+        yield
+    finally:
+        _BEFORE.reset(token)
+        if before:
+            import torch
+
+            torch.cuda.set_per_process_memory_fraction(before["fraction"])
 
 
 def _cuda_room(device: Device) -> Room:

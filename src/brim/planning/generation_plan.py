@@ -55,7 +55,7 @@ class GenerationPlan:
     shapes: tuple[PlannedRows, ...]  # at the start, and as prompts become shorter
     total_bytes: int | None  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
     fits: bool  # the longest prompt alone, at least; a number by hand: so many of them
-    seconds: float | None  # at most: every response is as long as it may be
+    seconds: float | None  # estimated of the passes alone, were every response as long as it may be
     engine: str
     engine_reason: str
     proof: str = ""  # what was tried of it

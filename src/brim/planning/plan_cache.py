@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+import brim
 from brim.config import Config, FinetuneTrainer
 from brim.planning.budget import Budget
 from brim.planning.cache import Cache, digest
@@ -142,5 +142,5 @@ def plan_facts(
         "base": base_config,
         "adapter": adapter,
         "lengths": hashlib.sha256(tokens.tobytes()).hexdigest(),
-        "versions": {**versions(), "release": importlib.metadata.version("brim")},
+        "versions": {**versions(), "release": brim.__version__},
     }

@@ -29,13 +29,13 @@ def memory_in_words(plan: GenerationPlan) -> str:
 
 
 def time_in_words(plan: GenerationPlan) -> str:
-    """As if every response took all of its tokens."""
+    """Return the estimate as if every response took all of its tokens; it is no bound, and does not say so."""
     if plan.seconds is None:
         return "not known"
     tokens = "token" if plan.max_new_tokens == 1 else "tokens"
     return (
-        f"at most about {format_seconds(plan.seconds)} (estimated), were every response {plan.max_new_tokens:,} "
-        f"{tokens} long"
+        f"about {format_seconds(plan.seconds)} (estimated), were every response {plan.max_new_tokens:,} {tokens} long, "
+        "and what loading and starting take"
     )
 
 
