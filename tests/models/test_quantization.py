@@ -9,11 +9,13 @@ import pytest
 import torch
 from bitsandbytes.autograd._functions import MatMul8bitLt
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
@@ -21,6 +23,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from brim import predict_memory
 from brim.config import DeviceFacts, load_config, resolve
 from brim.data import TokenRow
 from brim.data.collate import collate
@@ -321,6 +324,8 @@ def test_a_contradiction_of_the_folder_is_named(stored):
     [
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
         ({}, "a method that config.json does not name"),
         ("odd", "a method that config.json does not name"),
@@ -335,6 +340,70 @@ def test_other_methods_are_refused(tiny_base, tmp_path, stored_as, name):
         ModelError, match=rf"the base model's weights are quantised by {name}\n  expected: weights of 16"
     ):
         load(tmp_path, None)
+
+
+FP4_OF_MXFP4 = [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]  # OCP MX, E2M1
+
+
+@pytest.fixture
+def in_mxfp4(tmp_path):
+    """A folder as gpt-oss comes: blocks of 32 numbers of 4 bits, each with an exponent; and the experts' weights."""
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
+        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, dtype="bfloat16",
+    )  # fmt: skip
+    GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    tensors, weights = load_file(tmp_path / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        num_experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(256, (num_experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 130, (num_experts, outputs, inputs // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).long()
+        values = torch.tensor(FP4_OF_MXFP4)[halves] * 2.0 ** (scales.float() - 127)[..., None]
+        weights[name] = values.flatten(-2).transpose(1, 2)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    architecture = json.loads((tmp_path / "config.json").read_text())
+    architecture["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(architecture))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path, weights
+
+
+def test_blocks_of_mxfp4_are_dequantised_as_they_are_loaded(in_mxfp4):
+    folder, weights = in_mxfp4
+    model = load(folder, None, precision="bf16-true", trainer={"type": "finetune"}, trainable=True)
+    found = {name: value for name, value in model.named_parameters() if name in weights}
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(value.float(), weights[name]) for name, value in found.items())
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    assert all(value.requires_grad for value in found.values())
+    assert not hasattr(model.config, "quantization_config")  # what is saved of it is not quantised
+
+
+def test_the_memory_of_mxfp4_is_that_of_its_dequantised_weights(in_mxfp4):
+    folder, _ = in_mxfp4
+    config = {
+        "base_model": str(folder),
+        "adapter": LORA | {"target_modules": ["q_proj"]},
+        "trainer": {"type": "finetune"},
+    }
+    stored = predict_memory(config, sequence_length=16, device="a100-80gb")
+    architecture = json.loads((folder / "config.json").read_text())
+    del architecture["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(architecture))
+    plain = predict_memory(config, sequence_length=16, device="a100-80gb")
+    assert stored.by_category == plain.by_category
+    assert [choice for choice in stored.choices if choice not in plain.choices] == [
+        "base_model: dequantised (stored in mxfp4, whose 4-bit blocks do not train: the experts take as much as in a "
+        "model of 16 bits)"
+    ]
+
+
+def test_mxfp4_is_not_quantised_once_more(in_mxfp4):
+    with pytest.raises(ModelError, match=r"quantization.bits is 4, and the base model's experts are stored in mxfp4"):
+        load(in_mxfp4[0], FOUR)
 
 
 def test_random_weights_of_a_folder_that_is_quantised_are_plain(stored):

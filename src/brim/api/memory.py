@@ -34,7 +34,7 @@ from brim.memory.static_stream import static_stream
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
-from brim.models.quantization import with_stored_quantization, without_quantization
+from brim.models.quantization import stored_choices, with_stored_quantization, without_quantization
 from brim.models.quiet import no_library_warnings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def ask(
         )
     return Asked(
         config=resolution.config,
-        choices=resolution.choices,
+        choices=(*stored_choices(given, folder), *resolution.choices),
         folder=folder,
         architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
         phase=phase or ("train" if trains else "generate"),

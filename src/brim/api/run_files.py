@@ -92,7 +92,7 @@ class RunNotes:
         """Write what was said so far, and from now on each note; those of an earlier start stay above."""
         begins = f"after step {step:,}" if step else "from the start"
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._said.insert(0, f"# brim {importlib.metadata.version('brim')}, {now}, {begins}")
+        self._said.insert(0, f"# brim {brim.__version__}, {now}, {begins}")
         self._path = run.notes
         self._append()
         self._say(Note(str(run.notes), kind="rest"))

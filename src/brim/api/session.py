@@ -22,7 +22,7 @@ from brim.models.adapter_folder import continued
 from brim.models.device import device_facts, pick_device
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
-from brim.models.quantization import with_stored_quantization
+from brim.models.quantization import stored_choices, with_stored_quantization
 from brim.notes import Note, warning
 from brim.notes import Say as Say
 
@@ -62,7 +62,7 @@ def open_session(config: Config) -> Session:
     chat, days = settled_day(resolution.config.chat, encoder)
     return Session(
         config=resolution.config.model_copy(update={"chat": chat}),
-        choices=(*_stored_bits(config, settled), *resolution.choices, *days),
+        choices=(*stored_choices(config, folder), *_stored_bits(config, settled), *resolution.choices, *days),
         folder=folder,
         encoder=encoder,
         device=device,

@@ -15,6 +15,7 @@ from brim.models.attention_choice import as_transformers_takes_it
 from brim.models.bitsandbytes_import import require_bitsandbytes
 from brim.models.folder import Initialize, ModelFolder
 from brim.models.quantization import (
+    comes_in_mxfp4,
     is_stored_quantised,
     quantization_for,
     settle_layers,
@@ -79,6 +80,10 @@ def load_base(
         settings["device_map"] = {"": str(device)}  # layers are quantised where they will stay
         if not is_stored_quantised(folder):
             settings["quantization_config"] = quantization_for(quantization)
+    elif initialize == "pretrained" and comes_in_mxfp4(folder):
+        from transformers import Mxfp4Config
+
+        settings["quantization_config"] = Mxfp4Config(dequantize=True)
     try:
         with no_library_bars():
             if initialize == "random":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from brim.config import Config, QuantizationConfig
+from brim.config import Choice, Config, QuantizationConfig
 from brim.errors import ModelError, Problem
 from brim.models.folder import ModelFolder
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
 _KEY = "quantization_config"  # in config.json
+_MXFP4 = "mxfp4"  # of gpt-oss: 4-bit blocks of the experts' weights
 _STORED = ("bits", "bnb_4bit_use_double_quant", "bnb_4bit_quant_type")  # the other keys say how layers compute
 
 
@@ -26,6 +27,8 @@ def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
 
     Raises ModelError where the folder is quantised otherwise than the configuration says, or by another library.
     """
+    if comes_in_mxfp4(folder) and config.initialize != "random" and config.quantization is not None:
+        raise ModelError(_twice(config.quantization, folder))
     if not is_stored_quantised(folder) or config.initialize == "random":
         return config
     stored = _stored(folder)
@@ -44,8 +47,26 @@ def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
 
 
 def is_stored_quantised(folder: ModelFolder) -> bool:
-    """Whether the weights in the folder are quantised already."""
-    return _KEY in folder.config
+    """Whether the weights in the folder are quantised already, and stay so when they are loaded."""
+    return _KEY in folder.config and not comes_in_mxfp4(folder)
+
+
+def comes_in_mxfp4(folder: ModelFolder) -> bool:
+    """Whether the experts' weights are stored in blocks of mxfp4.
+
+    transformers computes with such blocks where Triton and the Hub's kernels are there, and does not train them
+    (Mxfp4HfQuantizer.is_trainable); brim has them dequantised as they are loaded, for training and for inference.
+    """
+    stored = folder.config.get(_KEY)
+    return isinstance(stored, dict) and stored.get("quant_method") == _MXFP4
+
+
+def stored_choices(config: Config, folder: ModelFolder) -> list[Choice]:
+    """Say what becomes of weights that are stored otherwise than they are loaded."""
+    if not comes_in_mxfp4(folder) or config.initialize == "random":
+        return []
+    reason = "stored in mxfp4, whose 4-bit blocks do not train: the experts take as much as in a model of 16 bits"
+    return [Choice(key="base_model", value="dequantised", reason=reason)]
 
 
 def skipped_modules(folder: ModelFolder) -> list[str] | None:
@@ -153,6 +174,16 @@ def _stored(folder: ModelFolder) -> QuantizationConfig:
         return QuantizationConfig(bits=8, llm_int8_threshold=float(stored.get("llm_int8_threshold", 6.0)))
     double = bool(stored.get("bnb_4bit_use_double_quant", False))
     return QuantizationConfig(bits=4, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind)
+
+
+def _twice(given: QuantizationConfig, folder: ModelFolder) -> Problem:
+    return Problem(
+        what=f"quantization.bits is {given.bits}, and the base model's experts are stored in mxfp4, which is "
+        "dequantised as it is loaded",
+        where=folder.name,
+        expected="no quantization: bitsandbytes takes linear layers alone, and the experts' weights are in none",
+        fix="take quantization out of the configuration; where 16 bits are too much, choose a smaller base model",
+    )
 
 
 def _differs(key: str, given: QuantizationConfig, stored: QuantizationConfig, folder: ModelFolder) -> Problem:

@@ -40,8 +40,9 @@ def budget_of(
 def enforce(budget: Budget, device: Device) -> None:
     """Let PyTorch's allocator reserve no more than the budget leaves it, so that the budget is never exceeded.
 
-    The limit is the process's; `limit_lifted` lifts it when the job is over. What the allocator has cached counts; it is
-    given back before the allocator gives up. On a CPU nothing can be enforced, but what is freed goes back to the system.
+    The limit is the process's; `limit_lifted` lifts it when the job is over. What the allocator has cached counts; it
+    is given back before the allocator gives up. On a CPU nothing can be enforced, but what is freed goes back to the
+    system.
     """
     if device.is_cpu:
         map_large_blocks()
