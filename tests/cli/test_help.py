@@ -13,7 +13,7 @@ OPTIONS = {
         *("--batch-size", "--sequence-length", "--device", "--memory", "--phase", "--world-size", "--offload"),
         *("--compare", "--explain", "--measure", "--layers", "--steps", "--plot", "--json"),
     },
-    "plan": {"--dataset", "--device", "--memory", "--replan", "--json"},
+    "plan": {"--dataset", "--device", "--memory", "--replan", "--json", "--rows", "--sequence-length"},
     "train": {"--dataset", "--output-directory", "--resume", "--replan", "--json"},
     "verify-resume": {"--steps", "--from-step", "--dataset", "--keep", "--json"},
     "compare": {"--dataset", "--seeds", "--output-directory", "--resume", "--markdown", "--json"},

@@ -78,3 +78,56 @@ def test_what_cannot_be_planned_is_refused(brim, project, options, message):
     assert done.code == 2
     assert done.out == ""
     assert message.removesuffix("\n") in done.err
+
+
+@pytest.fixture
+def config_alone(project, tiny_base):
+    """A base model of which there is nothing but its config.json."""
+    folder = project / "later"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tiny_base / "config.json").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_rows_that_are_not_there_yet_are_planned_from_config_json_alone(brim, config_alone, file):
+    base = f"base_model={config_alone / 'config.json' if file else config_alone}"
+    rows = ("--rows", 42, "--sequence-length", 20)
+    done = brim("plan", "config.yaml", *BY_LENGTH, base, *rows, "--device", "t4", "--json")
+    assert done.code == 0, done.err
+    plan = TrainingPlan.from_dict(json.loads(done.out))
+    assert (plan.lengths.num_rows, plan.lengths.shortest, plan.lengths.longest) == (42, 20, 20)
+    assert (plan.effective_batch_size, plan.total_steps, plan.total_samples) == (8, 12, 84)
+    assert plan.chosen is not None
+    assert (plan.chosen.padding, plan.chosen.widest) == (1.0, (8, 20))
+
+
+def test_a_plan_of_rows_alike_is_that_of_data_alike(brim, project):
+    (project / "alike.jsonl").write_text('{"question": "1 + 1 =", "answer": "2", "split": 0}\n' * 24)
+    flags = ("plan", "config.yaml", *BY_LENGTH, "--device", "t4", "--json", "--replan")
+    read = json.loads(brim(*flags, "--dataset", "alike.jsonl").out)
+    length = read["lengths"]["longest"]
+    made_up = json.loads(brim(*flags, "dataset=alike.jsonl", "--rows", 24, "--sequence-length", length).out)
+    assert made_up == read
+
+
+def test_the_memory_needs_config_json_alone(brim, config_alone):
+    done = brim("memory", "config.yaml", f"base_model={config_alone}", "--device", "t4", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["fits"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--rows", 9, "--sequence-length", 9, *DATA), "brim: command line: both a data set and the size of one are"),
+        (("--rows", 9), "brim: command line: --rows is given without --sequence-length\n"),
+        (("--sequence-length", 9), "brim: command line: --sequence-length is given without --rows\n"),
+        (("--rows", 9, "--sequence-length", 99_999), "sequence_length is 99,999, and the model's context is"),
+        ((), "say how large it will be with --rows N --sequence-length N"),
+    ],
+)
+def test_rows_and_their_length_come_together_and_instead_of_data(brim, project, options, message):
+    done = brim("plan", "config.yaml", *options)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err

@@ -73,7 +73,7 @@ def predict_memory(
     Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
     """
     if batch_size is not None:
-        _require_whole("batch_size", batch_size, most=MOST_ROWS)
+        require_whole("batch_size", batch_size, most=MOST_ROWS)
     sharding, settings = _sharding(world_size, offload), _allocator_settings(allocator)
     asked = ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
     shape = _shape(asked, batch_size, sequence_length)
@@ -157,7 +157,7 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
 
 def _sharding(world_size: int, offload: Offload) -> Sharding:
     """FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
-    _require_whole("world_size", world_size, most=MOST_GPUS)
+    require_whole("world_size", world_size, most=MOST_GPUS)
     _require_one_of("offload", offload, get_args(Offload))
     is_cut = world_size > 1 or offload == "weights"
     return Sharding(world_size=world_size, kind="fsdp2" if is_cut else "whole", offload=offload)
@@ -174,7 +174,7 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
     if name is not None:
         return find_device(name), True
     if memory_bytes is not None:
-        _require_whole("memory_bytes", memory_bytes, most=MOST_MEMORY_BYTES)
+        require_whole("memory_bytes", memory_bytes, most=MOST_MEMORY_BYTES)
         return device_of(memory_bytes), True
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -200,9 +200,9 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
-    _require_whole("batch_size", batch_size, most=MOST_ROWS)
-    _require_whole("sequence_length", sequence_length, least=_LEAST_TOKENS, most=MOST_TOKENS // batch_size)
-    _require_in_context(asked, sequence_length)
+    require_whole("batch_size", batch_size, most=MOST_ROWS)
+    require_whole("sequence_length", sequence_length, least=_LEAST_TOKENS, most=MOST_TOKENS // batch_size)
+    require_in_context(asked, sequence_length)
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
 
 
@@ -221,7 +221,7 @@ def _sequence_length(asked: Asked) -> tuple[int, str]:
     return _UNSET_LENGTH_TOKENS, "the rows' length is not known; set sequence_length to that of the longest"
 
 
-def _require_in_context(asked: Asked, sequence_length: int) -> None:
+def require_in_context(asked: Asked, sequence_length: int) -> None:
     context = asked.folder.context_length
     new = asked.config.generation.max_new_tokens if asked.phase == "generate" else 0
     if context is None or new is None or sequence_length + new <= context:
@@ -237,7 +237,7 @@ def _require_in_context(asked: Asked, sequence_length: int) -> None:
     )
 
 
-def _require_whole(name: str, value: int, *, least: int = 1, most: int) -> None:
+def require_whole(name: str, value: int, *, least: int = 1, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         is_long = isinstance(value, int) and abs(value) >= 10**30
         shown = "a number of too many digits" if is_long else repr(value)

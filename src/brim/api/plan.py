@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from brim.api.memory import ask, read_architecture
+from brim.api.memory import Asked, ask, read_architecture, require_in_context, require_whole
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import plan_run
 from brim.api.session import Say, Session, choice_notes
-from brim.config import Config, FinetuneTrainer, LoadedConfig, load_config
+from brim.config import Config, FinetuneTrainer, load_config
 from brim.config.batch import is_sized_by_memory
 from brim.config.resolve import bounded_by_rows, with_effective_rows
-from brim.data import Data, Prepared, TokenRows, load_encoder, prepare, read, with_labels_of_data
+from brim.data import Data, Prepared, TokenRows, load_encoder, made_up_rows, prepare, read, with_labels_of_data
 from brim.data.chat_day import settled_day
 from brim.errors import ConfigError, InputError, Problem
+from brim.memory.bounds import MOST_MADE_UP, MOST_TOKENS
 from brim.memory.device import Device, cpu_device, device_named
 from brim.models.folder import ModelFolder
 from brim.notes import status
@@ -33,6 +36,8 @@ def plan(
     config: str | Path | Mapping[str, Any] | Config,
     dataset: Data | None = None,
     *,
+    num_rows: int | None = None,
+    sequence_length: int | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
     memory_bytes: int | None = None,
@@ -41,47 +46,43 @@ def plan(
 ) -> TrainingPlan:
     """What `brim train` would decide: micro-batches, memory and time of each way to run, and the one that is taken.
 
-    Reads the tokenizer, the base model's config.json and the data; loads no weights. device: a name of the catalogue,
-    or "cpu"; memory_bytes: of any other GPU; neither: the device at hand. dataset: default: the key `dataset`.
-    replan: do not use what earlier plans found out. say: see docs/python.md.
+    Reads the tokenizer, the base model's config.json and the data; loads no weights. dataset: default: the key
+    `dataset`. num_rows, sequence_length: instead of data, so many rows to train on, each of so many tokens; then
+    config.json alone is read. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the
+    device at hand. replan: do not use what earlier plans found out. say: see docs/python.md.
 
     Raises ConfigError, DataError, ModelError and InputError. A data set with rows that do not fit is no error here: the
     plan names them, and `chosen` is None.
     """
     loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
     _require_training(loaded.config)
-    with listening(say) as told:
-        return _plan(loaded, dataset, device, memory_bytes, replan=replan, say=told)
-
-
-def _plan(
-    loaded: LoadedConfig, dataset: Data | None, device: str | None, memory_bytes: int | None, *, replan: bool, say: Say
-) -> TrainingPlan:
+    data = dataset if dataset is not None else loaded.config.dataset
+    _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
-    asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
-    encoder = load_encoder(asked.folder, trust_remote_code=loaded.config.trust_remote_code)
-    chat, _ = settled_day(asked.config.chat, encoder)
-    settled = asked.config.model_copy(update={"chat": chat})
-    data = dataset if dataset is not None else loaded.config.dataset
-    if data is None:
-        raise ConfigError(_no_data())
-    say(status("reading the data"))
-    source = read(data)
-    settled, labels = with_labels_of_data(settled, source)
-    prepared = prepare(source, settled, encoder, context_length=asked.folder.context_length)
-    settled, choices = bounded_by_rows(settled, (*asked.choices, *labels), len(prepared.splits["train"]))
-    for line in [*loaded.notes, *choice_notes(choices), *prepared.notes, *prepared.ledger.summary()]:
-        say(line)
-    request = _request(
-        settled,
-        prepared.splits["train"],
-        folder=asked.folder,
-        architecture=asked.architecture,
-        device=asked.device,
-        is_at_hand=device in (None, "cpu") and memory_bytes is None,
-    )
-    return plan_run(request, every_way=True, replan=replan, say=say).plan
+    with listening(say) as told:
+        asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
+        if num_rows is not None and sequence_length is not None:
+            require_in_context(asked, sequence_length)
+            rows = made_up_rows(np.full(num_rows, sequence_length))
+            unread = f"dataset: {data} is not read; the plan is of {num_rows:,} rows of {sequence_length:,} tokens"
+            notes = [] if data is None else [unread]
+        else:
+            assert data is not None, "required above"
+            told(status("reading the data"))
+            asked, rows, notes = _prepared(asked, data)
+        settled, choices = bounded_by_rows(asked.config, asked.choices, len(rows))
+        for line in [*loaded.notes, *choice_notes(choices), *notes]:
+            told(line)
+        request = _request(
+            settled,
+            rows,
+            folder=asked.folder,
+            architecture=asked.architecture,
+            device=asked.device,
+            is_at_hand=device in (None, "cpu") and memory_bytes is None,
+        )
+        return plan_run(request, every_way=True, replan=replan, say=told).plan
 
 
 def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any] | None = None) -> PlanRequest:
@@ -131,6 +132,17 @@ def _request(
     )
 
 
+def _prepared(asked: Asked, data: Data) -> tuple[Asked, TokenRows, list[str]]:
+    """Return what is asked with the day of its chat and its labels settled, the rows to train on, and the data's notes."""
+    encoder = load_encoder(asked.folder, trust_remote_code=asked.config.trust_remote_code)
+    chat, _ = settled_day(asked.config.chat, encoder)
+    source = read(data)
+    config, labels = with_labels_of_data(asked.config.model_copy(update={"chat": chat}), source)
+    prepared = prepare(source, config, encoder, context_length=asked.folder.context_length)
+    asked = replace(asked, config=config, choices=(*asked.choices, *labels))
+    return asked, prepared.splits["train"], [*prepared.notes, *prepared.ledger.summary()]
+
+
 def device_at_hand(device: torch.device) -> Device:
     """What the memory model knows of the device that torch runs on; a GPU that is none of CUDA's counts as a CPU."""
     if device.type != "cuda":
@@ -150,9 +162,40 @@ def _require_training(config: Config) -> None:
         )
 
 
+def _require_rows(num_rows: int | None, sequence_length: int | None, *, has_dataset: bool, has_data: bool) -> None:
+    """Refuse data and made-up rows together, half of what made-up rows need, and neither."""
+    sizes = {"--rows": num_rows, "--sequence-length": sequence_length}
+    missing = [flag for flag, value in sizes.items() if value is None]
+    if len(missing) == len(sizes):
+        if not has_data:
+            raise ConfigError(_no_data())
+        return
+    if has_dataset:
+        raise InputError(
+            Problem(
+                what="both a data set and the size of one are given",
+                where="command line",
+                fix="keep --dataset, whose rows are read, or --rows and --sequence-length, which stand for rows",
+            )
+        )
+    if missing:
+        (given,) = sizes.keys() - set(missing)
+        raise InputError(
+            Problem(
+                what=f"{given} is given without {missing[0]}",
+                where="command line",
+                expected="both: so many rows to train on, each of so many tokens",
+                fix=f"add {missing[0]} N",
+            )
+        )
+    require_whole("num_rows", num_rows or 0, most=MOST_MADE_UP)
+    require_whole("sequence_length", sequence_length or 0, least=2, most=MOST_TOKENS)
+
+
 def _no_data() -> Problem:
     return Problem(
         what="there is no data set, and a plan depends on how long its rows are",
         expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
-        fix="name a csv, tsv, json, jsonl or parquet file; `brim memory` needs none",
+        fix="name a csv, tsv, json, jsonl or parquet file; or, before there is one, say how large it will be with "
+        "--rows N --sequence-length N",
     )

@@ -9,12 +9,21 @@ from typing import Annotated, Optional
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file
+from brim.memory.bounds import MOST_MADE_UP, MOST_TOKENS
 
 
 def plan(
     config_or_run: ConfigOrRun,
     overrides: Overrides = None,
     dataset: DatasetOption = None,
+    rows: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--rows", min=1, max=MOST_MADE_UP, metavar="N", help="Instead of data: rows to train on."),
+    ] = None,
+    sequence_length: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--sequence-length", min=2, max=MOST_TOKENS, metavar="N", help="Tokens of each of those rows."),
+    ] = None,
     device: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--device", metavar="NAME", help="Such as t4 or a100-80gb, or cpu. Default: the one at hand."),
@@ -28,7 +37,8 @@ def plan(
 ) -> None:
     """Show how training would be cut, what it would take and how long, for each way that is left open.
 
-    Reads the data, the tokenizer and the base model's config.json; needs no GPU and no weights.
+    Reads the data, the tokenizer and the base model's config.json; needs no GPU and no weights. With --rows and
+    --sequence-length it reads config.json alone.
     """
     from brim.cli.memory_request import check_device, device_memory
 
@@ -46,6 +56,8 @@ def plan(
     made = make_plan(
         file,
         dataset,
+        num_rows=rows,
+        sequence_length=sequence_length,
         overrides=overrides or [],
         device=device,
         memory_bytes=memory_bytes,

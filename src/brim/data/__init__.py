@@ -7,7 +7,7 @@ from brim.data.ledger import Entry, Ledger
 from brim.data.order import rows_of_step
 from brim.data.prepare import Prepared, Tokenized, prepare, prompts_of, texts_as_source
 from brim.data.read import Data, read
-from brim.data.rows import TokenRow, TokenRows
+from brim.data.rows import TokenRow, TokenRows, made_up_rows
 from brim.data.source import Source
 from brim.data.usable import data_problems
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_data",
     "data_problems",
     "load_encoder",
+    "made_up_rows",
     "prepare",
     "prompts_of",
     "read",

@@ -156,6 +156,27 @@ class _Renamed(TokenRows):
         return _Renamed(super().take(indices), self.keys[np.asarray(indices, dtype=np.int64)])
 
 
+def made_up_rows(lengths: npt.ArrayLike) -> TokenRows:
+    """Return rows of which nothing but the lengths is known, for plans of data that are not there yet.
+
+    lengths: tokens of each row; all but the first are supervised.
+    """
+    return _MadeUp(lengths)
+
+
+class _MadeUp(TokenRows):
+    """Rows without tokens."""
+
+    def __init__(self, lengths: npt.ArrayLike) -> None:
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self._indices = self.keys = np.arange(len(self.lengths))
+        self.num_supervised = np.maximum(self.lengths - 1, 0)
+        self.num_prompt_tokens = np.minimum(self.lengths, 1)
+
+    def __getitem__(self, position: Any) -> Any:
+        raise TypeError("rows that are made up hold no tokens")
+
+
 def batch_of(rows: Sequence[TokenRow]) -> pa.RecordBatch:
     """Rows as one record batch of SCHEMA."""
     offsets = pa.array(np.concatenate([[0], np.cumsum([len(row.input_ids) for row in rows])]).astype(np.int32))

@@ -20,7 +20,7 @@ DEVICE_OF = torch.ops.prim.device.default
 _UNFORESEEABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 _UNKNOWN = object()
-_FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,17 @@ def _again(result: _Made | int | None, tensors: Sequence[FakeTensor]) -> FakeTen
         return None
     if isinstance(result, int):
         return tensors[result]
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         made = torch.empty_strided(result.size, result.stride, dtype=result.dtype, device="meta")
         if result.viewed is not None:
             storage = tensors[result.viewed].untyped_storage()
-            made.set_(storage, result.offset, result.size, result.stride)  # type: ignore[call-overload]
+            made.set_(storage, result.offset, result.size, result.stride)
     # As FakeTensor's constructor does it, which checks each argument again.
-    fake: FakeTensor = Tensor._make_subclass(  # type: ignore[attr-defined]
+    fake: FakeTensor = Tensor._make_subclass(
         FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=result.attributes["_fake_device"]
     )
     vars(fake).update(result.attributes)
-    fake.fake_mode = torch._C._get_dispatch_mode(_FAKE)  # type: ignore[attr-defined]
+    fake.fake_mode = torch._C._get_dispatch_mode(_FAKE)
     return fake
 
 
@@ -146,7 +146,7 @@ def _result(out: FakeTensor, tensors: Sequence[FakeTensor], *, is_shared: bool) 
     return _Made(
         size=tuple(out.shape),
         stride=out.stride(),
-        offset=out.storage_offset(),
+        offset=int(out.storage_offset()),
         dtype=out.dtype,
         viewed=owners[0] if owners else None,
         attributes={name: value for name, value in vars(out).items() if name != "fake_mode"},

@@ -43,10 +43,12 @@ def locate(
     """Find a base model: a local folder, else a Hub id.
 
     With `initialize="random"` the folder needs a config.json and a tokenizer but no weights; with `config_only`, for
-    who asks only what the model is like, no tokenizer either.
+    who asks only what the model is like, no tokenizer either, and the path of the config.json itself will do.
     Raises ModelError, naming all that is missing, what the folder may not ask for, and what to do.
     """
     local = _local(base_model)
+    if config_only and local is not None and local.name == "config.json" and local.is_file():
+        local = local.parent
     if local is not None and local.is_dir():
         path = local.resolve()
         return _read(
