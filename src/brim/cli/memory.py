@@ -72,8 +72,17 @@ def memory(
     as_json: JsonOption = False,
 ) -> None:
     """Predict the GPU memory of a run from its base model's config.json. Needs no GPU, no weights and no data."""
-    from brim.cli.memory_request import MemoryRequest, check_request, device_memory, named_offload, named_phase
+    from brim.cli.memory_request import (
+        MemoryRequest,
+        check_request,
+        collect_seldom,
+        device_memory,
+        named_offload,
+        named_phase,
+    )
 
+    if not measure:
+        collect_seldom()
     request = MemoryRequest(
         batch_size=batch_size,
         sequence_length=sequence_length,

@@ -40,8 +40,9 @@ def plan(
     Reads the data, the tokenizer and the base model's config.json; needs no GPU and no weights. With --rows and
     --sequence-length it reads config.json alone.
     """
-    from brim.cli.memory_request import check_device, device_memory
+    from brim.cli.memory_request import check_device, collect_seldom, device_memory
 
+    collect_seldom()
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
     from brim.cli.opening import open_config
