@@ -133,7 +133,7 @@ def _request(
 
 
 def _prepared(asked: Asked, data: Data) -> tuple[Asked, TokenRows, list[str]]:
-    """Return what is asked with the day of its chat and its labels settled, the rows to train on, and the data's notes."""
+    """Return what is asked with the day of its chat and its labels settled, the rows to train on, and notes."""
     encoder = load_encoder(asked.folder, trust_remote_code=asked.config.trust_remote_code)
     chat, _ = settled_day(asked.config.chat, encoder)
     source = read(data)

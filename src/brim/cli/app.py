@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+import brim
 from brim.cli import (
     chat,
     check,
@@ -48,7 +48,7 @@ app.command("schema")(schema.schema)
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"brim {version('brim')}")
+        print(f"brim {brim.__version__}")
         raise typer.Exit
 
 
