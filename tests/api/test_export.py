@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
 
 import brim
@@ -141,6 +142,15 @@ def oracle(run, out):
         "same_top": sum(same) / len(same),
         "max_logit_difference": max(largest),
     }
+
+
+def test_a_merge_under_mixed_precision_is_into_the_weights_as_they_are_stored(trained, tiny_base, tmp_path):
+    """A run under autocast holds frozen weights of linear layers in 16 bits; those of the folder have 32."""
+    run = trained(precision="bf16-mixed", adapter={"type": "lora", "dropout": 0.0, "target_modules": ["q_proj"]})
+    brim.Model.load(run).export(tmp_path / "out", merge=True, dtype="fp32", max_divergence=1)
+    stored, merged = (load_file(folder / "model.safetensors") for folder in (tiny_base, tmp_path / "out"))
+    untouched = [name for name in stored if "q_proj" not in name]
+    assert all(torch.equal(stored[name], merged[name]) for name in untouched)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ def test_config_json_is_enough_and_all_phases_are_predicted(base, trained, untra
     assert peaks["load"] <= peaks["evaluate"] <= peaks["train"]
 
 
+def test_a_frozen_base_lies_once_under_mixed_precision(tmp_path):
+    """On a card without bf16 a bf16 base was there twice: as it is stored, and in autocast's copies."""
+    folder = write_folder(tmp_path, "llama", num_hidden_layers=6, dtype="bfloat16", tie_word_embeddings=False)
+    config = {"base_model": str(folder), "adapter": {"type": "lora", "r": 1}, "trainer": {"type": "finetune"}}
+    found = {name: brim.predict_memory(config, **{**SHAPE, "device": name}) for name in ("t4", "a100-80gb")}
+    assert any(choice.startswith("precision: fp16-mixed") for choice in found["t4"].choices)
+    assert found["t4"].by_category["weights"] < 1.1 * found["a100-80gb"].by_category["weights"]
+
+
 def test_the_phase_is_what_the_configuration_does(trained, untrained):
     assert brim.predict_memory(trained, **SHAPE).phase == "train"
     assert brim.predict_memory(untrained, **SHAPE).phase == "generate"

@@ -86,7 +86,23 @@ def test_quantised_weights_by_hand():
 def test_mixed_precision_casts_the_weights_that_train():
     found = lines(worked(LLAMA, precision="bf16-mixed"))
     assert found["casts"].num_bytes == 2 * (N - 131_072_000 - 65 * 4096)
-    assert "casts" not in lines(worked(LLAMA, precision="bf16-mixed", adapter="lora"))  # stored in 16 bits, and frozen
+
+
+@pytest.mark.parametrize(
+    ("stored", "num_bytes"), [("float16", 2 * N), ("float32", 2 * N + 2 * (131_072_000 + 65 * 4096))]
+)
+def test_frozen_weights_of_linear_layers_lie_in_the_dtype_of_arithmetic(stored, num_bytes):
+    found = lines(worked({**LLAMA, "torch_dtype": stored}, precision="bf16-mixed", adapter="lora"))
+    assert "casts" not in found
+    assert found["weights"].num_bytes == num_bytes
+    assert ("of which 6,607,077,376 frozen in linear layers × 2 B" in found["weights"].formula) == (stored == "float32")
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp16-mixed", 2), ("bf16-mixed", 4)])
+def test_two_dtypes_of_16_bits_make_32_between_the_layers(precision, each):
+    trainer = {"type": "finetune", "enable_gradient_checkpointing": True}
+    found = lines(worked(LLAMA, precision=precision, adapter="lora", trainer=trainer))  # stored in fp16
+    assert found["between the layers"].num_bytes == 2048 * 32 * 4096 * each
 
 
 @pytest.mark.parametrize("head_trains", [True, False])

@@ -96,7 +96,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
     _require_adapter(session, run)
     asked = probe(session, merging.dataset, say)
     how = Runner(pad_id=session.encoder.pad_id, batch_rows=_batch_rows(session), device=session.device)
-    llm = load_llm(session.config, session.folder, session.device, trainable=False)
+    llm = load_llm(session.config, session.folder, session.device, trainable=False, keeps_digits=True)
     before = list(logits_of(llm.model, asked.rows, how, llm.precision))
     adapter_kl = _effect(llm, before, asked, how)
     merged = merge_adapter(cast(Any, llm.model), dtype=DTYPES[merging.dtype])

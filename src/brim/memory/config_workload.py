@@ -43,7 +43,7 @@ from brim.models.folder import ModelFolder
 from brim.models.llm import LLM, equip
 from brim.models.load import forget_generation_settings
 from brim.models.objective import next_token_loss, next_token_scores
-from brim.models.precision import precision
+from brim.models.precision import cast_products, precision
 from brim.models.quantization import is_stored_quantised, skipped_modules
 from brim.train.clipping import clip_gradients
 
@@ -180,6 +180,8 @@ class ConfigWorkload:
                 is_stored=is_stored_quantised(self._folder),
                 skip_modules=skipped_modules(self._folder),
             )
+        if self._is_frozen and self._precision.autocast_dtype is not None:
+            cast_products(model, self._precision.autocast_dtype)
         self._loaded = loaded_tensors(model, arriving_bytes=self._arriving_bytes)
         self._llm = equip(model, config, self._folder, _CPU, trainable=trainable or self._is_adapted)
         self.choices = self._llm.choices
@@ -187,9 +189,13 @@ class ConfigWorkload:
         return built
 
     @property
+    def _is_frozen(self) -> bool:
+        """Whether the base model's weights are."""
+        return self._config.adapter is not None or not isinstance(self._config.trainer, FinetuneTrainer)
+
+    @property
     def _weights_dtype(self) -> torch.dtype:
-        trains_all = self._config.adapter is None and isinstance(self._config.trainer, FinetuneTrainer)
-        return self._precision.weights_dtype(frozen=not trains_all) or stored_dtype(self._folder)
+        return self._precision.weights_dtype(frozen=self._is_frozen) or stored_dtype(self._folder)
 
     @property
     def _arriving_bytes(self) -> int | None:

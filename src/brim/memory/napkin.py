@@ -94,17 +94,23 @@ def napkin(config: Mapping[str, Any], settings: Settings) -> Napkin:
 def _weights(architecture: Architecture, settings: Settings) -> list[Line]:
     always = MOMENTS[settings.phase]
     weights, parts = settings.weights, architecture.parameters()
-    quantised = sum(each.weights for each in architecture.linears if each.part != "experts") * architecture.layers
+    linear = sum(each.weights for each in architecture.linears if each.part != "experts") * architecture.layers
     lines = []
     plain = sum(parts.values())
     if weights.bits is not None:
-        plain -= quantised
-        lines.append(_quantised(architecture, weights, quantised, settings))
+        plain -= linear
+        lines.append(_quantised(architecture, weights, linear, settings))
     told = " + ".join(f"{name} {count:,}" for name, count in parts.items() if count)
     formula = f"{plain:,} parameters × {weights.element_bytes} B"
     if weights.bits is None:
         formula += f" ({told}{'; the head is the embedding' if architecture.tied else ''})"
-    lines.append(_shared("weights", "weights", formula, plain * weights.element_bytes, always, settings))
+    num_bytes = plain * weights.element_bytes
+    if weights.linear_bytes != weights.element_bytes:
+        of_linear = 0 if architecture.tied else architecture.vocabulary * architecture.hidden
+        of_linear += linear if weights.bits is None else 0
+        num_bytes += of_linear * (weights.linear_bytes - weights.element_bytes)
+        formula += f", of which {of_linear:,} frozen in linear layers × {weights.linear_bytes} B"
+    lines.append(_shared("weights", "weights", formula, num_bytes, always, settings))
     if settings.lora is not None:
         added = sum(tensor.elements for tensor in lora_tensors(architecture, settings.lora))
         formula = f"{_lora_formula(settings.lora)} = {added:,} × 4 B"
@@ -157,9 +163,9 @@ def _gradients(tensors: list[Trained], element_bytes: int, settings: Settings) -
 
 
 def _casts(architecture: Architecture, settings: Settings) -> list[Line]:
-    """Autocast's 16-bit copies of fp32 weights, which the backward pass needs again."""
-    arithmetic, weights = settings.arithmetic, settings.weights
-    if not arithmetic.autocast or weights.element_bytes == arithmetic.compute_bytes or weights.bits is not None:
+    """Autocast's 16-bit copies of fp32 weights that train, which the backward pass needs again."""
+    arithmetic = settings.arithmetic
+    if not arithmetic.autocast or settings.lora is not None:
         return []
     elements = sum(each.weights for each in architecture.linears) * architecture.layers
     elements += architecture.vocabulary * architecture.hidden

@@ -36,10 +36,13 @@ class LLM:
 
 
 @no_library_warnings()
-def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
+def load_llm(
+    config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool, keeps_digits: bool = False
+) -> LLM:
     """Load what the configuration names, to be trained or only to be run.
 
-    config: resolved. Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when
+    config: resolved. keeps_digits: of the weights as they are stored, under autocast, too; for those who want the
+    weights themselves. Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when
     the loss is to be computed in chunks and cannot be.
     """
     kind = precision(cast(Any, config.precision))
@@ -54,6 +57,7 @@ def load_llm(config: Config, folder: ModelFolder, device: torch.device, *, train
         seed=config.random_seed,
         device=device,
         quantization=config.quantization,
+        products_dtype=kind.autocast_dtype if frozen and not keeps_digits else None,
     )
     return equip(model, config, folder, device, trainable=trainable)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -14,6 +14,7 @@ from brim.errors import BrimError, ModelError, Problem
 from brim.models.attention_choice import as_transformers_takes_it
 from brim.models.bitsandbytes_import import require_bitsandbytes
 from brim.models.folder import Initialize, ModelFolder
+from brim.models.precision import cast_products
 from brim.models.quantization import (
     comes_in_mxfp4,
     is_stored_quantised,
@@ -63,11 +64,13 @@ def load_base(
     seed: int,
     device: torch.device,
     quantization: QuantizationConfig | None = None,
+    products_dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
     """A transformers causal language model on the device, in evaluation mode.
 
     dtype: of the weights; None keeps the stored one. With `initialize="random"` the weights are drawn from the seed.
     quantization: of the linear layers but the last; `dtype` is then that of embeddings, norms and the output layer.
+    products_dtype: of the weights of linear layers, where it is another than `dtype`: see `cast_products`.
     Raises ModelError when the architecture is unknown, a weight is missing or damaged, or the folder asks for its own
     code to be run and `trust_remote_code` is off; BrimError when there is too little memory.
     """
@@ -90,6 +93,9 @@ def load_base(
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
             else:
                 model = _pretrained(folder, dtype=dtype, settings=settings)
+        beyond = {} if products_dtype is None else cast_products(model, products_dtype)
+        if beyond:
+            raise ModelError(_beyond_range(beyond, cast(torch.dtype, products_dtype), folder))
         model = model.eval() if quantization is not None else model.to(device).eval()
     except (MemoryError, *LOADING_ERRORS) as error:
         if _is_out_of_memory(error):
@@ -144,6 +150,16 @@ def _pretrained(folder: ModelFolder, *, dtype: torch.dtype | None, settings: dic
     if problems:
         raise ModelError(*problems)
     return model
+
+
+def _beyond_range(beyond: Mapping[str, float], dtype: torch.dtype, folder: ModelFolder) -> Problem:
+    shown = _some([f"{name} has {largest:,.0f}" for name, largest in sorted(beyond.items())])
+    return Problem(
+        what=f"weights are beyond what {str(dtype).removeprefix('torch.')} holds: {shown}",
+        where=folder.name,
+        expected=f"at most {torch.finfo(dtype).max:,.0f}, since precision computes in that",
+        fix="set precision: fp32, or bf16-mixed on a GPU that has bfloat16",
+    )
 
 
 def _unfit(what: str, folder: ModelFolder) -> Problem:
