@@ -14,7 +14,8 @@ import numpy as np
 
 import brim
 from benchmarks.memory_cases import Case
-from brim.api.memory import read_architecture, training_stream
+from brim.api.memory import read_architecture
+from brim.api.memory_traces import training_stream
 from brim.config import Config, DeviceFacts, load_config, resolve
 from brim.memory.allocator import CachingAllocator
 from brim.memory.allocator_settings import AllocatorSettings

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import brim.api.memory as memory
+import brim.api.memory_traces as memory_traces
 from brim.memory import recording
 from brim.memory.compose import compose_parts
 from brim.memory.config_workload import ConfigWorkload
@@ -38,7 +39,7 @@ def stream_of(
     workload = workload_of(config, phase)
     with all_layers() if whole else nullcontext():
         if phase == "train":
-            return memory.training_stream(workload, [(rows, tokens)] * 2)
+            return memory_traces.training_stream(workload, [(rows, tokens)] * 2)
         if phase == "evaluate":
             return compose_parts(
                 recording.record(workload.evaluation(), rows=rows, tokens=tokens), ["load", "evaluate"]

@@ -9,7 +9,7 @@ from tests.memory.expansion import stream_of, workload_of
 from tests.memory.tiny_architectures import write_folder
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from brim.api.memory import training_stream
+from brim.api.memory_traces import training_stream
 from brim.memory import recorder
 from brim.memory.allocator import CachingAllocator
 from brim.memory.compose import with_workspaces

@@ -4,46 +4,38 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from brim.api.memory_traces import LEAST_TOKENS, Job, Traces
 from brim.config import Choice, Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
 from brim.config.batch import default_rows
 from brim.config.moving_batch import WAYS as WAYS_TO_MOVE
-from brim.errors import InputError, ModelError, Problem
-from brim.infer.slots_support import model_class, why_not_slots
+from brim.errors import ConfigError, InputError, ModelError, Problem
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.bounds import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS
-from brim.memory.compose import compose_parts, compose_training, with_workspaces
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import Device, cpu_device, device_named, device_of, find_device, one_of_several
-from brim.memory.events import EventStream
-from brim.memory.model import Setting, predict
-from brim.memory.optimizer_recording import record_optimizer
+from brim.memory.device import Device, budget_bytes, device_named, device_of, find_device
 from brim.memory.prediction import MemoryPrediction, Phase
-from brim.memory.recording import Recording, record
-from brim.memory.sharding import Offload, Sharding, shard
-from brim.memory.slots_stream import slots_stream
-from brim.memory.static_stream import static_stream
+from brim.memory.sharding import Offload, Sharding
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
 from brim.models.quantization import stored_choices, with_stored_quantization, without_quantization
 from brim.models.quiet import no_library_warnings
+from brim.planning.at_hand import budget_of
+from brim.units import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_LEAST_TOKENS = 2  # one to predict the other from
 # A trace watches all modules of the process and stands in for functions of torch and transformers while it lasts.
 ONE_AT_A_TIME = threading.RLock()
-_NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
 
 
 @no_library_warnings()
@@ -74,11 +66,17 @@ def predict_memory(
     """
     if batch_size is not None:
         require_whole("batch_size", batch_size, most=MOST_ROWS)
-    sharding, settings = _sharding(world_size, offload), _allocator_settings(allocator)
     asked = ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
-    shape = _shape(asked, batch_size, sequence_length)
-    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
-        return _predict(asked, shape, sharding, allocator=settings)
+    return answer(
+        question(
+            asked,
+            batch_size=batch_size,
+            sequence_length=sequence_length,
+            world_size=world_size,
+            offload=offload,
+            allocator=allocator,
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +90,15 @@ class Asked:
     phase: Phase
     device: Device
     has_limit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that is to be predicted. With another device in `asked` it is another question, and traces are shared."""
+
+    asked: Asked
+    traces: Traces
+    choices: tuple[str, ...]  # of the shape and of sharding, to be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +127,7 @@ def ask(
     )
     settled = with_stored_quantization(given, folder)
     require_trainable(settled)
-    has_bf16 = not target.is_cpu and (target.capability is None or target.capability >= (8, 0))
-    facts = DeviceFacts(kind="cpu" if target.is_cpu else "cuda", bf16=has_bf16)
+    facts = DeviceFacts(kind="cpu" if target.is_cpu else "cuda", bf16=target.has_bf16)
     resolution = resolve(_of_micro_batches(settled, batch_size), facts, context_length=folder.context_length)
     trains = isinstance(resolution.config.trainer, FinetuneTrainer)
     if phase == "train" and not trains:
@@ -195,19 +201,16 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
         is_open = given in ("auto", None)
         batch_size = 1 if is_open else int(given or 1)
         choices.append(f"batch size: {batch_size} (trainer.{key}{_CUT_BY_LENGTH if is_open else ''})")
-    if trains and isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing == "auto":
-        choices.append(f"gradient checkpointing: off (trainer.enable_gradient_checkpointing{_CHECKPOINTED_OR_NOT})")
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
     require_whole("batch_size", batch_size, most=MOST_ROWS)
-    require_whole("sequence_length", sequence_length, least=_LEAST_TOKENS, most=MOST_TOKENS // batch_size)
+    require_whole("sequence_length", sequence_length, least=LEAST_TOKENS, most=MOST_TOKENS // batch_size)
     require_in_context(asked, sequence_length)
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
 
 
 _CUT_BY_LENGTH = ": auto, the least that a micro-batch can be; `brim plan` shows how the rows are cut"
-_CHECKPOINTED_OR_NOT = ": auto; `brim plan` takes it where it is needed"
 _UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
 
 
@@ -250,33 +253,98 @@ def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise InputError(Problem(what=f"{name} is {value!r}", expected=expected, fix="choose one of them"))
 
 
-def _predict(asked: Asked, shape: _Shape, sharding: Sharding, *, allocator: AllocatorSettings) -> MemoryPrediction:
-    cuda = CudaTarget(compute_capability=asked.device.capability or (8, 0))
-    target = None if asked.device.is_cpu else cuda
-    workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
-    rows, tokens = shape.batch_size, shape.sequence_length
-    try:
-        stream, recording = _composed(workload, asked, rows, tokens)
-    except UNTRACEABLE as error:
-        if is_a_mistake_of_brims(error):
-            raise
-        raise UntraceableError(untraceable(error, asked.folder)) from error
-    if not asked.device.is_cpu:
-        stream = workload.with_loading(stream, recording, device_bytes=asked.device.memory_bytes)
-        stream = with_workspaces(stream, asked.device.cublas_workspace_bytes)
-    rank = shard(stream, recording.weights, sharding)
-    setting = Setting(
-        phase=asked.phase,
-        batch_size=rows,
-        sequence_length=tokens,
-        world_size=sharding.world_size,
-        # The CPU's with what is imported by now.
-        device=cpu_device() if asked.device.is_cpu else one_of_several(asked.device, sharding.world_size),
-        has_limit=asked.has_limit,
-        allocator=allocator,
-        choices=(*map(str, (*asked.choices, *workload.choices)), *shape.choices, *_said_of(sharding)),
+def question(
+    asked: Asked,
+    *,
+    batch_size: int | None,
+    sequence_length: int | None,
+    world_size: int,
+    offload: Offload,
+    allocator: str | None = None,
+) -> Question:
+    """What `answer` takes; arguments and errors as in `predict_memory`."""
+    sharding = _sharding(world_size, offload)
+    shape = _shape(asked, batch_size, sequence_length)
+    job = Job(
+        rows=shape.batch_size,
+        tokens=shape.sequence_length,
+        sharding=sharding,
+        allocator=_allocator_settings(allocator),
     )
-    return predict(rank.stream, setting, cuda_streams=rank.cuda_streams)
+    return Question(asked=asked, traces=Traces(job), choices=(*shape.choices, *_said_of(sharding)))
+
+
+def check(question: Question) -> None:
+    """Build the model without weights, as a trace does first. Raises ModelError and ConfigError."""
+    with _tracing(question.asked):
+        question.traces.build(question.asked)
+
+
+def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
+    """What the run takes that `brim train` would start: where gradient checkpointing is open, the way that it takes.
+
+    shows_other: predict the other way, too. Raises UntraceableError, and what `check` does.
+    """
+    asked, choices = question.asked, question.choices
+    with _tracing(asked):
+        if asked.phase != "train" or _checkpointing(asked.config) != "auto":
+            return question.traces.predict(asked, choices=choices)
+        without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
+        room_bytes = _room_bytes(asked, without)
+        fits = without.reserved_bytes <= room_bytes
+        # What stays after a step, weights and optimizer, may be too much with checkpointing or without.
+        stays_bytes = without.end_allocated_bytes + without.outside_bytes
+        if not shows_other and (fits or stays_bytes > asked.device.memory_bytes):
+            return without
+        with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
+    taken, other = (without, with_it) if fits else (with_it, without)
+    return replace(taken, other=other, choices=(*taken.choices, _why_checkpointed(asked, taken, other)))
+
+
+@contextmanager
+def _tracing(asked: Asked) -> Iterator[None]:
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
+        try:
+            yield
+        except UNTRACEABLE as error:
+            if is_a_mistake_of_brims(error):
+                raise
+            raise UntraceableError(untraceable(error, asked.folder)) from error
+
+
+def _checkpointing(config: Config) -> bool | Literal["auto"] | None:
+    trainer = config.trainer
+    return trainer.enable_gradient_checkpointing if isinstance(trainer, FinetuneTrainer) else None
+
+
+def _with_checkpointing(asked: Asked, is_on: bool) -> Asked:
+    return replace(asked, config=with_checkpointing(asked.config, is_on))
+
+
+def with_checkpointing(config: Config, is_on: bool) -> Config:
+    """The configuration with gradient checkpointing on or off."""
+    trainer = config.trainer.model_copy(update={"enable_gradient_checkpointing": is_on})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def _room_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
+    """What a plan lets PyTorch reserve on the device; without end where only its kind is known."""
+    if not asked.has_limit:
+        return prediction.reserved_bytes
+    device = replace(asked.device, outside_bytes=prediction.outside_bytes)
+    try:
+        return budget_of(asked.config.memory, device, is_at_hand=False).reserved_bytes
+    except ConfigError:  # less than nothing is left, or memory.budget is of a larger device
+        return budget_bytes(device) - budget_bytes(device) // 100
+
+
+def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPrediction) -> str:
+    there, key = format_bytes(other.total_bytes), "trainer.enable_gradient_checkpointing: auto"
+    if not asked.has_limit:
+        return f"gradient checkpointing: off ({key}; it is taken where it is needed, and makes {there})"
+    if taken.gradient_checkpointing:
+        return f"gradient checkpointing: on ({key}; without it {there} are needed)"
+    return f"gradient checkpointing: off ({key}; it fits without)"
 
 
 class UntraceableError(ModelError):
@@ -318,36 +386,6 @@ def _said_of(sharding: Sharding) -> tuple[str, ...]:
     if sharding.offload == "weights":
         choices.append("offload: weights (with gradients and optimizer on the CPU; a layer is brought to compute)")
     return tuple(choices)
-
-
-def _composed(workload: ConfigWorkload, asked: Asked, rows: int, tokens: int) -> tuple[EventStream, Recording]:
-    """The stream of the phase that is asked for, and a recording that it is made of."""
-    if asked.phase == "train":
-        return _trained(workload, [(rows, tokens)] * _NUM_STEPS)
-    if asked.phase == "generate":
-        new_tokens = asked.config.generation.max_new_tokens or 1
-        if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
-            return slots_stream(workload, rows, tokens, new_tokens=new_tokens)
-        return static_stream(workload, rows, tokens, new_tokens=new_tokens)
-    if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
-        recording = record(workload.training(), rows=1, tokens=_LEAST_TOKENS)
-    else:
-        recording = record(workload.evaluation(), rows=rows, tokens=tokens)
-    return compose_parts(recording, ["load"] if asked.phase == "load" else ["load", "evaluate"]), recording
-
-
-def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:
-    """The load, then a step of each shape of micro-batches, (rows, tokens)."""
-    return _trained(workload, shapes)[0]
-
-
-def _trained(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> tuple[EventStream, Recording]:
-    """The stream of the steps, and the recording of the first one."""
-    traced = workload.training()
-    recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
-    optimizer = record_optimizer(traced, recordings[shapes[0]])
-    steps = [recordings[shape] for shape in shapes]
-    return compose_training(steps, optimizer, micro_batches=workload.micro_batches), steps[0]
 
 
 def _allocator_settings(text: str | None) -> AllocatorSettings:

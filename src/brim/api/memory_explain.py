@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.api.memory import read_architecture
+from brim.api.memory import read_architecture, with_checkpointing
 from brim.config import Config, DeviceFacts, resolve
 from brim.errors import InputError
 from brim.memory.device import find_device
@@ -11,8 +11,6 @@ from brim.memory.napkin_settings import settings_of
 from brim.memory.prediction import MemoryPrediction
 from brim.models.folder import locate
 from brim.models.quantization import with_stored_quantization
-
-_BF16_FROM = (8, 0)  # compute capability
 
 
 def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
@@ -23,6 +21,8 @@ def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
     settled = with_stored_quantization(config, folder)
     facts = DeviceFacts(kind="cuda", bf16=_has_bf16(prediction.device))
     resolved = resolve(settled, facts, context_length=folder.context_length).config
+    if prediction.gradient_checkpointing is not None:
+        resolved = with_checkpointing(resolved, prediction.gradient_checkpointing)
     # What config.json leaves to transformers' defaults is filled in.
     base = {**read_architecture(folder, trust_remote_code=config.trust_remote_code).to_dict(), **folder.config}
     settings = settings_of(
@@ -39,10 +39,9 @@ def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
 
 def _has_bf16(device: str) -> bool:
     try:
-        capability = find_device(device).capability
+        return find_device(device).has_bf16
     except InputError:  # one of which only the memory is known, or the one at hand
         return True
-    return capability is None or capability >= _BF16_FROM
 
 
 def _in_chunks(config: Config, prediction: MemoryPrediction) -> bool:

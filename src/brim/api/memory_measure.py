@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from brim.api.memory import predict_memory
+from brim.api.memory import predict_memory, with_checkpointing
 from brim.config import Config, FinetuneTrainer
 from brim.memory.device import PACKING_BYTES
 from brim.memory.measure.process import measure
@@ -80,6 +80,9 @@ def measure_memory(
     predictions: dict[Phase, MemoryPrediction] = {}
     for each in phases:
         predictions[each] = predict_memory(config, phase=each, device=None if has_cuda else "cpu", **shape)
+        settled = predictions[each].gradient_checkpointing
+        if settled is not None:
+            config = with_checkpointing(config, settled)  # which without a plan would be off
         shape = {"batch_size": predictions[each].batch_size, "sequence_length": predictions[each].sequence_length}
     measured = measure(
         config,

@@ -22,7 +22,8 @@ def variants(config: Config) -> tuple[Variant, ...]:
     """Full, 16-bit, LoRA, 8-bit and 4-bit (QLoRA), each with the user's other settings.
 
     An adapter and a quantization that the configuration has are kept where the way has one. A configuration that does
-    not train is taken to train with AdamW. Biases do not train beside 16-bit or quantised weights.
+    not train is taken to train with AdamW. Biases do not train beside 16-bit or quantised weights. The precision is
+    that of the device; `16-bit`, in which small updates are lost, is bfloat16 and for cards that have it.
     """
     adapter = config.adapter or LoraConfig(type="lora")
     if adapter.bias_type != "none":
@@ -30,11 +31,11 @@ def variants(config: Config) -> tuple[Variant, ...]:
     given = config.quantization
     eight, four = (given if given and given.bits == bits else QuantizationConfig(bits=bits) for bits in (8, 4))
     return (
-        _variant(config, "full", precision="bf16-mixed", adapter=None, quantization=None),
+        _variant(config, "full", precision="auto", adapter=None, quantization=None),
         _variant(config, "16-bit", precision="bf16-true", adapter=None, quantization=None),
-        _variant(config, "LoRA", precision="bf16-true", adapter=adapter, quantization=None),
-        _variant(config, "8-bit + LoRA", precision="bf16-true", adapter=adapter, quantization=eight),
-        _variant(config, "4-bit + LoRA", precision="bf16-true", adapter=adapter, quantization=four),
+        _variant(config, "LoRA", precision="auto", adapter=adapter, quantization=None),
+        _variant(config, "8-bit + LoRA", precision="auto", adapter=adapter, quantization=eight),
+        _variant(config, "4-bit + LoRA", precision="auto", adapter=adapter, quantization=four),
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.api.memory_compare import Compared
+from brim.api.memory_compare import Compared, Failed
 from brim.memory.device import find_device
 from brim.memory.events import CATEGORIES
 from brim.report.categories import LOOKS, Part, total_by_part
@@ -25,8 +25,8 @@ _CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles,
 _SQUARES_A_LINE = 40
 
 
-def print_compared(console: Console, found: Sequence[Compared], *, title: str) -> None:
-    """A table, then each way as squares."""
+def print_compared(console: Console, found: Sequence[Compared], failed: Sequence[Failed] = (), *, title: str) -> None:
+    """A table, what could not be in it and why, then each way as squares."""
     console.print(Text(_headline(found, title=title), style="bold"))
     console.print()
     parts = [part for part in LOOKS if any(total_by_part(each.prediction)[part] for each in found)]
@@ -39,7 +39,11 @@ def print_compared(console: Console, found: Sequence[Compared], *, title: str) -
         table.add_row(Text(LOOKS[part].label, style=LOOKS[part].colour), *cells)
     table.add_row("needed", *(gib(each.prediction.total_bytes) for each in found), style="bold")
     table.add_row("fits on", *(smallest(each) for each in found))
+    table.add_row("needed there", *(_there(each) for each in found))
     console.print(table)
+    console.print()
+    for line in (*_remarks(found), *_failures(failed)):
+        console.print(Text(line))
     for each in found:
         console.print()
         changes = ", ".join(f"{key}: {value}" for key, value in each.variant.changes.items()) or "as configured"
@@ -58,7 +62,26 @@ def print_compared(console: Console, found: Sequence[Compared], *, title: str) -
 
 def smallest(each: Compared) -> str:
     """The least device of the catalogue that is large enough."""
-    return each.fits_on[0] if each.fits_on else "none"
+    return "none" if each.smallest is None else each.smallest.name
+
+
+def _there(each: Compared) -> str:
+    card = each.smallest
+    return "" if card is None else f"{gib(card.total_bytes)}{' c' if card.gradient_checkpointing else ''}"
+
+
+def _remarks(found: Sequence[Compared]) -> Iterator[str]:
+    prediction = found[0].prediction
+    yield f"needed: on {prediction.device}; fits on: the smallest card that has room, in the precision that it has"
+    taken = [each.smallest for each in found]
+    if any(card is not None and card.gradient_checkpointing for card in taken):
+        yield "c: with gradient checkpointing, which brim train takes where it does not fit without"
+
+
+def _failures(failed: Sequence[Failed]) -> Iterator[str]:
+    for each in failed:
+        for problem in each.problems:
+            yield f"{each.variant.name} is not shown: {problem.what}" + (f"; {problem.fix}" if problem.fix else "")
 
 
 def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:

@@ -67,9 +67,9 @@ def _predict(request: MemoryRequest, config: Config) -> None:
 
 
 def _compare(request: MemoryRequest, config: Config) -> None:
-    from brim.api.memory_compare import compare_memory
+    from brim.api.memory_compare import Compared, compare_memory
 
-    found = []
+    found, failed = [], []
     for each in compare_memory(
         config,
         batch_size=request.batch_size,
@@ -79,14 +79,18 @@ def _compare(request: MemoryRequest, config: Config) -> None:
         world_size=request.world_size,
         offload=request.offload,
     ):
-        say(f"{each.variant.name}: {each.prediction.reason}")
-        found.append(each)
+        if isinstance(each, Compared):
+            say(f"{each.variant.name}: {each.prediction.reason}")
+            found.append(each)
+        else:
+            say(f"{each.variant.name}: cannot be")
+            failed.append(each)
     if request.as_json:
-        print(json.dumps([each.as_dict() for each in found]))
+        print(json.dumps([each.as_dict() for each in (*found, *failed)]))
     else:
         from brim.cli.memory_compared import print_compared
 
-        print_compared(_console(), found, title=_title(config))
+        print_compared(_console(), found, failed, title=_title(config))
     if request.plot is not None:
         from brim.cli.memory_compared import compared_picture, compared_tables
 

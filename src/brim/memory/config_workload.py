@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
@@ -30,7 +30,7 @@ from brim.memory.events import EventStream
 from brim.memory.generation import full_prompts, generate_some
 from brim.memory.quantized.loaded import loaded_tensors
 from brim.memory.quantized.loaded_stream import of_all_layers, with_loading
-from brim.memory.quantized.loading import LoadedTensor, LoadKind
+from brim.memory.quantized.loading import LoadedTensor, LoadKind, warmup_bytes
 from brim.memory.quantized.optimizer import traceable_optimizer
 from brim.memory.quantized.replace import quantize_stand_in
 from brim.memory.recorder import no_temporaries
@@ -101,8 +101,13 @@ class ConfigWorkload:
             "code": {path.name: sha256(path) for path in sorted(code)},
             "config": self._config.model_dump(mode="json", include=keys),
             "adapted": self._is_adapted,
-            "target": None if self._target is None else asdict(self._target),
+            "target": None if self._target is None else self._target.facts,
         }
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether a GPU is meant."""
+        return self._target is not None
 
     @property
     def has_chunked_loss(self) -> bool:
@@ -209,17 +214,26 @@ class ConfigWorkload:
 
         recording: the one of which the stream was composed.
         """
+        return with_loading(stream, self._all_loaded(recording), self._load_kind, device_bytes=device_bytes)
+
+    def warmup_bytes(self, recording: Recording, *, device_bytes: int | None) -> int:
+        """All by which the load differs between devices: the block that transformers takes first and gives back."""
+        return 0 if self._load_kind == "moved" else warmup_bytes(self._all_loaded(recording), device_bytes)
+
+    @property
+    def _load_kind(self) -> LoadKind:
         if self._config.quantization is None:
-            kind: LoadKind = "moved"
-        else:
-            kind = "placed" if is_stored_quantised(self._folder) else "quantized"
+            return "moved"
+        return "placed" if is_stored_quantised(self._folder) else "quantized"
+
+    def _all_loaded(self, recording: Recording) -> list[LoadedTensor]:
+        """The tensors of all layers."""
         depth = recording.depth
-        tensors = self._loaded
-        if depth.num_recorded < depth.num_layers:
-            tensors = of_all_layers(
-                tensors, layers_path=recording.layers_path, num_layers=depth.num_layers, template=depth.template
-            )
-        return with_loading(stream, tensors, kind, device_bytes=device_bytes)
+        if depth.num_recorded == depth.num_layers:
+            return self._loaded
+        return of_all_layers(
+            self._loaded, layers_path=recording.layers_path, num_layers=depth.num_layers, template=depth.template
+        )
 
     def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
         assert self._llm is not None

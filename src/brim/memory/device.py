@@ -15,6 +15,7 @@ from brim.units import format_bytes
 
 _MIB = 2**20
 _GIB = 2**30
+_BF16_FROM = (8, 0)  # compute capability
 PACKING_BYTES = 6_000_000  # into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
 
 
@@ -28,6 +29,11 @@ class Device:
     capability: tuple[int, int] | None  # compute capability; None: not known
     outside_bytes: int  # the CUDA context and the modules loaded: PyTorch's allocator does not see them
     is_cpu: bool = False
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it is a GPU that computes bfloat16 in hardware; one of which only the memory is known is taken to."""
+        return not self.is_cpu and (self.capability is None or self.capability >= _BF16_FROM)
 
     @property
     def cublas_workspace_bytes(self) -> int:

@@ -31,9 +31,10 @@ class Setting:
     choices: tuple[str, ...]
 
 
-def predict(stream: EventStream, setting: Setting, *, cuda_streams: Sequence[int] | None = None) -> MemoryPrediction:
-    """What the stream takes. cuda_streams: of each storage; None: all on one."""
-    replayed = _replay_without_end(stream, setting, cuda_streams)
+def predict(
+    stream: EventStream, setting: Setting, replayed: Replay, *, cuda_streams: Sequence[int] | None = None
+) -> MemoryPrediction:
+    """What the stream takes. replayed: without end. cuda_streams: of each storage; None: all on one."""
     at = replayed.allocated_peak
     reserved_bytes = int(replayed.reserved_bytes.max())
     fits, reason = _verdict(stream, replayed, setting, cuda_streams)
@@ -64,7 +65,7 @@ def predict(stream: EventStream, setting: Setting, *, cuda_streams: Sequence[int
     )
 
 
-def _replay_without_end(stream: EventStream, setting: Setting, cuda_streams: Sequence[int] | None) -> Replay:
+def replay_without_end(stream: EventStream, setting: Setting, cuda_streams: Sequence[int] | None = None) -> Replay:
     """What the stream would take of a device as large as it needs; settings that are shares of the device hold."""
     if setting.device.is_cpu:
         return replay(stream, Heap())
@@ -94,7 +95,8 @@ def _verdict(
         left = format_bytes(device.memory_bytes - total_bytes)
         return True, f"it needs {needs}; {has}, so {left} are left"
     too_little = f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
-    if device.is_cpu:
+    # What is allocated at once is reserved at least, however much PyTorch gives back.
+    if device.is_cpu or int(replayed.allocated_bytes.max()) > budget_bytes(device):
         return False, too_little
     try:
         tight = CachingAllocator(

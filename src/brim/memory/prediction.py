@@ -51,9 +51,12 @@ class MemoryPrediction:
     fits: bool | None
     reason: str  # one sentence with numbers
     choices: tuple[str, ...]  # each automatic choice: what, and why
+    gradient_checkpointing: bool | None = None  # of `train`
+    other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
 
     def as_dict(self) -> dict[str, Any]:
         """All but the timeline, for JSON; the names are those of the attributes."""
+        brief = ("gradient_checkpointing", "allocated_bytes", "reserved_bytes", "total_bytes", "fits")
         return {
             "phase": self.phase,
             "device": self.device,
@@ -77,4 +80,6 @@ class MemoryPrediction:
             "fits": self.fits,
             "reason": self.reason,
             "choices": list(self.choices),
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "other": None if self.other is None else {name: getattr(self.other, name) for name in brief},
         }

@@ -96,6 +96,9 @@ def _by_part(prediction: MemoryPrediction) -> Table:
     if prediction.budget_bytes is not None:
         left = prediction.budget_bytes - prediction.total_bytes
         table.add_row("free" if left >= 0 else "missing", gib(abs(left)))
+    other = prediction.other
+    if other is not None:
+        table.add_row(f"{'with' if other.gradient_checkpointing else 'without'} checkpointing", gib(other.total_bytes))
     return table
 
 

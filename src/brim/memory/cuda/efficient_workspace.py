@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda.target import CudaTarget, asked_of_target
 
 _SMALL_SHARED_MEMORY = (86, 87, 89, 120, 121)  # at most 99 KiB a block, too little for tiles of 128 × 128
 
@@ -24,6 +24,7 @@ class Tile:
     widest: int | None  # kMaxK: the largest head dimension that it takes; None: any
 
 
+@asked_of_target
 def workspace_bytes(
     *,
     rows: int,

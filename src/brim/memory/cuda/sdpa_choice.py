@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda.target import CudaTarget, asked_of_target
 
 Kernel: TypeAlias = Literal["flash", "efficient", "cudnn", "math"]
 
@@ -77,6 +77,7 @@ def attention_of(
     )
 
 
+@asked_of_target
 def choose(call: Attention, target: CudaTarget) -> Kernel:
     """The first kernel, in the order of preference, that can run the call."""
     order: list[Kernel] = ["flash", "efficient"]

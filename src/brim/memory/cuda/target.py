@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
+
+_Asked = ParamSpec("_Asked")
+_Answer = TypeVar("_Answer")
 
 FlashAttnVersion: TypeAlias = Literal["2.5", "2.6", "2.7", "2.8"]
 
@@ -19,8 +24,39 @@ class CudaTarget:
     torch_version: tuple[int, int] = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))  # type: ignore[assignment]
     multiprocessors: int | None = None  # None: attention is not split over the keys (decoding, very short batches)
     deterministic: bool = False  # torch.use_deterministic_algorithms
+    # What a trace has asked of the device, (function, arguments without the target), and the answers.
+    answers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def sm(self) -> int:
         """Such as 80 for compute capability 8.0."""
         return 10 * self.compute_capability[0] + self.compute_capability[1]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that a trace depends on, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
+    def is_answered_alike_by(self, other: CudaTarget) -> bool:
+        """Whether a trace for the other device would have been given the same answers throughout."""
+        if replace(other, compute_capability=self.compute_capability) != self:
+            return False
+        return all(
+            answer == function(*arguments, **dict(keywords), target=other)
+            for (function, arguments, keywords), answer in self.answers.items()
+        )
+
+
+def asked_of_target(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
+    """Have the target, the last argument, note what it was asked; only such functions look at its capability."""
+
+    @wraps(function)
+    def ask(*arguments: _Asked.args, **keywords: _Asked.kwargs) -> _Answer:
+        answer = function(*arguments, **keywords)
+        target: Any = keywords.get("target", arguments[-1] if arguments else None)
+        others = tuple(each for each in arguments if each is not target)
+        named = tuple((name, value) for name, value in keywords.items() if value is not target)
+        target.answers[function, others, named] = answer
+        return answer
+
+    return ask

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda.target import CudaTarget, asked_of_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,16 +39,24 @@ def transformers_on_cuda(
 
     with ExitStack() as stack:
         stack.enter_context(rows_not_packed())
-        # It asks the device's capability, or for addresses of CPU tensors. Before transformers 5.17 the gradient of the
-        # product for older GPUs reads values; its births are those of the grouped product.
-        fused = target.sm >= 80 or "_grouped_mm_fallback_backward_fake" not in vars(moe)
+        # It asks the device's capability, or for addresses of CPU tensors.
         if "_can_use_grouped_mm" in vars(moe):
-            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: fused))
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _fused(target)))
         # It reads the positions' values to see whether rows are packed.
         stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
         if flash_attention is not None:
             stack.enter_context(_flash_attention(model, flash_attention))
         yield
+
+
+@asked_of_target
+def _fused(target: CudaTarget) -> bool:
+    """Whether experts' products are one kernel. Before transformers 5.17 the gradient of the product for older GPUs
+    reads values; its births are those of the grouped product.
+    """
+    from transformers.integrations import moe
+
+    return target.sm >= 80 or "_grouped_mm_fallback_backward_fake" not in vars(moe)
 
 
 @contextmanager
