@@ -63,6 +63,35 @@ def test_a_frozen_base_lies_once_under_mixed_precision(tmp_path):
     assert found["t4"].by_category["weights"] < 1.1 * found["a100-80gb"].by_category["weights"]
 
 
+def test_the_answer_is_for_the_run_that_a_plan_would_choose(trained):
+    """Gradient checkpointing where it does not fit without, and the margin of a plan counts."""
+    shape = {"batch_size": 8, "sequence_length": 64}
+    roomy = brim.predict_memory(trained, **shape, device="a100-80gb")
+    assert (roomy.gradient_checkpointing, roomy.other.gradient_checkpointing) == (False, True)
+    assert roomy.other.total_bytes < roomy.total_bytes
+    said = [choice.partition(" (")[0] for choice in roomy.choices if choice.startswith("gradient checkpointing")]
+    assert said == ["gradient checkpointing: off"]
+    tight = brim.predict_memory(trained, **shape, memory_bytes=roomy.total_bytes + 2**20)
+    assert tight.gradient_checkpointing
+    assert tight.other.fits
+    assert tight.allocated_bytes == roomy.other.allocated_bytes
+    without_margin = {**trained, "memory": {"margin": "0MiB"}}
+    assert not brim.predict_memory(without_margin, **shape, memory_bytes=tight.budget_bytes).gradient_checkpointing
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_where_the_configuration_says_there_is_no_other(trained, is_on):
+    trained["trainer"]["enable_gradient_checkpointing"] = is_on
+    found = brim.predict_memory(trained, **SHAPE)
+    assert (found.gradient_checkpointing, found.other) == (is_on, None)
+
+
+@pytest.mark.parametrize("phase", ["load", "evaluate", "generate"])
+def test_other_phases_have_no_gradients_to_recompute_for(trained, phase):
+    found = brim.predict_memory(trained, phase=phase, **SHAPE)
+    assert (found.gradient_checkpointing, found.other) == (None, None)
+
+
 def test_the_phase_is_what_the_configuration_does(trained, untrained):
     assert brim.predict_memory(trained, **SHAPE).phase == "train"
     assert brim.predict_memory(untrained, **SHAPE).phase == "generate"

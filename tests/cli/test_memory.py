@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.report.hand_made import GIB, hand_made_prediction
 
+from brim.errors import Problem
 from brim.memory.events import CATEGORIES, Place
 from brim.memory.measure.result import Leak, Measured, MeasuredTimeline, PhasePeak, Spike, Stayed
 
@@ -71,6 +72,25 @@ def test_json_is_the_prediction_and_categories_sum_to_the_peak(brim, config):
     )  # blocks of 512 B
 
 
+def test_both_figures_of_checkpointing_are_told_whatever_is_asked_beside(brim, config):
+    """Without a key it is the run that brim train would start; --explain and --json are of the same one."""
+    flags = ("--sequence-length", 64, "--batch-size", 64, "--memory", "780MiB")
+    done = brim("memory", "config.yaml", *flags, "--json", "--explain")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["gradient_checkpointing"] is True
+    assert told["other"]["gradient_checkpointing"] is False
+    assert told["other"]["total_bytes"] > told["total_bytes"]
+    assert "between the layers" in {line["name"] for line in told["napkin"]["lines"]}
+    done = brim("memory", "config.yaml", *flags)
+    assert "without checkpointing" in done.out
+    assert "gradient checkpointing: on (trainer.enable_gradient_checkpointing: auto; without it" in " ".join(
+        done.out.split()
+    )
+    done = brim("memory", "config.yaml", *flags, "trainer.enable_gradient_checkpointing=false", "--json")
+    assert (json.loads(done.out)["gradient_checkpointing"], json.loads(done.out)["other"]) == (False, None)
+
+
 def test_flags_reach_the_prediction(brim, config, asked):
     done = brim("memory", "config.yaml", "trainer.epochs=1", "--batch-size", 3, "--sequence-length", 16, "--phase",
                 "evaluate", "--device", "a100-80gb", "--world-size", 4)  # fmt: skip
@@ -113,34 +133,59 @@ def test_explain_prints_the_sums_and_the_distance(brim, config):
     assert "the napkin says " in done.out
 
 
-def test_compare_shows_five_ways_side_by_side(brim, config, monkeypatch):
+@pytest.fixture
+def compared(monkeypatch):
+    """Five ways made by hand, the last one of which cannot be; a T4 has room for the fourth, with checkpointing."""
     import brim.api.memory_compare as compare
+    from brim.api.memory_variants import variants
 
-    sizes = iter((60, 30, 14, 9, 5))
+    def compare_memory(config, **given):
+        *ways, last = variants(config)
+        for variant, gib in zip(ways, (60, 30, 14, 9), strict=True):
+            weights = gib * GIB
+            prediction = hand_made_prediction(
+                by_category={**dict.fromkeys(CATEGORIES, 0), "weights": weights},
+                allocated_bytes=weights,
+                reserved_bytes=weights,
+                total_bytes=weights + GIB // 2,
+                budget_bytes=None,
+            )
+            on_t4 = compare.OnCard(name="t4", total_bytes=11 * GIB, fits=gib == 9, gradient_checkpointing=True)
+            on_a100 = compare.OnCard(name="a100-80gb", total_bytes=61 * GIB, fits=True, gradient_checkpointing=False)
+            yield compare.Compared(variant=variant, prediction=prediction, cards=(on_t4, on_a100))
+        problem = Problem(what="adapter.dropout is 0.05, and experts are among them", fix="set adapter.dropout: 0")
+        yield compare.Failed(variant=last, problems=(problem,))
 
-    def predict_memory(config, **given):
-        assert given["phase"] == "train"
-        weights = next(sizes) * GIB
-        parts = {**dict.fromkeys(CATEGORIES, 0), "weights": weights}
-        return hand_made_prediction(
-            by_category=parts,
-            allocated_bytes=weights,
-            reserved_bytes=weights,
-            total_bytes=weights + GIB // 2,
-            budget_bytes=None,
-        )
+    monkeypatch.setattr(compare, "compare_memory", compare_memory)
 
-    monkeypatch.setattr(compare, "predict_memory", predict_memory)
+
+def test_compare_shows_the_ways_side_by_side_and_what_could_not_be(brim, config, compared):
     done = brim("memory", "config.yaml", "--compare", "--plot", "ways.html")
     assert done.code == 0, done.err
     lines = [line.rstrip() for line in done.out.splitlines()]
-    table = [line.split() for line in lines if line.startswith(("weights", "needed", "fits on"))]
-    assert table[0] == ["weights", "60.00", "30.00", "14.00", "9.00", "5.00"]
-    assert table[1] == ["needed", "60.50", "30.50", "14.50", "9.50", "5.50"]
-    assert "  ".join(lines).count("W ") >= 60 + 30 + 14 + 9 + 5
+    table = [line.split() for line in lines if line.startswith(("weights", "needed  ", "fits on", "needed there"))]
+    assert table[0] == ["weights", "60.00", "30.00", "14.00", "9.00"]
+    assert table[1] == ["needed", "60.50", "30.50", "14.50", "9.50"]
+    assert table[2] == ["fits", "on", "a100-80gb", "a100-80gb", "a100-80gb", "t4"]
+    assert table[3] == ["needed", "there", "61.00", "61.00", "61.00", "11.00", "c"]
+    told = " ".join(done.out.split())
+    assert "in the precision that it has" in told
+    assert "c: with gradient checkpointing" in told
+    assert (
+        "4-bit + LoRA is not shown: adapter.dropout is 0.05, and experts are among them; set adapter.dropout: 0" in told
+    )
+    assert "  ".join(lines).count("W ") >= 60 + 30 + 14 + 9
     page = (config / "ways.html").read_text()
-    assert "4-bit + LoRA" in page
+    assert "8-bit + LoRA" in page
     assert "quantization: {bits: 8}" in page
+
+
+def test_compare_as_json_tells_what_could_not_be(brim, config, compared):
+    told = json.loads(brim("memory", "config.yaml", "--compare", "--json").out)
+    assert [each["fits_on"] for each in told[:-1]] == [["a100-80gb"]] * 3 + [["t4", "a100-80gb"]]
+    assert told[3]["cards"]["t4"] == {"total_bytes": 11 * GIB, "fits": True, "gradient_checkpointing": True}
+    assert told[-1]["name"] == "4-bit + LoRA"
+    assert told[-1]["problems"][0].startswith("adapter.dropout is 0.05")
 
 
 def test_compare_as_json_is_a_list(brim, config):

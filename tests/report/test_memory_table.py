@@ -36,11 +36,29 @@ def test_the_whole_table(prediction):
         "free",
         "",
         "peak: backward, _log_softmax_backward_data in lm_head",
+        "the most is weights, 13.00 GiB: quantization: {bits: 4} makes a quarter of 16 bits",
         "allocated at most: 17.00 GiB in the first step, 18.00 GiB in later ones",
         "allocated at the end: 14.00 GiB",
         "fits: 20,132,659,200 bytes are needed and 25,769,803,776 are there",
         "sequence_length: 4096 (preprocessing.global_max_sequence_length)",
     ]
+
+
+def test_the_other_way_stands_beside_the_one_that_would_start():
+    without = hand_made_prediction(total_bytes=40 * GIB, fits=False, gradient_checkpointing=False)
+    told = printed(hand_made_prediction(gradient_checkpointing=True, other=without))
+    assert [line.split() for line in told.splitlines() if "checkpointing" in line] == [
+        ["without", "checkpointing", "40.00"]
+    ]
+    turned = hand_made_prediction(gradient_checkpointing=False, other=hand_made_prediction(gradient_checkpointing=True))
+    assert "with checkpointing       18.75" in printed(turned)
+
+
+def test_the_largest_part_is_told_with_the_key_that_lowers_it():
+    parts = {**dict.fromkeys(hand_made_prediction().by_category, 0), "activations": 11 * GIB, "weights": 5 * GIB}
+    told = " ".join(printed(hand_made_prediction(by_category=parts)).split())
+    assert "the most is activations, 11.00 GiB: they grow with rows × tokens" in told
+    assert "trainer.enable_gradient_checkpointing: true" in told
 
 
 def test_what_does_not_fit_says_how_much_is_missing():

@@ -85,7 +85,8 @@ def compare_memory(
 ) -> Iterator[Compared | Failed]:
     """A training step in each way, one after the other; ways that cannot be built come first, before any trace.
 
-    ways: the names of those to look at; None: all. Raises the first way's error, as `predict_memory` does, where all do.
+    ways: the names of those to look at; None: all. Raises the first way's error, as `predict_memory` does, where all
+    fail.
     """
     errors: list[InputError] = []
     questions: list[tuple[Variant, Question]] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from brim.memory.events import Place
 from brim.memory.prediction import MemoryPrediction
-from brim.report.categories import LOOKS, total_by_part
+from brim.report.categories import LOOKS, Part, total_by_part
 from brim.report.memory_squares import Card
 
 if TYPE_CHECKING:
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 GIB = 2**30
 _BAR_CHARACTERS = 30
 _SQUARES_A_LINE = 40
+
+# What lowers a part, where it is the largest one.
+_LESS: Mapping[Part, str] = {
+    "weights": "quantization: {bits: 4} makes a quarter of 16 bits",
+    "gradients": "adapter: lora trains few weights",
+    "optimizer_state": "adapter: lora trains few weights, trainer.optimizer.type: adamw_8bit keeps 8 bits of each",
+    "activations": "they grow with rows × tokens (trainer.batch_size, preprocessing.global_max_sequence_length); "
+    "trainer.enable_gradient_checkpointing: true keeps one tensor a layer and computes the others again",
+    "logits_and_loss": "trainer.chunked_loss: true computes them in chunks",
+    "temporary": "adapter: lora trains few weights",
+}
 
 
 def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
@@ -48,6 +59,7 @@ def headline(prediction: MemoryPrediction, *, title: str) -> str:
 def facts(prediction: MemoryPrediction) -> Iterator[str]:
     """Where the peak is, the steps, the verdict and the automatic choices, as lines."""
     yield f"peak: {place_in_words(prediction.peak)}"
+    yield from _largest(prediction)
     yield from _steps(prediction)
     if prediction.fits is not None:
         yield f"{'fits' if prediction.fits else 'does not fit'}: {prediction.reason}"
@@ -100,6 +112,14 @@ def _by_part(prediction: MemoryPrediction) -> Table:
     if other is not None:
         table.add_row(f"{'with' if other.gradient_checkpointing else 'without'} checkpointing", gib(other.total_bytes))
     return table
+
+
+def _largest(prediction: MemoryPrediction) -> Iterator[str]:
+    """What a training step is made of for the most, and which key lowers that; figures that differ, differ in it."""
+    if prediction.phase == "train":
+        part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
+        less = f": {_LESS[part]}" if part in _LESS else ""
+        yield f"the most is {LOOKS[part].label}, {gib(prediction.by_category[part])} GiB{less}"
 
 
 def _steps(prediction: MemoryPrediction) -> Iterator[str]:
