@@ -76,17 +76,20 @@ def _lora(r: int, targets: Any, **trainer: Any) -> dict[str, Any]:
 
 _LITGPT = _lora(8, QV, enable_gradient_checkpointing=False)
 _NF4 = {"quantization.bits": 4}
+# MatMul4Bit.forward in bitsandbytes/autograd/_functions.py: `ctx.tensors = (A, B)`, and `(None, B)` today.
+_KEPT_INPUTS = "bitsandbytes 0.41 kept the input of each 4-bit layer for the backward pass; today's does not"
+_SHORTER = "its rows have up to 768 tokens and are sorted by length; brim's all have 768"
 KNOWN = (
     Known(name="Llama-2-7B LoRA, 16 bits", source=LITGPT, model="llama-2-7b", device="a100-40gb", kind="allocated",
           num_bytes=21.30 * GB, rows=1, tokens=1304, keys=_LITGPT),
     Known(name="Llama-2-7B LoRA, 16 bits, 2 rows", source=LITGPT, model="llama-2-7b", device="a100-40gb",
           kind="allocated", num_bytes=29.07 * GB, rows=2, tokens=1304, keys=_LITGPT),
     Known(name="Llama-2-7B QLoRA", source=LITGPT, model="llama-2-7b", device="a100-40gb", kind="allocated",
-          num_bytes=13.84 * GB, rows=1, tokens=1304, keys={**_LITGPT, **_NF4}),
+          num_bytes=13.84 * GB, rows=1, tokens=1304, keys={**_LITGPT, **_NF4}, why=_KEPT_INPUTS),
     Known(name="Llama-2-13B LoRA, 16 bits", source=LITGPT, model="llama-2-13b", device="a100-40gb", kind="allocated",
           num_bytes=38.12 * GB, rows=1, tokens=1304, keys=_LITGPT),
     Known(name="Llama-2-13B QLoRA", source=LITGPT, model="llama-2-13b", device="a100-40gb", kind="allocated",
-          num_bytes=22.55 * GB, rows=1, tokens=1304, keys={**_LITGPT, **_NF4}),
+          num_bytes=22.55 * GB, rows=1, tokens=1304, keys={**_LITGPT, **_NF4}, why=_KEPT_INPUTS),
     Known(name="Mistral-7B, all weights in bf16", source=FMS, model="mistral-7b", device="a100-80gb",
           kind="allocated", num_bytes=72_434_837_504, rows=4, tokens=4096,
           keys={"precision": "bf16-true", "trainer.optimizer.type": "adamw",
@@ -96,13 +99,13 @@ KNOWN = (
           keys=_lora(16, ALL, enable_gradient_checkpointing=True, chunked_loss=False)),
     Known(name="Llama-3.2-3B LoRA, 4 rows of 768", source=PEFT, model="llama-3.2-3b", device="l40s", kind="reserved",
           num_bytes=18.7383 * GIB, rows=4, tokens=768,
-          keys=_lora(32, QV, enable_gradient_checkpointing=False, chunked_loss=False)),
+          keys=_lora(32, QV, enable_gradient_checkpointing=False, chunked_loss=False), why=_SHORTER),
     Known(name="Llama-3.1-8B QLoRA on an RTX 4090", source=TORCHTUNE, model="llama-3-8b", device="rtx-4090",
           kind="allocated", num_bytes=7.4 * GIB, rows=2, tokens=2048,
           keys={**_lora(8, [*ALL, "gate_proj", "up_proj", "down_proj"], enable_gradient_checkpointing=True), **_NF4}),
     Known(name="Llama-65B QLoRA on 48 GB", source=QLORA, model="llama-65b", device="rtx-a6000", kind="card",
           num_bytes=48 * GIB, rows=1, tokens=512,
-          keys={**_lora(64, "all-linear"), **_NF4, "trainer.optimizer.type": "paged_adamw_32bit"}),
+          keys={**_lora(64, "all-linear"), **_NF4, "trainer.optimizer.type": "paged_adamw"}),
 )  # fmt: skip
 
 

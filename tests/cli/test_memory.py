@@ -350,6 +350,17 @@ def test_measured_beside_predicted_by_phase(brim, config, measured):
     assert call["config"].precision == "auto"  # which the process that measures resolves for its device
 
 
+def test_what_is_measured_checkpoints_as_what_is_predicted(brim, config, measured, monkeypatch):
+    import brim.api.memory_measure as measuring
+
+    monkeypatch.setattr(
+        measuring, "predict_memory", lambda config, **given: hand_made_prediction(gradient_checkpointing=True)
+    )
+    done = brim("memory", "config.yaml", "--measure", "--phase", "train")
+    assert done.code == 0, done.err
+    assert measured[0]["config"].trainer.enable_gradient_checkpointing is True
+
+
 def test_layers_are_handed_on(brim, config, measured):
     done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--layers", 1)
     assert done.code == 0, done.err

@@ -67,9 +67,10 @@ def _predict(request: MemoryRequest, config: Config) -> None:
 
 
 def _compare(request: MemoryRequest, config: Config) -> None:
-    from brim.api.memory_compare import Compared, compare_memory
+    from brim.api.memory_compare import Compared, Failed, compare_memory
 
-    found, failed = [], []
+    found: list[Compared] = []
+    failed: list[Failed] = []
     for each in compare_memory(
         config,
         batch_size=request.batch_size,
@@ -86,7 +87,7 @@ def _compare(request: MemoryRequest, config: Config) -> None:
             say(f"{each.variant.name}: cannot be")
             failed.append(each)
     if request.as_json:
-        print(json.dumps([each.as_dict() for each in (*found, *failed)]))
+        print(json.dumps([*(each.as_dict() for each in found), *(each.as_dict() for each in failed)]))
     else:
         from brim.cli.memory_compared import print_compared
 

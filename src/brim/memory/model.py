@@ -32,9 +32,14 @@ class Setting:
 
 
 def predict(
-    stream: EventStream, setting: Setting, replayed: Replay, *, cuda_streams: Sequence[int] | None = None
+    stream: EventStream,
+    setting: Setting,
+    replayed: Replay | None = None,
+    *,
+    cuda_streams: Sequence[int] | None = None,
 ) -> MemoryPrediction:
-    """What the stream takes. replayed: without end. cuda_streams: of each storage; None: all on one."""
+    """What the stream takes. replayed: without end, where that is known. cuda_streams: of each storage; None: one."""
+    replayed = replayed or replay_without_end(stream, setting, cuda_streams)
     at = replayed.allocated_peak
     reserved_bytes = int(replayed.reserved_bytes.max())
     fits, reason = _verdict(stream, replayed, setting, cuda_streams)
