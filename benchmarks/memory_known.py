@@ -7,6 +7,7 @@ within a tenth of it or a reason is given here and on brim's screen; or it is a 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -55,12 +56,19 @@ class Known:
 
     @property
     def overrides(self) -> list[str]:
-        return [f"{key}={json.dumps(value).replace(' ', '')}" for key, value in self.keys.items()]
+        return [f"{key}={_flow(value)}" for key, value in self.keys.items()]
 
     @property
     def command(self) -> str:
         flags = f"--batch-size {self.rows} --sequence-length {self.tokens} --device {self.device}"
-        return f"brim memory config.yaml {' '.join(self.overrides)} {flags}"
+        return f"brim memory config.yaml {' '.join(map(shlex.quote, self.overrides))} {flags}"
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML in a line."""
+    if isinstance(value, list):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _lora(r: int, targets: Any, **trainer: Any) -> dict[str, Any]:

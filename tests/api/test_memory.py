@@ -79,6 +79,15 @@ def test_the_answer_is_for_the_run_that_a_plan_would_choose(trained):
     assert not brim.predict_memory(without_margin, **shape, memory_bytes=tight.budget_bytes).gradient_checkpointing
 
 
+def test_an_architecture_without_checkpointing_is_predicted_without(trained, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
+    found = brim.predict_memory(trained, **SHAPE)
+    assert (found.gradient_checkpointing, found.other) == (False, None)
+    assert "gradient checkpointing: off (this architecture has none)" in found.choices
+
+
 @pytest.mark.parametrize("is_on", [True, False])
 def test_where_the_configuration_says_there_is_no_other(trained, is_on):
     trained["trainer"]["enable_gradient_checkpointing"] = is_on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +15,9 @@ from brim.cli.app import app
 from brim.config import load_config
 from brim.report.categories import LOOKS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
 
 
 def commands():
@@ -31,7 +34,25 @@ def test_each_command_is_understood(command, tmp_path, monkeypatch):
 
 
 def test_there_are_commands():
-    assert len(commands()) == 10
+    assert len(commands()) == 20
+
+
+def test_the_known_figures_are_those_of_the_benchmark():
+    from benchmarks.memory_known import KNOWN
+
+    table = PAGE.split("### Figures that people know")[1].split("## Limits")[0]
+    written = json.loads((RESULTS / "memory_known.json").read_text(encoding="utf-8"))["figures"]
+    assert [figure["name"] for figure in written] == [known.name for known in KNOWN]
+    for known, figure in zip(KNOWN, written, strict=True):
+        assert (figure["command"], figure["why"]) == (known.command, known.why)
+        assert known.command in table
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {known.name} |")]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert (cells[2], cells[3].split()[0]) == (
+            f"{known.num_bytes / 2**30:.1f}",
+            f"{figure['brim_bytes'] / 2**30:.1f}",
+        )
+        assert figure["agrees"] or known.why
 
 
 def test_the_lines_of_the_table_are_those_that_are_printed():

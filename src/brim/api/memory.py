@@ -296,7 +296,10 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
         stays_bytes = without.end_allocated_bytes + without.outside_bytes
         if not shows_other and (fits or stays_bytes > asked.device.memory_bytes):
             return without
-        with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
+        try:
+            with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
+        except ValueError:  # transformers' word for an architecture that has none
+            return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
     taken, other = (without, with_it) if fits else (with_it, without)
     return replace(taken, other=other, choices=(*taken.choices, _why_checkpointed(asked, taken, other)))
 
@@ -336,6 +339,9 @@ def _room_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
         return budget_of(asked.config.memory, device, is_at_hand=False).reserved_bytes
     except ConfigError:  # less than nothing is left, or memory.budget is of a larger device
         return budget_bytes(device) - budget_bytes(device) // 100
+
+
+_NO_CHECKPOINTING = "gradient checkpointing: off (this architecture has none)"
 
 
 def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPrediction) -> str:
