@@ -82,8 +82,10 @@ bench-memory-cpu: $(STAMP)  ## peak resident memory on this CPU, measured agains
 	$(BIN)/python -m benchmarks.memory_cpu
 
 .PHONY: bench-memory
-bench-memory: $(STAMP)  ## predicted memory against public measurements on A100s; no GPU needed
+bench-memory: $(STAMP)  ## predicted memory against public measurements, known figures, one card's answer; no GPU needed
 	$(BIN)/python -m benchmarks.memory_public
+	$(BIN)/python -m benchmarks.memory_known
+	$(BIN)/python -m benchmarks.memory_cards
 
 .PHONY: bench-loop
 bench-loop: $(STAMP)  ## the loop's cost over a bare PyTorch loop, and the start-up times
