@@ -153,10 +153,7 @@ def test_what_a_plan_decides_is_shown_at_its_least_and_said(trained):
         "batch size: 1 (trainer.batch_size: auto, the least that a micro-batch can be; `brim plan` shows how the rows "
         "are cut)"
     ) in prediction.choices
-    off = (
-        "gradient checkpointing: off (trainer.enable_gradient_checkpointing: auto; `brim plan` takes it where it is "
-        "needed)"
-    )
+    off = "gradient checkpointing: off (trainer.enable_gradient_checkpointing: auto; it fits without)"
     assert off in prediction.choices
     fixed = {"type": "finetune", "batch_size": 1, "effective_batch_size": 8, "enable_gradient_checkpointing": False}
     the_same = brim.predict_memory({**trained, "trainer": fixed}, device="a100-80gb")
