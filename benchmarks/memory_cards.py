@@ -81,6 +81,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+TARGETS = {"mixtral-8x7b": ["q_proj", "v_proj"]}  # for whose experts PEFT has no choice of its own
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """One card's answers for one way to train a model."""
@@ -105,7 +108,8 @@ class Pair:
 
 def pairs(model: str, folder: Path, *, way: str | None, cards: Sequence[str] = CARDS) -> Iterator[Pair]:
     """Both answers for each card. way: the name of the only one that is looked at; None: all."""
-    config = load_config({"base_model": str(folder), "adapter": "lora", "trainer": {"type": "finetune"}}).config
+    adapter: dict[str, Any] = {"type": "lora", "target_modules": TARGETS.get(model)}
+    config = load_config({"base_model": str(folder), "adapter": adapter, "trainer": {"type": "finetune"}}).config
     for each in compare_memory(config, ways=None if way is None else (way,)):
         assert isinstance(each, Compared), each
         told = {card.name: card for card in each.cards}
