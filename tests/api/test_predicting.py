@@ -426,7 +426,7 @@ def test_the_end_of_a_prompt_that_is_too_long_can_be_kept(model, tmp_path):
 
 
 def test_on_error_skip_leaves_out_what_cannot_be_used(zero_shot, sums, tmp_path):
-    """A line that is no JSON, a cell of another type, an empty prompt, a missing one and one that is too long."""
+    """A line that is no JSON, a cell of another type, an empty prompt, a missing one (empty, too) and a long one."""
     bad = ["{", '{"question": 7}', '{"question": ""}', '{"question": null}', json.dumps({"question": LONG})]
     lines = [json.dumps(row) for row in sums]
     (tmp_path / "d.jsonl").write_text("\n".join([*lines[:20], *bad, *lines[20:]]) + "\n")
@@ -434,7 +434,7 @@ def test_on_error_skip_leaves_out_what_cannot_be_used(zero_shot, sums, tmp_path)
     with pytest.raises(brim.DataError, match=r"d.jsonl:21: not valid JSON"):
         model.predict(tmp_path / "d.jsonl", output=tmp_path / "p.csv")
     result = model.predict(tmp_path / "d.jsonl", output=tmp_path / "p.csv", on_error="skip")
-    expected = {"dropped_bad": 3, "dropped_missing": 1, "dropped_overlong": 1}
+    expected = {"dropped_bad": 4, "filled_missing": 1, "dropped_overlong": 1}
     assert result.summary["cut_or_left_out"] == expected
     assert result.predictions["row"].tolist() == [*range(20), *range(25, 45)]
     assert result.ledger == tmp_path / "p.csv.ledger.parquet"

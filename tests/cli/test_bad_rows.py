@@ -45,6 +45,10 @@ def test_by_default_bad_rows_are_an_error_with_their_places(brim, project, bad_f
         f"brim: {DROPPED[0][1]}\n  expected: one JSON object a line\n"
         f"{DROPPED[1][1]}\n  expected: one JSON object a line\n"
         "  fix: set preprocessing.on_bad_row: drop to go on without such rows\n"
+        "bad.jsonl:33: column `question` changes its type: a number here, text in bad.jsonl:1\n"
+        "  expected: one type in all rows of a column\n"
+        "  fix: write all of its values in the same type, e.g. all as text; or set preprocessing.on_bad_row: drop to go "
+        "on without such rows\n"
     )
     assert set(project.iterdir()) == before
 

@@ -47,7 +47,7 @@ def test_configurations_and_overrides_in_any_order(brim, compared, tmp_path, mon
     ((files, options),) = compared.asked
     assert files == ["a.yaml", "r=8.yaml"]
     assert options["overrides"] == ["x=1", "y.z=[1, 2]"]
-    assert (options["seeds"], options["dataset"], options["resume"]) == (5, "d.csv", True)
+    assert (options["seeds"], options["dataset"], options["resume"]) == (5, ["d.csv"], True)
     assert options["output_directory"] == Path("out")
 
 

@@ -71,6 +71,7 @@ def test_a_right_configuration_with_wrong_columns_cells_and_rows(brim, project):
         "bad.jsonl",
         "preprocessing.split.column=part",
         "output_features.0.name=reply",
+        "input_features.0.preprocessing={missing_value_strategy: error}",
     )
     assert told(done) == [
         "bad.jsonl: no column `reply`, which output_features[0] names",

@@ -89,7 +89,7 @@ def run(config, rows_file, tmp_path_factory):
 def test_it_learns_to_answer_and_to_stop(run, rows_file):
     folder, model, _ = run
     predictions = model.predict(rows_file).predictions
-    answers = [json.loads(cell)[-1]["content"] for cell in predictions["messages"]]
+    answers = [cell[-1]["content"] for cell in predictions["messages"]]
     assert predictions["assistant_response"].tolist() == answers
     assert (predictions["finish_reason"] == "stop").all()
     encoder = load_encoder(locate(str(folder / "model"), initialize="random"))
@@ -138,7 +138,7 @@ def test_the_last_turn_is_asked_for_when_texts_are_compared(run, rows_file):
     _, model, _ = run
     metrics = model.evaluate(rows_file, split="full", with_texts=True).metrics
     predictions = model.predict(rows_file).predictions
-    answers = [json.loads(cell)[-1]["content"] for cell in predictions["messages"]]
+    answers = [cell[-1]["content"] for cell in predictions["messages"]]
     assert metrics["exact_match"] == (predictions["assistant_response"] == answers).mean()
     assert metrics["num_rows"] == 24
 

@@ -34,7 +34,8 @@ _NO_RESULT = (
     "preprocessing.drop_unlearnable",
     "preprocessing.max_dropped_fraction",
 )
-_OF_ROWS = re.compile(r"input_features\.\d+\.preprocessing\.missing_value_strategy")
+_OF_ROWS = re.compile(r"(in|out)put_features\.\d+\.preprocessing\.missing_value_strategy")
+_ENGINE = "generation.engine"
 # Labels are looked for in the responses when the output is put together.
 _WHICH_LABEL = (
     "output_features.0.type",
@@ -53,8 +54,7 @@ _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 def fingerprint(session: Session, *, split: str) -> Fingerprint:
     """Of the configuration's keys that change a response, and of the files of the base model and the adapter."""
     config = dict(_flat(mask_secrets(session.config.model_dump(mode="json"))))
-    kept = {key: value for key, value in config.items() if not _OF_ROWS.fullmatch(key)}
-    kept = {key: value for key, value in kept.items() if not key.startswith(_NO_RESULT)}
+    kept = {key: value for key, value in config.items() if not _is_without_effect(key)}
     if split == "full":
         kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_ROWS)}
     decoder = session.config.output_features[0].categories
@@ -75,7 +75,7 @@ def _other_numbers(session: Session) -> dict[str, str]:
     """vLLM draws from a row's seed in a way of its own; all other engines draw the same."""
     generation = session.config.generation
     samples = generation.do_sample and generation.temperature > 0
-    return {"generation.engine": "vllm"} if samples and generation.engine == "vllm" else {}
+    return {_ENGINE: "vllm"} if samples and generation.engine == "vllm" else {}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -83,10 +83,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
-        if old != new and not name.startswith(_NO_RESULT):  # an earlier version may have kept more
+        # An earlier version may have kept more; the engine is there only where it has an effect.
+        if old != new and (name == _ENGINE or not _is_without_effect(name)):
             is_content = name.startswith("the ")
             lines.append(name if is_content else f"{name}: {json.dumps(old)} before, {json.dumps(new)} now")
     return lines
+
+
+def _is_without_effect(key: str) -> bool:
+    return key.startswith(_NO_RESULT) or _OF_ROWS.fullmatch(key) is not None
 
 
 def _base_files(session: Session) -> dict[str, str]:
