@@ -222,6 +222,15 @@ def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_b
     )
 
 
+def test_the_maximum_is_told_once(tiny_base, tmp_path):
+    said = []
+    config = settings(tiny_base, trainer={**LARGEST, "epochs": 1})
+    brim.Model(config).train(uneven(), output_directory=tmp_path / "run", say=said.append)
+    told = [line for line in said if line.startswith("trainer.effective_batch_size")]
+    assert len(told) == 1
+    assert CHANGES in told[0]
+
+
 @pytest.mark.parametrize("how", ["binary", "untraceable"])
 def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch, how):
     if how == "untraceable":

@@ -135,7 +135,8 @@ def plan_of_run(
     _settle_heap(planned.plan, request)
     told = short_plan(planned.plan, phase_notes=tuple(phase_notes(request)))
     told += as_warnings(_at_own_risk(planned.plan, request), topic="plan")
-    for line in [*told, *choice_notes(planned.choices)]:
+    chosen = choice_notes(planned.choices)
+    for line in [*(line for line in told if line not in chosen), *chosen]:  # the plan's advice has choices, too
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
 
