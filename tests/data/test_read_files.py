@@ -143,7 +143,7 @@ WRONG = {
         "  fix: name it once; a glob names it, too",
     ),
     "no match": (
-        {"data/a.csv": "q\n1\n", "data/b.csv": "q\n1\n"},
+        {"data/.a.csv.job": "", "data/a.csv": "q\n1\n", "data/b.csv": "q\n1\n"},
         "data/*.jsonl",
         "no file matches data/*.jsonl\n  expected: a file in data, which has a.csv, b.csv\n"
         "  fix: correct the pattern; put it in quotes, so that the shell hands it on as it is",

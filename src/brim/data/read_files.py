@@ -99,7 +99,7 @@ def _matches(pattern: str) -> list[str | Path]:
     folder = Path(os.path.expanduser(pattern)).parent  # noqa: PTH111
     while not folder.is_dir():
         folder = folder.parent
-    there = sorted(entry.name for entry in folder.iterdir())
+    there = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     listed = ", ".join(there[:_SHOWN]) + (f" and {len(there) - _SHOWN:,} more" if len(there) > _SHOWN else "")
     raise DataError(
         Problem(
