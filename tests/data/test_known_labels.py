@@ -184,7 +184,13 @@ NO_LABELS = {
         {"q": ["x"], "Label": ["y"]},
         "the labels of `label` are not known: no column `label`, which output_features[0] names, and "
         "output_features.0.decoder.match is not given\n"
-        "  expected: one of the columns that are there: `q`, `Label`\n"
+        "  expected: one of the columns that are there: `q`, `Label`\n  fix: did you mean `Label`?",
+    ),
+    "no such column": (
+        {"q": ["x"], "answer": ["y"]},
+        "the labels of `label` are not known: no column `label`, which output_features[0] names, and "
+        "output_features.0.decoder.match is not given\n"
+        "  expected: one of the columns that are there: `q`, `answer`\n"
         "  fix: name the labels in output_features.0.preprocessing.vocab, such as [positive, negative], or give each a "
         "rule in output_features.0.decoder.match; or take a data set with the column, or the folder of a run",
     ),

@@ -54,6 +54,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
             (problem,) = error.problems
             what = f"the labels of `{feature.name}` are not known: {problem.what}, and {_MATCH} is not given"
             fix = f"{_NAME_THEM}; or take a data set with the column, or the folder of a run, which knows its labels"
+            fix = problem.fix if misspelt(name, source.table.column_names) else fix
             unknown = Problem(what=what, where=source.name, expected=problem.expected, fix=fix)
             raise DataError(unknown, *data_problems(config, source, with_answers=False)) from None
     try:
