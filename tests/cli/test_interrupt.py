@@ -62,7 +62,9 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
     assert "Traceback" not in out + err
     stopped = max(steps(run))
     assert 2 <= stopped < 16
-    assert err.endswith(f"brim: stopped after step {stopped}\n  fix: continue with --resume\n")
+    assert err.endswith(
+        f"brim: stopped after step {stopped}\n  fix: continue with --resume, in Python with resume=True\n"
+    )
     assert (run / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
     assert not (run / "model").exists()
 

@@ -43,7 +43,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, interrupted, project)
     (project / "out.csv").unlink()
     done = interrupted(predict)
     assert done.code == 130
-    assert done.err.endswith("fix: continue with --resume\n")
+    assert done.err.endswith("fix: continue with --resume, in Python with resume=True\n")
     refused = predict()
     assert refused.code == 2
     assert "a prediction to this output was begun and not finished; nothing was changed" in refused.err

@@ -267,7 +267,10 @@ def _interruption_told(work: _Work) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted(
-            Problem(what=f"stopped after {work.responses.num_done:,} rows", fix="continue with --resume")
+            Problem(
+                what=f"stopped after {work.responses.num_done:,} rows",
+                fix="continue with --resume, in Python with resume=True",
+            )
         ) from None
 
 

@@ -82,7 +82,12 @@ class Loop:
                 self._end_stretch()
             if stop.is_set():
                 self._save()
-                raise Interrupted(Problem(what=f"stopped after step {state.step}", fix="continue with --resume"))
+                raise Interrupted(
+                    Problem(
+                        what=f"stopped after step {state.step}",
+                        fix="continue with --resume, in Python with resume=True",
+                    )
+                )
 
     def _step(self) -> list[Mapping[str, Any]]:
         """One update on one effective batch; its records, to be told once none of its tensors is held any more."""
