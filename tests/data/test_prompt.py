@@ -94,6 +94,14 @@ def test_chosen_rows_keep_their_keys_across_batches(make_config):
             "  fix: name a column of the data, or add this one",
         ),
         (
+            {"output__name": "completion"},
+            {"q": ["x"], "messages": ["y"]},
+            "the given columns: no column `completion`, which output_features[0] names\n"
+            "  expected: one of the columns that are there: `q`, `messages`\n"
+            "  fix: set chat: {} to learn from the conversations in `messages`, without input_features and "
+            "output_features",
+        ),
+        (
             {"output__name": "Category"},
             {"q": ["x"], "Customer": ["y"], "categories_of": ["z"]},
             "the given columns: no column `Category`, which output_features[0] names\n"

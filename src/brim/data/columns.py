@@ -156,4 +156,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _nearest(name: str, there: Sequence[str]) -> str:
     meant = misspelt(name, there)
+    if meant is None and name in ("prompt", "completion") and "messages" in there:
+        return "set chat: {} to learn from the conversations in `messages`, without input_features and output_features"
     return f"did you mean `{meant}`?" if meant else "name a column of the data, or add this one"
