@@ -231,6 +231,14 @@ def test_the_maximum_is_told_once(tiny_base, tmp_path):
     assert CHANGES in told[0]
 
 
+def test_where_no_row_fits_no_number_is_said_to_be_the_largest(tiny_base, monkeypatch):
+    budget = ready(tiny_base).plan.budget
+    of_memory(monkeypatch, replace(budget, limit_bytes=1, outside_bytes=0, margin_bytes=0))
+    plan = brim.plan(settings(tiny_base, trainer=LARGEST), uneven())
+    assert plan.chosen is None
+    assert not [line for line in plan.advice if "use_maximum_batch_size" in line]
+
+
 @pytest.mark.parametrize("how", ["binary", "untraceable"])
 def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch, how):
     if how == "untraceable":

@@ -35,10 +35,10 @@ def require_phases(request: PlanRequest) -> None:
         raise ConfigError(*problems)
 
 
-def phase_notes(request: PlanRequest) -> Iterator[str]:
-    """What is worth knowing of the batch and its phases."""
+def phase_notes(request: PlanRequest, *, fits: bool = True) -> Iterator[str]:
+    """What is worth knowing of the batch and its phases. fits: whether there is a way that fits the memory."""
     length = request.length
-    if request.is_sized_by_memory:
+    if request.is_sized_by_memory and fits:
         yield str(largest_choice(request))
     yield from length.notes
     every, taken = len(length.schedule.phases), sum(1 for _ in _stretches(length))

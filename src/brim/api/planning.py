@@ -228,7 +228,7 @@ def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correcti
     notes = tuple(dropout_notes(request.config, request.architecture.to_dict()))
     if correction.scale != 1:
         notes = (f"what micro-batches add to the memory is corrected by what was {correction.reason}", *notes)
-    notes = (*phase_notes(request), *notes)
+    notes = (*phase_notes(request, fits=chosen is not None), *notes)
     return notes if chosen is None else (*notes, *chosen.advice)
 
 
