@@ -295,6 +295,20 @@ def test_prompts_and_new_tokens_share_the_context(untrained):
         brim.predict_memory(config, **SHAPE)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "sequence length: 61 (the model's context less generation.max_new_tokens, 3)"),
+        ({"preprocessing": {"global_max_sequence_length": 64}}, "sequence length: 61 (the model's context less"),
+        ({"preprocessing": {"global_max_sequence_length": 61}}, "sequence length: 61 (preprocessing.global_max"),
+        ({"generation": {"max_new_tokens": 62}}, "sequence length: 2 (the model's context less"),
+    ],
+)
+def test_prompts_of_no_given_length_leave_room_for_what_follows(untrained, changes, told):
+    prediction = brim.predict_memory({**untrained, **changes}, device="a100-80gb")
+    assert any(choice.startswith(told) for choice in prediction.choices)
+
+
 def test_training_needs_a_trainer(untrained):
     with pytest.raises(InputError, match="the phase is train, and the configuration does not train"):
         brim.predict_memory(untrained, phase="train", **SHAPE)

@@ -217,17 +217,24 @@ _UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent m
 def _sequence_length(asked: Asked) -> tuple[int, str]:
     context = asked.folder.context_length
     limit = asked.config.preprocessing.global_max_sequence_length
-    if limit is not None and (context is None or limit <= context):
+    new = _new_tokens(asked)
+    if limit is not None and (context is None or limit + new <= context):
         return limit, "preprocessing.global_max_sequence_length"
-    if context is not None and context <= _UNSET_LENGTH_TOKENS:
-        return context, "the model's context"
+    if context is not None and context - new <= _UNSET_LENGTH_TOKENS:
+        less = f" less generation.max_new_tokens, {new:,}" if new else ""
+        return max(context - new, LEAST_TOKENS), f"the model's context{less}"
     return _UNSET_LENGTH_TOKENS, "the rows' length is not known; set sequence_length to that of the longest"
+
+
+def _new_tokens(asked: Asked) -> int:
+    """Those that follow the prompts; none unless the phase is generate."""
+    return (asked.config.generation.max_new_tokens or 0) if asked.phase == "generate" else 0
 
 
 def require_in_context(asked: Asked, sequence_length: int) -> None:
     context = asked.folder.context_length
-    new = asked.config.generation.max_new_tokens if asked.phase == "generate" else 0
-    if context is None or new is None or sequence_length + new <= context:
+    new = _new_tokens(asked)
+    if context is None or sequence_length + new <= context:
         return
     what = f"sequence_length is {sequence_length:,}" + (f", {new:,} new tokens follow" if new else "")
     raise InputError(
