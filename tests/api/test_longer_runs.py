@@ -150,3 +150,28 @@ def test_a_run_of_the_largest_batch_keeps_its_number_whatever_memory_is_there_th
     assert [step["effective_batch_size"] for step in steps(run)] == [6] * 8
     (told,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
     assert told.startswith("trainer.effective_batch_size: 6 (use_maximum_batch_size, the largest that fits")
+
+
+def test_a_run_goes_on_where_missing_cells_are_treated_otherwise_and_its_rows_are_the_same(tiny_base, tmp_path):
+    """Versions differ in what they do with a missing cell where nothing is set; the rows are compared."""
+    config = config_of(tiny_base, epochs=1, learning_rate_scheduler={"decay": None})
+    features = {"input_features": config["input_features"], "output_features": config["output_features"]}
+    error = {"preprocessing": {"missing_value_strategy": "error"}}
+    old = {name: [{**feature, **error} for feature in features[name]] for name in features}
+    run = train({**config, **old}, tmp_path / "run")
+    said = []
+    train(config, run, overrides=["trainer.epochs=2"], resume=True, said=said)
+    assert len(steps(run)) == 6
+    key = "output_features.0.preprocessing.missing_value_strategy"
+    assert f'{key} is now "drop_row"; it was "error"' in said
+
+
+def test_the_key_of_a_feature_is_named_that_a_run_may_not_be_continued_with(tiny_base, tmp_path):
+    config = config_of(tiny_base, epochs=1)
+    run = train(config, tmp_path / "run")
+    limited = [{**config["output_features"][0], "preprocessing": {"max_sequence_length": 90}}]
+    with pytest.raises(brim.ConfigError) as caught:
+        train({**config, "output_features": limited}, run, resume=True)
+    assert [problem.what for problem in caught.value.problems] == [
+        "output_features.0.preprocessing.max_sequence_length is 90, but this run was started with null"
+    ]

@@ -159,6 +159,10 @@ _MAY_CHANGE = (
 )
 
 
+# Of a feature: what is left of the rows is compared here, too, and a later version's defaults may be others.
+_OF_ROWS = (".missing_value_strategy", ".fill_value")
+
+
 def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> list[str]:
     """What has changed since the checkpoint was written. Raises ConfigError for what must not.
 
@@ -166,7 +170,7 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
     """
     before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    refused = [key for key in changed if not key.startswith((*_MAY_CHANGE, *_LENGTHS))]
+    refused = [key for key in changed if not key.startswith((*_MAY_CHANGE, *_LENGTHS)) and not key.endswith(_OF_ROWS)]
     if refused:
         raise ConfigError(
             *(
@@ -286,7 +290,10 @@ def _shown(value: object) -> str:
 
 
 def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Values by their dotted keys, those in lists of mappings (features, phases) by their numbers."""
     flat: dict[str, object] = {}
     for key, value in tree.items():
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            value = {str(number): each for number, each in enumerate(value)}
         flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
     return flat
