@@ -195,6 +195,14 @@ def test_a_key_is_known_wherever_it_stands(minimal, problems, section):
          "write trainer.optimizer: {type: adamw} and trainer.learning_rate: 2e-05 and trainer.type: finetune"),
         ("max_grad_norm", 0, "write trainer.gradient_clipping: null and trainer.type: finetune"),
         ("datasets", [{"path": "rows.jsonl", "type": "alpaca"}], "write dataset: rows.jsonl"),
+        (
+            "datasets",
+            [{"path": "one.jsonl"}, {"path": "json", "data_files": ["two.jsonl", "three.jsonl"]}],
+            "write dataset: [one.jsonl, two.jsonl, three.jsonl]",
+        ),
+        ("datasets", [{"path": "one.jsonl"}, {"path": "org/rows"}],
+         "save the rows to local files and name them: dataset: FILE or [FILE, FILE], or --dataset FILE; "
+         "input_features, output_features and prompt (or chat) say what their columns are"),
         ("finetuning_type", "full", "leave the adapter out: without one all weights are trained"),
         ("use_maximum_batch_size", True, "write trainer.use_maximum_batch_size: true and trainer.type: finetune"),
         ("inital_global_train_batch_size", 8, "write trainer.initial_effective_batch_size: 8 and trainer.type: finetune "

@@ -47,6 +47,11 @@ def test_a_list_can_be_begun():
     ("override", "message"),
     [
         ("trainer.epochs", "override trainer.epochs: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
+        (
+            "parts/two.jsonl",  # what a shell makes of --dataset parts/*.jsonl
+            "override parts/two.jsonl: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1\n"
+            "  fix: write --dataset before each file; or put a pattern in quotes, so that the shell hands it on as it is",
+        ),
         ("=1", "override =1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
         ("a..b=1", "override a..b=1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
         ("trainer.epoch=1", "override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean epochs?"),

@@ -302,8 +302,8 @@ _DATA = (
     ),
     _to(form.SHARES, 0.05, "val_set_size val_size test_size validation_split", convert=form.held_out),
     _no(
-        "put all rows into one file, with a column `split` of train, validation and test, and set preprocessing.split: "
-        "fixed",
+        "name that file in dataset, too, give all rows a column `split` of train, validation and test, and set "
+        "preprocessing.split: fixed",
         "eval_dataset test_datasets validation_file eval_file",
     ),
     _to(

@@ -12,7 +12,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 KERNEL = "model_parameters.attn_implementation"
 SCHEDULER = "trainer.learning_rate_scheduler"
 SHARES = "preprocessing.split.probabilities"
-_FILES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+DATA_FILES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +194,16 @@ def held_out(value: Any) -> Any:
 
 
 def data_file(value: Any) -> Any:
-    """The path in a list of one data set, where it is a local file."""
-    entry = value[0] if isinstance(value, list) and len(value) == 1 else value
-    path = (entry.get("data_files") or entry.get("path")) if isinstance(entry, dict) else entry
-    path = path[0] if isinstance(path, list) and len(path) == 1 else path
-    if isinstance(path, str) and path.endswith(_FILES):
-        return path
+    """The paths of the data sets, where all are local files."""
+    paths: list[Any] = []
+    for entry in value if isinstance(value, list) else [value]:
+        path = (entry.get("data_files") or entry.get("path")) if isinstance(entry, dict) else entry
+        paths += path if isinstance(path, list) else [path]
+    if paths and all(isinstance(path, str) and path.endswith(DATA_FILES) for path in paths):
+        return paths[0] if len(paths) == 1 else paths
     return Help(
-        words="save the rows to a local file and name it: dataset: FILE, or --dataset FILE; input_features, "
-        "output_features and prompt (or chat) say what its columns are"
+        words="save the rows to local files and name them: dataset: FILE or [FILE, FILE], or --dataset FILE; "
+        "input_features, output_features and prompt (or chat) say what their columns are"
     )
 
 

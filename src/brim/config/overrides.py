@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from brim.config.foreign_values import DATA_FILES
 from brim.config.mask import mask_text
 from brim.config.places import Document, Path, Place, dotted
 from brim.config.schema_walk import short_forms
 from brim.config.yaml_reader import MAX_DEPTH, read_yaml
 from brim.errors import ConfigError, Problem
 
+_SEVERAL_FILES = "write --dataset before each file; or put a pattern in quotes, so that the shell hands it on as it is"
 _LONGEST_SHOWN = 80  # characters of an override, to name it
 _AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
 
@@ -41,7 +43,12 @@ def _read(text: str, place: Place) -> tuple[tuple[str, ...], Any]:
     path = tuple(key.strip().split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH:
         raise ConfigError(
-            Problem(what="not an override", where=place.where, expected="KEY=VALUE, such as trainer.epochs=1")
+            Problem(
+                what="not an override",
+                where=place.where,
+                expected="KEY=VALUE, such as trainer.epochs=1",
+                fix=_SEVERAL_FILES if text.lower().endswith(DATA_FILES) else "",
+            )
         )
     try:
         value, _ = read_yaml(written, "value")
