@@ -97,7 +97,7 @@ def _judge_refused(project: Path, brim: Brim, kind: Kind, ending: str, verb: str
     """By default, or where it is asked for: exit code 2, the first row's place, a way out, and nothing left behind."""
     data, command = _prepared(project, kind, ending, verb, policy=kind.strict)
     before = set(project.rglob("*"))
-    done = brim(*command, folder=project)
+    done = brim(*(part for part in command if part != "--json"), folder=project)  # an error as JSON goes to stdout
     if done.code != 2 or "Traceback" in done.err:
         return f"exit code {done.code}: {done.err[-300:]}"
     if not any(place in done.err for place in _places(data, BAD[0])):
