@@ -192,11 +192,21 @@ def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary
 
 
 def test_ctrl_c_ends_the_process_that_trains(monkeypatch, tmp_path):
-    script = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    script = "import os, signal, sys, time; sys.stdin.readline(); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
     monkeypatch.setattr(resume_leg, "COMMAND", [sys.executable, "-c", script])
     started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+
+    class Interrupting(subprocess.Popen):
+        """Lets the process go on, and so interrupt this one, only once it is waited for."""
+
+        def wait(self, timeout=None):
+            if self not in started:
+                started.append(self)
+                self.stdin.write(b"\n")
+                self.stdin.flush()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupting)
     with pytest.raises(KeyboardInterrupt):
         resume_leg.start(leg_in(tmp_path, config="none.yaml"))
     assert started[0].poll() == -signal.SIGKILL
