@@ -232,6 +232,7 @@ def _new_tokens(asked: Asked) -> int:
 
 
 def require_in_context(asked: Asked, sequence_length: int) -> None:
+    """Raise InputError where so many tokens, and the new ones that follow them, exceed the model's context."""
     context = asked.folder.context_length
     new = _new_tokens(asked)
     if context is None or sequence_length + new <= context:

@@ -44,6 +44,7 @@ class Compared:
         return next((card for card in self.cards if card.fits), None)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the prediction with the way's name, its settings, and each card's answer, for `--json`."""
         return {
             "name": self.variant.name,
             "changes": dict(self.variant.changes),
