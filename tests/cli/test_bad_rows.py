@@ -184,3 +184,23 @@ def test_train_drops_or_cuts_rows_beyond_the_context(brim, project, prompts_file
     entries = pq.read_table(project / "run" / "ledger.parquet").to_pylist()
     told = [(e["key"], e["event"], e["tokens_before"], e["tokens_after"]) for e in entries]
     assert told == [(1, "filled_missing", None, None), *expected[policy]]
+
+
+def test_evaluate_takes_the_rows_that_train_took(brim, project):
+    """One row of 200 is longer than the context; of a second one, the prompt leaves the answer too little room."""
+    rows = pd.DataFrame(
+        {"question": [f"add 1 and {n} =" for n in range(200)], "answer": [" 3"] * 200, "split": [0] * 200}
+    )
+    rows.loc[4, "question"], rows.loc[7, "question"] = "x" * 300, "y" * 124
+    rows.to_csv(project / "few.csv", index=False)
+    steps = ("trainer.epochs=1", "trainer.effective_batch_size=100", "--output-directory", "run")
+    assert brim("train", "config.yaml", "--dataset", "few.csv", *steps).code == 0
+    told = "1 of 200 rows were dropped, since the model's context is too short for them"
+    done = brim("evaluate", "run", "--split", "train", "--json")
+    assert (done.code, json.loads(done.out)["num_rows"], told in done.err) == (0, 199, True)
+    texts = brim("evaluate", "run", "--split", "train", "--texts", "--json")
+    assert (texts.code, json.loads(texts.out)["num_rows"]) == (0, 198)
+    assert "2 of 200 rows were dropped, since the model's context is too short for them" in texts.err
+    refused = brim("predict", "run", "--split", "train", "--output", "out.csv")
+    assert refused.code == 2
+    assert "2 prompts are too long" in refused.err

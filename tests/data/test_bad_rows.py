@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from tests.properties import examples
 
+from brim.config import PreprocessingConfig
 from brim.data import prepare, prompts_of, read
 from brim.data.prompt import cell_texts, prompter
 from brim.data.usable import usable
@@ -406,14 +407,74 @@ def test_what_is_said_to_be_an_error_is_one_for_a_single_row(encoder, make_confi
     assert problem.what == what
 
 
-def test_an_evaluation_leaves_no_row_out_unasked(encoder, make_config):
-    data, config = read(_many(200, overlong=(3,))), make_config(**ANYTHING)
-    for how in ({"only": "full"}, {"only": "train"}):
-        with pytest.raises(DataError, match="1 of 200 rows are longer than the model's context"):
-            prepare(data, config, encoder, context_length=64, **how)
-    zero_shot = make_config(**ANYTHING, trainer={"type": "none"})
-    with pytest.raises(DataError, match="1 of 200 rows are longer than the model's context"):
-        prepare(data, zero_shot, encoder, context_length=64)
+@pytest.mark.parametrize("trainer", [{"type": "finetune"}, {"type": "none"}])
+def test_an_evaluation_leaves_out_what_training_left_out(encoder, make_config, trainer):
+    """All three stand in one split, of whose rows alone they would be too many."""
+    split = {"type": "fixed", "column": "part"}
+    columns = {**_many(300, overlong=(3, 8, 9)), "part": [0] * 100 + [1] * 100 + [2] * 100}
+    data, config = read(columns), make_config(preprocessing__split=split, trainer=trainer)
+    trained = prepare(data, config, encoder, context_length=64)
+    for name, rows in trained.splits.items():
+        alone = prepare(data, config, encoder, context_length=64, only=name)
+        assert alone.splits[name].keys.tolist() == rows.keys.tolist()
+        assert len(alone.ledger.left_out()) == (3 if name == "train" else 0)
+    whole = prepare(data, config, encoder, context_length=64, only="full")
+    assert len(whole.splits["full"]) == 297
+    assert "row 3, the given columns, row 8" in whole.ledger.summary()[0]
+    four = read({**_many(300, overlong=(3, 8, 9, 10)), "part": columns["part"]})
+    for how in ({}, {"only": "full"}, {"only": "train"}):
+        with pytest.raises(DataError, match="more than the 3 that preprocessing"):
+            prepare(four, config, encoder, context_length=64, **how)
+
+
+def _of_all_kinds(tmp_path, num_rows):
+    """A broken line, a number for a text, a prompt that the template cannot fill, a long row and an unlearnable one."""
+    columns = _many(num_rows, overlong=(3,), unlearnable=(5,))
+    rows = [{"q": q, "a": a} for q, a in zip(columns["q"], columns["a"], strict=True)]
+    rows[7]["q"] = 3
+    lines = [json.dumps(row) for row in rows]
+    lines[9] = "{broken"
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    return read(tmp_path / "data.jsonl")
+
+
+def test_all_kinds_of_unusable_rows_count_together(tmp_path, encoder, make_config):
+    cut = {"output__preprocessing__max_sequence_length": 64, "preprocessing__global_max_sequence_length": 30}
+    config = make_config(**ANYTHING, **cut)
+    made = prepare(_of_all_kinds(tmp_path, 400), config, encoder, context_length=64)
+    assert {entry.key: entry.event for entry in made.ledger.left_out()} == {
+        3: "dropped_unlearnable",
+        5: "dropped_unlearnable",
+        7: "dropped_bad",
+        9: "dropped_bad",
+    }
+    limit = "preprocessing.max_dropped_fraction 0.01 leaves out up to 4"
+    (bad,) = [line for line in made.ledger.summary() if "cannot be read" in line]
+    assert bad == (
+        "2 of 400 rows were dropped, since they cannot be read or used (data.jsonl:8: column `q` holds a number here and "
+        "text in most rows; data.jsonl:10: not valid JSON: Expecting property name enclosed in double quotes at "
+        f"character 2; {limit})"
+    )
+    with pytest.raises(DataError) as caught:
+        prepare(_of_all_kinds(tmp_path, 399), config, encoder, context_length=64)
+    bad, broken, unlearnable = caught.value.problems
+    assert (bad.where, broken.where) == ("data.jsonl:8", "data.jsonl:10")
+    assert broken.fix.endswith("to go on without such rows (preprocessing.max_dropped_fraction leaves out up to 3)")
+    assert unlearnable.what.startswith("2 of 397 rows have nothing to learn from")
+    assert unlearnable.what.endswith("more than the 3 that preprocessing.max_dropped_fraction leaves out")
+    explicit = make_config(**ANYTHING, **cut, preprocessing__on_bad_row="drop")  # then they do not count
+    assert len(prepare(_of_all_kinds(tmp_path, 399), explicit, encoder, context_length=64).splits["train"]) == 395
+    explicit = make_config(**ANYTHING, **cut, preprocessing__on_bad_row="error")
+    with pytest.raises(DataError, match=r"data\.jsonl:10: not valid JSON"):
+        prepare(_of_all_kinds(tmp_path, 400), explicit, encoder, context_length=64)
+
+
+def test_a_prediction_leaves_no_row_out_unasked(tmp_path, encoder, make_config):
+    (tmp_path / "data.jsonl").write_text("\n".join([line(q="x", a="y")] * 299 + ["{broken"]))
+    data, config = read(tmp_path / "data.jsonl"), make_config(**ANYTHING)
+    assert len(prepare(data, config, encoder, context_length=64).splits["train"]) == 299
+    with pytest.raises(DataError, match=r"data\.jsonl:300: not valid JSON"):
+        prompts_of(data, config, encoder)
 
 
 @pytest.mark.parametrize("policy", ["error", "drop", "truncate"])
@@ -506,7 +567,7 @@ def test_a_mixed_column_without_its_bad_rows_is_what_it_would_be_without_them(tm
     order = data.draw(st.permutations([*((value, True) for value in good), *((value, False) for value in bad)]))
     for name, values in {"all": order, "good": [each for each in order if each[1]]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(line(q=value, x="x") + "\n" for value, _ in values))
-    made = usable(read(tmp_path / "all.jsonl"), ["q"], "drop")
+    made = usable(read(tmp_path / "all.jsonl"), ["q"], PreprocessingConfig(on_bad_row="drop"))
     expected = read(tmp_path / "good.jsonl")
     assert list(made.faults) == [row for row, (_, is_good) in enumerate(order) if not is_good]
     kept = made.table.take(made.usable_rows())["q"]
@@ -514,13 +575,13 @@ def test_a_mixed_column_without_its_bad_rows_is_what_it_would_be_without_them(tm
     assert kept.null_count == expected.table["q"].null_count
     if num_good:
         assert kept.type == expected.table["q"].type
-    same = usable(made, ["q"], "drop")
+    same = usable(made, ["q"], PreprocessingConfig(on_bad_row="drop"))
     assert same.table.equals(made.table) or any(isinstance(value, float) and math.isnan(value) for value in good)
 
 
 def test_whole_numbers_that_a_column_of_fractions_cannot_hold_are_bad(tmp_path):
     (tmp_path / "data.jsonl").write_text("".join(f'{{"q": {value}}}\n' for value in (0.5, 2**53 + 2, 1, -(2**54))))
-    made = usable(read(tmp_path / "data.jsonl"), ["q"], "drop")
+    made = usable(read(tmp_path / "data.jsonl"), ["q"], PreprocessingConfig(on_bad_row="drop"))
     assert {row: problem.what for row, problem in made.faults.items()} == dict.fromkeys(
         (1, 3), "column `q` holds a whole number that is too large here"
     )

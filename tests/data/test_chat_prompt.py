@@ -133,6 +133,22 @@ def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(e
     assert [(entry.key, entry.event) for entry in made.ledger] == [(row, "dropped_bad") for row in (1, 2, 3)]
 
 
+def test_a_few_bad_conversations_of_many_are_left_out_as_other_unusable_rows_are(encoder):
+    cells = [json.dumps(TURNS)] * 200
+    cells[3], cells[150] = json.dumps(TURNS[:1]), "[]"
+    made = prepared(encoder(), {"messages": cells})
+    assert len(made.splits["train"]) == 198
+    assert made.ledger.summary() == [
+        "2 of 200 rows were dropped, since they cannot be read or used (the given columns, row 3: no turn is the "
+        "assistant's, so there is nothing to learn; the given columns, row 150: the conversation is empty; "
+        "preprocessing.max_dropped_fraction 0.01 leaves out up to 2)"
+    ]
+    cells[151] = "[]"
+    problems = told(lambda: prepared(encoder(), {"messages": cells})).problems
+    assert [problem.where for problem in problems] == [f"the given columns, row {row}" for row in (3, 150, 151)]
+    assert problems[-1].fix.endswith("(preprocessing.max_dropped_fraction leaves out up to 2)")
+
+
 def test_a_conversation_is_cut_as_a_whole(encoder):
     made = prepared(encoder(), {"messages": [TURNS]}, preprocessing={"global_max_sequence_length": 12})
     (row,) = made.splits["train"]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.properties import examples
 
+from brim.config import PreprocessingConfig
 from brim.data import read
 from brim.data.usable import usable
 from brim.data.utf8 import require_utf8
@@ -317,7 +318,7 @@ BAD_FILES = {
 def test_what_is_wrong_with_a_file_is_told_with_its_place(tmp_path, name, content, message):
     write(tmp_path / name, content)
     with pytest.raises(DataError) as caught:
-        usable(read(tmp_path / name), [], "error")
+        usable(read(tmp_path / name), [], PreprocessingConfig(on_bad_row="error"))
     assert str(caught.value) == message.replace("{folder}", str(tmp_path))
 
 

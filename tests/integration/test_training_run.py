@@ -256,7 +256,7 @@ def test_what_only_cuts_the_batch_may_change_when_a_run_is_continued(tiny_base, 
     policies = {"split": {"type": "fixed"}, "on_bad_row": "drop", "on_overlong": "drop"}  # the rows are the same
     other = config(tiny_base, trainer={"batch_size": 2}, preprocessing=policies, **NO_DROPOUT)
     brim.Model(other).train(sums_file, output_directory=parts, resume=True, say=said.append)
-    assert 'preprocessing.on_bad_row is now "drop"; it was "error"' in said
+    assert 'preprocessing.on_bad_row is now "drop"; it was "auto"' in said
     assert "trainer.batch_size is now 2; it was 4" in said
     assert "trainer.gradient_accumulation_steps is now 4; it was 2" in said
     np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)

@@ -64,7 +64,7 @@ def contender(name: str, session: Session, source: Source, *, like: Session, spl
     )
     rows, asked = prepared.splits[split], None
     if with_texts:
-        rows, asked, _ = answerable(source, session, rows, split=split)
+        rows, asked, _ = answerable(source, session, prepared, split=split)
     return Contender(name=name, session=session, rows=rows, asked=asked)
 
 

@@ -14,7 +14,7 @@ from brim.api.results import EvaluateResult
 from brim.api.session import Say, Session, say_nothing
 from brim.config import Config, FinetuneTrainer
 from brim.config.labels import LabelReader
-from brim.data import Entry, Source, TextEncoder, TokenRows, prompts_of
+from brim.data import Entry, Prepared, Source, TextEncoder, TokenRows, prompts_of
 from brim.data.prompt import prompter
 from brim.data.texts import Texts
 from brim.infer.bootstrap import Measure, intervals, ratio
@@ -129,16 +129,20 @@ def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -
     references = [answer for batch in batches for answer in _answers(batch, session.encoder)]
     if session.config.chat is None:
         return Asked(prompts=rows.prompts(), references=references)
-    every = prompts_of(source, session.config, session.encoder, only=split).rows
+    # The rows have their answers: what cannot be used was left out before, and is no error now.
+    preprocessing = session.config.preprocessing.model_copy(update={"on_bad_row": "drop"})
+    config = session.config.model_copy(update={"preprocessing": preprocessing})
+    every = prompts_of(source, config, session.encoder, only=split).rows
     return Asked(prompts=every.take(np.flatnonzero(np.isin(every.keys, rows.keys))), references=references)
 
 
 def answerable(
-    source: Source, session: Session, rows: TokenRows, *, split: str
+    source: Source, session: Session, prepared: Prepared, *, split: str
 ) -> tuple[TokenRows, Asked, list[Entry]]:
-    """The rows whose prompts can be continued, what to write a text for, and what happened to the others."""
+    """The rows of a split whose prompts can be continued, what to write a text for, and what happened to the others."""
+    rows = prepared.splits[split]
     asked = asked_of(source, session, rows, split=split)
-    kept = continuable(asked.prompts, session, source, split=split)
+    kept = continuable(asked.prompts, session, source, split=split, num_spare=prepared.num_spare)
     references = [asked.references[position] for position in kept.positions.tolist()]
     return rows.take(kept.positions), Asked(prompts=kept.prompts, references=references), kept.entries
 

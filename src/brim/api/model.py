@@ -40,7 +40,7 @@ from brim.api.streaming import require_one, stream_text
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
-from brim.data import Data, Ledger, Source, TokenRows, prepare, read, texts_as_source
+from brim.data import Data, Ledger, Prepared, Source, TokenRows, prepare, read, texts_as_source
 from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, InputError, Problem
 from brim.files import write_text
@@ -176,7 +176,7 @@ class Model:
                 say(warning(told, topic="run"))
             for line in choice_notes(self._weights(say).choices):
                 say(line)
-            evaluated = self._evaluate_splits(session, source, prepared.splits, say)
+            evaluated = self._evaluate_splits(session, source, prepared, say)
             return replace(evaluated, num_left_out=prepared.ledger.num_left_out())
         self._llm, self._has_learned = None, False  # one model in memory at a time
         self._llm, result = train(
@@ -238,7 +238,7 @@ class Model:
         rows, ledger, asked = prepared.splits[split], prepared.ledger, None
         with_texts |= label_reader(session.config) is not None
         if with_texts:
-            rows, asked, entries = answerable(source, session, rows, split=split)
+            rows, asked, entries = answerable(source, session, prepared, split=split)
             ledger = ledger.with_more(entries)
         for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
             say(line)
@@ -506,11 +506,9 @@ class Model:
             )
         )
 
-    def _evaluate_splits(
-        self, session: Session, source: Source, splits: Mapping[str, TokenRows], say: Say
-    ) -> TrainResult:
+    def _evaluate_splits(self, session: Session, source: Source, prepared: Prepared, say: Say) -> TrainResult:
         """What `train` does with `trainer.type: none`, as in Ludwig."""
-        trainer = session.config.trainer
+        trainer, splits = session.config.trainer, prepared.splits
         started = time.perf_counter()
         wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
         if not trainer.evaluate_training_set:
@@ -519,7 +517,7 @@ class Model:
         for split in (split for split in wanted if len(splits[split])):
             rows, asked = splits[split], None
             if label_reader(session.config) is not None:
-                rows, asked, entries = answerable(source, session, rows, split=split)
+                rows, asked, entries = answerable(source, session, prepared, split=split)
                 for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
                     say(line)
             at_once = batches_for(session, [rows], llm=self._weights(), say=say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -30,27 +30,39 @@ class Continuable:
 
 
 def continuable(
-    prompts: TokenRows, session: Session, source: Source, *, split: str, keep: Keep = "first"
+    prompts: TokenRows, session: Session, source: Source, *, split: str, keep: Keep = "first", num_spare: int = 0
 ) -> Continuable:
     """Leave out or cut what cannot be continued, as preprocessing.on_bad_row and on_overlong say.
 
-    keep: the first tokens of a prompt that is cut, or the last, behind its BOS.
+    keep: the first tokens of a prompt that is cut, or the last, behind its BOS. num_spare: how many prompts are left
+    out where these say `auto`.
     Raises DataError where they say that it is an error, or when more than half of the prompts are empty; ConfigError
     where the new tokens leave no prompt any room.
     """
     policy, room = session.config.preprocessing, _room(session)
     lengths = prompts.num_prompt_tokens
     is_empty, is_long = lengths == 0, np.zeros(len(prompts), np.bool_) if room is None else lengths > room
+    found = {"on_bad_row": is_empty, "on_overlong": is_long}
+    unasked = {key: rows for key, rows in found.items() if getattr(policy, key) == "auto"}
+    if unasked and np.count_nonzero(np.any(list(unasked.values()), axis=0)) <= num_spare:
+        policy = policy.model_copy(update=dict.fromkeys(unasked, "drop"))
+    else:
+        unasked = {}
+    few = f"preprocessing.max_dropped_fraction {policy.max_dropped_fraction:g} leaves out a few rows"
     entries: list[Entry] = []
     is_kept = np.ones(len(prompts), np.bool_)
     if policy.on_bad_row == "drop":
-        entries += _dropped_empty(prompts.keys[is_empty].tolist(), source, split, num_rows=len(prompts))
+        why = few if "on_bad_row" in unasked else ""
+        entries += _dropped_empty(prompts.keys[is_empty].tolist(), source, split, num_rows=len(prompts), unasked=why)
         is_kept &= ~is_empty
     # The prompt of a conversation ends with the beginning of the answer, without which it cannot be continued.
     is_cut = policy.on_overlong == "truncate" and session.config.chat is None
     if (is_cut or policy.on_overlong == "drop") and room is not None:
         how = "drop" if not is_cut else "truncate" if keep == "first" else "truncate_left"
-        entries += _entries(prompts.keys[is_long], lengths[is_long], room, split, how=how)
+        told = _entries(prompts.keys[is_long], lengths[is_long], room, split, how=how)
+        if "on_overlong" in unasked:
+            told = [replace(entry, why=few, place=source.locate(entry.key)) for entry in told]
+        entries += told
         if is_cut:
             prompts = _cut(prompts, room, keep, session) if is_long.any() else prompts
         else:
@@ -118,9 +130,9 @@ def _empty(keys: list[int], locate: Callable[[int], str]) -> list[Problem]:
     ]
 
 
-def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int) -> list[Entry]:
+def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int, unasked: str) -> list[Entry]:
     faults = RowFaults(locate=source.locate, problems={key: Problem(what="the prompt is empty") for key in keys})
-    return faults.settle("drop", num_rows=num_rows, name=source.name, split_of=lambda key: split)
+    return faults.settle("drop", num_rows=num_rows, name=source.name, split_of=lambda key: split, unasked=unasked)
 
 
 def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, how: str) -> list[Entry]:

@@ -42,7 +42,7 @@ def sampled_rows(source: Source, config: Config) -> Keys:
 def with_usable_splits(source: Source, config: Config) -> Source:
     """The source with faults for the rows whose split column cannot be used, as preprocessing.on_bad_row says."""
     split = config.preprocessing.split
-    return source if isinstance(split, RandomSplit) else usable(source, [split.column], config.preprocessing.on_bad_row)
+    return source if isinstance(split, RandomSplit) else usable(source, [split.column], config.preprocessing)
 
 
 def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collection[str] = ()) -> tuple[Codes, list[str]]:

@@ -143,7 +143,7 @@ def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Pos
     """The keys of the rows that train, without those that have no value in a column whose strategy drops them."""
     names = [column.name for column in fields.columns]
     require_columns(source, {column.name: column.feature for column in fields.columns})
-    source = with_usable_splits(usable(source, names, config.preprocessing.on_bad_row), config)
+    source = with_usable_splits(usable(source, names, config.preprocessing), config)
     require_text(source, names)
     keys = sampled_rows(source, config)
     codes, _ = assign_splits(source, config, keys)

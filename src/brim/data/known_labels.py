@@ -58,7 +58,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
             unknown = Problem(what=what, where=source.name, expected=problem.expected, fix=fix)
             raise DataError(unknown, *data_problems(config, source, with_answers=False)) from None
     try:
-        source = usable(source, [name], config.preprocessing.on_bad_row)
+        source = usable(source, [name], config.preprocessing)
         require_text(source, [name])
     except DataError:  # and what else is wrong
         raise DataError(*data_problems(config, source, with_answers=True)) from None

@@ -48,6 +48,7 @@ class Entry:
     tokens_before: int | None = None
     tokens_after: int | None = None
     place: str = ""  # of a row that is left out without being asked for, to be told
+    unasked: str = ""  # the setting that leaves out a bad row where nobody asked for it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,8 +113,9 @@ def _details(event: str, entries: Sequence[Entry]) -> str:
     if event == "dropped_overlong":
         return f": the longest of {longest.tokens_before:,} tokens ({places}{longest.why})"
     if event == "dropped_bad":
-        shown = "; ".join(entry.why for entry in entries[:_SHOWN])
-        return f" ({shown})" if len(entries) <= _SHOWN else f" ({shown}; and {len(entries) - _SHOWN:,} more)"
+        shown = [entry.why for entry in entries[:_SHOWN]]
+        shown += [f"and {len(entries) - _SHOWN:,} more"] if len(entries) > _SHOWN else []
+        return f" ({'; '.join([*shown, *filter(None, {entry.unasked for entry in entries})])})"
     reasons = Counter(entry.why for entry in entries).most_common()
     if len(reasons) == 1:
         return f" ({places}{reasons[0][0]})"

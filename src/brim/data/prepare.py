@@ -19,15 +19,16 @@ from brim.data.known_labels import with_known_labels
 from brim.data.ledger import Entry, Ledger
 from brim.data.limits import learning_limits, prompt_limits, require_room_for_template
 from brim.data.prompt import Prompter, prompter
+from brim.data.row_faults import BadRowPolicy, RowFaults
 from brim.data.rows import SCHEMA, TokenRows
 from brim.data.source import Source
 from brim.data.spill import gather
 from brim.data.split import SPLITS
 from brim.data.texts import Chat, Piece, Texts
 from brim.data.tokenize import Findings, Limits, Policy, tokenize
-from brim.data.usable import dropped_faults
-from brim.data.verdict import notes_of, require_fitting, require_learnable, without_unusable
-from brim.errors import DataError, Problem
+from brim.data.usable import dropped_faults, leaving_none_unasked
+from brim.data.verdict import Few, few_of, notes_of, require_fitting, require_learnable, without_unusable
+from brim.errors import DataError, Problem, problems_of
 
 if TYPE_CHECKING:
     from brim.data.chat_prompt import ChatPrompter
@@ -45,6 +46,7 @@ class Prepared:
     splits: dict[str, TokenRows]
     ledger: Ledger
     notes: tuple[str, ...]
+    num_spare: int = 0  # rows that may yet be left out by preprocessing.max_dropped_fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Tokenized:
     rows: TokenRows
     ledger: Ledger
     notes: tuple[str, ...]
+    num_spare: int = 0  # as in Prepared
 
 
 def prepare(
@@ -67,17 +70,21 @@ def prepare(
 ) -> Prepared:
     """Sample, split, render, tokenize and cut, as the configuration says.
 
-    only: a split to prepare alone, or "full" for every row of the source under that name, in its order.
+    only: a split to prepare alone, or "full" for every row of the source under that name, in its order. What training
+    leaves out of a split is left out of the split alone, too.
     watch: sees each batch of texts before it is tokenized.
-    Raises DataError: missing columns, missing cells, an unusable split column, rows beyond the model's context where
-    no length is set, rows without anything to learn from (for training: more than a few), no rows to train on.
+    Raises DataError: missing columns, missing cells, an unusable split column, no rows to train on; more than a few
+    rows that cannot be used, are beyond the model's context where no length is set, or have nothing to learn from.
     """
     asked = prompter(config, source, with_answers=True, encoder=encoder, split=only)
     limits = learning_limits(config, context_length)
     if only is not None:
-        source, keys, notes = _rows_of(only, asked, config)
-        done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
-        return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=(*notes, *done.notes))
+        source, keys, notes, num_all = _rows_of(only, asked, config)
+        done = _tokenized(
+            asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch, num_all=num_all
+        )
+        notes = [*notes, *done.notes]
+        return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=tuple(notes), num_spare=done.num_spare)
     source = with_usable_splits(asked.source, config)
     keys = sampled_rows(source, config)
     codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
@@ -92,12 +99,12 @@ def prepare(
         config,
         split_of=lambda key: SPLITS[code_of_key[key]],
         watch=watch,
-        is_training=config.trainer.type != "none",
+        num_all=len(keys),
     )
     row_codes = code_of_key[done.rows.keys]
     splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
     notes += _require_train(splits, source, config)
-    return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes))
+    return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes), num_spare=done.num_spare)
 
 
 def prompts_of(
@@ -116,9 +123,10 @@ def prompts_of(
     Raises DataError: missing columns or cells, an unusable split column, prompts beyond the context.
     """
     asked = prompter(config, source, with_answers=False, encoder=encoder, split=only)
-    source, keys, notes = _rows_of(only, asked, config)
+    config = config.model_copy(update={"preprocessing": leaving_none_unasked(config.preprocessing)})
+    source, keys, notes, _ = _rows_of(only, asked, config)
     limits = prompt_limits(config, context_length)
-    done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch)
+    done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch, num_all=0)
     return replace(done, notes=(*notes, *done.notes))
 
 
@@ -133,14 +141,17 @@ def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bo
     return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
 
 
-def _rows_of(split: str, asked: Prompter | ChatPrompter, config: Config) -> tuple[Source, Keys, list[str]]:
-    """The usable rows of one split, or all for "full"; the source with the faults of the others; and notes."""
+def _rows_of(split: str, asked: Prompter | ChatPrompter, config: Config) -> tuple[Source, Keys, list[str], int]:
+    """The usable rows of one split, or all for "full"; the source with the faults of the others; notes; how many rows
+    all splits have.
+    """
     if split == FULL:
-        return asked.source, asked.source.usable_rows(), []
+        keys = asked.source.usable_rows()
+        return asked.source, keys, [], len(keys)
     source = with_usable_splits(asked.source, config)
     keys = sampled_rows(source, config)
     codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
-    return source, keys[codes == SPLITS.index(split)], notes
+    return source, keys[codes == SPLITS.index(split)], notes, len(keys)
 
 
 def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
@@ -167,13 +178,14 @@ def _tokenized(
     *,
     split_of: Callable[[int], str],
     watch: Watch | None,
-    is_training: bool = False,
+    num_all: int,
 ) -> Tokenized:
+    """num_all: usable rows of all splits, of which a share is left out unasked; 0: none is."""
     preprocessing = config.preprocessing
     if isinstance(asked, Prompter):
         require_room_for_template(asked, encoder, limits, source)
     require_filled(source, asked.columns, keys)
-    ledger = Ledger(num_rows=len(keys) + len(source.faults), entries=dropped_faults(source))
+    ledger = Ledger(num_rows=len(keys) + len(source.faults))
     keys = _without_missing(asked, keys, ledger, split_of)
     findings = Findings()
     policy = Policy(
@@ -185,25 +197,41 @@ def _tokenized(
         texts = with_known_labels(texts, config.output_features[0], asked.faults)
     batches = tokenize(texts, encoder, limits, findings, policy)
     rows = TokenRows(gather(batches, schema=SCHEMA))
-    ledger.entries += asked.faults.settle(
-        preprocessing.on_bad_row, num_rows=len(keys), name=source.name, split_of=split_of
-    )
+    bad = {**source.faults, **asked.faults.problems}
+    few = few_of(bad, findings, preprocessing, num_rows=num_all + len(source.faults) if num_all else 0)
     rows = without_unusable(
-        rows,
-        findings,
-        preprocessing,
-        source,
-        limits=limits,
-        num_rows=len(keys),
-        split_of=split_of,
-        is_training=is_training,
+        rows, findings, preprocessing, source, limits=limits, split_of=split_of, few=few.why or None
     )
-    require_fitting(findings, source, limits, num_rows=len(keys))
-    require_learnable(findings, source, num_rows=len(keys))
+    problems = problems_of(
+        lambda: ledger.entries.extend(_bad_rows(asked, source, preprocessing.on_bad_row, few, len(keys), split_of)),
+        lambda: require_fitting(findings, source, limits, num_rows=len(keys)),
+        lambda: require_learnable(findings, source, num_rows=len(keys)),
+    )
+    if problems:
+        raise DataError(*problems)
     ledger.entries += findings.entries
     ledger.entries.sort(key=lambda entry: entry.key)
     read_notes = (*source.notes, *notes_on_mixed(source, asked.used_columns))
-    return Tokenized(rows=rows, ledger=ledger, notes=(*read_notes, *asked.notes(), *notes_of(findings, source, limits)))
+    notes = (*read_notes, *asked.notes(), *notes_of(findings, source, limits))
+    return Tokenized(rows=rows, ledger=ledger, notes=notes, num_spare=max(0, few.num_more))
+
+
+def _bad_rows(
+    asked: Prompter | ChatPrompter,
+    source: Source,
+    policy: BadRowPolicy,
+    few: Few,
+    num_rows: int,
+    split_of: Callable[[int], str],
+) -> list[Entry]:
+    """The ledger's entries for the rows that cannot be used. Raises DataError where they are not to be left out."""
+    unasked = few.why if policy == "auto" else ""
+    if policy == "error" or (policy == "auto" and not few.why):
+        faults = RowFaults(locate=source.locate, problems={**source.faults, **asked.faults.problems})
+        num_rows += len(source.faults)
+        return faults.settle("error", num_rows=num_rows, name=source.name, split_of=split_of, most=few.most)
+    entries = asked.faults.settle("drop", num_rows=num_rows, name=source.name, split_of=split_of, unasked=unasked)
+    return [*dropped_faults(source, unasked=unasked), *entries]
 
 
 def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:

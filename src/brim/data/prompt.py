@@ -21,7 +21,7 @@ from brim.data.encoder import TextEncoder
 from brim.data.row_faults import RowFaults
 from brim.data.source import Source
 from brim.data.texts import Texts
-from brim.data.usable import data_problems, usable, wanted_columns
+from brim.data.usable import data_problems, leaving_none_unasked, usable, wanted_columns
 from brim.errors import DataError
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def prompter(
     read = list(wanted) if config.chat is None else []  # as texts; a conversation is looked at row by row
     try:
         require_columns(source, wanted)
-        source = usable(source, read, config.preprocessing.on_bad_row)
+        policy = config.preprocessing if with_answers else leaving_none_unasked(config.preprocessing)
+        source = usable(source, read, policy)
         require_text(source, read)
     except DataError:  # and what else is wrong
         raise DataError(*data_problems(config, source, with_answers=with_answers, only=split)) from None

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from brim.data.ledger import Entry
 from brim.errors import DataError, Problem
 
-BadRowPolicy: TypeAlias = Literal["error", "drop"]  # preprocessing.on_bad_row
+BadRowPolicy: TypeAlias = Literal["auto", "error", "drop"]  # preprocessing.on_bad_row
 
 ON_BAD_ROW = "preprocessing.on_bad_row"
 WAY_OUT = f"set {ON_BAD_ROW}: drop to go on without such rows"
@@ -31,20 +31,35 @@ class RowFaults:
         self.problems.setdefault(key, problem)
 
     def settle(
-        self, policy: BadRowPolicy, *, num_rows: int, name: str, split_of: Callable[[int], str | None]
+        self,
+        policy: BadRowPolicy,
+        *,
+        num_rows: int,
+        name: str,
+        split_of: Callable[[int], str | None],
+        most: int = 0,
+        unasked: str = "",
     ) -> list[Entry]:
         """The ledger's entries for the rows that are dropped, in the order of the rows.
 
-        num_rows: the rows that were looked at. name: of the source.
-        Raises DataError with the places: under `error` for any bad row, under `drop` when more than half are bad, since
-        then it is not the rows that are wrong, and dropping them is no way out.
+        num_rows: the rows that were looked at. name: of the source. most: how many `auto` leaves out at most, and
+        unasked: the setting that says so.
+        Raises DataError with the places: under `error` for any bad row, under `auto` for more than `most`, under `drop`
+        when more than half are bad, since then it is not the rows that are wrong, and dropping them is no way out.
         """
-        if policy == "error" and self.problems:
+        is_error = policy == "error" or (policy == "auto" and len(self.problems) > most)
+        if is_error and self.problems:
             shown = told(self.problems, self.locate, name)
-            raise DataError(*(shown if is_majority(self.problems, num_rows) else with_way_out(shown)))
+            raise DataError(*(shown if is_majority(self.problems, num_rows) else with_way_out(shown, most)))
         require_minority(self.problems, self.locate, num_rows=num_rows, name=name)
         return [
-            Entry(key=key, split=split_of(key), event="dropped_bad", why=f"{self.locate(key)}: {problem.what}")
+            Entry(
+                key=key,
+                split=split_of(key),
+                event="dropped_bad",
+                why=f"{self.locate(key)}: {problem.what}",
+                unasked=unasked,
+            )
             for key, problem in sorted(self.problems.items())
         ]
 
@@ -78,10 +93,11 @@ def _fixed_once(problems: list[Problem]) -> list[Problem]:
     return [replace(each, fix="") if each.fix == fix else each for each, fix in zip(problems, following, strict=True)]
 
 
-def with_way_out(problems: list[Problem]) -> list[Problem]:
-    """The same problems, the last of which names the policy, too."""
+def with_way_out(problems: list[Problem], most: int = 0) -> list[Problem]:
+    """Return the same problems, the last of which names the policy, too, and how many rows are left out without it."""
     *others, last = problems
-    return [*others, replace(last, fix=f"{last.fix}; or {WAY_OUT}" if last.fix else WAY_OUT)]
+    way_out = f"{WAY_OUT} (preprocessing.max_dropped_fraction leaves out up to {most:,})" if most else WAY_OUT
+    return [*others, replace(last, fix=f"{last.fix}; or {way_out}" if last.fix else way_out)]
 
 
 def _too_many(num_bad: int, num_rows: int, name: str) -> Problem:

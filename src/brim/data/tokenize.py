@@ -57,7 +57,7 @@ class Findings:
     entries: list[Entry] = field(default_factory=list)
     overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
     unlearnable: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) without a supervised one
-    most_dropped: int = 0  # such rows that would have been left out, where there are more of them
+    most_dropped: int = 0  # unusable rows that would have been left out, where there are more of them
     special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
     empty: list[int] = field(default_factory=list)  # keys of rows whose answer is an empty text
     doubled_bos: int = 0  # rows whose prompt begins with BOS twice

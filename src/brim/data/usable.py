@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from brim.config import Config, RandomSplit
+from brim.config import Config, PreprocessingConfig, RandomSplit
 from brim.config.findings import is_within
 from brim.config.places import Path
 from brim.config.prompt_parts import prompt_columns
@@ -20,31 +20,44 @@ from brim.data.columns import (
 )
 from brim.data.ledger import Entry
 from brim.data.one_type import of_one_type
-from brim.data.row_faults import BadRowPolicy, RowFaults, require_minority
+from brim.data.row_faults import RowFaults, require_minority
 from brim.data.source import Source
-from brim.errors import Problem, problems_of
+from brim.errors import DataError, Problem, problems_of
 
 
-def dropped_faults(source: Source) -> list[Entry]:
-    """The ledger's entries for the faulty rows of a source that is usable without them."""
+def dropped_faults(source: Source, *, unasked: str = "") -> list[Entry]:
+    """The ledger's entries for the faulty rows of a source that is usable without them. unasked: as in `settle`."""
     faults = RowFaults(locate=source.locate, problems=dict(source.faults))
-    return faults.settle("drop", num_rows=source.table.num_rows, name=source.name, split_of=lambda key: None)
+    num_rows, name = source.table.num_rows, source.name
+    return faults.settle("drop", num_rows=num_rows, name=name, split_of=lambda key: None, unasked=unasked)
 
 
-def usable(source: Source, columns: Sequence[str], policy: BadRowPolicy) -> Source:
+def most_unasked(policy: PreprocessingConfig, num_rows: int) -> int:
+    """Return how many of the rows are left out at most where nobody says what becomes of them."""
+    return int(policy.max_dropped_fraction * num_rows + 1e-9)  # 0.29 × 100 is 29
+
+
+def leaving_none_unasked(policy: PreprocessingConfig) -> PreprocessingConfig:
+    """Return the policies where every row is asked for, as those of a prediction are: a few bad ones are an error."""
+    return policy.model_copy(update={"on_bad_row": "error"}) if policy.on_bad_row == "auto" else policy
+
+
+def usable(source: Source, columns: Sequence[str], policy: PreprocessingConfig) -> Source:
     """The source, with all of its rows and those that cannot be used among its faults; again, it changes nothing.
 
-    Under `drop`, a row whose value in one of these columns is of another type than most is faulty, too; under `error`,
-    such a column is an error of who uses it (see columns.py).
+    Where `on_bad_row` is `drop`, a row whose value in one of these columns is of another type than most is faulty, too;
+    where it is `error`, such a column is an error of who uses it (see columns.py). `auto` is `drop` where such rows are
+    few, else `error`.
     Raises DataError: under `error` for any faulty row, under `drop` when more than half are faulty.
     """
-    num_rows, name = source.table.num_rows, source.name
-    if policy == "drop":
-        source = of_one_type(source, columns)
-        require_minority(source.faults, source.locate, num_rows=num_rows, name=name)
-    else:
-        faults = RowFaults(locate=source.locate, problems=dict(source.faults))
-        faults.settle(policy, num_rows=num_rows, name=name, split_of=lambda key: None)
+    num_rows, name, most = source.table.num_rows, source.name, most_unasked(policy, source.table.num_rows)
+    if policy.on_bad_row != "error":
+        cells = of_one_type(source, columns)
+        if policy.on_bad_row == "drop" or len(cells.faults) <= most:
+            require_minority(cells.faults, cells.locate, num_rows=num_rows, name=name)
+            return cells
+    faults = RowFaults(locate=source.locate, problems=dict(source.faults))
+    faults.settle("error", num_rows=num_rows, name=name, split_of=lambda key: None, most=most)
     return source
 
 
@@ -77,12 +90,13 @@ def data_problems(
         for keys in [_KEYS.get(who, _KEYS[INPUT])]
         if not _touches(keys, faulty) and (not faulty or keys[0][0] in config.model_fields_set)
     }
-    split, policy = config.preprocessing.split, config.preprocessing.on_bad_row
+    split = config.preprocessing.split
+    policy = config.preprocessing if with_answers else leaving_none_unasked(config.preprocessing)
     there = [name for name in wanted if name in source.table.column_names and config.chat is None]
     if only != "full" and not isinstance(split, RandomSplit) and not _touches([("preprocessing", "split")], faulty):
         wanted.setdefault(split.column, "preprocessing.split.column")
     is_known = not _touches([("preprocessing", "on_bad_row")], faulty)
-    cells = of_one_type(source, there) if policy == "drop" else source
+    cells = _cells(source, there, policy)
     is_whole = config.preprocessing.sample_size is None and config.preprocessing.sample_ratio == 1
     filled = _columns(config, wanted, there) if is_whole and only in (None, "full") else []  # else some rows' cells
     return problems_of(
@@ -91,6 +105,14 @@ def data_problems(
         lambda: require_text(cells, there),
         lambda: require_filled(cells, filled, cells.usable_rows()),
     )
+
+
+def _cells(source: Source, columns: Sequence[str], policy: PreprocessingConfig) -> Source:
+    """The source as it would be used, whatever else is wrong with its rows."""
+    try:
+        return usable(source, columns, policy)
+    except DataError:
+        return of_one_type(source, columns) if policy.on_bad_row == "drop" else source
 
 
 _KEYS: dict[str, list[Path]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,33 @@ from brim.data.ledger import Entry
 from brim.data.rows import TokenRows
 from brim.data.source import MAX_PLACES, Source, places
 from brim.data.tokenize import Findings, Limits
+from brim.data.usable import most_unasked
 from brim.errors import DataError, Problem
 from brim.notes import warning
 
 _FIX_LENGTH = "set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)"
 _FIX_FEATURE_LENGTH = "set max_sequence_length of a feature to cut prompts or answers alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few:
+    """Whether the rows are left out of which nobody says what becomes of them."""
+
+    most: int  # rows that may be left out so
+    num_more: int  # of these, how many are not yet; negative where there are too many
+    why: str  # the setting that leaves them out; empty where there are too many
+
+
+def few_of(bad: Collection[int], findings: Findings, policy: PreprocessingConfig, *, num_rows: int) -> Few:
+    """Judge all kinds of unusable rows together. bad: keys of rows that cannot be used. num_rows: of all splits."""
+    keys = {*(bad if policy.on_bad_row == "auto" else ())}
+    keys |= {key for key, _ in findings.unlearnable} if policy.drop_unlearnable == "auto" else set()
+    keys |= {key for key, _ in findings.overlong} if policy.on_overlong == "auto" else set()
+    most = most_unasked(policy, num_rows)
+    if len(keys) > most:
+        findings.most_dropped = most
+    why = f"preprocessing.max_dropped_fraction {policy.max_dropped_fraction:g} leaves out up to {most:,}"
+    return Few(most=most, num_more=most - len(keys), why=why if len(keys) <= most else "")
 
 
 def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_rows: int) -> None:
@@ -43,33 +65,20 @@ def without_unusable(
     source: Source,
     *,
     limits: Limits,
-    num_rows: int,
     split_of: Callable[[int], str],
-    is_training: bool,
+    few: str | None,
 ) -> TokenRows:
     """The rows without those that `preprocessing` leaves out; they are no findings any more, but in the ledger.
 
-    Those are rows without anything to learn from, and rows that are longer than the context. Where nobody says what
-    becomes of them, training goes on without them as long as they are few.
+    Those are rows without anything to learn from, and rows that are longer than the context. few: the setting that
+    leaves them out where nobody says what becomes of them; None: they stay.
     """
-    few = _reason_of_few(findings, policy, num_rows) if is_training else None
     drop = _Drop(findings=findings, source=source, split_of=split_of, unasked=few)
     of_unlearnable = {True: "preprocessing.drop_unlearnable is true", "auto": few}.get(policy.drop_unlearnable)
     rows = drop(rows, "dropped_unlearnable", findings.unlearnable, of_unlearnable)
     of_overlong = {"drop": "preprocessing.on_overlong is drop", "auto": few}.get(policy.on_overlong)
     context = f", and the context is {limits.context_length or 0:,} tokens"
     return drop(rows, "dropped_overlong", findings.overlong, of_overlong, context)
-
-
-def _reason_of_few(findings: Findings, policy: PreprocessingConfig, num_rows: int) -> str | None:
-    """Why rows are left out of which nobody says what becomes of them; None where there are too many."""
-    unlearnable = findings.unlearnable if policy.drop_unlearnable == "auto" else ()
-    overlong = findings.overlong if policy.on_overlong == "auto" else ()
-    most = int(policy.max_dropped_fraction * num_rows + 1e-9)  # 0.29 × 100 is 29
-    if len({key for key, _ in (*unlearnable, *overlong)}) > most:
-        findings.most_dropped = most
-        return None
-    return f"preprocessing.max_dropped_fraction {policy.max_dropped_fraction:g} leaves out up to {most:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

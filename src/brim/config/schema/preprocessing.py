@@ -23,25 +23,28 @@ class PreprocessingConfig(Section):
         "auto",
         "Rows longer than the model's context (for predictions: prompts longer than the context less "
         "`generation.max_new_tokens`), where no length cuts them: an error, left out, or cut to it, keeping the first "
-        "tokens. `auto`: in training left out where they are few, see `max_dropped_fraction`, else an error. What is "
-        "dropped or cut is counted in the ledger.",
+        "tokens. `auto`: in training and evaluation left out where they are few, see `max_dropped_fraction`, else an "
+        "error. What is dropped or cut is counted in the ledger.",
         brim=True,
     )
-    on_bad_row: Literal["error", "drop"] = key(
-        "error",
+    on_bad_row: Literal["auto", "error", "drop"] = key(
+        "auto",
         "Rows that cannot be read or used (a broken line, bytes that are no text, a cell of another type than its "
-        "column, an empty prompt to predict from): an error with their places, or left out and named in the ledger.",
+        "column, a conversation without an answer, an empty prompt to predict from): an error with their places, or "
+        "left out and named in the ledger. `auto`: in training and evaluation left out where they are few, see "
+        "`max_dropped_fraction`, else an error.",
         brim=True,
     )
     drop_unlearnable: bool | Literal["auto"] = key(
         "auto",
-        "Leave out rows that have no supervised token left after cutting, instead of an error. `auto`: in training "
-        "where they are few, see `max_dropped_fraction`.",
+        "Leave out rows that have no supervised token left after cutting, instead of an error. `auto`: where they are "
+        "few, see `max_dropped_fraction`.",
         brim=True,
     )
     max_dropped_fraction: Fraction = key(
         0.01,
-        "Share of the rows that training leaves out at most where `on_overlong` and `drop_unlearnable` are `auto`; "
-        "they are counted, named and in the ledger. More of them are an error.",
+        "Share of the rows (of all splits) that training and evaluation leave out at most where `on_bad_row`, "
+        "`on_overlong` and `drop_unlearnable` are `auto`, all kinds together; they are counted, named and in the "
+        "ledger. More of them are an error.",
         brim=True,
     )
