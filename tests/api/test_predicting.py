@@ -51,6 +51,14 @@ def files(path):
     return path.read_bytes(), ledger.read_bytes() if ledger.exists() else None, {key: summary[key] for key in counted}
 
 
+def test_data_that_nobody_named_is_named_first(zero_shot, sums_file):
+    said = []
+    brim.Model({**zero_shot, "dataset": str(sums_file)}).predict(say=said.append, split="test")
+    assert next(line for line in said if brim.notes.is_told(line)).startswith(
+        f"no data set was named (--dataset, in Python dataset=…): 8 rows of {sums_file.name} are predicted, the split test"
+    )
+
+
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_what_is_killed_and_resumed_is_the_same_file(zero_shot, model, sums_file, tmp_path, ending):
     model.predict(sums_file, output=tmp_path / f"whole.{ending}")

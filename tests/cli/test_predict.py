@@ -97,3 +97,16 @@ def test_nothing_is_written_where_a_job_cannot_be(predict, project, kind):
     assert done.code == 2
     assert "the folder for what is needed to go on holds other things; nothing was changed" in done.err
     assert sum(path.is_file() for path in job.rglob("*")) == (kind != "a link")
+
+
+def test_a_prediction_without_a_data_set_names_the_one_that_it_takes(brim, project):
+    """The configuration's own, of which the larger part trains."""
+    own = ("predict", "config.yaml", "dataset=sums.jsonl", "--output")
+    told = "no data set was named (--dataset, in Python dataset=…): {} of sums.jsonl are predicted, {}"
+    whole = told.format("40 rows", "all splits of the configuration's own data, those that it trains on among them")
+    assert brim(*own, "whole.csv").err.splitlines()[0].strip() == whole
+    test = told.format("8 rows", "the split test of the configuration's own data")
+    assert brim(*own, "test.csv", "--split", "test").err.splitlines()[0].strip() == test
+    assert whole in " ".join(brim("predict", "config.yaml", "dataset=sums.jsonl", "--plan").err.split())
+    named = brim("predict", "config.yaml", "--dataset", "sums.jsonl", "--output", "named.csv")
+    assert (named.code, "no data set was named" in named.err) == (0, False)

@@ -114,7 +114,7 @@ def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say) -> pd.Data
     if reader is not None:
         counts = LabelCounts()
         texts.insert(1, "label", extract(texts["response"].tolist(), reader, counts))
-        for line in counts.notes():
+        for line in counts.notes(session.config.output_features[0]):
             say(line)
     return texts
 

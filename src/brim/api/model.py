@@ -294,6 +294,7 @@ class Model:
             key=key,
             on_error=on_error,
             on_overlong=on_overlong,
+            is_unnamed=dataset is None,
         )
         notes = [*self.notes, *self._untrained()]
         with listening(say) as told:

@@ -35,7 +35,7 @@ from brim.infer.labels import label_column, label_reader
 from brim.infer.response_record import prompt_hash, response_of, score_of
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
-from brim.notes import status
+from brim.notes import Note, status, warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class Wanted:
     key: str | None = None  # the column by which rows are known; None: by their numbers
     on_error: OnError | None = None  # None: as the configuration says
     on_overlong: OnOverlong | None = None
+    is_unnamed: bool = False  # the data set is the configuration's, since none was named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,7 @@ class _Work:
             write_ledger(self._asked.ledger, output)
             write_summary(summary, output)
         job.put_in_place()
-        for line in counts.labels.notes():
+        for line in counts.labels.notes(self._session.config.output_features[0]):
             say(line)
         return self._result(seconds, summary, ledger, lru_cache(maxsize=1)(self._frame_of_job))
 
@@ -192,7 +193,7 @@ class _Work:
         """Of a prediction without an output."""
         counts, predictions = Counts(), self._predictions()
         frame = frame_of(predictions.table(counts))
-        for line in counts.labels.notes():
+        for line in counts.labels.notes(self._session.config.output_features[0]):
             say(line)
         return self._result(seconds, self._summary(counts), None, lambda: frame)
 
@@ -282,6 +283,8 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
     keep: Keep = "last" if wanted.on_overlong == "truncate_left" else "first"
     kept = continuable(prompts.rows, session, source, split=wanted.split, keep=keep)
     ledger = prompts.ledger.with_more(kept.entries)
+    if wanted.is_unnamed:
+        say(_own_data(source, session, wanted.split, num_rows=len(kept.prompts)))
     for line in [*notes, *prompts.notes, *ledger.summary()]:
         say(line)
     if wanted.split != "full":
@@ -293,6 +296,21 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
         keys=row_keys(source, kept.prompts.keys, column=wanted.key),
         hashes=np.fromiter((prompt_hash(row.input_ids) for row in kept.prompts), np.uint64, count=len(kept.prompts)),
     )
+
+
+def _own_data(source: Source, session: Session, split: str, *, num_rows: int) -> Note:
+    """Which rows are predicted where nobody named a data set."""
+    part = "all splits" if split == "full" else f"the split {split}"
+    trained = (
+        " those that it trains on among them"
+        if session.config.trainer.type != "none" and split in ("full", "train")
+        else ""
+    )
+    told = (
+        f"no data set was named (--dataset, in Python dataset=…): {num_rows:,} rows of {source.name} are predicted, "
+        f"{part} of the configuration's own data{',' if trained else ''}{trained}"
+    )
+    return warning(told, topic="rows")
 
 
 def _with_day_of_job(session: Session, wanted: Wanted) -> Session:

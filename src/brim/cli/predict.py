@@ -82,7 +82,15 @@ def predict(
         from brim.api.predicting import Wanted
         from brim.cli.predict_plan import show_plan
 
-        wanted = Wanted(output=None, split=rows, scores=scores, key=key, on_error=on_error, on_overlong=on_overlong)
+        wanted = Wanted(
+            output=None,
+            split=rows,
+            scores=scores,
+            key=key,
+            on_error=on_error,
+            on_overlong=on_overlong,
+            is_unnamed=dataset is None,
+        )
         show_plan(model, dataset, wanted, device=device, memory=memory, as_json=as_json)
         return
     result = model.predict(

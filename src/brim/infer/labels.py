@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from brim.config import Config
+from brim.config import Config, OutputFeature
 from brim.config.labels import MAX_STEPS, LabelReader, Reading
+
+_CONSTRAIN = "output_features.0.decoder.constrain_to_vocabulary"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,12 +35,16 @@ class LabelCounts:
             "num_looked_at_in_part": self.num_partial,
         }
 
-    def notes(self) -> list[str]:
-        """What a person should know of the labels."""
+    def notes(self, feature: OutputFeature) -> list[str]:
+        """What a person should know of the labels, and, where responses name none, the setting that leads to one."""
         num_texts = self.labels.total()
+        decoder = feature.categories
         said = []
         if self.num_fallback:
-            said.append(f"{self.num_fallback:,} of {num_texts:,} responses name no label and got the fallback label")
+            told = f"{self.num_fallback:,} of {num_texts:,} responses name no label and got the fallback label"
+            if decoder is None or not decoder.constrain_to_vocabulary:
+                told += f"; with {_CONSTRAIN}=true the model can write nothing but labels"
+            said.append(told)
         if self.num_partial:
             said.append(
                 f"{self.num_partial:,} of {num_texts:,} responses are so long that a regular expression could take "
