@@ -122,7 +122,28 @@ def test_several_files_train_one_run_and_predict_one_output(export, brim):
 
 def test_a_fault_in_the_second_file_is_told_with_its_name(export, brim):
     Path("2024.csv").write_bytes(as_excel_saves_it(tickets(4)) + b"broken\r\n")
-    refused = brim("check", "config.yaml", "--dataset", "tickets.csv", "--dataset", "2024.csv")
+    both = ("--dataset", "tickets.csv", "--dataset", "2024.csv")
+    checked = brim("check", "config.yaml", *both)  # one row of 405 is left out
+    assert (checked.code, "1 field where the header has 5" in " ".join(checked.out.split())) == (0, True)
+    refused = brim("check", "config.yaml", *both, "preprocessing.on_bad_row=error")
     assert refused.code == 2
     assert "2024.csv:" in refused.err
     assert "1 field where the header has 5" in refused.err
+
+
+def test_a_misspelt_label_is_advised_on_and_noted_once(export, brim):
+    rows = tickets()
+    number = next(number for number, row in enumerate(rows) if row[4] == "Passwort")
+    rows[number][4] = "Pasword"  # two letters off
+    (export / "two.csv").write_bytes(as_excel_saves_it(rows))
+    rows[number][4] = "Paswort"
+    (export / "one.csv").write_bytes(as_excel_saves_it(rows))
+    assert "misspelt" not in brim("check", "config.yaml", "--dataset", "two.csv").out
+    checked = " ".join(brim("check", "config.yaml", "--dataset", "one.csv").out.split())
+    assert "the label 'Paswort' has 1 row and 'Passwort', but for a letter the same, 49" in checked
+    place = read("one.csv").locate(number)
+    assert f"if 'Passwort' is meant, write it so in these rows {place}" in checked
+    trained = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "run")
+    assert trained.code == 0, trained.err
+    told = f"probably misspelt: 'Paswort' (1 row: {place}) beside 'Passwort' (49 rows)"
+    assert " ".join(trained.err.split()).count(told) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from brim.config import dump, load_config
 from brim.data import check_data, prepare, read
-from brim.data.known_labels import MOST_LABELS, with_labels_of_data
+from brim.data.known_labels import MOST_LABELS, label_slips, slip_notes, with_labels_of_data
 from brim.errors import ConfigError, DataError
 
 LABELS = {"good": {"type": "contains", "value": "good"}, "bad": {"type": "regex", "value": "bad|poor"}}
@@ -177,8 +177,8 @@ NO_LABELS = {
     "too many": (columns(*MANY, *MANY), "column `label` holds 1,001 different values in 2,002 rows: no labels"),
     "two ways": (
         columns("Bug", "bug", "Bug", "x", "log  in", "log in"),
-        "column `label` writes one label in 2 ways: 'Bug' (2 rows), 'bug' (1 row)\n"
-        "  expected: labels that differ in more than case and white space\n  fix: write it the same in all rows",
+        "column `label` writes one label in 2 ways: 'Bug' (2 rows), 'bug' (1 row: the given columns, row 1)\n"
+        "  expected: labels that differ in more than case and white space\n  fix: write 'Bug' in all of these rows",
     ),
     "another column": (
         {"q": ["x"], "Label": ["y"]},
@@ -209,3 +209,87 @@ def test_a_fallback_within_which_a_label_stands_is_told():
     feature = {"preprocessing": {"fallback_label": "not a"}}
     with pytest.raises(ConfigError, match="the model's text 'not a', which it learns to write, would be read as the l"):
         with_labels_of_data(config_of(feature=feature), read(columns("a", "b")))
+
+
+def test_each_way_of_writing_a_label_is_told_with_its_rows():
+    ways = ["BUG", "x", "Bug", "log in", "bug", "Bug", "log  in", "log  in", "bug", "Bug"]
+    with pytest.raises(DataError) as caught:
+        with_labels_of_data(config_of(), read(columns(*ways)))
+    row = "the given columns, row"
+    assert [problem.what for problem in caught.value.problems] == [
+        f"column `label` writes one label in 3 ways: 'Bug' (3 rows), 'bug' (2 rows: {row} 4, {row} 8), 'BUG' (1 row: "
+        f"{row} 0)",
+        f"column `label` writes one label in 2 ways: 'log  in' (2 rows), 'log in' (1 row: {row} 3)",
+    ]
+
+
+# Labels that are probably misspelt
+
+
+def slips(*labels, **keys):
+    return [(slip.label, slip.meant, slip.rows) for slip in label_slips(config_of(**keys), read(columns(*labels)))]
+
+
+@pytest.mark.parametrize(
+    ("rare", "common"),
+    [
+        ("Biling", "Billing"), ("Billling", "Billing"), ("Blling", "Billing"), ("Bililng", "Billing"),
+        ("Biljing", "Billing"), ("log-inn", "log in"), ("Passwrd reset", "Passwort reset"),
+    ],
+)  # fmt: skip
+def test_a_rare_label_beside_a_common_one_is_a_slip(rare, common):
+    expected = [] if rare == "Passwrd reset" else [(rare, common, [10])]  # two letters are none
+    assert slips(*[common] * 10, rare, *["other"] * 5) == expected
+
+
+@pytest.mark.parametrize(
+    ("rare", "common"),
+    [
+        ("level 2", "level 1"), ("v101", "v100"), ("class b", "class a"), ("group ab", "group cd"), ("rat", "cat"),
+        ("no", "yes"), ("q2 report", "q1 report"), ("refund", "Billing"),
+    ],
+)  # fmt: skip
+def test_labels_that_differ_for_a_reason_are_none(rare, common):
+    assert slips(*[common] * 30, rare) == []
+
+
+def test_a_slip_has_a_tenth_of_the_rows_and_one_label_that_it_can_be():
+    assert slips(*["Billing"] * 20, "Biling", "Biling") == [("Biling", "Billing", [20, 21])]
+    assert slips(*["Billing"] * 19, "Biling", "Biling") == []
+    assert slips(*["Billing"] * 20, *["Bilding"] * 20, "Biling") == []
+    named = {"preprocessing": {"vocab": ["Billing", "Biling"], "fallback_label": "Billing"}}
+    assert slips(*["Billing"] * 20, "Biling", feature=named) == []
+
+
+def test_check_advises_on_slips_with_their_lines(encoder, tmp_path):
+    labels = ["Billing"] * 25 + ["Refund"] * 25
+    labels[7], labels[40] = "Biling", "Refunds"
+    (tmp_path / "tickets.csv").write_text("q,label\n" + "".join(f"q{n},{label}\n" for n, label in enumerate(labels)))
+    report = check_data(config_of(), read(tmp_path / "tickets.csv"), encoder, context_length=64)
+    told = [(finding.what, finding.places) for finding in report.advice if finding.kind == "misspelt_label"]
+    assert told == [
+        ("the label 'Biling' has 1 row and 'Billing', but for a letter the same, 24", ("tickets.csv:9",)),
+        ("the label 'Refunds' has 1 row and 'Refund', but for a letter the same, 24", ("tickets.csv:42",)),
+    ]
+    (note,) = slip_notes(config_of(), read(tmp_path / "tickets.csv"))
+    assert note == (
+        "labels of their own are probably misspelt: 'Biling' (1 row: tickets.csv:9) beside 'Billing' (24 rows); "
+        "'Refunds' (1 row: tickets.csv:42) beside 'Refund' (24 rows); correct the data, or name the labels in "
+        "output_features.0.preprocessing.vocab"
+    )
+    assert (note.kind, note.topic) == ("warning", "rows")
+    assert slip_notes(config_of(), read(columns("a", "b"))) == []
+
+
+def test_a_thousand_labels_are_compared_in_little_time(monkeypatch):
+    """Not each with each other: a label is compared with those alone that a letter less may make the same."""
+    compared = []
+    from brim.data import known_labels
+
+    def counting(name, names, **keys):
+        compared.extend(names)
+
+    monkeypatch.setattr(known_labels, "misspelt", counting)
+    words = [f"{a}{b}{c}{d}" for a in "ab" for b in ("cde", "fgh") for c in "ijklm" for d in ("nopq", "rstu", "vwxy")]
+    slips(*[word for word in words for _ in range(30)], *[f"{word}zz" for word in words])
+    assert len(compared) < len(words)

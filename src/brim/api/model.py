@@ -40,7 +40,7 @@ from brim.api.streaming import require_one, stream_text
 from brim.api.training import train
 from brim.api.upload import UploadResult, upload
 from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
-from brim.data import Data, Ledger, Prepared, Source, TokenRows, prepare, read, texts_as_source
+from brim.data import Data, Ledger, Prepared, Source, TokenRows, prepare, read, slip_notes, texts_as_source
 from brim.data.same_tokens import require_same_tokens
 from brim.errors import ConfigError, InputError, Problem
 from brim.files import write_text
@@ -165,10 +165,10 @@ class Model:
         notes = RunNotes(say)
         notes(status("reading the data"))
         source = read(data)
-        session = with_labels(session, source)
+        session, slips = with_labels(session, source), slip_notes(session.config, source)
         prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
         session = with_rows(session, len(prepared.splits["train"]))
-        for line in [*self.notes, *choice_notes(session.choices), *prepared.notes, *prepared.ledger.summary()]:
+        for line in [*self.notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
             notes(line)
         if not trains:
             if output_directory is not None or resume:

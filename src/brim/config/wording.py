@@ -54,15 +54,16 @@ def flow(value: Any) -> str:
     return show(value)
 
 
-def misspelt(name: str, names: Iterable[str]) -> str | None:
+def misspelt(name: str, names: Iterable[str], *, at_most: int = 2) -> str | None:
     """The one of the names that is surely meant: the same but for case and dashes, or within a slip of the keyboard.
 
     A letter too many, too few, swapped, or, from five letters on, another one (`rat` is no slip of `cat`); two such
-    slips in a name of eight letters or more. None where two names are equally near: a wrong guess is worse than none.
+    slips in a name of eight letters or more, unless `at_most` is one. None where two names are equally near: a wrong
+    guess is worse than none.
     """
-    folded = _folded(name)
-    most = 0 if len(folded) < 3 else 1 if len(folded) < 8 else 2
-    distances = {other: _slips(folded, _folded(other), most) for other in names}
+    plain = folded(name)
+    most = 0 if len(plain) < 3 else 1 if len(plain) < 8 else at_most
+    distances = {other: _slips(plain, folded(other), most) for other in names}
     near = [other for other, slips in distances.items() if slips == min(distances.values())]
     return near[0] if len(near) == 1 and distances[near[0]] <= most else None
 
@@ -85,12 +86,13 @@ def _slips(first: str, second: str, most: int) -> int:
 
 def nearest(name: str, names: Iterable[str], *, at_least: float = 0.6) -> str | None:
     """The most similar of the names, if any is similar enough; 1 is equal."""
-    candidates = [(SequenceMatcher(None, _folded(name), _folded(other)).ratio(), other) for other in names]
+    candidates = [(SequenceMatcher(None, folded(name), folded(other)).ratio(), other) for other in names]
     ratio, best = max(candidates, default=(0.0, ""), key=lambda item: item[0])
     return best if ratio >= at_least else None
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """The name without what a slip is not: its case, and which of space, dash and underscore joins its words."""
     return name.lower().replace("-", "_").replace(" ", "_")
 
 

@@ -2,7 +2,7 @@
 
 from brim.data.check import CheckReport, check_data
 from brim.data.encoder import TextEncoder, load_encoder
-from brim.data.known_labels import with_labels_of_data
+from brim.data.known_labels import slip_notes, with_labels_of_data
 from brim.data.ledger import Entry, Ledger
 from brim.data.order import rows_of_step
 from brim.data.prepare import Prepared, Tokenized, prepare, prompts_of, texts_as_source
@@ -30,6 +30,7 @@ __all__ = [
     "prompts_of",
     "read",
     "rows_of_step",
+    "slip_notes",
     "texts_as_source",
     "with_labels_of_data",
 ]

@@ -16,7 +16,7 @@ from brim.data.advice.cuts import Cut, cut_findings, cuts, lengths_before
 from brim.data.advice.histogram import Bin, histogram
 from brim.data.advice.room import no_room
 from brim.data.encoder import TextEncoder
-from brim.data.known_labels import with_labels_of_data
+from brim.data.known_labels import label_slips, with_labels_of_data
 from brim.data.label_tokens import label_room
 from brim.data.ledger import Ledger
 from brim.data.prepare import FULL, Prepared, prepare, prompts_of
@@ -95,14 +95,14 @@ def check_data(
     allows. Raises DataError as `prepare`.
     """
     config, stand_ins = without_embeddings(config)
-    config, choices = with_labels_of_data(config, source)
+    (config, choices), slips = with_labels_of_data(config, source), label_slips(config, source)
     watcher = Watcher(eos_text(encoder))
     prepared = _prepared(config, source, encoder, watcher, context_length=context_length)
     entries = prepared.ledger.entries
     before = lengths_before(prepared.splits.values(), entries, has_answers=watcher.has_answers)
     found = cuts(before, entries)
     advice = [
-        *advise(watcher, prepared.splits, config=config, source=source, encoder=encoder),
+        *advise(watcher, prepared.splits, config=config, source=source, encoder=encoder, slips=slips),
         *cut_findings(found, entries, context_length=context_length),
         *_room(config, prepared, context_length, of_labels=label_room(config, encoder)),
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,22 +14,34 @@ from brim.config import Choice, Config, OutputFeature
 from brim.config.category_rules import category_rules
 from brim.config.completed import with_labels_matched
 from brim.config.places import dotted
-from brim.config.wording import misspelt, shortened
+from brim.config.wording import folded, misspelt, shortened
 from brim.data.columns import OUTPUT, require_columns, require_text
 from brim.data.prompt import cell_texts
 from brim.data.row_faults import RowFaults
-from brim.data.source import Source
+from brim.data.source import Source, places
 from brim.data.texts import Texts
 from brim.data.usable import data_problems, usable
 from brim.errors import ConfigError, DataError, Problem
+from brim.notes import warning
 
 MOST_LABELS = 1000
 _FEW_LABELS = 20  # which may be each of one row
 _SHOWN = 10  # labels in a message
+_MANY_TIMES = 10  # as many rows has a label at least that others are slips of
 _MATCH = "output_features.0.decoder.match"
 _VOCAB = "output_features.0.preprocessing.vocab"
 _FALLBACK = "output_features.0.preprocessing.fallback_label"
 _NAME_THEM = f"name the labels in {_VOCAB}, such as [positive, negative], or give each a rule in {_MATCH}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slip:
+    """A label of a few rows that is probably another's, of many rows, by a slip of the keyboard."""
+
+    label: str
+    meant: str
+    rows: list[int]
+    num_meant: int  # rows
 
 
 def lacks_labels(config: Config) -> bool:
@@ -63,7 +77,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
     except DataError:  # and what else is wrong
         raise DataError(*data_problems(config, source, with_answers=True)) from None
     counts = _counted(source.table[name])
-    _require_labels(counts, name, source.name)
+    _require_labels(counts, name, source)
     labels = tuple(sorted(counts, key=lambda label: (label.casefold(), label)))
     fallback = feature.fallback_label or max(labels, key=lambda label: counts[label])
     preprocessing = feature.preprocessing.model_copy(update={"fallback_label": fallback})
@@ -76,6 +90,82 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
     if faults:
         raise ConfigError(*faults)
     return config, _choices(feature, labels, fallback, num_rows=counts[fallback])
+
+
+def label_slips(config: Config, source: Source) -> list[Slip]:
+    """Return the labels from the data that are probably misspelt: beside one of ten times as many rows, but for one
+    letter the same.
+
+    Labels that differ in digits or in a word of one or two letters are none: `level 1` and `level 2`, `class a`.
+    """
+    if not lacks_labels(config):
+        return []
+    name = config.output_features[0].column_name
+    column = usable(source, [name], config.preprocessing).table[name]
+    counts = _counted(column)
+    near: dict[str, set[str]] = {}
+    for label in counts:
+        for text in _without_a_letter(label):
+            near.setdefault(text, set()).add(label)
+    found = {}
+    for label, count in counts.items():
+        alike = sorted(set[str]().union(*(near[text] for text in _without_a_letter(label))))
+        common = [other for other in alike if counts[other] >= _MANY_TIMES * count and not _is_numbered(label, other)]
+        meant = misspelt(label, common, at_most=1)
+        if meant is not None:
+            found[label] = meant
+    rows = _rows_with(found, column)
+    slips = [
+        Slip(label=label, meant=meant, rows=rows[label], num_meant=counts[meant]) for label, meant in found.items()
+    ]
+    return sorted(slips, key=lambda slip: slip.rows)
+
+
+def slip_notes(config: Config, source: Source) -> list[str]:
+    """Return what a person who trains should know of `label_slips`, in one note."""
+    slips = label_slips(config, source)
+    if not slips:
+        return []
+    told = "; ".join(
+        f"{slip.label!r} ({_rows_at(slip.rows, source)}) beside {slip.meant!r} ({slip.num_meant:,} rows)"
+        for slip in slips[:_SHOWN]
+    )
+    more = f"; and {len(slips) - _SHOWN:,} more, which `brim check` names" if len(slips) > _SHOWN else ""
+    what = "a label of its own is probably misspelt" if len(slips) == 1 else "labels of their own are probably misspelt"
+    return [warning(f"{what}: {told}{more}; correct the data, or name the labels in {_VOCAB}", topic="rows")]
+
+
+def _without_a_letter(label: str) -> set[str]:
+    """Return the label, and the rest without each of its letters: where a slip parts two labels, two of these meet."""
+    plain = folded(label)
+    return {plain, *(plain[:at] + plain[at + 1 :] for at in range(len(plain)))}
+
+
+def _is_numbered(label: str, other: str) -> bool:
+    """Whether two labels differ in digits, or in words of one or two letters, which stand for different things."""
+    if _DIGITS.sub("", label) == _DIGITS.sub("", other):
+        return True
+    words, others = label.split(), other.split()
+    if len(words) != len(others):
+        return False
+    return all(max(len(a), len(b)) < 3 for a, b in zip(words, others, strict=True) if a != b)
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def _rows_with(labels: Iterable[str], column: pa.ChunkedArray) -> dict[str, list[int]]:
+    """The rows in which each of these labels stands."""
+    rows: dict[str, list[int]] = {label: [] for label in labels}
+    if rows:
+        for row, text in enumerate(cell_texts(column)):
+            if text.strip() in rows:
+                rows[text.strip()].append(row)
+    return rows
+
+
+def _rows_at(rows: list[int], source: Source) -> str:
+    return f"{len(rows):,} {_rows(len(rows))}: {places(source, rows)}"
 
 
 def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: RowFaults) -> Iterator[Texts]:
@@ -110,8 +200,8 @@ def _counted(column: pa.ChunkedArray) -> Counter[str]:
     return counts
 
 
-def _require_labels(counts: Counter[str], column: str, where: str) -> None:
-    num_rows = counts.total()
+def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
+    num_rows, where = counts.total(), source.name
     if len(counts) < 2:
         what = f"column `{column}` holds {len(counts)} label{'' if len(counts) == 1 else 's'}"
         raise DataError(Problem(what=what, where=where, expected="at least two", fix=_NAME_THEM))
@@ -127,18 +217,22 @@ def _require_labels(counts: Counter[str], column: str, where: str) -> None:
     ways: dict[str, list[str]] = {}
     for label in counts:
         ways.setdefault(" ".join(label.split()).casefold(), []).append(label)
-    alike = [sorted(labels) for labels in ways.values() if len(labels) > 1]
+    alike = sorted(
+        sorted(labels, key=lambda label: (-counts[label], label)) for labels in ways.values() if len(labels) > 1
+    )[:_SHOWN]
     if alike:
+        rows = _rows_with([label for _, *others in alike for label in others], source.table[column])
         raise DataError(
             *(
                 Problem(
-                    what=f"column `{column}` writes one label in {len(labels)} ways: "
-                    + ", ".join(f"{label!r} ({counts[label]:,} {_rows(counts[label])})" for label in labels),
+                    what=f"column `{column}` writes one label in {1 + len(others)} ways: "
+                    f"{common!r} ({counts[common]:,} {_rows(counts[common])}), "
+                    + ", ".join(f"{label!r} ({_rows_at(rows[label], source)})" for label in others),
                     where=where,
                     expected="labels that differ in more than case and white space",
-                    fix="write it the same in all rows",
+                    fix=f"write {common!r} in all of these rows",
                 )
-                for labels in sorted(alike)[:_SHOWN]
+                for common, *others in alike
             )
         )
 

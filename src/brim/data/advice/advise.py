@@ -19,22 +19,29 @@ from brim.data.advice.repeated import BY_ROWS, different_answers, duplicates, on
 from brim.data.advice.separator import no_separator, space_at_end
 from brim.data.advice.small_split import small_split
 from brim.data.encoder import TextEncoder
+from brim.data.known_labels import Slip
 from brim.data.rows import TokenRows
 from brim.data.source import Source
 
 
 def advise(
-    watcher: Watcher, splits: Mapping[str, TokenRows], *, config: Config, source: Source, encoder: TextEncoder
+    watcher: Watcher,
+    splits: Mapping[str, TokenRows],
+    *,
+    config: Config,
+    source: Source,
+    encoder: TextEncoder,
+    slips: Sequence[Slip] = (),
 ) -> list[Finding]:
     """What the texts tell that passed the watcher, of the rows that are in a split.
 
     Repetition is looked for within train (within all rows where they are not split), leakage between splits, and the
-    form of the texts in all rows.
+    form of the texts in all rows. slips: labels that are probably misspelt.
     """
     facts = watcher.facts()
     by_split = {name: facts.of(rows.keys) for name, rows in splits.items()}
     everything = facts.of(np.concatenate([rows.keys for rows in splits.values()]))
-    found = broken_characters(everything.keys, everything.broken)
+    found = [*_misspelt(slips), *broken_characters(everything.keys, everything.broken)]
     if config.chat is None:
         found += _on_the_seam(watcher, everything, config=config, encoder=encoder)
     if watcher.has_answers:
@@ -43,6 +50,21 @@ def advise(
     if config.trainer.type != "none":
         found += small_split({name: len(rows) for name, rows in splits.items()})
     return found
+
+
+def _misspelt(slips: Sequence[Slip]) -> list[Finding]:
+    """Advice on each label from the data that is probably another's."""
+    return [
+        Finding(
+            kind="misspelt_label",
+            what=f"the label {slip.label!r} has {len(slip.rows):,} {'row' if len(slip.rows) == 1 else 'rows'} and "
+            f"{slip.meant!r}, but for a letter the same, {slip.num_meant:,}",
+            why="it is learned, predicted and counted as a label of its own",
+            fix=f"if {slip.meant!r} is meant, write it so in these rows",
+            rows=np.asarray(slip.rows, dtype=np.int64),
+        )
+        for slip in slips
+    ]
 
 
 def _on_the_seam(watcher: Watcher, facts: Facts, *, config: Config, encoder: TextEncoder) -> list[Finding]:

@@ -17,6 +17,7 @@ ORDER = (  # from the most to the least important
     "no_room",
     "leakage",
     "no_end",
+    "misspelt_label",
     "one_prompt",
     "different_answers",
     "no_separator",
