@@ -7,6 +7,7 @@ import brim
 from brim.api import forward_planning
 from brim.api.forward_planning import Unplanned, batches_of, plan_forward
 from brim.errors import BrimError
+from brim.infer.response_scores import BATCH_TOKENS
 from brim.infer.rows_by_cost import RowsByCost
 from brim.infer.rows_by_trial import RowsByTrial
 
@@ -75,3 +76,49 @@ def test_a_budget_that_the_process_exceeds_already_is_told(zero_shot, sums_file)
     model = brim.Model({**zero_shot, "memory": {"budget": "50MiB"}})
     with pytest.raises(BrimError, match=r"of 50.0 MiB \(memory.budget\)"):
         model.evaluate(sums_file)
+
+
+@pytest.fixture
+def resident(monkeypatch):
+    """What the process takes does not change in a test, so that a budget of a few bytes more than it has a meaning."""
+    from brim.planning import at_hand
+
+    monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
+
+
+def _scored(config, sums_file, output):
+    """Log-probabilities, and the (rows, tokens) of the passes in which they were found."""
+    model = brim.Model(config)
+    model.predict(sums_file, output=output)
+    shapes = []
+    model._weights().model.get_input_embeddings().register_forward_pre_hook(
+        lambda module, given: shapes.append(tuple(given[0].shape))
+    )
+    result = model.predict(sums_file, output=output, scores=True, resume=True)
+    return result.predictions["log_probability"].to_numpy(), shapes[1:]  # the first reads the weights
+
+
+def test_scores_are_found_in_batches_that_the_budget_holds(session, zero_shot, sums_file, tmp_path, resident):
+    config = {**zero_shot, "trainer": {"type": "none", "batch_size": 4}}
+    ample, (shape,) = _scored(config, sums_file, tmp_path / "ample.csv")
+    assert shape[0] == 40  # all of them are less than the tokens of a batch
+    llm = brim.Model(zero_shot)._weights()
+    plan = plan_forward(session, np.full(40, shape[1]), llm=llm, whole_tokens=BATCH_TOKENS)
+    assert plan.widest[0] == 40
+    allowed_bytes = int(plan.costs.peak_bytes(7, shape[1]))
+    config["memory"] = {"budget": f"{plan.budget.outside_bytes + allowed_bytes}B", "margin": "0B"}
+    scarce, shapes = _scored(config, sums_file, tmp_path / "scarce.csv")
+    assert sum(rows for rows, _ in shapes) == 40
+    assert len(shapes) > 1
+    assert all(plan.costs.peak_bytes(rows, tokens) <= allowed_bytes for rows, tokens in shapes)
+    np.testing.assert_allclose(scarce, ample, rtol=1e-5)
+
+
+def test_batches_to_score_do_not_depend_on_what_is_fastest(session, resident, monkeypatch):
+    """Where memory is ample they stay whole, to the row, whatever a plan would choose."""
+    lengths = np.full(400, 30)
+    free, whole = plan_forward(session, lengths), plan_forward(session, lengths, whole_tokens=BATCH_TOKENS)
+    batches = whole.cutter().cut(lengths[: BATCH_TOKENS // 30])
+    assert [batch.num_rows for batch in batches] == [BATCH_TOKENS // 30]
+    assert whole.cap_bytes == pytest.approx(float(whole.costs.peak_bytes(BATCH_TOKENS // 30, 30)), rel=1e-3)
+    assert free.cap_bytes != whole.cap_bytes

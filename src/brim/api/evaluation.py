@@ -23,7 +23,7 @@ from brim.infer.evaluate import Scores, score_rows
 from brim.infer.label_metrics import label_measures
 from brim.infer.labels import LabelCounts, extract, label_reader
 from brim.infer.metrics import score_measures, summarize
-from brim.infer.rows_at_once import Batches, RowsAtOnce
+from brim.infer.rows_at_once import Batches
 from brim.infer.text_metrics import exact_match, text_measures
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
@@ -161,11 +161,6 @@ def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
 def size_for_generating(config: Config) -> str:
     """The trainer's key that says how many rows are generated for at once."""
     return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
-
-
-def said(num_rows: int, say: Say) -> RowsAtOnce:
-    """So many rows together, or fewer once memory has run out; then it is said."""
-    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
 
 
 def respond(engine: Engine, session: Session, prompts: TokenRows) -> pd.DataFrame:

@@ -62,35 +62,47 @@ def batches_for(
     beside_bytes: int | None = None,
     say: Say,
     on_smaller: Callable[[Smaller], None] | None = None,
+    whole_tokens: int | None = None,
 ) -> Batches:
     """As trainer.eval_batch_size says: so many rows together, or as planned, which is said.
 
     splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
     on_smaller: told where memory did not allow what was planned; None: it is said.
+    whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
+    trainer.eval_batch_size has no say in them.
     """
 
     def tell(smaller: Smaller) -> None:
         say(str(smaller))
 
-    given = session.config.trainer.eval_batch_size
+    given = session.config.trainer.eval_batch_size if whole_tokens is None else None
     if given is not None and given != "auto":
         return RowsAtOnce(given, on_smaller=on_smaller or tell)
     if llm is not None and llm.device.type == "cpu":
         _read_weights(llm, next(rows for rows in splits if len(rows)), session.encoder.pad_id)
-    say(status("planning the evaluation"))
+    doing = "evaluation" if whole_tokens is None else "scoring"
+    say(status(f"planning the {doing}"))
     lengths = np.concatenate([rows.lengths for rows in splits])
-    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes)
-    say(Note(f"evaluation: {plan}", kind="detail"))
+    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
+    if isinstance(plan, Unplanned) and whole_tokens is not None:
+        return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
+    say(Note(f"{doing}: {plan}", kind="detail"))
     return batches_of(plan, session.device, on_smaller=on_smaller or tell)
 
 
 def plan_forward(
-    session: Session, lengths: ArrayLike, *, llm: LLM | None = None, beside_bytes: int | None = None
+    session: Session,
+    lengths: ArrayLike,
+    *,
+    llm: LLM | None = None,
+    beside_bytes: int | None = None,
+    whole_tokens: int | None = None,
 ) -> ForwardPlan | Unplanned:
     """The plan for passes without gradients over rows of these lengths, in tokens, on the device at hand.
 
     lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: what else of
     tensors will be there, and is not yet, in the midst of training: the optimizer's state; None: nothing is trained.
+    whole_tokens: as in `batches_for`; None: as many as bring something.
     """
     device = device_at_hand(session.device)
     held_bytes = 0 if llm is None else _held_bytes(llm)
@@ -105,6 +117,7 @@ def plan_forward(
         lengths=np.asarray(lengths, dtype=np.int64),
         beside_bytes=beside_bytes or 0,
         speed=device_speed(device, num_cores=torch.get_num_threads()),
+        whole_tokens=whole_tokens,
     )
     try:
         shapes = _shapes(job)
@@ -135,6 +148,7 @@ class _Job:
     lengths: NDArray[np.int64]
     beside_bytes: int
     speed: DeviceSpeed
+    whole_tokens: int | None
 
     def in_closed_form(self, held_bytes: int, shapes: ForwardShapes) -> ForwardPlan | None:
         """None where tracing is worth its time, or has been done."""
@@ -147,15 +161,17 @@ class _Job:
         if costs is None:
             return None
         usual = int(np.median(self.lengths))
+        enough = self.whole_tokens or enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed)
         plan = forward_plan(
             self.lengths,
             costs=costs,
             source="closed form",
             budget=self.budget,
             room_bytes=self.budget.reserved_bytes,
-            useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed),
+            useful_tokens=enough,
             overhead_bytes=lambda shapes: 0,
             reason=f"by a bound in closed form: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+            largest=self.whole_tokens is not None,
         )
         return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
 
@@ -190,15 +206,20 @@ def _traced(job: _Job, shapes: ForwardShapes) -> ForwardPlan:
 
 def _cut(job: _Job, model: ForwardModel, shapes: ForwardShapes) -> ForwardPlan:
     costs: Costs = beside(model.costs, job.beside_bytes)
+    useful_tokens = job.whole_tokens or model.useful_tokens
+    reason = f"more than {model.useful_tokens:,} tokens of a batch bring less than 1%"
+    if job.whole_tokens is not None:
+        reason = f"of {job.whole_tokens:,} tokens where memory allows it"
     plan = forward_plan(
         job.lengths,
         costs=costs,
         source="traced",
         budget=job.budget,
         room_bytes=job.budget.reserved_bytes,
-        useful_tokens=model.useful_tokens,
+        useful_tokens=useful_tokens,
         overhead_bytes=shapes.overhead_bytes,
-        reason=f"more than {model.useful_tokens:,} tokens of a batch bring less than 1%",
+        reason=reason,
+        largest=job.whole_tokens is not None,
     )
     shapes.save()
     return plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from brim.api.evaluation import said
+from brim.api.forward_planning import batches_for
 from brim.api.generation_request import rows_by_hand
 from brim.api.planned_generation import planned_engine
 from brim.api.session import Say, Session
@@ -21,7 +21,7 @@ from brim.infer.engine import Engine
 from brim.infer.evaluate import score_rows
 from brim.infer.response import Finished
 from brim.infer.response_record import response_bytes, response_of, score_bytes
-from brim.infer.response_scores import rows_to_score, score_batches
+from brim.infer.response_scores import BATCH_TOKENS, rows_to_score, score_batches
 from brim.infer.slots_engine import SlotsEngine
 from brim.models.llm import LLM
 from brim.notes import status
@@ -86,13 +86,15 @@ class Generation:
 def score_missing(
     llm: LLM, session: Session, prompts: TokenRows, responses: DoneRows, scores: DoneRows, *, say: Say
 ) -> None:
-    """Score the responses that have no score, in the batches that all of them would be scored in."""
+    """Score the responses that have no score, in the batches that all of them would be scored in.
+
+    Where memory.budget, or what memory is left, does not hold such a batch, it is cut as an evaluation's is.
+    """
     is_missing = np.zeros(len(prompts), dtype=np.bool_)
     is_missing[scores.to_do()] = True
     rows = rows_to_score(prompts, lambda position: response_of(responses.body(position)))
-    batches = list(score_batches(rows.lengths))
-    at_once = said(max(map(len, batches), default=1), say)
-    for positions in batches:
+    at_once = batches_for(session, [rows], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
+    for positions in score_batches(rows.lengths):
         if not is_missing[positions].any():
             continue
         found = score_rows(

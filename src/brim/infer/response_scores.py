@@ -15,7 +15,7 @@ from brim.data.spill import gather
 from brim.infer.response import Response
 
 # Of a batch, padding included. A pass saturates a device at 1,000 to 4,000 tokens (DESIGN.md, where speed comes from).
-# No plan has a say in it: what rows share a batch changes the last bits of their sums.
+# A plan has a say in it only where memory holds less: what rows share a batch changes the last bits of their sums.
 BATCH_TOKENS = 4096
 _BLOCK_ROWS = 1024
 

@@ -44,10 +44,11 @@ class ForwardPlan:
     seconds: float
     num_too_long: int  # rows that do not fit even alone, by the prediction; they are tried
     reason: str
+    largest: bool = False  # the fewest batches, then least padding; else least predicted time
 
     def cutter(self) -> ByLength:
         """What the rows are cut by."""
-        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes)
+        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
 
     def __str__(self) -> str:
         rows, tokens = self.widest
@@ -70,17 +71,19 @@ def forward_plan(
     useful_tokens: int,
     overhead_bytes: Callable[[Sequence[Shape]], int],
     reason: str,
+    largest: bool = False,
 ) -> ForwardPlan:
     """Cut under the least of what there is and what brings something.
 
     lengths: tokens of each of at least one row. room_bytes: that PyTorch may hold, weights included. useful_tokens: of
     a batch; more bring nothing. overhead_bytes: what its allocator holds beyond what is allocated, with these shapes.
+    largest: see ForwardPlan.
     """
     tokens = -np.sort(-np.asarray(lengths, dtype=np.int64))
     wanted_bytes = bytes_of_useful(costs, tokens, useful_tokens)
     cap_bytes = min(wanted_bytes, room_bytes)
     for _ in range(_MOST_ROUNDS):
-        totals, beyond_bytes = _cut(tokens, costs, cap_bytes), 0
+        totals, beyond_bytes = _cut(tokens, costs, cap_bytes, largest=largest), 0
         if _MOST_HELD * totals.widest.peak_bytes <= room_bytes:
             break
         beyond_bytes = overhead_bytes([(shape.rows, shape.padded_length) for shape in totals.shapes])
@@ -88,7 +91,7 @@ def forward_plan(
             break
         cap_bytes = room_bytes - beyond_bytes
     else:
-        totals = _cut(tokens, costs, cap_bytes)
+        totals = _cut(tokens, costs, cap_bytes, largest=largest)
     widest = totals.widest
     return ForwardPlan(
         budget=budget,
@@ -104,6 +107,7 @@ def forward_plan(
         seconds=totals.seconds,
         num_too_long=int(np.count_nonzero(costs.peak_bytes(1, tokens) > room_bytes)),
         reason=reason,
+        largest=largest,
     )
 
 
@@ -125,5 +129,7 @@ def useful_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     return int(tokens[int(np.argmax(near))])
 
 
-def _cut(lengths: NDArray[np.int64], costs: Costs, cap_bytes: int) -> Totals:
-    return cut_totals(lengths, WINDOW_ROWS, costs=costs, cap_bytes=cap_bytes, lone_rows_may_exceed=True)
+def _cut(lengths: NDArray[np.int64], costs: Costs, cap_bytes: int, *, largest: bool) -> Totals:
+    return cut_totals(
+        lengths, WINDOW_ROWS, costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=True
+    )
