@@ -6,7 +6,10 @@ import shutil
 import pytest
 
 import brim
+from brim.api import generation_planning
+from brim.api.planned_generation import plan_of_one
 from brim.errors import ConfigError, DataError, InputError
+from brim.planning import at_hand
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
@@ -98,6 +101,39 @@ def test_no_more_than_the_oldest_turns_are_forgotten_once_the_context_is_full(mo
                 model.generate(written([system, *before[forgotten - 1 :], question]))
     assert num_forgotten > 2
     assert "the context is full: the oldest question and its answer are forgotten" in notes
+
+
+def test_a_budget_bounds_what_is_remembered_as_the_context_does(model, monkeypatch):
+    monkeypatch.setattr(generation_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
+    config = {"base_model": model.config.base_model, "chat": {}, "generation": SETTINGS, "trainer": {"type": "none"}}
+
+    def conversing(budget):
+        notes = []
+        return brim.Model({**config, "memory": {"budget": budget, "margin": "0B"}}).chat(say=notes.append), notes
+
+    ample, _ = conversing("1500MiB")
+    assert ample._most_tokens == 128
+    plan = plan_of_one(ample._llm, ample._session, prompt_tokens=122)
+    added_bytes = plan.shapes[0].peak_bytes - plan.costs.static_bytes
+    allowed_bytes = plan.costs.static_bytes + added_bytes * 6 // 10
+    conversation, notes = conversing(f"{plan.budget.outside_bytes + allowed_bytes}B")
+    most = conversation._most_tokens
+    assert 50 < most < 90
+    columns = []
+    for number in range(8):
+        said_by(conversation, f"add {number} and {number}")
+        columns.append(conversation._kept._passes.cache.columns)
+    assert 40 < max(columns) <= most
+    assert "memory.budget is used up: the oldest question and its answer are forgotten" in notes
+    largest = plan_of_one(conversation._llm, conversation._session, prompt_tokens=most - 6)
+    assert largest.fits
+    assert largest.shapes[0].peak_bytes <= allowed_bytes
+    before = conversation.turns
+    with pytest.raises(InputError, match=r"the longest prompt, \d+ tokens(.|\n)*\(memory.budget\)"):
+        conversation.ask("x" * 110)
+    assert conversation.turns == before
+    assert said_by(conversation, "1")
 
 
 def test_a_question_that_is_too_long_alone_leaves_everything_as_it_was(model):

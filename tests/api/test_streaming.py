@@ -1,24 +1,29 @@
 """A response in pieces, against the whole of it."""
 
+from dataclasses import replace
+
 import pytest
 
 import brim
+from brim.api import generation_planning
+from brim.api.planned_generation import plan_of_one
+from brim.config.schema import MemoryConfig
 from brim.errors import InputError
+from brim.planning import at_hand
 
 PROMPTS = ["add 3 and 4 =", "add 1 and 2 = 3; the sum of", "x"]
+CONFIG = {
+    "input_features": [{"name": "question", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+    "generation": {"max_new_tokens": 6, "do_sample": False},
+    "trainer": {"type": "none"},
+}
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 200, "max_new_tokens": 24}
 
 
 @pytest.fixture(scope="module")
 def model(tiny_base):
-    config = {
-        "base_model": str(tiny_base),
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "generation": {"max_new_tokens": 6, "do_sample": False},
-        "trainer": {"type": "none"},
-    }
-    return brim.Model(config)
+    return brim.Model({**CONFIG, "base_model": str(tiny_base)})
 
 
 @pytest.mark.parametrize("settings", [{}, SAMPLED, {**SAMPLED, "repetition_penalty": 1.2}], ids=str)
@@ -76,3 +81,39 @@ def test_an_architecture_with_a_state_of_another_kind_says_all_at_the_end(model,
 
     monkeypatch.setattr(streaming, "why_not_slots", lambda *_: "Mamba keeps a state that is not keys and values")
     assert list(model.generate(PROMPTS[0], stream=True)) == [model.generate(PROMPTS[0])]
+
+
+def exact_bytes(model, prompt_tokens, monkeypatch):
+    """What a budget has beside the weights and the pass of one such prompt, and what these take, traced themselves."""
+    monkeypatch.setattr(generation_planning, "_WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
+    monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)  # or it would change by a few MiB in a test
+
+    def planned(budget):
+        memory = MemoryConfig(budget=budget, margin="0B")
+        session = replace(model._open(), config=model._open().config.model_copy(update={"memory": memory}))
+        return plan_of_one(model._weights(), session, prompt_tokens=prompt_tokens)
+
+    ample = planned("1500MiB")
+    outside_bytes, peak_bytes = ample.budget.outside_bytes, ample.shapes[0].peak_bytes
+    scarce = planned(f"{outside_bytes + peak_bytes}B")  # which has this very shape traced
+    return outside_bytes + scarce.shapes[0].peak_bytes
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_response_that_the_budget_does_not_hold_is_refused_before_it_is_begun(model, monkeypatch, stream):
+    enough_bytes = exact_bytes(model, 100, monkeypatch)
+
+    def held(num_bytes):
+        memory = {"budget": f"{num_bytes}B", "margin": "0B"}
+        return brim.Model({**CONFIG, "base_model": model.config.base_model, "memory": memory})
+
+    assert "".join(held(enough_bytes).generate("x" * 100, stream=stream)) == model.generate("x" * 100)
+    less, read = held(enough_bytes - 1), []
+    assert "".join(less.generate("x" * 60, stream=stream)) == model.generate("x" * 60)
+    less._weights().model.register_forward_pre_hook(lambda *given: read.append(1))
+    with pytest.raises(
+        InputError,
+        match=r"100 tokens, and a response of up to 6 take(.|\n)*\(memory.budget\)(.|\n)*raise memory.budget",
+    ):
+        less.generate("x" * 100, stream=stream)
+    assert read == []

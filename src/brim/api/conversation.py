@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from brim.api.planned_generation import tokens_of_one
 from brim.api.prompts import require_continuable, require_texts
 from brim.api.session import Say, Session, say_nothing, with_settings
-from brim.api.streaming import Pieces, require_streamable, stream_text
+from brim.api.streaming import Pieces, require_budget, require_streamable, stream_text
 from brim.config import Config
 from brim.config.prompt_parts import prompt_columns
 from brim.config.yaml_reader import read_yaml
@@ -40,7 +41,8 @@ class Conversation:
         self._llm, self._say = llm, say
         self._system: str | None = None
         self._turns: list[Turn] = []
-        self._kept = KeptCache(most_columns=session.folder.context_length) if self.remembers else None
+        self._most_tokens = self._room_for_tokens()
+        self._kept = KeptCache(most_columns=self._most_tokens) if self.remembers else None
         self._answer: Pieces | None = None  # the last one, which may not be at its end
         require_streamable(llm, self._session)
         if not self.remembers and has_template(session.encoder.folder):
@@ -63,8 +65,8 @@ class Conversation:
         """The answer in pieces. What was answered when the iterator is closed or dropped counts as the answer.
 
         The next question, or `reset`, closes it.
-        Raises DataError for a prompt that is empty or too long even alone, or that the template refuses; the
-        conversation is then as it was.
+        Raises DataError for a prompt that is empty or too long even alone, or that the template refuses, and InputError
+        for one that memory.budget does not hold; the conversation is then as it was.
         """
         require_texts([text])
         self._close()
@@ -103,6 +105,19 @@ class Conversation:
         require_streamable(self._llm, changed)
         self._session = changed
 
+    def _room_for_tokens(self) -> int | None:
+        """Tokens that a prompt and its answer may have: those of the context, or what memory.budget holds of them."""
+        context_length = self._session.folder.context_length
+        if context_length is None or not self.remembers:
+            return context_length
+        return tokens_of_one(self._llm, self._session, most=context_length)
+
+    @property
+    def _new_tokens(self) -> int:
+        new_tokens = self._session.config.generation.max_new_tokens
+        assert new_tokens is not None, "resolved before"
+        return new_tokens
+
     def _close(self) -> None:
         if self._answer is not None:
             self._answer.close()
@@ -133,23 +148,32 @@ class Conversation:
         return finish_reason
 
     def _remembering(self, question: Turn) -> TokenRows:
-        """The prompt of the whole conversation, or of as much of its end as the context has room for."""
+        """The prompt of the whole conversation, or of as much of its end as the context or memory.budget holds."""
         session, kept = self._session, list(self._turns)
         while True:
             messages = [*self._beginning(), *kept, question]
             prompt = _rows({_MESSAGES: [messages]}, session)
-            if not kept or not _is_too_long(prompt, session):
+            if not kept or not self._is_too_long(prompt):
                 break
             kept = kept[2:]  # a question and its answer: templates want them to alternate
         require_continuable(prompt, session, _place)
+        is_short = self._most_tokens != session.folder.context_length
+        if is_short and self._is_too_long(prompt):
+            assert self._kept is not None, "it remembers"
+            self._kept.clear()  # or what it holds would count twice
+            require_budget(self._llm, session, prompt)
         num_forgotten = (len(self._turns) - len(kept)) // 2
         if num_forgotten:
             them = (
                 "question and its answer are" if num_forgotten == 1 else f"{num_forgotten:,} questions and answers are"
             )
-            self._say(f"the context is full: the oldest {them} forgotten")
+            full = "memory.budget is used up" if is_short else "the context is full"
+            self._say(f"{full}: the oldest {them} forgotten")
             self._turns = kept
         return prompt
+
+    def _is_too_long(self, prompt: TokenRows) -> bool:
+        return self._most_tokens is not None and int(prompt.lengths[0]) > self._most_tokens - self._new_tokens
 
     def _alone(self, text: str) -> TokenRows:
         config = self._session.config
@@ -178,12 +202,6 @@ def _for_one(config: Config) -> Config:
 def _rows(columns: Mapping[str, list[Any]], session: Session) -> TokenRows:
     source: Source = replace(read_columns(columns, name="the conversation"), locate=_place)
     return prompts_of(source, session.config, session.encoder).rows
-
-
-def _is_too_long(prompt: TokenRows, session: Session) -> bool:
-    context_length, new_tokens = session.folder.context_length, session.config.generation.max_new_tokens
-    assert new_tokens is not None, "resolved before"
-    return context_length is not None and int(prompt.lengths[0]) > context_length - new_tokens
 
 
 def _row(text: str, columns: tuple[str, ...]) -> Mapping[str, Any]:

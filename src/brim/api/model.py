@@ -558,8 +558,8 @@ def _given(key: str, value: Any) -> dict[str, Any]:
 
 
 def _engine_for(llm: LLM, session: Session, prompts: TokenRows) -> Engine:
-    """A few prompts are answered before a plan would be made."""
-    if len(prompts) > _A_FEW:
+    """A few prompts are answered before a plan would be made, unless there is a budget to keep to."""
+    if len(prompts) > _A_FEW or session.config.memory.budget != "auto":
         return planned_engine(llm, session, prompts, say=say_nothing).engine
     return engine_by_hand(llm, session, batch_rows=min(rows_by_hand(session.config) or _A_FEW, len(prompts)))
 

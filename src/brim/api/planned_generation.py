@@ -23,6 +23,8 @@ from brim.planning.generation_plan import GenerationPlan
 from brim.report.generation_lines import engine_in_words, generation_lines
 from brim.units import format_bytes
 
+_NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fewer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEngine:
@@ -47,7 +49,7 @@ def planned_engine(
     say(status("planning"))
     request = request_of(session, prompts.lengths, llm=llm)
     plan = plan_generation(request, say=say)
-    _require_fits(plan)
+    require_fits(plan)
     if session.config.memory.budget != "auto":
         enforce(plan.budget, request.device)
     for line in generation_lines(plan):
@@ -96,8 +98,36 @@ def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> Ge
     return replace(fixed, would_take=free.rows, would_take_reason=free.rows_reason)
 
 
-def _require_fits(plan: GenerationPlan) -> None:
-    """A number of rows that was given is tried all the same: the engine goes on with fewer."""
+def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> GenerationPlan | None:
+    """The plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
+    if session.config.memory.budget == "auto":
+        return None
+    request = request_of(session, [prompt_tokens], llm=llm)
+    return plan_generation(replace(request, fixed_rows=None), say=say_nothing)
+
+
+def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
+    """Return how many tokens, up to `most`, a prompt and its response may have together within memory.budget.
+
+    Found from above in a few plans, to a tenth; fewer tokens than a response may have where no prompt fits.
+    """
+    new_tokens = session.config.generation.max_new_tokens
+    assert new_tokens is not None, "resolved before"
+    while most > new_tokens:
+        plan = plan_of_one(llm, session, prompt_tokens=most - new_tokens)
+        if plan is None or plan.fits or plan.costs is None:
+            return most
+        static_bytes = plan.costs.static_bytes
+        share = (plan.cap_bytes - static_bytes) / (plan.shapes[0].peak_bytes - static_bytes)
+        most = int(most * min(max(share, 0.0), _NOTCH))
+    return most
+
+
+def require_fits(plan: GenerationPlan) -> None:
+    """Raise InputError where the longest prompt does not fit even alone.
+
+    A number of rows that was given is tried all the same: the engine goes on with fewer.
+    """
     if plan.fits or plan.fixed_rows is not None or plan.total_bytes is None:
         return
     there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
@@ -108,6 +138,10 @@ def _require_fits(plan: GenerationPlan) -> None:
             f"({plan.budget.limit_reason})",
             where="memory",
             fix="lower generation.max_new_tokens, shorten the prompts, load the base in 4 bits (quantization.bits: 4), "
-            "or set trainer.batch_size: 1 to try it all the same",
+            + (
+                "or set trainer.batch_size: 1 to try it all the same"
+                if plan.budget.limit_reason != "memory.budget"
+                else "or raise memory.budget"
+            ),
         )
     )

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from brim.api.evaluation import respond
 from brim.api.inference import constraint_of, engine_by_hand, settings_of
+from brim.api.planned_generation import plan_of_one, require_fits
 from brim.api.session import Session
 from brim.data import TextEncoder, TokenRows
 from brim.errors import InputError, Problem
@@ -25,10 +26,14 @@ Pieces: TypeAlias = Generator[str, None, FinishReason]  # none of them empty; th
 def stream_text(llm: LLM, session: Session, prompt: TokenRows, *, kept: KeptCache | None = None) -> Pieces:
     """The response to one prompt, in pieces that join up to what `respond` gives.
 
-    An architecture that brim's own engine cannot generate with says all at the end. kept: see KeptCache.
-    Raises InputError, at once, for settings that only transformers' `generate` knows.
+    An architecture that brim's own engine cannot generate with says all at the end. kept: see KeptCache; who keeps one
+    sees to memory.budget.
+    Raises InputError, at once, for settings that only transformers' `generate` knows, and for what memory.budget does
+    not hold.
     """
     settings, reason = settings_of(llm, session), require_streamable(llm, session)
+    if kept is None:
+        require_budget(llm, session, prompt)
     if reason:
         return _in_one_piece(llm, session, prompt)
     (row,) = prompt
@@ -62,6 +67,13 @@ def require_streamable(llm: LLM, session: Session) -> str:
             )
         )
     return reason
+
+
+def require_budget(llm: LLM, session: Session, prompt: TokenRows) -> None:
+    """Raise InputError for a prompt that is predicted not to fit into memory.budget with its response."""
+    plan = plan_of_one(llm, session, prompt_tokens=int(prompt.lengths[0]))
+    if plan is not None:
+        require_fits(plan)
 
 
 def require_one(prompts: TokenRows) -> None:
