@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -283,3 +284,53 @@ def test_any_table_comes_out_of_any_form_as_it_went_in(tmp_path, table, sign, en
     assert source.table.column_names == expected[0]
     for position, name in enumerate(expected[0]):
         assert cell_texts(source.table[name]) == [row[position] for row in expected[1:]]
+
+
+# Columns without a name
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "with a broken row"])
+def test_columns_without_a_name_are_named_as_pandas_does_or_left_out_where_empty(tmp_path, separator, broken):
+    """Excel writes empty columns that were once used; pandas writes its index under no name."""
+    lines = [",q,a, ,,", "0,x,1,,,note", "1,y,2,,,"]
+    lines += ["2,z"] if broken else []
+    source = source_of(tmp_path, "\n".join(lines).replace(",", separator) + "\n")
+    rows = source.table.slice(0, 2).to_pylist()
+    assert rows == [
+        {"Unnamed: 0": 0, "q": "x", "a": 1, "Unnamed: 5": "note"},
+        {"Unnamed: 0": 1, "q": "y", "a": 2, "Unnamed: 5": None},
+    ]
+    assert list(source.faults) == ([2] if broken else [])
+    assert source.notes[-2:] == (
+        "d.csv: columns 4, 5 have neither a name nor a value, and are left out",
+        "d.csv: columns without a name are read: column 1 as `Unnamed: 0`, column 6 as `Unnamed: 5`",
+    )
+    named = pd.read_csv(tmp_path / "d.csv", sep=separator, nrows=2)
+    assert [name for name in source.table.column_names if name not in ("q", "a")] == [
+        named.columns[0],
+        named.columns[5],
+    ]
+
+
+def test_a_single_column_without_a_name_is_told_in_the_singular(tmp_path):
+    assert source_of(tmp_path, "q,a,\nx,1,\n").notes == (
+        "d.csv: column 3 has neither a name nor a value, and is left out",
+    )
+    source = source_of(tmp_path, "q,a,\nx,1,z\n", name="e.csv")
+    assert source.notes == ("e.csv: a column without a name is read: column 3 as `Unnamed: 2`",)
+    assert read(tmp_path / "e.csv").notes == source.notes  # also where an earlier reading was kept
+
+
+def test_a_name_that_is_taken_is_not_given_again(tmp_path):
+    source = source_of(tmp_path, "Unnamed: 1,\nx,y\n")
+    assert source.table.to_pylist() == [{"Unnamed: 1": "x", "Unnamed: 1.1": "y"}]
+
+
+def test_a_file_without_any_name_keeps_its_columns(tmp_path):
+    assert source_of(tmp_path, ",\n1,2\n").table.to_pylist() == [{"Unnamed: 0": 1, "Unnamed: 1": 2}]
+    with pytest.raises(DataError, match="there is a header but no rows"):
+        source_of(tmp_path, ",,\n", name="none.csv")
+    assert source_of(tmp_path, ",\n,\n", name="empty.csv").table.to_pylist() == [
+        {"Unnamed: 0": None, "Unnamed: 1": None}
+    ]

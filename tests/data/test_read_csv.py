@@ -147,7 +147,3 @@ def test_a_ragged_row_of_several_lines_is_one_row(tmp_path):
     }
     assert source.table.to_pylist()[2] == {"q": "4", "a": "5"}
     assert source.locate(2) == "data.csv:6"
-
-
-def test_columns_without_a_name_are_allowed_once(tmp_path):
-    assert table_of(tmp_path, ",q\n0,x\n").to_pylist() == [{"": 0, "q": "x"}]

@@ -29,8 +29,25 @@ class CsvRecord:
     text: str  # as the file has it
 
 
-def read_header(path: Path, form: CsvForm) -> list[str]:
-    """The column names. Raises DataError when there are none, one stands twice or one is no text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The column names of a csv file."""
+
+    written: list[str]  # as the file has them
+    names: list[str]  # the same, with one for each column that has none
+
+    @property
+    def unnamed(self) -> list[tuple[int, str]]:
+        """The number (from 1) of each column without a name in the file, and the name that it is given."""
+        pairs = enumerate(zip(self.written, self.names, strict=True), start=1)
+        return [(number, name) for number, (written, name) in pairs if not written.strip()]
+
+
+def read_header(path: Path, form: CsvForm) -> Header:
+    """Read the column names; one that is blank becomes `Unnamed: 3`, as pandas calls the fourth column.
+
+    Raises DataError when there are none, one stands twice or one is no text.
+    """
     header = next(_records(path, form), None)
     if header is None:
         raise DataError(
@@ -42,7 +59,7 @@ def read_header(path: Path, form: CsvForm) -> list[str]:
         if form.is_utf8:
             require_utf8(path)
         raise DataError(replace(undecodable, where=f"{path.name}:{header.line}"))
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted({name for name in names if name.strip() and names.count(name) > 1})
     if twice:
         listed = ", ".join(f"`{name}`" for name in twice)
         raise DataError(
@@ -53,7 +70,20 @@ def read_header(path: Path, form: CsvForm) -> list[str]:
                 fix="rename or remove one of them",
             )
         )
-    return names
+    return Header(written=names, names=_all_named(names))
+
+
+def _all_named(names: list[str]) -> list[str]:
+    taken = {name for name in names if name.strip()}
+    named = []
+    for number, name in enumerate(names):
+        if not name.strip():
+            name = f"Unnamed: {number}"
+            while name in taken:
+                name += ".1"
+            taken.add(name)
+        named.append(name)
+    return named
 
 
 def first_lines(path: Path, form: CsvForm) -> Sequence[int]:

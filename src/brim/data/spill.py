@@ -16,7 +16,7 @@ from brim.cache_folder import cache_folder
 from brim.errors import OutputError, Problem
 
 SPILL_BYTES = 64 * 2**20  # Arrow data up to this size stays in memory
-_READER_VERSION = 4  # part of a kept file's name: raise it when a reader's result changes
+_READER_VERSION = 5  # part of a kept file's name: raise it when a reader's result changes
 
 Batches = Iterable[pa.RecordBatch]
 
