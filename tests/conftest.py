@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw the same examples every time, unless another profile is asked for, whatever the environment says of CI."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job ignores Ctrl-C, and so would all processes that tests start to interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -296,7 +296,8 @@ def test_under_a_real_limit_it_runs_out_of_memory_survives_and_finds_the_same_by
     """)
     found = {how: tuple(map(int, rest)) for how, *rest in (line.split() for line in printed.splitlines())}
     assert found["binary"][1] >= 1
-    assert found["linear"] == (found["binary"][0], 0, 3)
+    assert found["linear"][:2] == (found["binary"][0], 0)
+    assert 3 <= found["linear"][2] <= 4  # where the line's size lies at the limit, the heap's pages ask for one more
     # At the peak a row is there five times, 1 MiB each: itself, multiplied, squared, and the gradients of the last two.
     assert 45 <= found["binary"][0] <= 51
 
