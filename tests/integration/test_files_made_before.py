@@ -1,0 +1,142 @@
+"""What an earlier version left on disk: a run, one that was stopped, a prediction half done, their cache.
+
+They lie in tests/data/made_by_59795c4, whose README says how they were made. Where this machine computes otherwise than
+the one that made them, figures are close and texts are equal: the model is sure of each of its words.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+
+import brim
+
+MADE = Path(__file__).parents[1] / "data" / "made_by_59795c4"
+STOPPED_AFTER, NUM_STEPS = 56, 64
+NUM_DONE, NUM_ROWS = 16, 40
+CLOSE = {"rel": 1e-4}  # as in CONTRACT.md, of fp32 losses
+MEASURED = ("loss", "perplexity", "seconds", "peak_bytes")
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """The current folder: a copy of what was made, somewhere else than where it was made."""
+    folder = shutil.copytree(MADE, tmp_path / "made")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def rows(made):
+    return pd.read_json(made / "rows.jsonl", lines=True)
+
+
+def digests(folder):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def log(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def exact(records):
+    """What no machine may change: steps, rows, tokens, sizes, learning rates, and which tokens are right."""
+    return [{key: value for key, value in record.items() if key not in MEASURED} for record in records]
+
+
+def losses(records):
+    return [record["loss"] for record in records if "loss" in record]
+
+
+def test_a_finished_run_loads_evaluates_and_predicts_as_it_did(made, rows):
+    before = digests(made / "run")
+    run = brim.Model.load("run")
+    metrics = run.evaluate(rows, split="test").metrics
+    assert metrics == pytest.approx(json.loads((made / "evaluated.json").read_text()), **CLOSE)
+    predictions = run.predict(rows).predictions
+    whole = pd.read_json(made / "whole.jsonl", lines=True)
+    assert list(predictions["answer_response"]) == list(whole["answer_response"]) == list(rows["answer"])
+    assert digests(made / "run") == before
+
+
+def test_a_stopped_run_ends_as_the_one_that_was_not(made, rows):
+    already = (made / "stopped" / "metrics.jsonl").read_text()
+    said = []
+    brim.Model("stopped/config.yaml").train(rows, output_directory="stopped", resume=True, say=said.append)
+    assert any(f"continuing after step {STOPPED_AFTER} " in line for line in said)
+    assert (made / "stopped" / "metrics.jsonl").read_text().startswith(already)
+    new = log(made / "stopped")[len(already.splitlines()) :]
+    expected = [record for record in log(made / "run") if record["step"] > STOPPED_AFTER]
+    assert [r["step"] for r in new if r.get("split") == "train"] == list(range(STOPPED_AFTER + 1, NUM_STEPS + 1))
+    assert exact(new) == exact(expected)
+    assert losses(new) == pytest.approx(losses(expected), **CLOSE)
+    weights, ends = (load_file(made / name / "model" / "adapter_model.safetensors") for name in ("stopped", "run"))
+    assert weights.keys() == ends.keys()
+    for name, tensor in weights.items():
+        assert tensor == pytest.approx(ends[name], rel=1e-3, abs=1e-4), name
+
+
+def test_a_prediction_half_done_ends_in_the_same_file(made):
+    said, generated = [], []
+    brim.Model.load("run").predict(
+        "rows.jsonl", output="half.jsonl", resume=True, say=said.append, on_batch=generated.append
+    )
+    assert f"continuing: {NUM_DONE} of {NUM_ROWS} rows are done" in said
+    assert (generated[0], sum(generated)) == (NUM_DONE, NUM_ROWS)
+    assert (made / "half.jsonl").read_bytes() == (made / "whole.jsonl").read_bytes()
+    before, after = (json.loads((made / f"{name}.jsonl.summary.json").read_text()) for name in ("whole", "half"))
+    assert after["num_resumed"] == 1
+    for key in ("num_rows", "num_prompt_tokens", "num_response_tokens", "finish_reasons"):
+        assert after[key] == before[key]
+
+
+def test_a_prediction_that_was_finished_stays_as_it_is(made):
+    before, said = digests(made), []
+    result = brim.Model.load("run").predict("rows.jsonl", output="whole.jsonl", resume=True, say=said.append)
+    assert "the output is complete: whole.jsonl stays as it is" in said
+    assert len(result.predictions) == NUM_ROWS
+    assert digests(made) == before
+
+
+@pytest.fixture
+def planned(made, rows, monkeypatch):
+    """planned(cache): what is said, and the log, of two steps that are planned with such a cache."""
+
+    def train(cache):
+        monkeypatch.setenv("BRIM_CACHE_DIR", str(cache))
+        said, run = [], made / f"with {cache.name}"
+        model = brim.Model("config.yaml", overrides=["trainer.train_steps=2"])
+        model.train(rows, output_directory=run, say=said.append)
+        return "\n".join(said), log(run)
+
+    return train
+
+
+def test_an_old_cache_changes_nothing(made, planned):
+    """An entry's name says which code made it: this version asks for others, or may use them."""
+    _, without = planned(made / "none")
+    _, records = planned(made / "cache")
+    assert (exact(records), losses(records)) == (exact(without), losses(without))
+
+
+@pytest.mark.parametrize("kind", ["plans", "traces"])
+def test_an_old_entry_that_is_asked_for_is_used_or_set_aside_with_a_note(made, planned, kind):
+    _, without = planned(made / "none")
+    now = shutil.copytree(made / "none", made / "now")
+    if kind == "traces":
+        shutil.rmtree(now / "plans")  # so that what was traced is asked for
+    entries = list((now / kind).iterdir())
+    assert entries
+    for entry in entries:
+        shutil.copyfile(next((made / "cache" / kind).iterdir()), entry)
+    said, records = planned(now)
+    assert (exact(records), losses(records)) == (exact(without), losses(without))
+    if kind == "plans":  # of what was traced nothing is said where it serves
+        assert "found earlier" in said or "is damaged, and is not used" in said
