@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import brim
-from brim.api.model import check_split
+from brim.data.split import check_split
 from brim.infer.bootstrap import ratio
 
 PROMPTS = ["add 1 and 2 =", "add", "add 20 and 3 = 23; the sum of 20 plus 3"]

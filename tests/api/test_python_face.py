@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 import brim
-from brim.notes import Note
+from brim.notes import Note, kind_of
 from brim.report.curves_plot import history_plot
+from brim.report.screen import Screen
 
 
 @pytest.fixture
@@ -98,6 +99,54 @@ def test_dropped_rows_are_told(dropping, with_gaps, capfd, verb):
     }
     ask[verb]()
     assert "3 of 40 rows were dropped" in capfd.readouterr().err
+
+
+class Heard(Screen):
+    """brim's own screen, which also keeps what it hears."""
+
+    def __init__(self):
+        super().__init__(StringIO())
+        self.notes, self.doing, self.num_rows = [], [], 0
+
+    def __call__(self, line):
+        (self.doing if kind_of(line) == "status" else self.notes).append(str(line))
+
+    def advance(self, num_rows):
+        self.num_rows += num_rows
+
+
+@pytest.mark.parametrize("num_prompts", [2, 9], ids=["a few", "many"])
+def test_generating_shows_what_it_does_and_tells_once_what_the_model_is(config, num_prompts, capfd):
+    model, prompts = brim.Model(config), [f"a{'b' * number}" for number in range(num_prompts)]
+    first, again = Heard(), Heard()
+    assert len(model.generate(prompts, say=first, max_new_tokens=3)) == num_prompts
+    model.generate(prompts, say=again, max_new_tokens=3)
+    untrained = "this is the model before training; for what a run has learned, name the run's folder"
+    assert (untrained in first.notes, untrained in again.notes) == (True, False)
+    assert (first.doing[0], first.doing[-1], again.doing[-1]) == ("loading the model", "generating", "generating")
+    assert "loading the model" not in again.doing
+    assert first.num_rows == again.num_rows == num_prompts
+    assert any(note.startswith("memory: ") for note in first.notes) == (num_prompts > 8), "it is planned"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_generating_speaks_by_default_to_stderr_and_not_with_none(config, capfd):
+    brim.Model(config).generate("a", max_new_tokens=2)
+    out, err = capfd.readouterr()
+    assert (out, err.startswith("this is the model before training")) == ("", True)
+    brim.Model(config).generate("a", max_new_tokens=2, say=None)
+    list(brim.Model(config).generate("a", max_new_tokens=2, say=None, stream=True))
+    assert capfd.readouterr() == ("", "")
+    pieces, said = [], []
+    pieces.extend(brim.Model(config).generate("a", max_new_tokens=2, say=said.append, stream=True))
+    assert [line.split(";")[0] for line in said] == ["this is the model before training"]
+
+
+def test_evaluating_counts_the_rows_that_are_scored_and_answered(config, sums):
+    heard = Heard()
+    brim.Model(config).evaluate(pd.DataFrame(sums), with_texts=True, say=heard)
+    assert heard.num_rows == 2 * len(sums)
+    assert heard.doing[-3:] == ["planning", "trying the plan on the device", "generating"]
 
 
 def test_an_observer_of_one_s_own_needs_only_what_it_is_interested_in(config, sums_file, tmp_path):

@@ -109,3 +109,16 @@ def test_rows_are_counted_on_a_terminal_alone(monkeypatch):
         texts.append(stream.getvalue())
     assert "1,234 rows" in texts[0]
     assert texts[1] == ""
+
+
+def test_rows_are_counted_anew_for_what_is_done_next():
+    stream = Terminal()
+    line = LiveLine(stream, in_notebook=True)
+    shown = RowProgress(line)
+    for doing in ("evaluating", "generating"):
+        shown.begin(doing)
+        line.clear()  # so that the next one is shown at once
+        shown.advance(3)
+        line.clear()
+    shows = [text.strip() for text in stream.getvalue().split("\r") if text.strip()]
+    assert shows == ["evaluating", "evaluating  3 rows", "generating", "generating  3 rows"]

@@ -149,8 +149,8 @@ def test_a_notebook_s_cell_has_the_notes_and_a_line_that_is_rewritten(monkeypatc
         "\rloading the model"
         f"\r{' ' * 17}\r"  # taken away for the note
         "a note\n"
-        "\r7 rows"
-        f"\r{' ' * 6}\r"
+        "\rloading the model  7 rows"
+        f"\r{' ' * 25}\r"
     )
     assert err == ""
 

@@ -14,7 +14,7 @@ from brim.api.forward_planning import batches_for
 from brim.api.results import Comparison, EvaluateResult
 from brim.api.session import Say, Session, with_labels
 from brim.config import Config, load_config
-from brim.data import Source, TokenRows, prepare
+from brim.data import Ledger, Source, TokenRows, prepare
 from brim.errors import DataError, InputError, Problem
 from brim.infer.bootstrap import Measure, intervals, paired_intervals, ratio
 from brim.infer.evaluate import Scores
@@ -35,6 +35,8 @@ class Contender:
     session: Session
     rows: TokenRows
     asked: Asked | None  # None: no texts are wanted
+    ledger: Ledger
+    notes: tuple[str, ...]  # on the rows
 
     def only(self, keys: NDArray[np.int64]) -> Contender:
         """With the rows of these keys."""
@@ -46,26 +48,54 @@ class Contender:
         return replace(self, rows=self.rows.take(positions), asked=asked)
 
 
-def contender(name: str, session: Session, source: Source, *, like: Session, split: str, with_texts: bool) -> Contender:
-    """The other model with the same split of the rows, generating as the first does. like: of the first model."""
-    parts = ("split", "sample_ratio", "sample_size")
-    same_rows = {part: getattr(like.config.preprocessing, part) for part in parts}
-    preprocessing = session.config.preprocessing.model_copy(update=same_rows)
-    of_rows = {"preprocessing": preprocessing, "random_seed": like.config.random_seed}
-    generation = {"generation": like.config.generation}
-    session = replace(session, config=session.config.model_copy(update=generation))
-    session = with_labels(session, source)
+def contender(
+    name: str,
+    session: Session,
+    source: Source,
+    *,
+    split: str,
+    with_texts: bool = False,
+    like: Contender | None = None,
+) -> Contender:
+    """Return a model with its rows of a split.
+
+    with_texts: texts are wanted; of a category they are in any case. like: the first model, whose rows, settings of
+    `generation` and texts the other one is given.
+    """
+    config = session.config
+    if like is not None:
+        config = config.model_copy(update={"generation": like.session.config.generation})
+    session = with_labels(replace(session, config=config), source)
     prepared = prepare(
         source,
-        session.config.model_copy(update=of_rows),
+        session.config if like is None else _with_same_rows(session.config, like.session.config),
         session.encoder,
         context_length=session.folder.context_length,
         only=split,
     )
-    rows, asked = prepared.splits[split], None
-    if with_texts:
-        rows, asked, _ = answerable(source, session, prepared, split=split)
-    return Contender(name=name, session=session, rows=rows, asked=asked)
+    rows, ledger, asked = prepared.splits[split], prepared.ledger, None
+    if with_texts or label_reader(session.config) is not None if like is None else like.asked is not None:
+        rows, asked, entries = answerable(source, session, prepared, split=split)
+        ledger = ledger.with_more(entries)
+    notes = (*prepared.notes, *ledger.summary())
+    return Contender(name=name, session=session, rows=rows, asked=asked, ledger=ledger, notes=notes)
+
+
+def evaluated(
+    contender: Contender, llm: LLM, *, split: str, say: Say, on_batch: Callable[[int], None]
+) -> EvaluateResult:
+    """Return a model's figures on its rows. on_batch: told how many more rows are done."""
+    session, rows, asked = contender.session, contender.rows, contender.asked
+    at_once = batches_for(session, [rows], llm=llm, say=say)
+    result = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
+    return replace(result, num_left_out=contender.ledger.num_left_out())
+
+
+def _with_same_rows(config: Config, like: Config) -> Config:
+    """The configuration with all that decides which rows are in a split."""
+    parts = {part: getattr(like.preprocessing, part) for part in ("split", "sample_ratio", "sample_size")}
+    preprocessing = config.preprocessing.model_copy(update=parts)
+    return config.model_copy(update={"preprocessing": preprocessing, "random_seed": like.random_seed})
 
 
 def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Config:
@@ -95,6 +125,7 @@ def compared(
     load: Callable[[], LLM],
     *,
     say: Say,
+    on_batch: Callable[[int], None],
 ) -> Comparison:
     """Evaluate the other model on the rows that both can take, and compare.
 
@@ -105,9 +136,8 @@ def compared(
     keys = np.intersect1d(first.rows.keys, second.rows.keys)
     _require_common(keys, second)
     mine, other = first.only(keys), second.only(keys)
-    llm = load()
-    batches = batches_for(other.session, [other.rows], llm=llm, say=say)
-    theirs = evaluate(llm, other.session, other.rows, split=ours.split, batches=batches, asked=other.asked, say=say)
+    say(f"{other.name}:")
+    theirs = evaluated(other, load(), split=ours.split, say=say, on_batch=on_batch)
     our_measures, notes = _measures_on(ours, mine, keys), _notes(first, second, keys)
     their_measures = dict(theirs.measures)
     if not _same_targets(mine.rows, other.rows):

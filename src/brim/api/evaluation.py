@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from brim.api.forward_planning import batches_for
 from brim.api.planned_generation import planned_engine
 from brim.api.prompts import continuable
-from brim.api.results import EvaluateResult
+from brim.api.results import EvaluateResult, TrainResult
 from brim.api.session import Say, Session, say_nothing
 from brim.config import Config, FinetuneTrainer
 from brim.config.labels import LabelReader
-from brim.data import Entry, Prepared, Source, TextEncoder, TokenRows, prompts_of
+from brim.data import Entry, Ledger, Prepared, Source, TextEncoder, TokenRows, prompts_of
 from brim.data.prompt import prompter
 from brim.data.texts import Texts
 from brim.infer.bootstrap import Measure, intervals, ratio
@@ -23,11 +25,47 @@ from brim.infer.evaluate import Scores, score_rows
 from brim.infer.label_metrics import label_measures
 from brim.infer.labels import LabelCounts, extract, label_reader
 from brim.infer.metrics import score_measures, summarize
-from brim.infer.rows_at_once import Batches
+from brim.infer.rows_at_once import Batches, RowsAtOnce
 from brim.infer.text_metrics import exact_match, text_measures
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
 from brim.notes import status
+
+
+def evaluate_splits(
+    llm: LLM,
+    session: Session,
+    source: Source,
+    prepared: Prepared,
+    *,
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> TrainResult:
+    """What `train` does with `trainer.type: none`, as in Ludwig."""
+    trainer, splits = session.config.trainer, prepared.splits
+    started = time.perf_counter()
+    wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
+    if not trainer.evaluate_training_set:
+        wanted = wanted[1:]
+    metrics: dict[str, Mapping[str, float]] = {}
+    for split in (split for split in wanted if len(splits[split])):
+        rows, asked = splits[split], None
+        if label_reader(session.config) is not None:
+            rows, asked, entries = answerable(source, session, prepared, split=split)
+            for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
+                say(line)
+        at_once = batches_for(session, [rows], llm=llm, say=say)
+        found = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
+        metrics[split] = found.metrics
+    return TrainResult(
+        output_directory=None,
+        num_steps=0,
+        best_step=None,
+        metrics=metrics,
+        num_rows={split: len(rows) for split, rows in splits.items()},
+        seconds=time.perf_counter() - started,
+        num_left_out=prepared.ledger.num_left_out(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +86,16 @@ def evaluate(
     batches: Batches,
     asked: Asked | None = None,
     say: Say = say_nothing,
+    on_batch: Callable[[int], None] = lambda rows: None,
 ) -> EvaluateResult:
     """Loss, perplexity and accuracies of rows with answers.
 
     asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
-    category, for accuracy and F1 of its labels.
+    category, for accuracy and F1 of its labels. on_batch: told how many more rows are done, first of those that are
+    scored, then of the texts.
     """
     say(status("evaluating"))
-    scores = scored(llm, session, rows, batches)
+    scores = scored(llm, session, rows, batches, on_batch=on_batch)
     figures, measures = summarize(scores), score_measures(scores)
     frame = pd.DataFrame(
         {
@@ -66,7 +106,7 @@ def evaluate(
         }
     )
     if asked is not None:
-        texts = _responses(llm, session, asked, say=say)
+        texts = _responses(llm, session, asked, say=say, on_batch=on_batch)
         measures |= response_measures(texts, asked.references, label_reader(session.config))
         frame = pd.concat([frame, texts], axis=1)
     return EvaluateResult(
@@ -78,8 +118,15 @@ def evaluate(
     )
 
 
-def scored(llm: LLM, session: Session, rows: TokenRows, batches: Batches) -> Scores:
-    """Loss and hits of each row under teacher forcing."""
+def scored(
+    llm: LLM,
+    session: Session,
+    rows: TokenRows,
+    batches: Batches,
+    *,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> Scores:
+    """Loss and hits of each row under teacher forcing. on_batch: told how many more rows are done."""
     return score_rows(
         llm.model,
         rows,
@@ -88,6 +135,7 @@ def scored(llm: LLM, session: Session, rows: TokenRows, batches: Batches) -> Sco
         device=llm.device,
         precision=llm.precision,
         head=llm.head,
+        on_batch=on_batch,
     )
 
 
@@ -105,11 +153,11 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
     return found
 
 
-def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say) -> pd.DataFrame:
+def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: Callable[[int], None]) -> pd.DataFrame:
     """With a column of labels for a category."""
     planned = planned_engine(llm, session, asked.prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
     say(status("generating"))
-    texts = respond(planned.engine, session, asked.prompts)
+    texts = respond(planned.engine, session, asked.prompts, on_batch=on_batch)
     reader = label_reader(session.config)
     if reader is not None:
         counts = LabelCounts()
@@ -163,10 +211,20 @@ def size_for_generating(config: Config) -> str:
     return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
 
 
-def respond(engine: Engine, session: Session, prompts: TokenRows) -> pd.DataFrame:
-    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens."""
+def said(num_rows: int, say: Say) -> RowsAtOnce:
+    """So many rows together, or fewer once memory has run out; then it is said."""
+    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
+
+
+def respond(
+    engine: Engine, session: Session, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
+) -> pd.DataFrame:
+    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens.
+
+    on_batch: told how many more rows are done.
+    """
     encoder = session.encoder
-    responses = respond_to(engine, prompts)
+    responses = respond_to(engine, prompts, on_batch=on_batch)
     frame: pd.DataFrame = pd.DataFrame(
         {
             "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from brim.api.evaluation import respond, said
 from brim.api.forward_planning import batches_for
 from brim.api.generation_request import rows_by_hand
+from brim.api.inference import engine_by_hand
 from brim.api.planned_generation import planned_engine
 from brim.api.session import Say, Session
 from brim.api.vllm_engine import vllm_engine
@@ -27,6 +29,8 @@ from brim.models.llm import LLM
 from brim.notes import status
 from brim.planning.budget import Budget
 from brim.units import format_bytes
+
+_A_FEW = 8  # prompts
 
 
 class Generation:
@@ -81,6 +85,21 @@ class Generation:
             passes = self._engine.statistics
             self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}
         return seconds
+
+
+def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_batch: Callable[[int], None]) -> list[str]:
+    """Return the model's text for each of at least one prompt; a few are answered before a plan would be made.
+
+    Where there is a budget to keep to, they are planned, too.
+    """
+    if len(prompts) > _A_FEW or session.config.memory.budget != "auto":
+        engine = planned_engine(llm, session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller))).engine
+    else:
+        rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
+        engine = engine_by_hand(llm, session, batch_rows=said(rows, say))
+    say(status("generating"))
+    texts: list[str] = respond(engine, session, prompts, on_batch=on_batch)["response"].tolist()
+    return texts
 
 
 def score_missing(

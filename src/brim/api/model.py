@@ -2,57 +2,51 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, overload
+from typing import Any, Literal, overload
 
 from brim.api.activations import Activations, Asked, activations_of, check_pooling
-from brim.api.chat import template_texts, with_day_of_run, with_stored_template
-from brim.api.comparison import Contender, base_of, compared, contender
+from brim.api.chat import template_texts, with_stored_template
+from brim.api.comparison import Contender, base_of, compared, contender, evaluated
 from brim.api.conversation import Conversation
-from brim.api.evaluation import answerable, evaluate, respond, size_for_generating
+from brim.api.evaluation import evaluate_splits, size_for_generating
 from brim.api.export import check_format, export_run
-from brim.api.forward_planning import batches_for
-from brim.api.generation_request import rows_by_hand
-from brim.api.inference import engine_by_hand, settings_of
+from brim.api.generating import answered
+from brim.api.inference import settings_of
 from brim.api.merging import merge_run, merging_of
-from brim.api.planned_generation import planned_engine
 from brim.api.predict_policies import OnError, OnOverlong
 from brim.api.predicting import Wanted, check_wanted, predict
-from brim.api.prompts import require_continuable, require_rows, require_texts
+from brim.api.prompts import prompts_of_texts, require_rows
 from brim.api.results import EvaluateResult, ExportResult, PredictResult, TrainResult
-from brim.api.run_files import RunNotes
+from brim.api.run_files import RunNotes, with_trained_weights
 from brim.api.session import (
     Say,
     Session,
     choice_notes,
+    dataset_of,
     open_session,
     say_nothing,
     with_choices,
-    with_dataset,
-    with_labels,
-    with_rows,
     with_settings,
 )
 from brim.api.streaming import require_one, stream_text
-from brim.api.training import train
+from brim.api.training import prepared_for, train
 from brim.api.upload import UploadResult, upload
-from brim.config import Config, FinetuneTrainer, dump, load_config, require_trainable, require_trust_said_again
-from brim.data import Data, Ledger, Prepared, Source, TokenRows, prepare, read, slip_notes, texts_as_source
+from brim.config import Config, FinetuneTrainer, dump, load_config, require_trust_said_again
+from brim.data import Data, Source, read
 from brim.data.same_tokens import require_same_tokens
-from brim.errors import ConfigError, InputError, Problem
+from brim.data.split import Split, check_split
+from brim.errors import InputError, Problem
 from brim.files import write_text
 from brim.infer.activations import Pooling
-from brim.infer.engine import Engine
-from brim.infer.labels import label_reader
 from brim.infer.named_layers import LayerName
 from brim.models.adapters import is_adapted
 from brim.models.llm import LLM, load_llm
 from brim.notes import status, warning
 from brim.planning.at_hand import limit_lifted
-from brim.report.screen import listening, show
+from brim.report.screen import both, listening, show
 from brim.train.export import export_model
 from brim.train.observer import Observer, Observers
 from brim.train.run_folder import (
@@ -63,10 +57,7 @@ from brim.train.run_folder import (
     require_whole_model,
 )
 
-Split = Literal["train", "validation", "test", "full"]
-
 _DEFAULT_OUTPUT = Path("results")
-_A_FEW = 8  # prompts
 
 
 class Model:
@@ -107,15 +98,14 @@ class Model:
         model._require_trust_to_train = lambda: require_trust_said_again(
             model.config, overrides, run.config, begins=True
         )
-        holds_adapter = _holds_adapter(run)
         model.notes = ()  # said when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):
             model.config = with_stored_template(model.config, run)
         model._run = run
-        if model.config.adapter is not None or not holds_adapter:
+        trained = with_trained_weights(model.config, run)
+        if trained is not model.config:
             require_whole_model(run)
-            model.config = _with_trained_weights(model.config, run, holds_adapter=holds_adapter)
-            model._needs_training = False
+            model.config, model._needs_training = trained, False
         return model
 
     @limit_lifted()
@@ -139,58 +129,36 @@ class Model:
         With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
         """
         with listening(say, is_short=True) as told:
-            observers = Observers([told] if observer is None else [told, observer])
-            return self._train(dataset, output_directory, observers, told, resume=resume, replan=replan)
-
-    def _train(
-        self,
-        dataset: Data | None,
-        output_directory: str | Path | None,
-        observer: Observer,
-        say: Say,
-        *,
-        resume: bool,
-        replan: bool,
-    ) -> TrainResult:
-        output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
-        trains = isinstance(self.config.trainer, FinetuneTrainer)
-        if trains:
-            self._require_trust_to_train()
-            check_run_folder(output, resume=resume)
-        data = self._dataset(dataset)
-        session = with_dataset(self._open(), data)
-        if resume:
-            session = with_day_of_run(session, RunFolder(output))
-        require_trainable(session.config)
-        notes = RunNotes(say)
-        notes(status("reading the data"))
-        source = read(data)
-        session, slips = with_labels(session, source), slip_notes(session.config, source)
-        prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
-        session = with_rows(session, len(prepared.splits["train"]))
-        for line in [*self.notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
-            notes(line)
-        if not trains:
-            if output_directory is not None or resume:
-                told = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
-                say(warning(told, topic="run"))
-            for line in choice_notes(self._weights(say).choices):
-                say(line)
-            evaluated = self._evaluate_splits(session, source, prepared, say)
-            return replace(evaluated, num_left_out=prepared.ledger.num_left_out())
-        self._llm, self._has_learned = None, False  # one model in memory at a time
-        self._llm, result = train(
-            session,
-            source,
-            prepared,
-            output_directory=output,
-            resume=resume,
-            replan=replan,
-            observer=observer,
-            say=notes,
-        )
-        self._session, self._has_learned, self._run = session, True, open_run_folder(output)
-        return result
+            output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
+            trains = isinstance(self.config.trainer, FinetuneTrainer)
+            if trains:
+                self._require_trust_to_train()
+                check_run_folder(output, resume=resume)
+            data = dataset_of(self.config, dataset)
+            notes = RunNotes(told)
+            session, source, prepared = prepared_for(
+                self._open(), data, resumed=RunFolder(output) if resume else None, notes=self.notes, say=notes
+            )
+            if not trains:
+                if output_directory is not None or resume:
+                    why = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
+                    told(warning(why, topic="run"))
+                for line in choice_notes(self._weights(told).choices):
+                    told(line)
+                return evaluate_splits(self._weights(), session, source, prepared, say=told, on_batch=told.advance)
+            self._llm, self._has_learned = None, False  # one model in memory at a time
+            self._llm, result = train(
+                session,
+                source,
+                prepared,
+                output_directory=output,
+                resume=resume,
+                replan=replan,
+                observer=Observers([told] if observer is None else [told, observer]),
+                say=notes,
+            )
+            self._session, self._has_learned, self._run = session, True, open_run_folder(output)
+            return result
 
     @limit_lifted()
     def evaluate(
@@ -214,46 +182,23 @@ class Model:
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. say: as in `train`.
         """
         with listening(say) as told:
-            return self._evaluate(dataset, split, against, batch_size, told, with_texts=with_texts)
-
-    def _evaluate(
-        self,
-        dataset: Data | None,
-        split: Split | None,
-        against: str | Path | None,
-        batch_size: int | None,
-        say: Say,
-        *,
-        with_texts: bool,
-    ) -> EvaluateResult:
-        session = self._open()
-        sizes = _given("eval_batch_size", batch_size) | _given(size_for_generating(session.config), batch_size)
-        session = with_settings(session, trainer=sizes)
-        source = read(self._dataset(dataset))
-        session = with_labels(session, source)
-        split = check_split(split) or ("test" if dataset is None else "full")
-        prepared = prepare(
-            source, session.config, session.encoder, context_length=session.folder.context_length, only=split
-        )
-        rows, ledger, asked = prepared.splits[split], prepared.ledger, None
-        with_texts |= label_reader(session.config) is not None
-        if with_texts:
-            rows, asked, entries = answerable(source, session, prepared, split=split)
-            ledger = ledger.with_more(entries)
-        for line in [*self.notes, *self._untrained(), *prepared.notes, *ledger.summary()]:
-            say(line)
-        require_rows(rows, split, source)
-        other = None if against is None else self._other(against)
-        theirs = None if other is None else other._contender(source, like=session, split=split, with_texts=with_texts)
-        at_once = batches_for(session, [rows], llm=self._weights(say), say=say)
-        result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
-        result = replace(result, num_left_out=ledger.num_left_out())
-        if other is None or theirs is None:
-            return result
-        self._let_go()
-        ours = Contender(name=self._name, session=session, rows=rows, asked=asked)
-        say(f"{theirs.name}:")
-        return replace(result, comparison=compared(result, (ours, theirs), other._weights, say=say))
+            session = self._open()
+            sizes = _given(batch_size, "eval_batch_size", size_for_generating(session.config))
+            session = with_settings(session, trainer=sizes)
+            source = read(dataset_of(self.config, dataset))
+            split = check_split(split) or ("test" if dataset is None else "full")
+            ours = contender(self._name, session, source, split=split, with_texts=with_texts)
+            for line in [*self.notes, *self._untrained(), *ours.notes]:
+                told(line)
+            require_rows(ours.rows, split, source)
+            other = None if against is None else self._other(against)
+            theirs = None if other is None else other._contender(source, like=ours, split=split)
+            result = evaluated(ours, self._weights(told), split=split, say=told, on_batch=told.advance)
+            if other is None or theirs is None:
+                return result
+            self._let_go()
+            found = compared(result, (ours, theirs), other._weights, say=told, on_batch=told.advance)
+            return replace(result, comparison=found)
 
     @limit_lifted()
     def predict(
@@ -284,8 +229,8 @@ class Model:
         path = None if output is None else Path(output)
         check_wanted(path, resume=resume)
         session = self._open()
-        size = size_for_generating(session.config)
-        session = with_settings(session, generation=generation, trainer=_given(size, batch_size))
+        sizes = _given(batch_size, size_for_generating(session.config))
+        session = with_settings(session, generation=generation, trainer=sizes)
         wanted = Wanted(
             output=path,
             split=split,
@@ -296,49 +241,52 @@ class Model:
             on_overlong=on_overlong,
             is_unnamed=dataset is None,
         )
-        notes = [*self.notes, *self._untrained()]
         with listening(say) as told:
             return predict(
                 session,
-                self._dataset(dataset),
+                dataset_of(self.config, dataset),
                 wanted,
                 weights=lambda: self._weights(told),
-                notes=notes,
+                notes=[*self.notes, *self._untrained()],
                 say=told,
-                on_batch=_both(told.advance, on_batch),
+                on_batch=both(told.advance, on_batch),
             )
 
     @overload
-    def generate(self, prompts: str | Sequence[str], *, stream: Literal[True], **generation: Any) -> Iterator[str]: ...
+    def generate(
+        self, prompts: str | Sequence[str], *, stream: Literal[True], say: Say | None = show, **generation: Any
+    ) -> Iterator[str]: ...
 
     @overload
     def generate(
-        self, prompts: str | Sequence[str], *, stream: Literal[False] = False, **generation: Any
+        self, prompts: str | Sequence[str], *, stream: Literal[False] = False, say: Say | None = show, **generation: Any
     ) -> str | list[str]: ...
 
     @limit_lifted()
     def generate(
-        self, prompts: str | Sequence[str], *, stream: bool = False, **generation: Any
+        self, prompts: str | Sequence[str], *, stream: bool = False, say: Say | None = show, **generation: Any
     ) -> str | list[str] | Iterator[str]:
         """The model's answer to a finished prompt, or to each of several; the template is not applied.
 
         With `chat`, a prompt is a text that the chat template has written: no BOS is added to it.
         stream: give the answer to the one prompt in pieces, as it is made, which join up to the whole of it; an
         iterator that is closed or dropped frees its memory.
+        say: as in `train`; what there is to know of the model is told when it is loaded.
         generation: keys of the configuration's `generation`, for this call.
         """
         session = with_settings(self._open(), generation=generation)
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        require_texts(texts)
-        rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
-        require_continuable(rows, session, lambda key: f"prompt {key + 1}")
+        rows = prompts_of_texts([prompts] if isinstance(prompts, str) else prompts, session)
         if stream:
             require_one(rows)
-            return stream_text(self._weights(), session, rows)
-        if not texts:
+        elif not len(rows):
             return []
-        responses = respond(_engine_for(self._weights(), session, rows), session, rows)
-        answers: list[str] = responses["response"].tolist()
+        with listening(say) as told:
+            for line in [*self.notes, *self._untrained()] if self._llm is None else []:
+                told(line)
+            llm = self._weights(told)
+            if stream:
+                return stream_text(llm, session, rows)
+            answers = answered(llm, session, rows, say=told, on_batch=told.advance)
         return answers[0] if isinstance(prompts, str) else answers
 
     def chat(self, *, say: Say | None = show) -> Conversation:
@@ -385,24 +333,27 @@ class Model:
         )
         with listening(say) as told:
             return activations_of(
-                with_settings(self._open(), trainer=_given("eval_batch_size", batch_size)),
-                self._dataset(dataset),
+                with_settings(self._open(), trainer=_given(batch_size, "eval_batch_size")),
+                dataset_of(self.config, dataset),
                 asked,
                 llm=self._llm,
                 weights=lambda: self._weights(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
-                on_batch=_both(told.advance, on_batch),
+                on_batch=both(told.advance, on_batch),
             )
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, say: Say | None = show) -> None:
         """Write the model (or adapter), the tokenizer and the configuration, for `Model.load`.
 
-        path: a new or an empty folder. Raises OutputError when it holds anything or cannot be written.
+        path: a new or an empty folder. Raises OutputError when it holds anything or cannot be written. say: as in
+        `train`.
         """
         run = create_run_folder(Path(path), resume=False)
-        session, llm = self._open(), self._weights()
-        export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
+        with listening(say) as told:
+            session, llm = self._open(), self._weights(told)
+            told(status("writing the model"))
+            export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
         # An adapter that was never trained is not part of the model, which is then saved as it is.
         config = with_choices(session, llm.choices).config
         config = config if is_adapted(llm.model) else config.model_copy(update={"adapter": None})
@@ -428,20 +379,20 @@ class Model:
         run = self._finished_run()
         if not merge:
             return export_run(run, Path(path))
-        holds_adapter, config = _holds_adapter(run), self._open().config  # with the data set and day of the training
+        config = with_trained_weights(self._open().config, run)  # with the data set and day of the training
         self._let_go()  # one model in memory at a time
-        if config.adapter is not None or not holds_adapter:
-            config = _with_trained_weights(config, run, holds_adapter=holds_adapter)
         with listening(say) as told:
             told(status("merging"))
             return merge_run(run, open_session(config), Path(path), how, say=told)
 
-    def upload(self, repo_id: str, **options: Any) -> UploadResult:
+    def upload(self, repo_id: str, *, say: Say | None = show, **options: Any) -> UploadResult:
         """Send what `export` writes to the Hub, in one commit, with the token in HF_TOKEN.
 
-        options: private, revision, commit_message.
+        options: private, revision, commit_message. say: as in `train`.
         """
-        return upload(self._finished_run().path, repo_id, **options)
+        with listening(say) as told:
+            told(status("uploading the model"))
+            return upload(self._finished_run().path, repo_id, **options)
 
     def _finished_run(self) -> RunFolder:
         if self._run is None:
@@ -469,9 +420,9 @@ class Model:
             return Model.load(path) if path.is_dir() else Model(path)
         return Model(base_of(self.config, self._run, has_learned=self._has_learned))
 
-    def _contender(self, source: Source, *, like: Session, split: str, with_texts: bool) -> Contender:
+    def _contender(self, source: Source, *, like: Contender, split: str) -> Contender:
         name = self.config.base_model if self._run is None else str(self._run.path)
-        return contender(name, self._open(), source, like=like, split=split, with_texts=with_texts)
+        return contender(name, self._open(), source, split=split, like=like)
 
     def _let_go(self) -> None:
         """Free the weights. What was learned in this process is read from the run's folder when it is needed again."""
@@ -494,84 +445,6 @@ class Model:
             return []
         return ["this is the model before training; for what a run has learned, name the run's folder"]
 
-    def _dataset(self, dataset: Data | None) -> Data:
-        if dataset is not None:
-            return dataset
-        if self.config.dataset is not None:
-            return self.config.dataset
-        raise ConfigError(
-            Problem(
-                what="there is no data set",
-                expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
-                fix="name a csv, tsv, json, jsonl or parquet file, or a saved datasets folder",
-            )
-        )
 
-    def _evaluate_splits(self, session: Session, source: Source, prepared: Prepared, say: Say) -> TrainResult:
-        """What `train` does with `trainer.type: none`, as in Ludwig."""
-        trainer, splits = session.config.trainer, prepared.splits
-        started = time.perf_counter()
-        wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
-        if not trainer.evaluate_training_set:
-            wanted = wanted[1:]
-        metrics: dict[str, Mapping[str, float]] = {}
-        for split in (split for split in wanted if len(splits[split])):
-            rows, asked = splits[split], None
-            if label_reader(session.config) is not None:
-                rows, asked, entries = answerable(source, session, prepared, split=split)
-                for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
-                    say(line)
-            at_once = batches_for(session, [rows], llm=self._weights(), say=say)
-            result = evaluate(self._weights(), session, rows, split=split, batches=at_once, asked=asked, say=say)
-            metrics[split] = result.metrics
-        return TrainResult(
-            output_directory=None,
-            num_steps=0,
-            best_step=None,
-            metrics=metrics,
-            num_rows={split: len(rows) for split, rows in splits.items()},
-            seconds=time.perf_counter() - started,
-        )
-
-
-def check_split(name: str | None) -> Split | None:
-    """A split's name as a person typed it. Raises InputError for one that does not exist."""
-    for split in get_args(Split):
-        if name == split:
-            return cast(Split, split)
-    if name is None:
-        return None
-    raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
-
-
-def _both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
-    def told(num_rows: int) -> None:
-        first(num_rows)
-        if second is not None:
-            second(num_rows)
-
-    return told
-
-
-def _given(key: str, value: Any) -> dict[str, Any]:
-    return {} if value is None else {key: value}
-
-
-def _engine_for(llm: LLM, session: Session, prompts: TokenRows) -> Engine:
-    """A few prompts are answered before a plan would be made, unless there is a budget to keep to."""
-    if len(prompts) > _A_FEW or session.config.memory.budget != "auto":
-        return planned_engine(llm, session, prompts, say=say_nothing).engine
-    return engine_by_hand(llm, session, batch_rows=min(rows_by_hand(session.config) or _A_FEW, len(prompts)))
-
-
-def _holds_adapter(run: RunFolder) -> bool:
-    return (run.model / "adapter_config.json").is_file()
-
-
-def _with_trained_weights(config: Config, run: RunFolder, *, holds_adapter: bool) -> Config:
-    """The configuration of a run with what it has learned in place of what it started from."""
-    weights = str(run.model.resolve())
-    if config.adapter is not None and holds_adapter:
-        adapter = config.adapter.model_copy(update={"pretrained_adapter_weights": weights})
-        return config.model_copy(update={"adapter": adapter})
-    return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})
+def _given(value: Any, *keys: str) -> dict[str, Any]:
+    return {} if value is None else dict.fromkeys(keys, value)

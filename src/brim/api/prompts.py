@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.api.session import Session
-from brim.data import Entry, Source, TokenRows
+from brim.data import Entry, Source, TokenRows, texts_as_source
 from brim.data.row_faults import WAY_OUT, RowFaults
 from brim.errors import ConfigError, DataError, InputError, Problem
 
@@ -167,6 +167,15 @@ def _too_long(
             "--on-overlong truncate_left` cuts them and keeps their ends",
         )
     ]
+
+
+def prompts_of_texts(prompts: Sequence[str], session: Session) -> TokenRows:
+    """Return finished prompts as rows. Raises InputError and DataError for those that cannot be continued."""
+    texts = list(prompts)
+    require_texts(texts)
+    rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
+    require_continuable(rows, session, lambda key: f"prompt {key + 1}")
+    return rows
 
 
 def require_texts(prompts: Sequence[object]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import brim
 from brim.api.resuming import in_order
 from brim.api.session import Say, Session
-from brim.config import dump, mask_text
+from brim.config import Config, dump, mask_text
 from brim.data import Prepared, Source
 from brim.files import write_text, writing
 from brim.models.device import device_name
@@ -72,6 +72,20 @@ def write_card(
         version=brim.__version__,
     )
     _write(run.card, model_card(session.config, facts))
+
+
+def with_trained_weights(config: Config, run: RunFolder) -> Config:
+    """Return a run's configuration with what it has learned in place of what it started from.
+
+    One that has no adapter, of a run that trained one, asks for the base model: it is returned as it is.
+    """
+    weights, adapter = str(run.model.resolve()), config.adapter
+    if not (run.model / "adapter_config.json").is_file():
+        return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})
+    if adapter is None:
+        return config
+    trained = adapter.model_copy(update={"pretrained_adapter_weights": weights})
+    return config.model_copy(update={"adapter": trained})
 
 
 class RunNotes:

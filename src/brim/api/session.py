@@ -17,7 +17,7 @@ from brim.data import Data, Source, TextEncoder, load_encoder, with_labels_of_da
 from brim.data.chat_day import settled_day
 from brim.data.read_files import Files, absolute_files, is_files
 from brim.data.sentence_encoder import local_folder
-from brim.errors import InputError, Problem
+from brim.errors import ConfigError, InputError, Problem
 from brim.models.adapter_folder import continued
 from brim.models.device import device_facts, pick_device
 from brim.models.floors import require_floors
@@ -73,6 +73,21 @@ def _stored_bits(config: Config, settled: Config) -> list[Choice]:
     if settled.quantization is None or config.quantization is not None:
         return []
     return [Choice(key="quantization.bits", value=settled.quantization.bits, reason="so the base model is stored")]
+
+
+def dataset_of(config: Config, given: Data | None) -> Data:
+    """Return the data set that is given, else the configuration's. Raises ConfigError where there is none."""
+    if given is not None:
+        return given
+    if config.dataset is not None:
+        return config.dataset
+    raise ConfigError(
+        Problem(
+            what="there is no data set",
+            expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+            fix="name a csv, tsv, json, jsonl or parquet file, or a saved datasets folder",
+        )
+    )
 
 
 def with_dataset(session: Session, dataset: Data) -> Session:

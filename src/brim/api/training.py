@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from brim.api.chat import template_texts
+from brim.api.chat import template_texts, with_day_of_run
 from brim.api.evaluation import scored
 from brim.api.forward_planning import batches_for
 from brim.api.inference import settings_of
@@ -18,10 +18,10 @@ from brim.api.results import TrainResult
 from brim.api.resuming import as_begun, where_it_stands
 from brim.api.run_files import RunNotes, write_card, write_head
 from brim.api.run_plan import plan_of_run
-from brim.api.session import Say, Session, choice_notes, with_choices
+from brim.api.session import Say, Session, choice_notes, with_choices, with_dataset, with_labels, with_rows
 from brim.api.trial import counted_state_bytes
-from brim.config import Config, FinetuneTrainer
-from brim.data import Prepared, Source
+from brim.config import Config, FinetuneTrainer, require_trainable
+from brim.data import Data, Prepared, Source, prepare, read, slip_notes
 from brim.errors import CheckpointError, InputError, Problem
 from brim.infer.metrics import summarize
 from brim.models.llm import LLM, load_llm
@@ -44,6 +44,27 @@ from brim.train.tensors import restore_weights
 
 Weights: TypeAlias = Literal["best", "last"]
 _Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of splits, by name
+
+
+def prepared_for(
+    session: Session, dataset: Data, *, resumed: RunFolder | None, notes: Sequence[str], say: Say
+) -> tuple[Session, Source, Prepared]:
+    """Read and split the data set of a run, and tell what was chosen for it and what became of its rows.
+
+    resumed: the run that is continued. notes: on the configuration, told first.
+    """
+    session = with_dataset(session, dataset)
+    if resumed is not None:
+        session = with_day_of_run(session, resumed)
+    require_trainable(session.config)
+    say(status("reading the data"))
+    source = read(dataset)
+    session, slips = with_labels(session, source), slip_notes(session.config, source)
+    prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
+    session = with_rows(session, len(prepared.splits["train"]))
+    for line in [*notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
+        say(line)
+    return session, source, prepared
 
 
 @no_library_warnings()

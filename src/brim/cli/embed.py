@@ -35,7 +35,7 @@ def embed(
 
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.api.activations import check_pooling
-    from brim.api.model import check_split
+    from brim.data.split import check_split
     from brim.units import format_seconds
 
     how = check_pooling(pooling)

@@ -55,8 +55,8 @@ def evaluate(
 
     other = _other(against, against_base=against_base)
     model = open_model(config_or_run, overrides or [], dataset)
-    from brim.api.model import check_split
     from brim.api.prediction import check_output, write_predictions
+    from brim.data.split import check_split
 
     if rows is not None:
         check_output(Path(rows))

@@ -73,8 +73,8 @@ def predict(
     from brim.cli.opening import open_model
 
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
-    from brim.api.model import check_split
     from brim.api.predict_policies import check_on_error, check_on_overlong
+    from brim.data.split import check_split
 
     rows = check_split(split) or "full"
     on_error, on_overlong = check_on_error(on_error), check_on_overlong(on_overlong)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from brim.data.order import random_order
+from brim.errors import InputError, Problem
 
+Split = Literal["train", "validation", "test", "full"]  # full: all rows
 SPLITS = ("train", "validation", "test")
 FIXED_VALUES = {
     "0": 0,
@@ -37,6 +40,16 @@ class UnknownSplit:
 
     value: str
     rows: tuple[int, ...]
+
+
+def check_split(name: str | None) -> Split | None:
+    """Return a split's name as a person typed it. Raises InputError for one that does not exist."""
+    for split in get_args(Split):
+        if name == split:
+            return cast(Split, split)
+    if name is None:
+        return None
+    raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
 
 
 def split_at_random(num_rows: int, probabilities: Sequence[float], *, seed: int) -> Codes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +37,13 @@ def score_rows(
     device: torch.device,
     precision: Precision,
     head: LogitHead | None = None,
+    on_batch: Callable[[int], None] = lambda rows: None,
 ) -> Scores:
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 
     Rows of like length share a batch, and fewer of them once memory has run out. Logits are reduced where they arise;
-    in chunks, where the model's head is given. Raises OutOfMemoryError when a row alone runs out of memory.
+    in chunks, where the model's head is given. on_batch: told how many more rows are done.
+    Raises OutOfMemoryError when a row alone runs out of memory.
     """
     num_rows = len(rows)
     loss = np.zeros(num_rows)
@@ -53,6 +56,7 @@ def score_rows(
         loss[positions] = scores.loss.cpu().numpy()
         num_correct[positions] = scores.num_correct.cpu().numpy()
         num_supervised[positions] = scores.num_supervised.cpu().numpy()
+        on_batch(len(positions))
 
     was_training = model.training
     model.eval()

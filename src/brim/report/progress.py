@@ -179,15 +179,22 @@ class TrainProgress:
 
 
 class RowProgress:
-    """Rows done so far."""
+    """What is being done, and how many rows of it are done."""
 
     def __init__(self, line: LiveLine) -> None:
-        self._line, self._num_rows = line, 0
+        self._line, self._doing, self._num_rows = line, "", 0
+
+    def begin(self, doing: str) -> None:
+        """This is done from now on, of which no row is done yet."""
+        self._doing, self._num_rows = doing, 0
+        if self._line.rewrites:
+            self._line.show(Shown(head=doing))
 
     def advance(self, num_rows: int) -> None:
         """So many more rows are done."""
         self._num_rows += num_rows
-        self._line.show(Shown(head=f"{self._num_rows:,} {'row' if self._num_rows == 1 else 'rows'}"))
+        rows = f"{self._num_rows:,} {'row' if self._num_rows == 1 else 'rows'}"
+        self._line.show(Shown(head=self._doing, text=rows) if self._doing else Shown(head=rows))
 
 
 def event_line(record: Record) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Protocol
 
 from brim.notes import Say, is_told, kind_of, short_of, topic_of
-from brim.report.progress import LiveLine, RowProgress, Shown, TrainProgress
+from brim.report.progress import LiveLine, RowProgress, TrainProgress
 from brim.train.observer import Observer, Record
 
 MOST_LINES = 8  # before the first step
@@ -75,8 +75,8 @@ class Screen:
             self._print(self._digest.take(line))
         elif is_told(line):
             self._print([line])
-        if kind_of(line) == "status" and self._line.rewrites:
-            self._line.show(Shown(head=line))
+        if kind_of(line) == "status":
+            self._rows.begin(line)
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         self._end_digest()
@@ -174,6 +174,17 @@ def in_lines(notes: Sequence[str], *, room: int) -> list[list[str]]:
 def _joined(notes: Sequence[str]) -> str:
     """One note as it is, several in short."""
     return notes[0] if len(notes) == 1 else "; ".join(map(short_of, notes))
+
+
+def both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Return what tells a number of rows to both; to the first alone where there is no second."""
+
+    def tell(num_rows: int) -> None:
+        first(num_rows)
+        if second is not None:
+            second(num_rows)
+
+    return tell
 
 
 class _Ear:
