@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.properties import examples
@@ -75,12 +76,23 @@ def test_every_format_gives_the_same_rows(tmp_path, name, write):
 
 
 @pytest.mark.parametrize(
-    "data", [COLUMNS, pd.DataFrame(COLUMNS), pa.Table.from_pylist(ROWS)], ids=["dict", "frame", "table"]
+    "data",
+    [COLUMNS, pd.DataFrame(COLUMNS), pa.Table.from_pylist(ROWS), ROWS, tuple(ROWS), Dataset.from_list(ROWS)],
+    ids=["dict", "frame", "table", "list", "tuple", "data set"],
 )
 def test_data_in_memory_gives_the_same_rows(data):
     source = read(data)
     assert source.table.to_pylist() == ROWS
     assert source.locate(2) == f"{source.name}, row 2"
+
+
+def test_a_column_that_a_row_of_a_list_does_not_have_is_empty_there():
+    rows = [{"q": "a", "n": 1}, {"q": "b"}, {"n": 3, "more": [1, 2]}]
+    assert read(rows).table.to_pylist() == [
+        {"q": "a", "n": 1, "more": None},
+        {"q": "b", "n": None, "more": None},
+        {"q": None, "n": 3, "more": [1, 2]},
+    ]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
@@ -333,6 +345,11 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         read(tmp_path / "something-else.csv")
 
 
+WHAT_IT_CAN_BE = (
+    "  expected: a path or a list of paths, a pandas frame, a dict of columns, a list of dicts, an Arrow table, or a "
+    "Dataset or DatasetDict of `datasets`\n"
+    "  fix: a stream or an iterator is not read: save it to a file, or make a list of it"
+)
 BAD_DATA = {
     "nothing": ({}, "the given columns: the data set has no rows\n  expected: at least one row of data"),
     "no rows": ({"q": []}, "the given columns: the data set has no rows\n  expected: at least one row of data"),
@@ -353,8 +370,10 @@ BAD_DATA = {
     ),
     "a list": (
         [1],
-        "a data set cannot be a list\n  expected: a path or a list of paths, a pandas frame, a dict of columns or an Arrow table",
+        f"a data set cannot be of the type list of int\n{WHAT_IT_CAN_BE}",
     ),
+    "an iterator": (iter(ROWS), f"a data set cannot be of the type list_iterator\n{WHAT_IT_CAN_BE}"),
+    "rows and files": ([ROWS[0], "more.csv"], f"a data set cannot be of the type list of dict and str\n{WHAT_IT_CAN_BE}"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Folders that `datasets` saved."""
+"""Data sets of `datasets`, in folders and in memory."""
 
 import json
 
@@ -23,6 +23,22 @@ def test_a_saved_data_set_is_read_with_its_selection(tmp_path):
     assert source.locate(1) == "saved, row 1"
 
 
+def test_a_data_set_in_memory_is_read_with_its_selection_and_all_its_columns():
+    whole = Dataset.from_dict({"q": ["x", "y", "z"], "n": [1, 2, 3]})
+    chosen = whole.select([2, 0]).with_format("numpy", columns=["n"])
+    source = read(chosen)
+    assert source.table.to_pylist() == [{"q": "z", "n": 3}, {"q": "x", "n": 1}]
+    assert source.locate(1) == "the data set, row 1"
+    parts = DatasetDict({"train": whole.shuffle(seed=1), "test": whole.filter(lambda row: row["n"] == 2)})
+    table = read(parts).table.to_pylist()
+    assert [row["split"] for row in table] == [0, 0, 0, 2]
+    assert [row["q"] for row in table] == [*parts["train"]["q"], "y"]
+    with pytest.raises(DataError, match="the data set: splits of the data set have unknown names: more"):
+        read(DatasetDict({"more": whole}))
+    with pytest.raises(DataError, match=r"cannot be of the type IterableDataset(.|\n)*make a list of it"):
+        read(whole.to_iterable_dataset())
+
+
 def test_saved_splits_become_a_column(tmp_path):
     parts = {"train": ["a", "b"], "validation": ["c"], "test": ["d"]}
     saved = DatasetDict({name: Dataset.from_dict({"q": values}) for name, values in parts.items()})
@@ -40,18 +56,18 @@ def test_saved_splits_become_a_column(tmp_path):
     [
         (
             {"train": {"q": ["a"]}, "unsupervised": {"q": ["b"]}},
-            "saved: splits of the saved data set have unknown names: unsupervised\n"
+            "saved: splits of the data set have unknown names: unsupervised\n"
             "  expected: train, validation, test\n"
-            "  fix: save only the splits to learn from, under these names",
+            "  fix: keep only the splits to learn from, under these names",
         ),
         (
             {"train": {"q": ["a"], "split": [0]}},
-            "saved: the saved data set has splits and also a column `split`\n  fix: rename the column",
+            "saved: the data set has splits and also a column `split`\n  fix: rename the column",
         ),
         (
             {"val": {"q": ["a"]}, "validation": {"q": ["b"]}},
-            "saved: the saved data set has the validation split twice: val, validation\n"
-            "  fix: save it under one of these names",
+            "saved: the data set has the validation split twice: val, validation\n"
+            "  fix: keep it under one of these names",
         ),
     ],
 )
@@ -65,7 +81,7 @@ def test_splits_that_cannot_be_joined_are_told(tmp_path, parts, message):
 def test_splits_with_columns_of_different_types_are_told(tmp_path):
     saved = DatasetDict({"train": Dataset.from_dict({"q": ["a"]}), "test": Dataset.from_dict({"q": [1]})})
     saved.save_to_disk(tmp_path / "saved")
-    with pytest.raises(DataError, match="saved: the splits of the saved data set differ in their columns"):
+    with pytest.raises(DataError, match="saved: the splits of the data set differ in their columns"):
         read(tmp_path / "saved")
 
 

@@ -121,7 +121,7 @@ class Model:
     ) -> TrainResult:
         """Train and write a run folder (default: results/<name of the configuration file>).
 
-        dataset: a file, a saved `datasets` folder, a data frame or a mapping of columns; default: the key `dataset`.
+        dataset: a file, or what is in memory (see docs/data.md); default: the key `dataset`.
         resume: continue the run in that folder exactly where its newest checkpoint stands.
         replan: do not use what earlier plans found out.
         observer: hears each step, evaluation and event. say: takes the notes; by default they are shown, and how far

@@ -13,8 +13,8 @@ import pyarrow as pa
 from brim.config import mask_login
 from brim.data.read_csv import read_csv
 from brim.data.read_files import Files, is_files, named_files, read_files
-from brim.data.read_folder import read_folder
-from brim.data.read_frame import read_columns, read_pandas, read_table
+from brim.data.read_folder import read_dataset, read_folder
+from brim.data.read_frame import read_columns, read_pandas, read_rows, read_table
 from brim.data.read_json import read_json
 from brim.data.read_jsonl import read_jsonl
 from brim.data.read_parquet import read_parquet
@@ -24,15 +24,20 @@ from brim.data.utf8 import require_utf8
 from brim.errors import DataError, Problem
 
 if TYPE_CHECKING:
+    import datasets
     import pandas as pd
 
-Data: TypeAlias = "Files | pd.DataFrame | Mapping[str, Sequence[Any]] | pa.Table"
+Data: TypeAlias = (
+    "Files | pd.DataFrame | datasets.Dataset | datasets.DatasetDict | pa.Table | "
+    "Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]"
+)
 Reader = Callable[[Path], Source]
 
 
 def read(source: Data) -> Source:
-    """A file (by its ending), a folder that `datasets` saved, a pandas frame, a dict of columns or an Arrow table.
+    """A file (by its ending), a folder that `datasets` saved, or what is in memory.
 
+    That is a pandas frame, an Arrow table, a Dataset or DatasetDict of `datasets`, a dict of columns, a list of dicts.
     A file may be a glob, and several files may stand in a list: their rows are read one file after the other.
     Large files are memory-mapped. A row that cannot be read is a fault of the source (see usable.py). Raises DataError,
     with the file and line, where that holds for more than half of the rows, or the file as a whole cannot be read.
@@ -44,16 +49,29 @@ def read(source: Data) -> Source:
         return read([source])
     if isinstance(source, pa.Table):
         return _checked(read_table(source))
-    if isinstance(source, Mapping):
-        return _checked(read_columns(source))
-    pandas = sys.modules.get("pandas")  # who has a frame has imported it
+    # Who has a frame, or a data set of `datasets`, has imported it.
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(source, pandas.DataFrame):
         return _checked(read_pandas(source))
-    raise DataError(
-        Problem(
-            what=f"a data set cannot be a {type(source).__name__}",
-            expected="a path or a list of paths, a pandas frame, a dict of columns or an Arrow table",
-        )
+    if datasets is not None and isinstance(source, datasets.Dataset | datasets.DatasetDict):
+        return _checked(read_dataset(source))
+    if isinstance(source, Mapping):
+        return _checked(read_columns(source))
+    if isinstance(source, list | tuple) and all(isinstance(row, Mapping) for row in source):
+        return _checked(read_rows(source))
+    raise DataError(_no_data(source))
+
+
+def _no_data(source: object) -> Problem:
+    kind = type(source).__name__
+    if isinstance(source, list | tuple):
+        kinds = sorted({type(each).__name__ for each in source})
+        kind = f"{kind} of {' and '.join(kinds)}"
+    return Problem(
+        what=f"a data set cannot be of the type {kind}",
+        expected="a path or a list of paths, a pandas frame, a dict of columns, a list of dicts, an Arrow table, or a "
+        "Dataset or DatasetDict of `datasets`",
+        fix="a stream or an iterator is not read: save it to a file, or make a list of it",
     )
 
 

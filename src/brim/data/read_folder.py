@@ -1,9 +1,10 @@
-"""Read a folder that `datasets` saved (save_to_disk): a data set, or several under the names of their splits."""
+"""Read what `datasets` has in memory or saved to a folder: a data set, or several under the names of their splits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,6 +14,9 @@ from brim.data.source import Source, plain, row_number
 from brim.data.split import FIXED_VALUES, spellings
 from brim.data.undecodable import without_undecodable
 from brim.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    import datasets
 
 
 def read_folder(path: Path) -> Source:
@@ -40,10 +44,15 @@ def read_folder(path: Path) -> Source:
                 fix="save it anew with save_to_disk",
             )
         ) from None
-    table = _joined(loaded, path.name) if isinstance(loaded, datasets.DatasetDict) else _table(loaded)
-    require_names(table.column_names, path.name)
-    table, faults = without_undecodable(table, path.name)
-    return Source(table=table, name=path.name, locate=row_number(path.name), faults=faults)
+    return read_dataset(loaded, name=path.name)
+
+
+def read_dataset(dataset: datasets.Dataset | datasets.DatasetDict, *, name: str = "the data set") -> Source:
+    """A Dataset's rows as they are selected; a DatasetDict as one table with a column `split` (0, 1, 2)."""
+    table = _joined(dataset, name) if isinstance(dataset, Mapping) else _table(dataset)
+    require_names(table.column_names, name)
+    table, faults = without_undecodable(table, name)
+    return Source(table=table, name=name, locate=row_number(name), faults=faults)
 
 
 def _files_in(path: Path) -> str:
@@ -64,7 +73,7 @@ def _joined(parts: Any, name: str) -> pa.Table:
     for part, dataset in parts.items():
         table = _table(dataset)
         if "split" in table.column_names:
-            what = "the saved data set has splits and also a column `split`"
+            what = "the data set has splits and also a column `split`"
             problems.append(Problem(what=what, where=name, fix="rename the column"))
         if problems:
             raise DataError(*problems)
@@ -73,7 +82,7 @@ def _joined(parts: Any, name: str) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        what = f"the splits of the saved data set differ in their columns: {error}"
+        what = f"the splits of the data set differ in their columns: {error}"
         raise DataError(Problem(what=what, where=name, expected="the same columns in all splits")) from None
 
 
@@ -83,18 +92,18 @@ def _split_problems(names: list[str], where: str) -> list[Problem]:
     if unknown:
         problems.append(
             Problem(
-                what=f"splits of the saved data set have unknown names: {', '.join(unknown)}",
+                what=f"splits of the data set have unknown names: {', '.join(unknown)}",
                 where=where,
                 expected="train, validation, test",
-                fix="save only the splits to learn from, under these names",
+                fix="keep only the splits to learn from, under these names",
             )
         )
     for split, ways in spellings(names).items():
-        what = f"the saved data set has the {split} split twice: {', '.join(ways)}"
-        problems.append(Problem(what=what, where=where, fix="save it under one of these names"))
+        what = f"the data set has the {split} split twice: {', '.join(ways)}"
+        problems.append(Problem(what=what, where=where, fix="keep it under one of these names"))
     return problems
 
 
 def _table(dataset: Any) -> pa.Table:
-    table = dataset.data.table  # save_to_disk has applied the selection, if there was one
+    table = dataset.with_format("arrow")[:]
     return table.cast(plain(table.schema))

@@ -1,4 +1,4 @@
-"""Take data that is in memory already: a dict of columns, a pandas frame, an Arrow table."""
+"""Take data that is in memory already: rows, a dict of columns, a pandas frame, an Arrow table."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
         )
     ]
     return _source(_table(read), name, faults)
+
+
+def read_rows(rows: Sequence[Mapping[str, Any]]) -> Source:
+    """A list of dicts, one a row; a column that a row does not have is empty there."""
+    columns = {name: None for row in rows for name in row}
+    return read_columns({name: [row.get(name) for row in rows] for name in columns}, name="the given rows")
 
 
 def read_pandas(frame: pd.DataFrame) -> Source:
