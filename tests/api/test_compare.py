@@ -167,6 +167,11 @@ def test_the_files_of_a_comparison(place, done):
     assert "curve" not in json.dumps(done.as_json(with_curves=False))
 
 
+def test_a_result_is_its_tables_which_a_notebook_shows_as_such(done):
+    assert repr(done) == f"CompareResult: {done.output_directory}\n\n{done.markdown().rstrip()}"
+    assert done._repr_markdown_() == done.markdown()
+
+
 def test_the_tables_as_markdown(done):
     text = done.markdown()
     assert re.search(r"^\| large \| \d\.\d{4} ± \d+\.\d{4} \| [+-]\d\.\d{4} ± ", text, flags=re.MULTILINE)

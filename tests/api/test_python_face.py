@@ -7,11 +7,14 @@ from io import StringIO
 
 import pandas as pd
 import pytest
+from tests.api.hand_made_proof import PROOF
+from tests.report.hand_made import hand_made_prediction
 
 import brim
 from brim.notes import Note, kind_of
 from brim.report.curves_plot import history_plot
 from brim.report.screen import Screen
+from brim.units import format_bytes
 
 
 @pytest.fixture
@@ -245,3 +248,120 @@ def test_the_effective_batch_is_drawn_where_it_moves_and_not_for_the_rest_of_an_
     assert panels([4, 4, 1, 4, 4, 1]) == []
     (moving,) = panels([4, 4, 1, 4, 8, 8, 2])
     assert list(moving.lines[0].get_ydata()) == [4, 4, 4, 8, 8]
+
+
+def test_figures_are_a_table_and_a_frame(zero_shot, config, sums, trained):
+    model = brim.Model(zero_shot)
+    alone = model.evaluate(sums, say=None)
+    head, titles, *lines = repr(alone).splitlines()
+    assert (head, titles.split()) == ("EvaluateResult: full", ["full"])
+    loss, interval = alone.metrics["loss"], alone.loss_interval
+    assert lines[0].split() == ["loss", f"{loss:.4f}", f"({interval.low:.3f}", "to", f"{interval.high:.3f})"]
+    frame = alone.frame
+    assert frame.loc["loss"].tolist() == [loss, interval.low, interval.high]
+    assert frame.index.tolist() == list(alone.metrics)
+    assert frame["low"].dropna().index.tolist() == list(alone.intervals)
+    against = brim.Model.load(trained.output_directory).evaluate(sums, against="base", say=None)
+    comparison = against.comparison
+    assert f"{len(sums)} rows; the other model is {config['base_model']}" in repr(against)
+    row = comparison.frame.loc["loss"]
+    ends = comparison.difference_intervals["loss"]
+    assert row.tolist() == [
+        comparison.metrics["loss"],
+        comparison.other_metrics["loss"],
+        comparison.differences["loss"],
+        ends.low,
+        ends.high,
+    ]
+
+
+def test_rows_without_figures_are_told_in_the_result(dropping, with_gaps):
+    result = brim.Model(dropping).evaluate(with_gaps, say=None)
+    assert repr(result).endswith("that the prompt or the answer needs is missing: 3")
+
+
+def test_no_result_shows_its_arrays(config, trained, sums, tmp_path):
+    model = brim.Model.load(trained.output_directory)
+    shown = {
+        "evaluate": model.evaluate(sums, say=None),
+        "predict": model.predict(sums, say=None),
+        "activations": model.collect_activations(["last", 0], sums, say=None),
+        "export": model.export(tmp_path / "adapter"),
+        "merge": model.export(tmp_path / "merged", merge=True, say=None),
+        "plan": brim.plan(config, sums, say=None),
+        "memory": brim.predict_memory(config, device="t4"),
+        "proof": PROOF,
+        "prediction": hand_made_prediction(),
+        "upload": brim.UploadResult(repo_id="a/b", url="https://…/1", private=True, files=("c", "d"), num_bytes=5),
+        "found": brim.find_batch_size(fits_up_to(9), most=64),
+    }
+    texts = {name: repr(each) for name, each in shown.items()}
+    assert {name: len(text) for name, text in texts.items() if len(text) > 900} == {}
+    assert [name for name, text in texts.items() if "array(" in text or "PosixPath" in text] == []
+    assert texts["activations"] == "Activations: 40 rows of last (32 wide), 0 (32 wide), in memory"
+    assert texts["export"].startswith(f"ExportResult: adapter, for PEFT: {tmp_path / 'adapter'} (")
+    plan = shown["plan"]
+    assert texts["plan"].startswith("TrainingPlan: 4 steps, updates of 4 rows, on cpu\n  no checkpointing, ")
+    assert format_bytes(plan.chosen.total_bytes) in texts["plan"]
+    assert texts["memory"].startswith("MemoryPrediction: train, 4 rows × ")
+    assert format_bytes(shown["memory"].total_bytes) in texts["memory"]
+    assert texts["proof"].startswith(
+        "ResumeProof: steps 11 to 14 of results/demo: the interruption changed nothing, to the bit (12.0 s)\n  rows: equal"
+    )
+    assert texts["upload"] == "UploadResult: 2 files, 5 bytes, private; commit: https://…/1"
+    assert texts["found"].startswith("Found: 8 (")
+
+
+def fits_up_to(largest):
+    """What would come of trying a size."""
+
+    def fits(size):
+        outcome = "fits" if size <= largest else "out_of_memory"
+        return brim.Probe(size=size, steps=1, outcome=outcome, peak_bytes=None, seconds=0.0)
+
+    return fits
+
+
+NO_SPLIT = "there is no split 'dev'\n  expected: train, validation, test, full"
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda model, rows: model.predict(rows, split="dev"), NO_SPLIT),
+        (lambda model, rows: model.collect_activations("last", rows, split="dev"), NO_SPLIT),
+        (lambda model, rows: model.evaluate(rows, split="dev"), NO_SPLIT),
+        (lambda model, rows: model.generate(None), "the prompts are NoneType\n  expected: a str, or a list of them"),
+        (lambda model, rows: model.generate({"a": "b"}), "the prompts are dict\n  expected: a str, or a list of them"),
+        (lambda model, rows: model.generate(["a", None]), "prompt 2 is no text"),
+        (lambda model, rows: model.predict(rows, say=True), "say is True\n  expected: a function that takes a line"),
+        (lambda model, rows: model.train(rows, say=False), "say is False\n  expected: a function that takes a line"),
+        (
+            lambda model, rows: model.train(rows, observer=print, say=None),
+            "the observer is print, which cannot hear a run: it has no method start, write, close",
+        ),
+        (
+            lambda model, rows: model.train(rows, observer=Steps, say=None),
+            "the observer is the class Steps, which cannot hear a run",
+        ),
+    ],
+)
+def test_what_is_no_argument_is_told_at_once(config, sums, tmp_path, monkeypatch, ask, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(brim.InputError) as caught:
+        ask(brim.Model(config), sums)
+    assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("overrides", ["trainer.epochs=2", {"trainer.epochs": 2}], ids=["text", "mapping"])
+def test_overrides_are_a_list(config, overrides):
+    with pytest.raises(brim.ConfigError, match="KEY=VALUE") as caught:
+        brim.Model(config, overrides=overrides)
+    assert len(caught.value.problems) == 1
+
+
+def test_a_plan_for_a_gpu_shows_no_warnings_of_libraries(config, sums, tmp_path, monkeypatch, recwarn):
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path))  # so that it is traced
+    brim.plan(config, sums, device="t4", say=None)
+    assert [str(each.message) for each in recwarn] == []

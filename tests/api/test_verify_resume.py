@@ -12,6 +12,7 @@ import traceback
 import warnings
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 import brim
@@ -52,6 +53,15 @@ def rows(tmp_path_factory):
     lines = [f"add {n % 7} and {n % 11} =,{n % 7 + n % 11},{0 if n % 10 < 7 else 1}" for n in range(40)]
     path.write_text("question,answer,split\n" + "\n".join(lines) + "\n")
     return path
+
+
+@pytest.mark.parametrize("dataset", ["none.csv", None], ids=["missing", "none given"])
+def test_without_its_data_nothing_is_begun(settings, rows, tmp_path, monkeypatch, dataset):
+    run = tmp_path / "run"
+    brim.Model(settings).train(pd.read_csv(rows), output_directory=run, say=None)
+    monkeypatch.setattr("brim.api.verify_resume.Trial", None)
+    with pytest.raises(brim.BrimError, match="no such file: none.csv" if dataset else "there is no data set"):
+        brim.verify_resume(run, dataset=dataset, say=None)
 
 
 @pytest.fixture(scope="module")

@@ -542,7 +542,8 @@ CASES = {
         run=nothing,
         says=(
             "brim: run: there is a run in this folder already; nothing was changed\n"
-            "  fix: continue it with --resume, or choose another folder with --output-directory\n"
+            "  fix: continue it with --resume (in Python resume=True), or choose another folder with "
+            "--output-directory\n"
         ),
     ),
     "resuming with another configuration": Case(

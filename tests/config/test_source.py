@@ -30,7 +30,11 @@ def test_what_is_no_configuration(file, problems, content, message):
 
 def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file, problems, tmp_path):
     file("")
-    assert problems("other.yaml") == ["other.yaml: no such file\n  expected: a YAML configuration"]
+    assert problems("other.yaml") == [
+        "other.yaml: no such file\n  expected: a YAML configuration\n  fix: check the path"
+    ]
+    (of_the_hub,) = problems("org/some-model")
+    assert of_the_hub.endswith("check the path; a model of the Hub is named in the file, by base_model: org/some-model")
     Path("folder").mkdir()
     (problem,) = problems(Path("folder"))
     assert problem.startswith(

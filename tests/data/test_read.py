@@ -373,7 +373,10 @@ BAD_DATA = {
         f"a data set cannot be of the type list of int\n{WHAT_IT_CAN_BE}",
     ),
     "an iterator": (iter(ROWS), f"a data set cannot be of the type list_iterator\n{WHAT_IT_CAN_BE}"),
-    "rows and files": ([ROWS[0], "more.csv"], f"a data set cannot be of the type list of dict and str\n{WHAT_IT_CAN_BE}"),
+    "rows and files": (
+        [ROWS[0], "more.csv"],
+        f"a data set cannot be of the type list of dict and str\n{WHAT_IT_CAN_BE}",
+    ),
 }
 
 

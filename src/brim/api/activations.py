@@ -49,6 +49,10 @@ class Activations:
     ledger: Path | None  # the file beside it that names the rows that were cut or left out, where there are any
     seconds: float  # of the passes
 
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{name} ({width:,} wide)" for name, width in self.widths.items())
+        return f"Activations: {len(self.rows):,} rows of {layers}, {self.output or 'in memory'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

@@ -43,6 +43,13 @@ class CompareResult:
     changes: tuple[str, ...]  # what the comparison set otherwise than the configurations say
     runs: tuple[ComparedRun, ...]  # that have ended, in the order in which they ran
 
+    def __repr__(self) -> str:
+        return f"CompareResult: {self.output_directory}\n\n{self.markdown()}".rstrip()
+
+    def _repr_markdown_(self) -> str:
+        """For notebooks, which show the tables as such."""
+        return self.markdown()
+
     @property
     def failed(self) -> list[ComparedRun]:
         return [run for run in self.runs if run.outcome == "failed"]

@@ -233,7 +233,7 @@ class Model:
         session = with_settings(session, generation=generation, trainer=sizes)
         wanted = Wanted(
             output=path,
-            split=split,
+            split=check_split(split) or "full",
             resume=resume,
             scores=scores,
             key=key,
@@ -325,7 +325,7 @@ class Model:
         """
         asked = Asked(
             layers=[layers] if isinstance(layers, str | int) else layers,
-            split=split,
+            split=check_split(split) or "full",
             pooling=check_pooling(pooling),
             normalize=normalize,
             output=None if output is None else Path(output),

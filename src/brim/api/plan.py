@@ -23,6 +23,7 @@ from brim.errors import ConfigError, InputError, Problem
 from brim.memory.bounds import MOST_MADE_UP, MOST_TOKENS
 from brim.memory.device import Device, cpu_device, device_named
 from brim.models.folder import ModelFolder
+from brim.models.quiet import no_library_warnings
 from brim.notes import status
 from brim.planning.plan import TrainingPlan
 from brim.report.screen import listening, show
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+@no_library_warnings()
 def plan(
     config: str | Path | Mapping[str, Any] | Config,
     dataset: Data | None = None,

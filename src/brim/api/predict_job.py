@@ -207,7 +207,8 @@ def _check_existing(folder: JobFolder, *, resume: bool) -> None:
     where = str(folder.output)
     if not resume:
         what = "the output file exists already; nothing was changed"
-        fix = "go on with it (new rows of the data) with --resume, or name another" if folder.exists else "name another"
+        go_on = "go on with it (new rows of the data) with --resume, in Python with resume=True, or name another"
+        fix = go_on if folder.exists else "name another"
         raise OutputError(Problem(what=what, where=where, fix=fix))
     if not folder.exists:
         raise OutputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -171,6 +171,8 @@ def _too_long(
 
 def prompts_of_texts(prompts: Sequence[str], session: Session) -> TokenRows:
     """Return finished prompts as rows. Raises InputError and DataError for those that cannot be continued."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping | bytes):
+        raise InputError(Problem(what=f"the prompts are {type(prompts).__name__}", expected="a str, or a list of them"))
     texts = list(prompts)
     require_texts(texts)
     rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from brim.data.ledger import EVENTS
 from brim.errors import InputError, Problem
 from brim.infer.bootstrap import Interval, Measure
 from brim.report.curves_plot import history_plot
+from brim.report.figure_table import comparison_lines, figure_lines
 from brim.train.run_figures import history
 from brim.train.run_folder import RunFolder
 from brim.units import format_seconds
@@ -86,6 +88,23 @@ class EvaluateResult:
     comparison: Comparison | None = None  # with the model that was asked for
     num_left_out: Mapping[str, int] = field(default_factory=dict)  # event of the ledger -> rows that have no figures
 
+    def __repr__(self) -> str:
+        return "\n".join([f"EvaluateResult: {self.split}", *self.lines(), *self._left_out()])
+
+    def lines(self, *, other: str = "other") -> list[str]:
+        """The figures as a table, beside the other model's where there is one. other: what that one is called."""
+        if self.comparison is not None:
+            return self.comparison.lines(other=other)
+        return figure_lines(self.metrics, self.intervals, title=self.split)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row a metric: its value, and low and high of its interval, NaN where it has none."""
+        return _figures(self.metrics, self.intervals)
+
+    def _left_out(self) -> list[str]:
+        return [f"rows that {EVENTS[event]}: {number:,}" for event, number in self.num_left_out.items()]
+
     @property
     def loss_interval(self) -> Interval:
         """95%, bootstrap over rows."""
@@ -105,6 +124,36 @@ class Comparison:
     differences: Mapping[str, float]
     difference_intervals: Mapping[str, Interval]
     notes: tuple[str, ...]  # what could not be compared, and why
+
+    def __repr__(self) -> str:
+        return "\n".join(["Comparison", *self.lines()])
+
+    def lines(self, *, other: str = "other") -> list[str]:
+        """The figures of both as a table. other: what the other one is called."""
+        columns = [
+            (other, self.other_metrics, self.other_intervals),
+            ("this model", self.metrics, self.intervals),
+        ]
+        table = comparison_lines(columns, self.differences, self.difference_intervals, notes=self.notes)
+        return [f"{self.num_rows:,} rows; the other model is {self.other}", "", *table]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row a metric that both have: this model's value, the other's, and the difference with its interval."""
+        differences = _figures(self.differences, self.difference_intervals).rename(columns={"value": "difference"})
+        values = pd.DataFrame({"value": self.metrics, "other": self.other_metrics}, index=differences.index)
+        joined: pd.DataFrame = values.join(differences)
+        return joined
+
+
+def _figures(metrics: Mapping[str, float], intervals: Mapping[str, Interval]) -> pd.DataFrame:
+    ends = {name: intervals.get(name, Interval(low=math.nan, high=math.nan)) for name in metrics}
+    frame: pd.DataFrame = pd.DataFrame(
+        [(metrics[name], ends[name].low, ends[name].high) for name in metrics],
+        index=pd.Index(metrics, name="metric"),
+        columns=["value", "low", "high"],
+    )
+    return frame
 
 
 _ROWS_SHOWN = 5  # of those that are left out for one reason
@@ -166,3 +215,25 @@ class ExportResult:
     num_bytes: int  # of all files
     divergence: Divergence | None  # of the merged model from the unmerged one; None where nothing was merged
     probe: str | None  # the tokens on which it was measured, in words
+
+    def __repr__(self) -> str:
+        return "\n".join([f"ExportResult: {self.lines()[0]}", *self.lines()[1:]])
+
+    def lines(self) -> list[str]:
+        """What it is and where, and how far a merged model is from the unmerged one."""
+        lines = [f"{_KINDS[self.kind]}: {self.path} ({self.num_bytes:,} bytes)"]
+        found = self.divergence
+        if found is not None:
+            lines.append(
+                f"merged and unmerged are {found.mean_kl:.2g} nats a token apart (mean KL divergence over "
+                f"{found.num_tokens:,} tokens of {self.probe}); {found.same_top:.2%} of the likeliest tokens are the "
+                f"same, logits differ by at most {found.max_logit_difference:.2g}"
+            )
+        return lines
+
+
+_KINDS = {
+    "adapter": "adapter, for PEFT",
+    "full": "model, for transformers",
+    "merged": "merged model, for transformers",
+}

@@ -59,6 +59,17 @@ class Check:
     difference: Difference | None
 
     @property
+    def found(self) -> str:
+        """How large the difference is, in words."""
+        if self.difference is None:
+            return "equal"
+        if self.difference.relative is None:
+            return "different"
+        if math.isfinite(self.difference.relative):
+            return f"differs by {self.difference.relative:.1g} of its size"
+        return f"differs by {self.difference.max_abs:.1g}"
+
+    @property
     def holds(self) -> bool:
         """Whether what was promised of it is so."""
         if self.difference is None or self.promise == "open":

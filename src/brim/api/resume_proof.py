@@ -8,6 +8,7 @@ from typing import Any
 
 from brim.api.resume_comparison import Check
 from brim.api.resume_promise import Promise
+from brim.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,23 @@ class ResumeProof:
     own_log: str  # how the run's own log compares, which is part of no promise
     seconds: float
     folder: Path | None  # of the two runs, where they are kept
+
+    def __repr__(self) -> str:
+        first, last = self.start_step + 1, self.start_step + self.num_steps
+        steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+        checks = (f"\n  {check.name}: {check.found}" for check in self.checks)
+        return f"ResumeProof: {steps} of {self.run}: {self.verdict}{''.join(checks)}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether what is promised is kept, in a sentence."""
+        took = f"({format_seconds(self.seconds)})"
+        if not self.holds:
+            names = ", ".join(check.name for check in self.checks if not check.holds)
+            return f"the interruption changed what it must not: {names} {took}"
+        if all(check.difference is None for check in self.checks):
+            return f"the interruption changed nothing, to the bit {took}"
+        return f"the interruption changed nothing that is promised {took}: {self.promise.why}"
 
     @property
     def holds(self) -> bool:

@@ -36,6 +36,10 @@ class UploadResult:
     files: tuple[str, ...]
     num_bytes: int
 
+    def __repr__(self) -> str:
+        seen_by = "private" if self.private else "public"
+        return f"UploadResult: {len(self.files)} files, {self.num_bytes:,} bytes, {seen_by}; commit: {self.url}"
+
 
 def upload(
     folder: Path,

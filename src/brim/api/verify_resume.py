@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from brim.api.resume_comparison import EVERY_STEP, records_of
 from brim.api.resume_plan import Start
@@ -23,9 +24,10 @@ from brim.api.resume_source import (
     require_run,
 )
 from brim.api.resume_trial import Trial
-from brim.api.session import Say
+from brim.api.session import Say, dataset_of
 from brim.config import load_config, require_trust_said_again
-from brim.data.read_files import Files, absolute_files
+from brim.data import Data, read
+from brim.data.read_files import Files, absolute_files, is_files, named_files
 from brim.errors import InputError, Problem
 from brim.report.screen import listening, show
 from brim.train.run_folder import RunFolder, read_only
@@ -61,6 +63,7 @@ def verify_resume(
         with read_only(folder):
             start = chosen_start(folder, largest, steps=steps, from_step=from_step, say=told)
             require_room(folder, work)
+            _require_data(dataset_of(config, dataset))
             _tell(folder, start, work, asked=steps, say=told)
             copy_run(folder, start.checkpoint, work / "start")
         # A run that stops early would leave steps out; what a step learns does not depend on it.
@@ -73,6 +76,14 @@ def verify_resume(
             say=told,
         )
         return replace(trial.proof(), seconds=round(time.perf_counter() - started, 3), folder=work if keep else None)
+
+
+def _require_data(dataset: Data) -> None:
+    """Raise DataError for files that are not there, before anything is tried."""
+    if is_files(dataset):
+        files = named_files(cast(Files, dataset))
+        if not all(Path(file).expanduser().exists() for file in files):
+            read(files)
 
 
 def _require_counts(steps: int, from_step: int | None) -> None:

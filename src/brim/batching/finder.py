@@ -29,6 +29,10 @@ class Found:
     probes: tuple[Probe, ...]  # in the order in which they were made
     reason: str
 
+    def __repr__(self) -> str:
+        tried = ", ".join(f"{probe.size:,} {probe.outcome.replace('_', ' ')}" for probe in self.probes)
+        return f"Found: {self.size:,} ({self.reason})\n  tried: {tried}"
+
     @property
     def num_out_of_memory(self) -> int:
         """How many of the probes ran out of memory."""

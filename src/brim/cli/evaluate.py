@@ -66,8 +66,9 @@ def evaluate(
     if as_json:
         print(json.dumps(_as_json(result)))
         return
-    for line in _lines(result, is_base=against_base):
-        print(line)
+    if result.comparison is not None:
+        print(f"{result.split}: ", end="")
+    print("\n".join(result.lines(other="base" if against_base else "other")))
     if "exact_match" not in result.metrics:
         print("BLEU, ROUGE and exact match need generated answers: add --texts")
 
@@ -79,20 +80,6 @@ def _other(against: Path | None, *, against_base: bool) -> Path | str | None:
         raise InputError(Problem(what="--against and --against-base name two models", fix="leave one of them out"))
     require_exists(against)
     return against if str(against) != "base" else against.resolve()
-
-
-def _lines(result: EvaluateResult, *, is_base: bool) -> list[str]:
-    from brim.report.figure_table import comparison_lines, figure_lines
-
-    comparison = result.comparison
-    if comparison is None:
-        return figure_lines(result.metrics, result.intervals, title=result.split)
-    columns = [
-        ("base" if is_base else "other", comparison.other_metrics, comparison.other_intervals),
-        ("this model", comparison.metrics, comparison.intervals),
-    ]
-    lines = comparison_lines(columns, comparison.differences, comparison.difference_intervals, notes=comparison.notes)
-    return [f"{result.split}: {comparison.num_rows:,} rows; the other model is {comparison.other}", "", *lines]
 
 
 def _as_json(result: EvaluateResult) -> dict[str, Any]:

@@ -52,24 +52,7 @@ def export(
     if as_json:
         print(json.dumps(_as_dict(result)))
         return
-    print("\n".join(_lines(result)))
-
-
-def _lines(result: ExportResult) -> list[str]:
-    what = {
-        "adapter": "adapter, for PEFT",
-        "full": "model, for transformers",
-        "merged": "merged model, for transformers",
-    }
-    lines = [f"{what[result.kind]}: {result.path} ({result.num_bytes:,} bytes)"]
-    found = result.divergence
-    if found is not None:
-        lines.append(
-            f"merged and unmerged are {found.mean_kl:.2g} nats a token apart (mean KL divergence over "
-            f"{found.num_tokens:,} tokens of {result.probe}); {found.same_top:.2%} of the likeliest tokens are the "
-            f"same, logits differ by at most {found.max_logit_difference:.2g}"
-        )
-    return lines
+    print("\n".join(result.lines()))
 
 
 def _as_dict(result: ExportResult) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from brim.api.resume_comparison import Check, Difference
 from brim.api.resume_proof import ResumeProof
-from brim.units import format_seconds
 
 
 def print_proof(proof: ResumeProof) -> None:
@@ -25,16 +24,17 @@ def print_proof(proof: ResumeProof) -> None:
     for name in ("", "compared", "promised", "found"):
         table.add_column(name)
     for check in proof.checks:
-        found = "equal" if check.difference is None else _size(check.difference)
         style = "" if check.holds else "bold red"
-        table.add_row(*(Text(cell) for cell in (check.name, check.compared, _promised(check), found)), style=style)
+        table.add_row(
+            *(Text(cell) for cell in (check.name, check.compared, _promised(check), check.found)), style=style
+        )
     console.print(table)
     console.print()
     for check in proof.checks:
         if check.difference is not None:
             console.print(Text(_difference(check, check.difference)))
     console.print(Text(f"the run's own log {proof.own_log}"))
-    console.print(Text(_verdict(proof), style="bold"))
+    console.print(Text(proof.verdict, style="bold"))
 
 
 def _head(proof: ResumeProof) -> Iterator[str]:
@@ -61,14 +61,6 @@ def _promised(check: Check) -> str:
     return "equal" if check.promise == "bits" else f"within {check.tolerance:g}"
 
 
-def _size(difference: Difference) -> str:
-    if difference.relative is None:
-        return "different"
-    if math.isfinite(difference.relative):
-        return f"differs by {difference.relative:.1g} of its size"
-    return f"differs by {difference.max_abs:.1g}"
-
-
 def _difference(check: Check, difference: Difference) -> str:
     size = "" if difference.max_abs is None else f"; at most by {difference.max_abs:.3g}"
     if difference.relative is not None and math.isfinite(difference.relative):
@@ -78,13 +70,3 @@ def _difference(check: Check, difference: Difference) -> str:
         f"{check.name}: first at {difference.where}: {difference.undisturbed} without a break, {difference.disturbed} "
         f"with{more}{size}"
     )
-
-
-def _verdict(proof: ResumeProof) -> str:
-    took = f"({format_seconds(proof.seconds)})"
-    if not proof.holds:
-        names = ", ".join(check.name for check in proof.checks if not check.holds)
-        return f"the interruption changed what it must not: {names} {took}"
-    if all(check.difference is None for check in proof.checks):
-        return f"the interruption changed nothing, to the bit {took}"
-    return f"the interruption changed nothing that is promised {took}: {proof.promise.why}"

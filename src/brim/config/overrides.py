@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brim.config.foreign_values import DATA_FILES
@@ -19,6 +19,14 @@ _AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
     """The document with every override set, the last one winning; and what is wrong with those that cannot be read."""
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(
+            Problem(
+                what=f"overrides is {'a text' if isinstance(overrides, str) else 'a mapping'}",
+                expected='a list of texts, each KEY=VALUE, such as ["trainer.epochs=1"]',
+                fix=f"write overrides={[overrides]!r}" if isinstance(overrides, str) else "",
+            )
+        )
     data, places = document.data, dict(document.places)
     problems: list[Problem] = []
     for index, text in enumerate(overrides):

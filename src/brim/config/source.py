@@ -72,7 +72,10 @@ def _read_text(path: FilePath, name: str) -> str:
     try:
         content = _read_bytes(path, name)
     except FileNotFoundError:
-        raise ConfigError(Problem(what="no such file", where=name, expected="a YAML configuration")) from None
+        is_yaml = path.suffix.lower() in (".yaml", ".yml")
+        of_the_hub = "" if is_yaml else f"; a model of the Hub is named in the file, by base_model: {name}"
+        fix = f"check the path{of_the_hub}"
+        raise ConfigError(Problem(what="no such file", where=name, expected="a YAML configuration", fix=fix)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fix = "check the path and its permissions"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.memory.events import CATEGORIES, Category, Place
+from brim.units import format_bytes
 
 Phase: TypeAlias = Literal["load", "train", "evaluate", "generate"]
 
@@ -53,6 +54,24 @@ class MemoryPrediction:
     choices: tuple[str, ...]  # each automatic choice: what, and why
     gradient_checkpointing: bool | None = None  # of `train`
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
+
+    def __repr__(self) -> str:
+        fits = "" if self.fits is None else ", fits" if self.fits else ", does not fit"
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in self.by_category.items() if size
+        )
+        return (
+            f"MemoryPrediction: {self.shape_in_words()}: {format_bytes(self.total_bytes)}{fits}\n"
+            f"  at the peak {parts}\n"
+            f"  {self.reason}"
+        )
+
+    def shape_in_words(self) -> str:
+        """Phase, rows and device: "train, 1 row × 2,048 tokens, on t4"."""
+        rows = "row" if self.batch_size == 1 else "rows"
+        shape = f"{self.batch_size:,} {rows} × {self.sequence_length:,} tokens"
+        devices = f"{self.world_size} × {self.device}" if self.world_size > 1 else self.device
+        return f"{self.phase}, {'no rows' if self.phase == 'load' else shape}, on {devices}"
 
     def as_dict(self) -> dict[str, Any]:
         """All but the timeline, for JSON; the names are those of the attributes."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from brim.batching.costs import Costs
 from brim.planning.budget import Budget
 from brim.planning.lengths import LengthSummary
+from brim.units import format_bytes, format_seconds
 
 BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]
 TimeSource: TypeAlias = Literal["measured", "estimated"]
@@ -23,6 +24,10 @@ class Way:
 
     gradient_checkpointing: bool
     chunked_loss: bool
+
+    def __str__(self) -> str:
+        loss = "loss in chunks" if self.chunked_loss else "whole logits"
+        return f"{'checkpointing' if self.gradient_checkpointing else 'no checkpointing'}, {loss}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,25 @@ class TrainingPlan:
     phases: tuple[PhasePlan, ...] = ()  # at most 16 of them, evenly chosen; of what is chosen alone
     steps_between: tuple[int, int] | None = None  # the fewest and the most, where the batch follows what is measured
     seconds_between: tuple[float, float] | None = None  # without evaluation
+
+    def __repr__(self) -> str:
+        """What is taken, and what that takes; all else stands in the attributes."""
+        least = f"{self.smallest_batch_size:,} to " if self.batch_moves else ""
+        steps = "as many steps as is measured" if self.total_steps is None else f"{self.total_steps:,} steps"
+        head = f"TrainingPlan: {steps}, updates of {least}{self.effective_batch_size:,} rows, on {self.budget.device}"
+        if self.chosen is None or self.chosen.total_bytes is None:
+            return "\n  ".join([head, f"nothing fits: {self.reason}", *self.helps])
+        taken = f"{format_bytes(self.chosen.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"
+        between = self.seconds_between or (self.seconds or 0.0, self.seconds or 0.0)
+        time_taken = " to ".join(dict.fromkeys(map(format_seconds, between)))
+        num_fit = sum(each.fits for each in self.candidates)
+        return "\n  ".join(
+            [
+                head,
+                f"{self.chosen.way}: {taken}, about {time_taken} without evaluation ({self.reason})",
+                f"{len(self.candidates)} ways were looked at (.candidates), {num_fit} fit",
+            ]
+        )
 
     @property
     def batch_moves(self) -> bool:

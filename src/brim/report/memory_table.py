@@ -48,12 +48,7 @@ def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
 
 def headline(prediction: MemoryPrediction, *, title: str) -> str:
     """Model, phase, shape and device in a line."""
-    rows = "row" if prediction.batch_size == 1 else "rows"
-    shape = f"{prediction.batch_size:,} {rows} × {prediction.sequence_length:,} tokens"
-    if prediction.phase == "load":
-        shape = "no rows"
-    devices = f"{prediction.world_size} × {prediction.device}" if prediction.world_size > 1 else prediction.device
-    return f"{title}: {prediction.phase}, {shape}, on {devices}"
+    return f"{title}: {prediction.shape_in_words()}"
 
 
 def facts(prediction: MemoryPrediction) -> Iterator[str]:

@@ -9,8 +9,7 @@ from brim.units import format_bytes, format_seconds
 
 def way_in_words(way: Way) -> str:
     """What a candidate sets: "no checkpointing, loss in chunks"."""
-    loss = "loss in chunks" if way.chunked_loss else "whole logits"
-    return f"{'checkpointing' if way.gradient_checkpointing else 'no checkpointing'}, {loss}"
+    return str(way)
 
 
 def shape_in_words(shape: tuple[int, int]) -> str:

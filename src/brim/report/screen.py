@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Protocol
 
+from brim.errors import InputError, Problem
 from brim.notes import Say, is_told, kind_of, short_of, topic_of
 from brim.report.progress import LiveLine, RowProgress, TrainProgress
 from brim.train.observer import Observer, Record
@@ -39,7 +40,14 @@ class Listener(Observer, Protocol):
 
 @contextmanager
 def listening(say: Say | None, *, is_short: bool = False) -> Iterator[Listener]:
-    """Whoever listens to what is done meanwhile. is_short: as `Screen` has it, where brim's own screen does."""
+    """Whoever listens to what is done meanwhile. is_short: as `Screen` has it, where brim's own screen does.
+
+    Raises InputError for what cannot be called.
+    """
+    given: object = say
+    if given is not None and not callable(given):
+        expected = "a function that takes a line, such as print, or None for silence"
+        raise InputError(Problem(what=f"say is {say!r}", expected=expected, fix="leave it out to see what is done"))
     if say is show:
         with Screen(is_short=is_short) as screen:
             yield screen

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from brim.errors import InputError, Problem
+
 Record = Mapping[str, Any]  # one line of metrics.jsonl; its fields stand in docs/run-folder.md
 
 
@@ -33,9 +35,15 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Several observers as one."""
+    """Several observers as one. Raises InputError for one that is none, such as a function."""
 
     members: Sequence[Observer]
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            missing = [name for name in ("start", "write", "close") if not callable(getattr(member, name, None))]
+            if missing or isinstance(member, type):
+                raise InputError(_no_observer(member, missing))
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         for member in self.members:
@@ -50,3 +58,14 @@ class Observers:
         with ExitStack() as stack:
             for member in reversed(self.members):
                 stack.callback(member.close)
+
+
+def _no_observer(given: object, missing: Sequence[str]) -> Problem:
+    name = getattr(given, "__name__", None) or f"of the type {type(given).__name__}"
+    kind = "the class " if isinstance(given, type) else ""
+    lacks = f": it has no method {', '.join(missing)}" if missing else ""
+    return Problem(
+        what=f"the observer is {kind}{name}, which cannot hear a run{lacks}",
+        expected="an object of a class that inherits from brim.Observer",
+        fix="write a class with the methods that you need, and give an object of it: observer=MyObserver()",
+    )

@@ -278,7 +278,7 @@ def _occupied(run: RunFolder) -> Problem:
         return Problem(
             what="there is a run in this folder already; nothing was changed",
             where=str(run.path),
-            fix="continue it with --resume, or choose another folder with --output-directory",
+            fix="continue it with --resume (in Python resume=True), or choose another folder with --output-directory",
         )
     return Problem(
         what="the output directory holds other things; nothing was changed",
