@@ -464,3 +464,23 @@ def test_a_given_run_that_is_trained_further_calls_no_function_by_itself(config,
     named = ["trainer.batch_increase_function=grow:grow"]
     brim.Model.load(tmp_path / "run", overrides=named).train(sums_file, output_directory=tmp_path / "further")
     assert (tmp_path / "called").exists()
+
+
+def test_a_second_training_starts_from_the_configuration_whatever_came_between(config, sums, tmp_path):
+    """Not from what was learned, and not with the batch that a smaller data set had."""
+    settings = {**config, "trainer": {"type": "finetune", "epochs": 1, "learning_rate": 0.05, "early_stop": -1}}
+    model, losses = brim.Model(settings), {}
+
+    def train(rows, name):
+        result = model.train(pd.DataFrame(rows), output_directory=tmp_path / name, say=None)
+        losses[name] = result.history.loc[result.history["split"] == "train", "loss"].tolist()
+
+    train(sums, "first")
+    train(sums[:8] + sums[-2:], "fewer rows")
+    train(sums, "after fewer rows")
+    model.evaluate(pd.DataFrame(sums), against="base", say=None)
+    assert model.config.adapter.pretrained_adapter_weights is None
+    train(sums, "after an evaluation")
+    model.export(tmp_path / "merged", merge=True, say=None)
+    train(sums, "after a merge")
+    assert [losses[name] for name in losses if name != "fewer rows"] == [losses["first"]] * 4

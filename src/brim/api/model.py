@@ -77,6 +77,7 @@ class Model:
         self._needs_training = isinstance(self.config.trainer, FinetuneTrainer)
         self._has_learned = False
         self._run: RunFolder | None = None
+        self._learned: Config | None = None  # of what was trained here, once its weights are let go
         self._require_trust_to_train: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -136,9 +137,9 @@ class Model:
                 check_run_folder(output, resume=resume)
             data = dataset_of(self.config, dataset)
             notes = RunNotes(told)
-            session, source, prepared = prepared_for(
-                self._open(), data, resumed=RunFolder(output) if resume else None, notes=self.notes, say=notes
-            )
+            resumed = RunFolder(output) if resume else None
+            session = self._opened(self.config)
+            session, source, prepared = prepared_for(session, data, resumed=resumed, notes=self.notes, say=notes)
             if not trains:
                 if output_directory is not None or resume:
                     why = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
@@ -146,7 +147,8 @@ class Model:
                 for line in choice_notes(self._weights(told).choices):
                     told(line)
                 return evaluate_splits(self._weights(), session, source, prepared, say=told, on_batch=told.advance)
-            self._llm, self._has_learned = None, False  # one model in memory at a time
+            # One model in memory at a time; and what was trained before is no part of what this one starts from.
+            self._llm, self._session, self._learned, self._has_learned = None, None, None, False
             self._llm, result = train(
                 session,
                 source,
@@ -407,18 +409,21 @@ class Model:
 
     def _open(self) -> Session:
         if self._session is None:
-            session = open_session(self.config)
-            if self._run is not None:
-                require_same_tokens(self._run.model, session.folder)
-            self._session = session
+            self._session = self._opened(self._learned or self.config)
         return self._session
+
+    def _opened(self, config: Config) -> Session:
+        session = open_session(config)
+        if self._run is not None:
+            require_same_tokens(self._run.model, session.folder)
+        return session
 
     def _other(self, against: str | Path) -> Model:
         """The model to compare with."""
         if against != "base":
             path = Path(against)
             return Model.load(path) if path.is_dir() else Model(path)
-        return Model(base_of(self.config, self._run, has_learned=self._has_learned))
+        return Model(base_of(self._learned or self.config, self._run, has_learned=self._has_learned))
 
     def _contender(self, source: Source, *, like: Contender, split: str) -> Contender:
         name = self.config.base_model if self._run is None else str(self._run.path)
@@ -429,8 +434,8 @@ class Model:
         self._llm = None
         if self._has_learned and self._run is not None:
             trust = ["trust_remote_code=true"] if self.config.trust_remote_code else []
-            self.config = Model.load(self._run.path, overrides=trust).config
-            self._session, self._has_learned, self._needs_training = None, False, False
+            self._learned = Model.load(self._run.path, overrides=trust).config
+            self._session, self._has_learned = None, False
 
     def _weights(self, say: Say = say_nothing) -> LLM:
         if self._llm is None:
@@ -441,7 +446,7 @@ class Model:
 
     def _untrained(self) -> list[str]:
         """A note for those who take a configuration for the run that it describes."""
-        if self._has_learned or not self._needs_training:
+        if self._has_learned or self._learned is not None or not self._needs_training:
             return []
         return ["this is the model before training; for what a run has learned, name the run's folder"]
 
