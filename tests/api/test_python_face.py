@@ -365,3 +365,16 @@ def test_a_plan_for_a_gpu_shows_no_warnings_of_libraries(config, sums, tmp_path,
     monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path))  # so that it is traced
     brim.plan(config, sums, device="t4", say=None)
     assert [str(each.message) for each in recwarn] == []
+
+
+def test_a_run_on_a_cpu_says_where_it_will_hold_more_than_is_planned(config, sums, tmp_path, monkeypatch):
+    def notes(name, **memory):
+        settings = {**config, "memory": memory, "trainer": {**config["trainer"], "batch_size": "auto"}}
+        result = brim.Model(settings).train(sums, output_directory=tmp_path / name, say=None)
+        return (result.output_directory / "notes.txt").read_text()
+
+    told = "the process will come to hold more than the plan needs"
+    assert told in notes("ample")
+    assert told not in notes("with a budget", budget=0.9)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    assert told not in notes("given back at once")

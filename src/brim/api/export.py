@@ -43,6 +43,19 @@ def export_run(run: RunFolder, path: Path) -> ExportResult:
     return ExportResult(path=path, kind=package.kind, num_bytes=size_of(path), divergence=None, probe=None)
 
 
+def require_run(run: RunFolder | None) -> RunFolder:
+    """Return a model's run. Raises InputError for a model that none has trained."""
+    if run is None:
+        raise InputError(
+            Problem(
+                what="there is nothing trained to hand on: this model comes from a configuration, not from a run",
+                expected="a run's folder, or a model that was trained just now",
+                fix="name the folder that `brim train` wrote; what `Model.save` writes can be loaded, too",
+            )
+        )
+    return run
+
+
 def check_format(name: str) -> None:
     """Refuse all formats but safetensors. Raises InputError with what to do instead."""
     if name != FORMAT:

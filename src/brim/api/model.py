@@ -12,7 +12,7 @@ from brim.api.chat import template_texts, with_stored_template
 from brim.api.comparison import Contender, base_of, compared, contender, evaluated
 from brim.api.conversation import Conversation
 from brim.api.evaluation import evaluate_splits, size_for_generating
-from brim.api.export import check_format, export_run
+from brim.api.export import check_format, export_run, require_run
 from brim.api.generating import answered
 from brim.api.inference import settings_of
 from brim.api.merging import merge_run, merging_of
@@ -38,7 +38,6 @@ from brim.config import Config, FinetuneTrainer, dump, load_config, require_trus
 from brim.data import Data, Source, read
 from brim.data.same_tokens import require_same_tokens
 from brim.data.split import Split, check_split
-from brim.errors import InputError, Problem
 from brim.files import write_text
 from brim.infer.activations import Pooling
 from brim.infer.named_layers import LayerName
@@ -378,7 +377,7 @@ class Model:
         """
         check_format(format)
         how = merging_of(merge, **merging)
-        run = self._finished_run()
+        run = require_run(self._run)
         if not merge:
             return export_run(run, Path(path))
         config = with_trained_weights(self._open().config, run)  # with the data set and day of the training
@@ -394,18 +393,7 @@ class Model:
         """
         with listening(say) as told:
             told(status("uploading the model"))
-            return upload(self._finished_run().path, repo_id, **options)
-
-    def _finished_run(self) -> RunFolder:
-        if self._run is None:
-            raise InputError(
-                Problem(
-                    what="there is nothing trained to hand on: this model comes from a configuration, not from a run",
-                    expected="a run's folder, or a model that was trained just now",
-                    fix="name the folder that `brim train` wrote; what `Model.save` writes can be loaded, too",
-                )
-            )
-        return self._run
+            return upload(require_run(self._run).path, repo_id, **options)
 
     def _open(self) -> Session:
         if self._session is None:

@@ -132,11 +132,11 @@ def plan_of_run(
     request = planned.request
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
-    _settle_heap(planned.plan, request)
+    heap = _settle_heap(planned.plan, request)
     told = short_plan(planned.plan, phase_notes=tuple(phase_notes(request)))
     told += as_warnings(_at_own_risk(planned.plan, request), topic="plan")
     chosen = choice_notes(planned.choices)
-    for line in [*(line for line in told if line not in chosen), *chosen]:  # the plan's advice has choices, too
+    for line in [*(line for line in told if line not in chosen), *chosen, *heap]:  # the plan's advice has choices, too
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
 
@@ -153,10 +153,26 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
         )
 
 
-def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> None:
-    """Where memory may become scarce, what a CPU frees goes back to the system. The user's own setting wins."""
-    if request.device.is_cpu and not plan.is_ample and not returns_at_once(os.environ):
+def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
+    """Where memory may become scarce, what a CPU frees goes back to the system; where it may not, a note says so.
+
+    The user's own setting wins.
+    """
+    if not request.device.is_cpu or returns_at_once(os.environ):
+        return []
+    if not plan.is_ample:
         map_large_blocks()
+        return []
+    if request.config.memory.budget != "auto":
+        return []  # `enforce` has seen to it
+    return [
+        Note(
+            "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the "
+            "C library keeps what is freed for the next tensors (memory.budget has it given back, which takes time)",
+            kind="detail",
+            topic="memory",
+        )
+    ]
 
 
 def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
