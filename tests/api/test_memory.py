@@ -79,6 +79,34 @@ def test_the_answer_is_for_the_run_that_a_plan_would_choose(trained):
     assert not brim.predict_memory(without_margin, **shape, memory_bytes=tight.budget_bytes).gradient_checkpointing
 
 
+def test_without_a_device_the_answer_is_for_the_run_where_memory_is_short(trained, monkeypatch):
+    """No card is known, so none can be said to have room for the faster way."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shape = {"batch_size": 512, "sequence_length": 64}
+    found = brim.predict_memory(trained, **shape)
+    assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (True, False)
+    assert (found.budget_bytes, found.fits) == (None, None)
+    assert found.total_bytes < found.other.total_bytes
+    assert found.allocated_bytes == brim.predict_memory(trained, **shape, device="a100-80gb").other.allocated_bytes
+    assert "no device is named; without it, which is faster and taken where it fits" in found.choices[-1]
+
+
+def test_without_a_device_checkpointing_that_saves_nothing_is_not_shown(trained, monkeypatch):
+    """The update of all weights is the peak, whatever the backward pass takes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = brim.predict_memory({**trained, "adapter": None}, batch_size=1, sequence_length=2)
+    assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (False, True)
+    assert found.other.total_bytes >= found.total_bytes
+    assert found.choices[-1].startswith("gradient checkpointing: off ")
+    assert found.choices[-1].endswith("are needed, which is not less)")
+
+
+def test_the_bits_of_the_base_are_told(trained):
+    found = brim.predict_memory({**trained, "quantization": {"bits": 4}}, **SHAPE)
+    assert (found.quantization_bits, found.as_dict()["quantization_bits"]) == (4, 4)
+    assert brim.predict_memory(trained, **SHAPE).quantization_bits is None
+
+
 def test_an_architecture_without_checkpointing_is_predicted_without(trained, monkeypatch):
     from transformers import LlamaForCausalLM
 

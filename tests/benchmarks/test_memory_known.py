@@ -1,7 +1,7 @@
 """Figures that people know: their settings are configurations of brim's, and what agrees with them."""
 
 import pytest
-from benchmarks.memory_known import GIB, KNOWN, agrees, nested
+from benchmarks.memory_known import GIB, KNOWN, agrees, explained, nested
 from tests.report.hand_made import hand_made_prediction
 
 from brim.config import load_config
@@ -33,3 +33,16 @@ def test_a_tenth_is_agreement_and_a_card_is_one_that_has_room():
     card = next(known for known in KNOWN if known.kind == "card")
     assert agrees(card, hand_made_prediction(total_bytes=47 * GIB, fits=True))
     assert not agrees(card, hand_made_prediction(total_bytes=47 * GIB, fits=False))
+
+
+@pytest.mark.parametrize("known", [known for known in KNOWN if known.why], ids=lambda known: known.name)
+def test_another_figure_is_explained_on_the_screen_of_its_settings(known):
+    shape = {"batch_size": known.rows, "sequence_length": known.tokens}
+    settings = {
+        "quantization_bits": known.keys.get("quantization.bits"),
+        "gradient_checkpointing": known.keys["trainer.enable_gradient_checkpointing"],
+    }
+    assert explained(known, hand_made_prediction(**shape, **settings))
+    assert not explained(known, hand_made_prediction(batch_size=1, gradient_checkpointing=True))
+    agreeing = next(known for known in KNOWN if not known.why)
+    assert not explained(agreeing, hand_made_prediction(**shape, **settings))

@@ -2,12 +2,13 @@
 
 import io
 
+import pytest
 from rich.console import Console
 from tests.report.hand_made import GIB, hand_made_prediction
 
 from brim.memory.events import Place
 from brim.report.categories import LOOKS, total_by_part
-from brim.report.memory_table import gib, headline, memory_table, place_in_words
+from brim.report.memory_table import facts, gib, headline, memory_table, place_in_words
 
 
 def printed(prediction, width=100):
@@ -37,6 +38,7 @@ def test_the_whole_table(prediction):
         "",
         "peak: backward, _log_softmax_backward_data in lm_head",
         "the most is weights, 13.00 GiB: quantization: {bits: 4} makes a quarter of 16 bits",
+        "each of the 4 rows has all 4,096 tokens: figures measured on shorter rows are lower",
         "allocated at most: 17.00 GiB in the first step, 18.00 GiB in later ones",
         "allocated at the end: 14.00 GiB",
         "fits: 20,132,659,200 bytes are needed and 25,769,803,776 are there",
@@ -59,6 +61,33 @@ def test_the_largest_part_is_told_with_the_key_that_lowers_it():
     told = " ".join(printed(hand_made_prediction(by_category=parts)).split())
     assert "the most is activations, 11.00 GiB: they grow with rows × tokens" in told
     assert "trainer.enable_gradient_checkpointing: true" in told
+
+
+def test_what_is_done_already_is_not_advised():
+    told = printed(hand_made_prediction(quantization_bits=4, gradient_checkpointing=True))
+    assert "\nthe most is weights, 13.00 GiB\n" in told.replace(" \n", "\n")
+    parts = {**dict.fromkeys(hand_made_prediction().by_category, 0), "activations": 11 * GIB}
+    told = printed(hand_made_prediction(by_category=parts, gradient_checkpointing=True))
+    assert "enable_gradient_checkpointing" not in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 4}, ["shorter rows"]),
+        ({"batch_size": 1}, []),
+        ({"batch_size": 4, "phase": "generate"}, []),
+        ({"batch_size": 1, "quantization_bits": 4, "gradient_checkpointing": False}, ["bitsandbytes"]),
+        ({"batch_size": 1, "quantization_bits": 4, "gradient_checkpointing": True}, []),
+        ({"batch_size": 1, "quantization_bits": 4, "gradient_checkpointing": None, "phase": "evaluate"}, []),
+        ({"batch_size": 1, "quantization_bits": 8, "gradient_checkpointing": False}, []),
+        ({"batch_size": 2, "quantization_bits": 4, "gradient_checkpointing": False}, ["shorter rows", "bitsandbytes"]),
+    ],
+)
+def test_what_others_measured_is_explained_where_the_settings_make_it_differ(changes, words):
+    told = [line for line in facts(hand_made_prediction(**changes)) if "figures measured" in line]
+    assert len(told) == len(words)
+    assert all(word in line for word, line in zip(words, told, strict=True))
 
 
 def test_what_does_not_fit_says_how_much_is_missing():

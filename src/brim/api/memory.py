@@ -291,6 +291,8 @@ def check(question: Question) -> None:
 def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
     """What the run takes that `brim train` would start: where gradient checkpointing is open, the way that it takes.
 
+    Where no device is known, that is the one that it takes where memory is short: the least of the two.
+
     shows_other: predict the other way, too. Raises UntraceableError, and what `check` does.
     """
     asked, choices = question.asked, question.choices
@@ -298,17 +300,17 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
         if asked.phase != "train" or _checkpointing(asked.config) != "auto":
             return question.traces.predict(asked, choices=choices)
         without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
-        room_bytes = _room_bytes(asked, without)
-        fits = without.reserved_bytes <= room_bytes
+        fits = asked.has_limit and without.reserved_bytes <= _room_bytes(asked, without)
         # What stays after a step, weights and optimizer, may be too much with checkpointing or without.
         stays_bytes = without.end_allocated_bytes + without.outside_bytes
-        if not shows_other and (fits or stays_bytes > asked.device.memory_bytes):
+        if not shows_other and asked.has_limit and (fits or stays_bytes > asked.device.memory_bytes):
             return without
         try:
             with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
         except ValueError:  # transformers' word for an architecture that has none
             return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
-    taken, other = (without, with_it) if fits else (with_it, without)
+    is_taken = not fits if asked.has_limit else with_it.total_bytes < without.total_bytes
+    taken, other = (with_it, without) if is_taken else (without, with_it)
     return replace(taken, other=other, choices=(*taken.choices, _why_checkpointed(asked, taken, other)))
 
 
@@ -339,9 +341,7 @@ def with_checkpointing(config: Config, is_on: bool) -> Config:
 
 
 def _room_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
-    """What a plan lets PyTorch reserve on the device; without end where only its kind is known."""
-    if not asked.has_limit:
-        return prediction.reserved_bytes
+    """What a plan lets PyTorch reserve on the device."""
     device = replace(asked.device, outside_bytes=prediction.outside_bytes)
     try:
         return budget_of(asked.config.memory, device, is_at_hand=False).reserved_bytes
@@ -354,11 +354,14 @@ _NO_CHECKPOINTING = "gradient checkpointing: off (this architecture has none)"
 
 def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPrediction) -> str:
     there, key = format_bytes(other.total_bytes), "trainer.enable_gradient_checkpointing: auto"
-    if not asked.has_limit:
-        return f"gradient checkpointing: off ({key}; it is taken where it is needed, and makes {there})"
-    if taken.gradient_checkpointing:
-        return f"gradient checkpointing: on ({key}; without it {there} are needed)"
-    return f"gradient checkpointing: off ({key}; it fits without)"
+    is_on = "on" if taken.gradient_checkpointing else "off"
+    if taken.gradient_checkpointing and not asked.has_limit:
+        why = f"no device is named; without it, which is faster and taken where it fits, {there} are needed"
+    elif taken.gradient_checkpointing:
+        why = f"without it {there} are needed"
+    else:
+        why = "it fits without" if asked.has_limit else f"with it {there} are needed, which is not less"
+    return f"gradient checkpointing: {is_on} ({key}; {why})"
 
 
 class UntraceableError(ModelError):

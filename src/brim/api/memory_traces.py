@@ -89,8 +89,9 @@ class Traces:
             choices=(*map(str, (*asked.choices, *trace.workload.choices)), *choices),
         )
         rank, replayed = self._replayed(trace, setting)
-        trainer = asked.config.trainer
+        trainer, quantization = asked.config.trainer, asked.config.quantization
         found = predict(rank.stream, setting, replayed, cuda_streams=rank.cuda_streams)
+        found = replace(found, quantization_bits=None if quantization is None else quantization.bits)
         if asked.phase != "train" or not isinstance(trainer, FinetuneTrainer):
             return found
         return replace(found, gradient_checkpointing=trainer.enable_gradient_checkpointing is True)

@@ -52,6 +52,7 @@ class MemoryPrediction:
     fits: bool | None
     reason: str  # one sentence with numbers
     choices: tuple[str, ...]  # each automatic choice: what, and why
+    quantization_bits: int | None = None  # of the base model's weights; None: not quantised
     gradient_checkpointing: bool | None = None  # of `train`
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
 
@@ -99,6 +100,7 @@ class MemoryPrediction:
             "fits": self.fits,
             "reason": self.reason,
             "choices": list(self.choices),
+            "quantization_bits": self.quantization_bits,
             "gradient_checkpointing": self.gradient_checkpointing,
             "other": None if self.other is None else {name: getattr(self.other, name) for name in brief},
         }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GIB = 2**30
+_CHECKPOINTING = "trainer.enable_gradient_checkpointing: true keeps one tensor a layer and computes the others again"
 _BAR_CHARACTERS = 30
 _SQUARES_A_LINE = 40
 
@@ -23,8 +24,7 @@ _LESS: Mapping[Part, str] = {
     "weights": "quantization: {bits: 4} makes a quarter of 16 bits",
     "gradients": "adapter: lora trains few weights",
     "optimizer_state": "adapter: lora trains few weights, trainer.optimizer.type: adamw_8bit keeps 8 bits of each",
-    "activations": "they grow with rows × tokens (trainer.batch_size, preprocessing.global_max_sequence_length); "
-    "trainer.enable_gradient_checkpointing: true keeps one tensor a layer and computes the others again",
+    "activations": "they grow with rows × tokens (trainer.batch_size, preprocessing.global_max_sequence_length)",
     "logits_and_loss": "trainer.chunked_loss: true computes them in chunks",
     "temporary": "adapter: lora trains few weights",
 }
@@ -55,6 +55,7 @@ def facts(prediction: MemoryPrediction) -> Iterator[str]:
     """Where the peak is, the steps, the verdict and the automatic choices, as lines."""
     yield f"peak: {place_in_words(prediction.peak)}"
     yield from _largest(prediction)
+    yield from _beside_reports(prediction)
     yield from _steps(prediction)
     if prediction.fits is not None:
         yield f"{'fits' if prediction.fits else 'does not fit'}: {prediction.reason}"
@@ -113,8 +114,23 @@ def _largest(prediction: MemoryPrediction) -> Iterator[str]:
     """What a training step is made of for the most, and which key lowers that; figures that differ, differ in it."""
     if prediction.phase == "train":
         part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
-        less = f": {_LESS[part]}" if part in _LESS else ""
+        ways = [_LESS[part]] if part in _LESS and not (part == "weights" and prediction.quantization_bits == 4) else []
+        if part == "activations" and not prediction.gradient_checkpointing:
+            ways.append(_CHECKPOINTING)
+        less = f": {'; '.join(ways)}" if ways else ""
         yield f"the most is {LOOKS[part].label}, {gib(prediction.by_category[part])} GiB{less}"
+
+
+def _beside_reports(prediction: MemoryPrediction) -> Iterator[str]:
+    """Say by what figures that others measured differ from these, where the settings make it more than a tenth."""
+    if prediction.phase in ("train", "evaluate") and prediction.batch_size > 1:
+        tokens = f"{prediction.sequence_length:,} tokens"
+        yield f"each of the {prediction.batch_size:,} rows has all {tokens}: figures measured on shorter rows are lower"
+    if prediction.quantization_bits == 4 and prediction.gradient_checkpointing is False:
+        yield (
+            "4-bit layers keep no input for the backward pass: figures measured with bitsandbytes before 0.43.2, which "
+            "kept it, are higher"
+        )
 
 
 def _steps(prediction: MemoryPrediction) -> Iterator[str]:
