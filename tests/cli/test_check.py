@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -168,3 +169,19 @@ def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, pr
     stopped = brim("train", "config.yaml", "--dataset", "sums.jsonl", optimizer)
     assert stopped.code == 2
     assert "needs a CUDA device" in stopped.err
+
+
+@pytest.mark.parametrize("verb", ["check", "memory", "plan", "train"])
+def test_experts_with_dropout_are_told_before_data_is_read_and_a_model_built(brim, project, tiny_base, verb):
+    """The rows are bad, too, and would be told by a verb that reads them."""
+    folder = project / "mixtral"
+    shutil.copytree(tiny_base, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "mixtral", "num_local_experts": 4}))
+    (project / "rows.jsonl").write_text('{"question": 1}\n')
+    data = () if verb == "memory" else ("--dataset", "rows.jsonl")
+    done = brim(verb, "config.yaml", "base_model=mixtral", "adapter.target_modules=all-linear", *data)
+    assert done.code == 2
+    assert "adapter.dropout is 0.05, and experts are among the target modules" in done.err
+    assert "set adapter.dropout: 0" in done.err
+    assert ("answer" in done.err) == (verb == "check"), "which tells all at once"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import DeviceFacts, load_config, require_trainable, resolve
+from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
@@ -38,20 +38,6 @@ def test_biases_of_quantised_layers_do_not_train(minimal, problems):
         "adapter.bias_type: adapter.bias_type all trains biases, which bitsandbytes' layers cannot do\n"
         "  fix: set adapter.bias_type: none, or remove quantization"
     ]
-
-
-def test_training_needs_an_adapter_and_predicting_none(minimal):
-    config = load_config(minimal(quantization={"bits": 8}, trainer={"type": "finetune"})).config
-    with pytest.raises(ConfigError) as caught:
-        require_trainable(config)
-    assert str(caught.value) == (
-        "quantization: a quantised base model is frozen, and without an adapter there is nothing to train\n"
-        "  fix: set adapter: lora; to train all weights, start from weights that are not quantised, without "
-        "quantization"
-    )
-    for changes in ({"adapter": "lora"}, {"trainer": {"type": "none"}}, {"quantization": None}):
-        source = {**minimal(quantization={"bits": 8}, trainer={"type": "finetune"}), **changes}
-        require_trainable(load_config(source).config)
 
 
 def test_keys_of_other_bits_are_noted(minimal):

@@ -1,4 +1,4 @@
-"""What a configuration needs of a machine, as far as that is known without torch."""
+"""What a configuration needs of its base model and of a machine, as far as that is known without torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import importlib.util
 import sys
 
 import pytest
+import torch
+from tests.memory.tiny_architectures import FAMILIES, write_folder
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config import load_config
+from brim.errors import ConfigError, ModelError
 from brim.models import needs
-from brim.models.needs import notes_on_this_machine, why_no_cuda
+from brim.models.adapters import add_adapter
+from brim.models.folder import locate
+from brim.models.needs import notes_on_this_machine, require_trainable, why_no_cuda
 
 
 @pytest.fixture
@@ -85,3 +91,95 @@ def test_where_it_cannot_be_told_it_says_so(machine, settings):
     assert [note.split("; ")[1] for note in notes(FLASH, PAGED)] == [
         "a check loads no torch and cannot tell whether one is here"
     ] * 2
+
+
+def config_for(folder, **changes):
+    return load_config({"base_model": str(folder), "trainer": {"type": "finetune"}, **changes}).config
+
+
+def refused(config):
+    """What is said before the model is built; empty where nothing is."""
+    try:
+        require_trainable(config, locate(config.base_model, config_only=True))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def refused_by_peft(config):
+    """What is said once it is built."""
+    architecture = AutoConfig.from_pretrained(config.base_model)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture)
+        try:
+            add_adapter(model, config.adapter, seed=0, trainable=True)
+        except ModelError as error:
+            return str(error)
+    return ""
+
+
+def test_a_quantised_base_needs_an_adapter_to_train_and_none_to_predict(tmp_path):
+    folder = write_folder(tmp_path, "llama")
+    bits = {"quantization": {"bits": 8}}
+    assert refused(config_for(folder, **bits)) == (
+        "quantization: a quantised base model is frozen, and without an adapter there is nothing to train\n"
+        "  fix: set adapter: lora; to train all weights, start from weights that are not quantised, without "
+        "quantization"
+    )
+    for changes in ({**bits, "adapter": "lora"}, {**bits, "trainer": {"type": "none"}}, {"quantization": None}):
+        assert not refused(config_for(folder, **changes))
+
+
+WITH_EXPERTS = [name for name, settings in FAMILIES.items() if {"num_experts", "n_routed_experts"} & settings.keys()]
+TARGETS = ["all-linear", ["q_proj"], ["gate_proj", "up_proj", "down_proj"], ["experts.w1", "w2", "experts.w3"], None]
+
+
+@pytest.mark.parametrize("dropout", [0.05, 0])
+@pytest.mark.parametrize("targets", TARGETS, ids=str)
+@pytest.mark.parametrize("family", [*WITH_EXPERTS, "llama"])
+def test_experts_with_dropout_are_refused_before_a_model_is_built_just_where_peft_refuses_them(
+    tmp_path, family, targets, dropout
+):
+    folder = write_folder(tmp_path, family)
+    config = config_for(folder, adapter={"type": "lora", "target_modules": targets, "dropout": dropout})
+    words = "experts are among the target modules, which PEFT adapts without dropout only"
+    said = refused(config)
+    assert (words in said) == (words in refused_by_peft(config))
+    assert said == "" or words in said
+
+
+def test_there_are_families_whose_experts_peft_adapts_and_others(tmp_path):
+    adapted = {
+        family
+        for family in WITH_EXPERTS
+        if refused(
+            config_for(
+                write_folder(tmp_path / family, family), adapter={"type": "lora", "target_modules": "all-linear"}
+            )
+        )
+    }
+    assert {"mixtral", "qwen3_moe"} <= adapted < set(WITH_EXPERTS)
+
+
+def test_an_adapter_that_goes_on_and_a_model_that_is_not_trained_are_not_refused(tmp_path):
+    folder = write_folder(tmp_path, "mixtral")
+    experts = {"type": "lora", "target_modules": "all-linear"}
+    assert refused(config_for(folder, adapter=experts))
+    assert not refused(config_for(folder, adapter=experts, trainer={"type": "none"}))
+    assert not refused(config_for(folder, adapter={**experts, "pretrained_adapter_weights": "trained"}))
+
+
+def test_where_the_libraries_have_no_such_tables_nothing_is_known_before(tmp_path, monkeypatch):
+    config = config_for(write_folder(tmp_path, "mixtral"), adapter={"type": "lora", "target_modules": "all-linear"})
+    monkeypatch.setattr(needs, "_table", lambda *asked: {})
+    assert not refused(config)
+    monkeypatch.undo()
+    for package, file in (("no_such_package", "x.py"), ("peft", "no_such_file.py"), ("peft", "__init__.py")):
+        assert needs._table(package, file, "_MOE_TARGET_MODULE_MAPPING") == {}
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/__init__.py").write_text(
+        "TABLE = {\n    made(): 1\n}\nNAMES: dict[str, str] = {\n    'a': 'b',\n}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert needs._table("made", "__init__.py", "TABLE") == {}
+    assert needs._table("made", "__init__.py", "NAMES") == {"a": "b"}

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.config import Config, FinetuneTrainer, load_config, require_trainable, require_trust_said_again
+from brim.config import Config, FinetuneTrainer, load_config, require_trust_said_again
 from brim.data.read_files import Files, absolute_files
 from brim.errors import ConfigError, InputError, Problem
 from brim.models.adapter_folder import continued
 from brim.models.folder import locate
+from brim.models.needs import require_trainable
 from brim.models.quantization import with_stored_quantization
 
 WITHOUT_EARLY_STOP = "trainer.early_stop=-1"
@@ -96,7 +97,7 @@ def _loaded(file: Path, overrides: Sequence[str], *, is_run: bool) -> Config:
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
         continued(config.adapter)
-    require_trainable(with_stored_quantization(config, folder))
+    require_trainable(with_stored_quantization(config, folder), folder)
     return config
 
 

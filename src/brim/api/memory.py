@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from brim.api.memory_traces import LEAST_TOKENS, Job, Traces
-from brim.config import Choice, Config, DeviceFacts, FinetuneTrainer, load_config, require_trainable, resolve
+from brim.config import Choice, Config, DeviceFacts, FinetuneTrainer, load_config, resolve
 from brim.config.batch import default_rows
 from brim.config.moving_batch import WAYS as WAYS_TO_MOVE
 from brim.errors import ConfigError, InputError, ModelError, Problem
@@ -26,6 +26,7 @@ from brim.memory.sharding import Offload, Sharding
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.load import LOADING_ERRORS, explain
+from brim.models.needs import require_trainable
 from brim.models.quantization import stored_choices, with_stored_quantization, without_quantization
 from brim.models.quiet import no_library_warnings
 from brim.planning.at_hand import budget_of
@@ -126,7 +127,7 @@ def ask(
         given.base_model, initialize=given.initialize, trust_remote_code=given.trust_remote_code, config_only=True
     )
     settled = with_stored_quantization(given, folder)
-    require_trainable(settled)
+    require_trainable(settled, folder)
     facts = DeviceFacts(kind="cpu" if target.is_cpu else "cuda", bf16=target.has_bf16)
     resolution = resolve(_of_micro_batches(settled, batch_size), facts, context_length=folder.context_length)
     trains = isinstance(resolution.config.trainer, FinetuneTrainer)

@@ -20,11 +20,12 @@ from brim.api.run_files import RunNotes, write_card, write_head
 from brim.api.run_plan import plan_of_run
 from brim.api.session import Say, Session, choice_notes, with_choices, with_dataset, with_labels, with_rows
 from brim.api.trial import counted_state_bytes
-from brim.config import Config, FinetuneTrainer, require_trainable
+from brim.config import Config, FinetuneTrainer
 from brim.data import Data, Prepared, Source, prepare, read, slip_notes
 from brim.errors import CheckpointError, InputError, Problem
 from brim.infer.metrics import summarize
 from brim.models.llm import LLM, load_llm
+from brim.models.needs import require_trainable
 from brim.models.quantization import unquantised_experts
 from brim.models.quiet import no_library_warnings
 from brim.notes import status, warning
@@ -56,7 +57,7 @@ def prepared_for(
     session = with_dataset(session, dataset)
     if resumed is not None:
         session = with_day_of_run(session, resumed)
-    require_trainable(session.config)
+    require_trainable(session.config, session.folder)
     say(status("reading the data"))
     source = read(dataset)
     session, slips = with_labels(session, source), slip_notes(session.config, source)

@@ -81,15 +81,15 @@ def check(
 
 def _base_model(config: Config) -> ModelFolder:
     """The folder of the base model, with which the configuration can be trained."""
-    from brim.config import require_trainable
     from brim.models.adapter_folder import continued
     from brim.models.folder import locate
+    from brim.models.needs import require_trainable
     from brim.models.quantization import with_stored_quantization
 
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
         continued(config.adapter)
-    require_trainable(with_stored_quantization(config, folder))
+    require_trainable(with_stored_quantization(config, folder), folder)
     return folder
 
 

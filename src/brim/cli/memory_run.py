@@ -10,8 +10,9 @@ from rich.console import Console
 
 from brim.cli.memory_request import MemoryRequest
 from brim.cli.say import say
-from brim.config import Config, LoadedConfig, require_trainable
+from brim.config import Config, LoadedConfig
 from brim.models.folder import locate
+from brim.models.needs import require_trainable
 from brim.models.quantization import with_stored_quantization
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
     if request.compare:
         _compare(request, config)
         return
-    require_trainable(with_stored_quantization(config, folder))
+    require_trainable(with_stored_quantization(config, folder), folder)
     if request.measure:
         _measure(request, config)
     else:

@@ -7,7 +7,6 @@ from brim.config.mask import mask_login, mask_secrets, mask_text
 from brim.config.pattern import pattern_fault
 from brim.config.reference_page import reference_page
 from brim.config.resolve import Choice, DeviceFacts, Resolution, resolve
-from brim.config.rules import require_trainable
 from brim.config.schema import (
     AdafactorConfig,
     AdamConfig,
@@ -91,7 +90,6 @@ __all__ = [
     "mask_text",
     "pattern_fault",
     "reference_page",
-    "require_trainable",
     "require_trust_said_again",
     "resolve",
 ]

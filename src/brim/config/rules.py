@@ -20,23 +20,10 @@ from brim.config.prompt_rules import (
 )
 from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
 from brim.config.template import names, parse_template
-from brim.errors import ConfigError, Problem
+from brim.errors import ConfigError
 
 TEMPLATE: Path = ("prompt", "template")
 OUTPUT: Path = ("output_features", 0)
-
-
-def require_trainable(config: Config) -> None:
-    """Raise ConfigError where the configuration trains and no weight can. Not a rule, since one may still predict."""
-    if isinstance(config.trainer, FinetuneTrainer) and config.adapter is None and config.quantization is not None:
-        raise ConfigError(
-            Problem(
-                what="a quantised base model is frozen, and without an adapter there is nothing to train",
-                where="quantization",
-                fix="set adapter: lora; to train all weights, start from weights that are not quantised, without "
-                "quantization",
-            )
-        )
 
 
 def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:

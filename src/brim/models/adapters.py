@@ -15,6 +15,7 @@ from brim.config import LoraConfig
 from brim.errors import ModelError, Problem
 from brim.models.adapter_folder import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
 from brim.models.bitsandbytes_import import require_bitsandbytes
+from brim.models.needs import experts_with_dropout
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -69,13 +70,7 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
             adapted = peft.get_peft_model(model, lora)
     except (ValueError, re.error) as error:
         if "lora_dropout" in str(error):
-            raise ModelError(
-                Problem(
-                    what=f"adapter.dropout is {settings.dropout}, and experts are among the target modules, which PEFT "
-                    "adapts without dropout only",
-                    fix="set adapter.dropout: 0, or name layers outside the experts in adapter.target_modules",
-                )
-            ) from error
+            raise ModelError(experts_with_dropout(settings.dropout)) from error
         raise ModelError(
             Problem(
                 what=f"adapter.target_modules: {str(error).splitlines()[0]}",

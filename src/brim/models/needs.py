@@ -1,19 +1,29 @@
-"""What a configuration needs of the machine that it runs on, as far as that can be told without torch."""
+"""What a configuration needs of its base model and of the machine, as far as that can be told without torch."""
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from brim.config import Config, FinetuneTrainer
+from brim.errors import ConfigError, Problem
+from brim.models.folder import ModelFolder
 
 # Of NVIDIA's driver, of Windows' for Linux beside it, and of AMD's, whose GPUs torch calls CUDA devices, too.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"), Path("/dev/kfd"))
+_NOTHING_TO_TRAIN = Problem(
+    what="a quantised base model is frozen, and without an adapter there is nothing to train",
+    where="quantization",
+    fix="set adapter: lora; to train all weights, start from weights that are not quantised, without quantization",
+)
 _VERBS = {True: "`brim train`", False: "`brim predict`"}
 
 
@@ -25,6 +35,62 @@ class _Need:
     cuda: bool = False
     instead: str
     trains: bool = True  # else it is for predictions
+
+
+def require_trainable(config: Config, folder: ModelFolder) -> None:
+    """Raise ConfigError where the configuration trains, and this base model cannot be trained so.
+
+    Not a rule of the configuration, since one may still predict.
+    """
+    adapter = config.adapter
+    if not isinstance(config.trainer, FinetuneTrainer):
+        return
+    if adapter is None:
+        if config.quantization is not None:
+            raise ConfigError(_NOTHING_TO_TRAIN)
+        return
+    if not adapter.dropout or adapter.pretrained_adapter_weights is not None:  # its own settings count
+        return
+    targets, experts = adapter.target_modules, _targets_that_are_experts(folder.config.get("model_type"))
+    named = [targets] if isinstance(targets, str) else targets or ()
+    if experts and any(name == "all-linear" or name.rpartition(".")[2] in experts for name in named):
+        raise ConfigError(experts_with_dropout(adapter.dropout))
+
+
+def experts_with_dropout(dropout: float) -> Problem:
+    """Return why such an adapter cannot be; PEFT's own words are of its classes."""
+    return Problem(
+        what=f"adapter.dropout is {dropout}, and experts are among the target modules, which PEFT adapts without "
+        "dropout only",
+        fix="set adapter.dropout: 0, or name layers outside the experts in adapter.target_modules",
+    )
+
+
+def _targets_that_are_experts(kind: object) -> Collection[str]:
+    """Return the names of layers that PEFT takes for parameters of experts, or of their router, in an architecture.
+
+    They stand in the files of the installed PEFT and transformers: importing those takes seconds. Where another version
+    has no such tables, nothing is known before the model is built.
+    """
+    like = {
+        **_table("transformers", "conversion_mapping.py", "_MODEL_TO_CONVERSION_PATTERN"),
+        "mixtral": "mixtral",  # which PEFT adds
+    }
+    names = _table("peft", "utils/transformers_weight_conversion.py", "_MOE_TARGET_MODULE_MAPPING")
+    return names.get(like.get(kind, ""), ())
+
+
+def _table(package: str, file: str, name: str) -> Mapping[Any, Any]:
+    """Return a mapping of literals that a module of an installed package defines; empty where there is none."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None or not (path := Path(spec.origin).parent / file).is_file():
+        return {}
+    found = re.search(rf"^{name}\b[^=\n]*= (\{{.*?^\}})", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    try:
+        table = {} if found is None else ast.literal_eval(found[1])
+    except (ValueError, SyntaxError):  # no longer literals
+        return {}
+    return table if isinstance(table, dict) else {}
 
 
 def notes_on_this_machine(config: Config) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from brim.config import Config, FinetuneTrainer, require_trainable
+from brim.config import Config, FinetuneTrainer
 from brim.config.batch import accumulates
 from brim.errors import BrimError, ConfigError, InputError, Problem
 from brim.memory.measure.depth import Depths, depths, extrapolated, num_layers, with_layers
@@ -22,6 +22,7 @@ from brim.memory.measure.request import Request
 from brim.memory.measure.result import Leak, Measured, PhasePeak
 from brim.memory.prediction import Phase
 from brim.models.folder import ModelFolder
+from brim.models.needs import require_trainable
 
 PHASES: tuple[Phase, ...] = ("load", "train", "evaluate", "generate")
 LEAST_STEPS = WARM_UP_STEPS + 1 + LEAST_RISES  # from this many on, a leak can be told
@@ -101,7 +102,7 @@ def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_A
 
 def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phase], sequence_length: int) -> None:
     if "train" in phases:
-        require_trainable(config)
+        require_trainable(config, folder)
         if not isinstance(config.trainer, FinetuneTrainer):
             raise ConfigError(
                 Problem(
