@@ -171,12 +171,12 @@ def test_the_bound_is_that_of_the_way_that_is_taken_for_it(tiny_base, monkeypatc
     """Sizes of at most 24 rows are faster in a way in which 10 fit; for those 10 a way is taken in which 12 do."""
     request = ready(tiny_base, trainer=DOUBLED).request
     fits, bounds = iter([24, 10, 12]), []
-    monkeypatch.setattr(planning, "_planned", lambda request, **others: SimpleNamespace(plan=None))
+    monkeypatch.setattr(planning, "_planned", lambda request, **others: SimpleNamespace(plan=None, request=request))
     monkeypatch.setattr(planning, "largest_batch", lambda plan, request: next(fits))
     monkeypatch.setattr(planning, "bounded", lambda request, bound: bounds.append(bound) or bounded(request, bound))
     found = planning._bounded_by_memory(request, replan=False, say=lambda line: None)
     assert bounds == [24, 10]
-    assert found.length == bounded(request, 10).length
+    assert found.request.length == bounded(request, 10).length
 
 
 LARGEST = {"effective_batch_size": "auto", "use_maximum_batch_size": True, **ONE_WAY}
@@ -229,6 +229,16 @@ def test_the_maximum_is_told_once(tiny_base, tmp_path):
     told = [line for line in said if line.startswith("trainer.effective_batch_size")]
     assert len(told) == 1
     assert CHANGES in told[0]
+
+
+def test_a_first_plan_is_not_said_to_be_found_earlier(tiny_base, tmp_path):
+    """Of the plans that lead to the number, the last one is that of the run."""
+    config, plans = settings(tiny_base, trainer={**LARGEST, "epochs": 1}, random_seed=77), []
+    for name in ("first", "second"):
+        said = []
+        brim.Model(config).train(uneven(), output_directory=tmp_path / name, say=said.append)
+        plans += [line for line in said if line.startswith("plan: ")]
+    assert ["found earlier" in line for line in plans] == [False, True]
 
 
 def test_where_no_row_fits_no_number_is_said_to_be_the_largest(tiny_base, monkeypatch):

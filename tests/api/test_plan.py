@@ -12,7 +12,10 @@ from tests.api.planned_run import settings, uneven
 import brim
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import too_long
+from brim.api.what_helps import Help
+from brim.planning.budget import Budget
 from brim.planning.candidates import epoch
+from brim.units import format_bytes
 
 SEED = 3
 
@@ -78,6 +81,72 @@ def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_bas
     fits = plan.candidates[0].longest_that_fits
     assert fits < longest
     assert f"{fits} tokens" in problem.fix
+
+
+def helping(monkeypatch, *totals):
+    """Let these many bytes be what the changes take; the rows that each was predicted for."""
+    asked = []
+
+    def what_helps(config, *, rows, **given):
+        asked.append(rows)
+        return [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
+
+    monkeypatch.setattr("brim.api.planning.what_helps", what_helps)
+    return asked
+
+
+def test_only_help_that_is_enough_is_offered_as_such(tiny_base, monkeypatch):
+    config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True})
+    needed = brim.plan(config, uneven(), memory_bytes=2**31).chosen.single_row_bytes
+    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: _budget(needed // 2, outside=needed // 2))
+    helping(monkeypatch, needed // 2, needed // 2 + 1, needed - 1)
+    plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
+    assert plan.chosen is None
+    assert plan.helps == (f"change 0 ({format_bytes(needed // 2)}): set 0",)
+
+
+def test_help_that_is_not_enough_says_how_far_it_goes(tiny_base, monkeypatch):
+    config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True})
+    needed = brim.plan(config, uneven(), memory_bytes=2**31).chosen.single_row_bytes
+    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: _budget(needed // 2, outside=needed // 2))
+    helping(monkeypatch, needed // 2 + 2**20, needed)
+    plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
+    room, total = format_bytes(needed // 2), format_bytes(needed // 2 + 2**20)
+    assert plan.helps == (
+        f"change 0 ({total}, still more than the {room} that may be used): set 0",
+        "a smaller model: `brim memory --compare` shows what each way takes",
+    )
+    (problem,) = too_long(plan)
+    assert problem.fix == "; or ".join(plan.helps)
+
+
+def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monkeypatch):
+    """One row fits; four do not."""
+    fixed = settings(tiny_base, random_seed=SEED, trainer={"batch_size": 4, "gradient_accumulation_steps": 2})
+    roomy = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), memory_bytes=2**31)
+    room, outside = roomy.chosen.single_row_bytes + 1024, roomy.budget.outside_bytes
+    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: _budget(room, outside=outside))
+    asked = helping(monkeypatch, room - 1, room + 1)
+    plan = brim.plan(fixed, uneven(), memory_bytes=2**30, replan=True)
+    assert plan.chosen is None
+    assert asked == [4]
+    assert plan.too_long == ()
+    assert [each.partition(" (")[0].partition(":")[0] for each in plan.helps[:2]] == [
+        "change 0",
+        "micro-batches cut by length",
+    ]
+    assert plan.helps[1].endswith("trainer.batch_size: auto")
+
+
+def _budget(limit_bytes, *, outside):
+    return Budget(
+        device="t4",
+        limit_bytes=limit_bytes,
+        outside_bytes=outside,
+        margin_bytes=0,
+        limit_reason="memory.budget",
+        margin_reason="memory.margin",
+    )
 
 
 def test_a_model_that_trains_nothing_and_data_that_is_not_there_are_refused(tiny_base):

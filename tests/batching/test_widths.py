@@ -34,6 +34,10 @@ def test_the_longest_row_that_fits(cap_bytes, tokens):
     assert longest_row_that_fits(linear_costs(), cap_bytes) == tokens
 
 
+def test_rows_that_go_together_are_shorter():
+    assert longest_row_that_fits(linear_costs(), 1000 + 10 * 3 * 50 + 29, rows=3) == 50
+
+
 def test_no_row_is_longer_than_asked_for():
     assert longest_row_that_fits(linear_costs(), 10**9, up_to=4097) == 4097
     assert longest_row_that_fits(linear_costs(), 1000 + 10 * 4097 - 1, up_to=4097) == 4096

@@ -139,6 +139,20 @@ def test_a_number_of_rows_is_kept_whatever_it_takes():
     assert not unfit.fits
     assert unfit.reason == "3 × 100 tokens take 3.9 KiB, 3.9 KiB are there"
     assert unfit.too_long == ()
+    assert unfit.longest_that_fits == 99  # 1,000 bytes and 3 × 990
+
+
+def test_what_many_rows_need_beside_them_is_not_held_against_one():
+    """The allocator's overhead of 30 × 100 tokens leaves nothing; a row alone fits, and 30 rows of 9 tokens do."""
+    known = way_costs(overhead_bytes=lambda shapes: sum(rows * tokens for rows, tokens in shapes))
+    unfit = candidate(known, task(fixed_rows=30, effective_batch_size=30), budget(4000))
+    assert unfit.reason == "8 × 100 tokens take 8.8 KiB, 3.1 KiB are there"
+    assert unfit.too_long == ()
+    assert unfit.single_row_bytes == 2000 + 500 + 100
+    (longest,) = [n for n in range(1, 100) if 1000 + 330 * n <= 4000 < 1000 + 330 * (n + 1)]
+    assert 0 < unfit.longest_that_fits <= longest
+    none = candidate(replace(known, least_bytes=3999), task(fixed_rows=30, effective_batch_size=30), budget(4000))
+    assert none.longest_that_fits is None
 
 
 def test_measured_costs_and_a_lower_cap_cut_anew():

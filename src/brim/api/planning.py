@@ -33,7 +33,7 @@ from brim.planning.at_hand import budget_of
 from brim.planning.budget import Budget
 from brim.planning.cache import cache_folder
 from brim.planning.calibration import Correction
-from brim.planning.candidates import WayCosts, verified
+from brim.planning.candidates import WayCosts, candidate, verified
 from brim.planning.choose import choose, ways
 from brim.planning.dropout_notes import dropout_notes
 from brim.planning.lengths import summarize_lengths
@@ -62,13 +62,17 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
     Raises ConfigError where the effective batch moves as it cannot.
     """
     if request.is_bounded_by_memory:
-        request = _bounded_by_memory(request, replan=replan, say=say)
+        planned = _bounded_by_memory(request, replan=replan, say=say)
+        require_phases(planned.request)
+        if not every_way:
+            return planned
+        request = planned.request
     require_phases(request)
     return _planned(request, every_way=every_way, replan=replan, say=say)
 
 
-def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> PlanRequest:
-    """The request with sizes that fit at once in the very way that is taken for them.
+def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Planned:
+    """The plan of sizes that fit at once in the very way that is taken for them.
 
     Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
     that of its own plan, once a way at most. A batch that memory is to size is planned for some rows first: the cut of
@@ -80,9 +84,10 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> PlanR
         first = min(most, _FIRST_ROWS)
         found, bound = bounded(request, first), first if first == most else None
     while True:
-        fits = min(largest_batch(_planned(found, every_way=False, replan=replan, say=say).plan, found), most)
+        planned = _planned(found, every_way=False, replan=replan, say=say)
+        fits = min(largest_batch(planned.plan, found), most)
         if bound is not None and fits >= bound:
-            return found
+            return planned
         found, bound = bounded(request, fits), fits
 
 
@@ -218,7 +223,7 @@ def _plan(
         advice=_advice(request, chosen, correction),
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
-        helps=() if chosen is not None else _helps(request, candidates),
+        helps=() if chosen is not None else _helps(request, budget, candidates, known),
         too_long=() if chosen is not None else _too_long(request, candidates, known),
     )
     return with_phases(plan, request)
@@ -232,20 +237,35 @@ def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correcti
     return notes if chosen is None else (*notes, *chosen.advice)
 
 
-def _helps(request: PlanRequest, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    device = request.device
+def _helps(
+    request: PlanRequest, budget: Budget, candidates: Sequence[Candidate], known: Sequence[WayCosts]
+) -> tuple[str, ...]:
+    """Return what makes it fit; where nothing does alone, what takes less, and that it is not enough."""
+    device, task = request.device, request.task
     is_named = not request.is_at_hand or device.is_cpu
     is_known = is_named and any(device.name == each.name for each in (*devices(), cpu_device()))
     found = what_helps(
         request.config,
-        longest=request.task.longest,
+        rows=task.fixed_rows or 1,
+        longest=task.longest,
         device=device.name if is_known else None,
         memory_bytes=device.memory_bytes if is_named and not is_known else None,
     )
+    room_bytes = budget.limit_bytes - budget.margin_bytes
+    enough = [str(each) for each in found if each.total_bytes <= room_bytes]
+    if task.fixed_rows is not None:
+        by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
+        least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
+        if least is not None:
+            enough.append(f"micro-batches cut by length ({format_bytes(least)}): trainer.batch_size: auto")
     fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
-    shorter = [f"rows of {max(fitting):,} tokens: preprocessing.global_max_sequence_length"] if fitting else []
+    if fitting:
+        enough.append(f"rows of {max(fitting):,} tokens: preprocessing.global_max_sequence_length")
     now_bytes = min(each.single_row_bytes for each in candidates)
-    return (*(str(each) for each in found if each.total_bytes < now_bytes), *shorter)
+    less = (
+        each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
+    )
+    return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each way takes")
 
 
 def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
@@ -284,14 +304,10 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
     """Why a run does not begin whose rows do not fit."""
     shown = plan.too_long[:_MOST_ROWS_NAMED]
     if not shown:
-        return [Problem(what=f"no way to train fits: {plan.reason}", fix=_fix(plan))]
+        return [Problem(what=f"no way to train fits: {plan.reason}", fix="; or ".join(plan.helps))]
     more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
     there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
     named = ", ".join(f"row {row.key} ({row.num_tokens:,} tokens)" for row in shown)
     longest = format_bytes(max(row.total_bytes for row in plan.too_long))
     what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
-    return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix=_fix(plan))]
-
-
-def _fix(plan: TrainingPlan) -> str:
-    return "; or ".join(plan.helps) or "take a smaller model; `brim memory --compare` shows what each way takes"
+    return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]

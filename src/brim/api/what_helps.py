@@ -27,16 +27,21 @@ class Help:
 
     label: str  # "4-bit weights"
     fix: str  # "quantization: {bits: 4}"
-    total_bytes: int  # reserved and outside, of a step of one row
+    total_bytes: int  # reserved and outside, of a step's micro-batches
 
     def __str__(self) -> str:
         return f"{self.label} ({format_bytes(self.total_bytes)}): {self.fix}"
 
+    def not_enough(self, room_bytes: int) -> str:
+        """Say how far it goes, where so much may be used."""
+        there = f"{format_bytes(self.total_bytes)}, still more than the {format_bytes(room_bytes)} that may be used"
+        return f"{self.label} ({there}): {self.fix}"
+
 
 def what_helps(
-    config: Config, *, longest: int, device: str | None = None, memory_bytes: int | None = None
+    config: Config, *, longest: int, rows: int = 1, device: str | None = None, memory_bytes: int | None = None
 ) -> tuple[Help, ...]:
-    """The changes that lower what a row of `longest` tokens takes alone, those that leave most free first.
+    """The changes that lower what micro-batches of so many rows of `longest` tokens take, the largest change first.
 
     Beside each change the rest stays as it is; what says `auto` is taken at its least. What the device cannot do is
     left out. device, memory_bytes: as for `predict_memory`. Raises as it does where the configuration itself cannot be
@@ -46,7 +51,7 @@ def what_helps(
     def total_bytes(changed: Config) -> int:
         found = predict_memory(
             changed,
-            batch_size=1,
+            batch_size=rows,
             sequence_length=longest,
             phase="train",
             device=device,

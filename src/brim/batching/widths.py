@@ -44,12 +44,15 @@ def _turns(costs: Costs, tokens: NDArray[np.int64], most: int) -> NDArray[np.int
     return np.sort(np.clip(turns, 1, most).astype(np.int64), axis=1)
 
 
-def longest_row_that_fits(costs: Costs, cap_bytes: int, *, up_to: int = _LONGEST_TOKENS) -> int:
-    """Tokens of the longest row that fits alone, as do all shorter ones; 0: none does. up_to: where the search ends."""
+def longest_row_that_fits(costs: Costs, cap_bytes: int, *, rows: int = 1, up_to: int = _LONGEST_TOKENS) -> int:
+    """Tokens of the longest row that fits, as do all shorter ones; 0: none does.
+
+    rows: of this length, together. up_to: where the search ends.
+    """
     start, stop = 1, min(4096, up_to)
     while start <= up_to:
         lengths = np.arange(start, stop + 1)
-        over = costs.peak_bytes(1, lengths) > cap_bytes
+        over = costs.peak_bytes(rows, lengths) > cap_bytes
         if over.any():
             return int(lengths[over.argmax()]) - 1
         start, stop = stop + 1, min(2 * stop, up_to)

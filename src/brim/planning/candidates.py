@@ -131,7 +131,7 @@ class _Cap:
 def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
     """A cap that leaves the allocator what it needs for the micro-batches that this very cap gives."""
     alone_bytes = float(known.costs.peak_bytes(1, task.longest))
-    cap_bytes = budget.reserved_bytes - known.overhead_bytes([(1, task.longest)])
+    cap_bytes = _left_bytes(known, budget, 1, task.longest)
     if alone_bytes > cap_bytes:
         return _Cap(num_bytes=cap_bytes, totals=None, binds=True)
     free = epoch(task, known.costs, cap_bytes=_NO_CAP)
@@ -151,7 +151,8 @@ def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
 
 def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
     there = f"{format_bytes(max(cap.num_bytes, 0))} are there"
-    if known.least_bytes > cap.num_bytes:
+    # What is left for rows of a fixed number depends on them: where they are too many, that is why.
+    if known.least_bytes > cap.num_bytes and (cap.totals is None or task.fixed_rows is None):
         return f"weights and optimizer alone take {format_bytes(known.least_bytes)}, {there}"
     if cap.totals is None:
         alone_bytes = int(known.costs.peak_bytes(1, task.longest))
@@ -163,11 +164,12 @@ def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
 
 
 def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) -> Candidate:
+    alone = cap if task.fixed_rows is None else replace(cap, num_bytes=_left_bytes(known, budget, 1, task.longest))
     return Candidate(
         way=known.way,
         fits=False,
         reason=reason,
-        single_row_bytes=_alone_in_all(known, task, budget, cap),
+        single_row_bytes=_alone_in_all(known, task, budget, alone),
         total_bytes=None,
         cap_bytes=cap.num_bytes,
         cap_binds=True,
@@ -177,9 +179,29 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
         seconds_per_epoch=None,
         bound_by=None,
         time_source=known.time_source,
-        too_long=tuple(int(row) for row in np.flatnonzero(known.costs.peak_bytes(1, task.lengths) > cap.num_bytes)),
-        longest_that_fits=longest_row_that_fits(known.costs, cap.num_bytes, up_to=task.longest) or None,
+        too_long=tuple(int(row) for row in np.flatnonzero(known.costs.peak_bytes(1, task.lengths) > alone.num_bytes)),
+        longest_that_fits=_longest_that_fits(known, task, budget, cap) or None,
     )
+
+
+def _longest_that_fits(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int:
+    """Tokens of a row that fits, alone or, where the configuration says so, with others as long; 0: none."""
+    if task.fixed_rows is None:
+        return longest_row_that_fits(known.costs, cap.num_bytes, up_to=task.longest)
+    rows, left_bytes = task.fixed_rows, _left_bytes(known, budget, 1, task.longest)
+    for _ in range(_MOST_ROUNDS):
+        tokens = longest_row_that_fits(known.costs, left_bytes, rows=rows, up_to=task.longest)
+        if tokens == 0:
+            return 0
+        left_bytes = _left_bytes(known, budget, rows, tokens)
+        if max(float(known.costs.peak_bytes(rows, tokens)), known.least_bytes) <= left_bytes:
+            return tokens
+    return 0
+
+
+def _left_bytes(known: WayCosts, budget: Budget, rows: int, tokens: int) -> int:
+    """What such micro-batches may allocate."""
+    return budget.reserved_bytes - known.overhead_bytes([(rows, tokens)])
 
 
 def _alone_in_all(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int:
