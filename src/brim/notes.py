@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
 # warning: it changes what is learned, or which rows are. plan: what the run takes. note: good to know. detail: an
-# automatic choice, with its reason. status: what is being done at the moment, until the next one. rest: where the notes
-# stand that were not shown.
+# automatic choice with its reason, or of use to few. status: what is being done at the moment, until the next one.
+# rest: where the notes stand that were not shown.
 Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "rest"]
 Say: TypeAlias = Callable[[str], None]  # takes a line that a person should see; one that is no Note is a note
 

@@ -132,6 +132,8 @@ def test_there_are_eight_lines_at_most_and_every_note_is_kept(brim, project, mak
     assert Counter(rows.findall(told)) == Counter(rows.findall("; ".join(kept))), "told, if only in short"
     for words in ("has no effect, the", "decides", "never found", "drops the thoughts", "Ludwig's"):
         assert not [line for line in hidden if words in line]
+    on_speed = [line for line in kept if line.startswith("a step is bound by ")]
+    assert all(line in hidden for line in on_speed), "of use to few"
 
 
 def test_a_run_that_goes_on_prints_no_more(brim, project, make):

@@ -16,6 +16,7 @@ from brim.data.csv_form import csv_form
 from brim.data.prompt import cell_texts
 from brim.data.utf8 import likely_encoding
 from brim.errors import DataError
+from brim.notes import kind_of, short_of, topic_of
 
 TICKETS = "Nr;Betreff;Kategorie\r\n1;Gerät läuft nicht;Störung\r\n2;Rückfrage, dringend;Auskunft\r\n"
 ROWS = [
@@ -51,6 +52,9 @@ def test_another_separator_is_read_and_noted(tmp_path, name, sign, other, words)
     assert source.notes == (
         f"{name} is read with {words} between its fields; if that is wrong, {OTHER_SEPARATOR}{other}",
     )
+    (note,) = source.notes
+    assert (kind_of(note), topic_of(note)) == ("warning", "rows"), "every cell depends on it"
+    assert short_of(note) == f"{name} is read with {words} between its fields"
     assert source.locate(1) == f"{name}:3"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from brim.data import prepare, prompts_of, read, texts_as_source
 from brim.errors import DataError
+from brim.notes import kind_of, short_of, topic_of
 
 BOS, EOS = 0, 1
 EVERY_ROW_TRAINS = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
@@ -179,7 +180,9 @@ def test_special_tokens_in_the_data_are_noted_but_not_those_of_the_template(prep
         "the text of 2 rows spells out special tokens (such as </s>), which the model reads as those tokens: "
         "the given columns, row 1, the given columns, row 2"
     )
-    assert note in prepared(columns, prompt__template="[</s>] {q}").notes
+    (told,) = [each for each in prepared(columns, prompt__template="[</s>] {q}").notes if each == note]
+    assert (kind_of(told), topic_of(told)) == ("warning", "rows")
+    assert short_of(told) == note.partition(",")[0]
     assert len(prepared({"q": ["x"], "a": ["y"]}, prompt__template="</s> {q}").notes) == 2
 
 
@@ -188,6 +191,7 @@ def test_a_doubled_beginning_is_noted(prepared):
     assert made.notes[-1] == (
         "the prompt of 1 row begins with the beginning-of-sequence token twice: the text has it and the tokenizer adds it"
     )
+    assert kind_of(made.notes[-1]) == "warning"
 
 
 def test_prompts_to_continue_need_no_answer_and_no_split(encoder, make_config):

@@ -12,6 +12,7 @@ from brim.data import read
 from brim.data.blocks import BATCH_ROWS
 from brim.data.prompt import cell_texts, prompter
 from brim.errors import DataError, Problem
+from brim.notes import kind_of, topic_of
 
 
 def prompts_of(config, source, keys=None):
@@ -157,6 +158,7 @@ def test_a_sample_is_written_as_json_without_its_quotes_as_in_ludwig(make_config
     (made,) = asked.texts(np.arange(len(texts)))
     assert made.prompts == [f"<{json.dumps(text, indent=2).strip(chr(34))}>" for text in texts]
     assert made.prompts[:4] == ["<plain>", '<say \\"hi\\>', "<two\\nlines>", "<gr\\u00f6\\u00dfe>"]
+    assert [(kind_of(note), topic_of(note)) for note in asked.notes()] == [("warning", "rows")]
     assert asked.notes() == [
         "{__sample__} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in Ludwig, which "
         "changes the input of 4 rows; in a template, {q} is the plain text"

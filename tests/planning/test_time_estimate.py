@@ -75,7 +75,10 @@ def test_what_would_help():
         "a token; 4-bit weights alone save none, since each product writes them out in half precision first",
     )
     assert by_arithmetic[0].startswith("a step is bound by arithmetic (9")
-    assert "would take 0% less time a token, and 4-bit weights save memory, not time" in by_arithmetic[0]
+    assert by_arithmetic[0].endswith(
+        "micro-batches of twice the rows would not make it faster, and 4-bit weights save memory, not time"
+    )
+    assert "0%" not in by_arithmetic[0]
     assert by_launches[0].startswith("a step is bound by the host, which starts kernels (9")
 
 

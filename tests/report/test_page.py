@@ -47,7 +47,7 @@ def test_the_numbers_stand_below(text, prediction):
     assert f'<td class="number">{prediction.total_bytes:,}</td>' in text
     assert '<i style="background:#0072B2"></i>weights</td>' in text
     rows = re.findall(r"<tr>.*?</tr>", text)
-    assert len(rows) == (1 + 7) + (1 + 7) + (1 + 6)
+    assert len(rows) == (1 + 7) + (1 + 7) + (1 + 7)
 
 
 def test_the_same_figure_gives_the_same_text(prediction):

@@ -130,6 +130,14 @@ def test_the_short_form_says_what_the_run_takes_and_what_is_good_to_know(make):
     assert [kind_of(line) for line in told[-2:]] == ["warning", "note"]
 
 
+def test_what_would_be_faster_is_a_detail_of_a_way_that_is_taken():
+    plan = hand_made_plan()
+    faster = "a step is bound by arithmetic (70% of its time)"
+    chosen = replace(plan.chosen, advice=(faster,))
+    told = short_plan(replace(plan, chosen=chosen, advice=("the losses differ", faster)))
+    assert [(str(line), kind_of(line)) for line in told[-2:]] == [("the losses differ", "note"), (faster, "detail")]
+
+
 def test_the_short_form_of_what_does_not_fit():
     assert short_plan(plan_that_does_not_fit())[:2] == [
         "plan: no way fits; no checkpointing, loss in chunks: the longest row, 1,417 tokens, takes 15.0 GiB alone, and "

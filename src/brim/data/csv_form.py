@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from brim.data.utf8 import HEAD_BYTES, encoding_of
+from brim.notes import warning
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _RECORDS = 20  # that are looked at
@@ -75,7 +76,8 @@ def notes_on_form(path: Path, form: CsvForm, *, usual: str) -> list[str]:
         otherwise.append(f"give it a first line that names the sign, such as sep={usual if usual != chr(9) else ','}")
     if not found:
         return []
-    return [f"{path.name} is read {', '.join(found)}; if that is wrong, {', or '.join(otherwise)}"]
+    short = f"{path.name} is read {', '.join(found)}"
+    return [warning(f"{short}; if that is wrong, {', or '.join(otherwise)}", topic="rows", short=short)]
 
 
 _SHOWN = {"cp1252": "Windows-1252", "utf-16": "UTF-16", "utf-32": "UTF-32"}

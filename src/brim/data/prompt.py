@@ -23,6 +23,7 @@ from brim.data.source import Source
 from brim.data.texts import Texts
 from brim.data.usable import data_problems, leaving_none_unasked, usable, wanted_columns
 from brim.errors import DataError
+from brim.notes import warning
 
 if TYPE_CHECKING:
     from brim.data.chat_prompt import ChatPrompter
@@ -67,10 +68,12 @@ class Prompter:
         notes = [] if self.contexts is None else self.contexts.notes()
         if self.num_escaped:
             rows = "1 row" if self.num_escaped == 1 else f"{self.num_escaped:,} rows"
-            notes.append(
+            told = (
                 f"{{{SAMPLE}}} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in "
                 f"Ludwig, which changes the input of {rows}; in a template, {{{self.input_column}}} is the plain text"
             )
+            short = f"{{{SAMPLE}}} changes the input of {rows}, as in Ludwig"
+            notes.append(warning(told, topic="rows", short=short))
         return notes
 
     def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:

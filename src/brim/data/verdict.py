@@ -154,15 +154,12 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
             f"from: {places(source, findings.otherwise)}"
         )
     if findings.special:
-        notes.append(
-            f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>), which the model "
-            f"reads as those tokens: {places(source, findings.special)}"
-        )
+        short = f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>)"
+        told = f"{short}, which the model reads as those tokens: {places(source, findings.special)}"
+        notes.append(warning(told, topic="rows", short=short))
     if findings.doubled_bos:
-        notes.append(
-            f"the prompt of {_rows(findings.doubled_bos)} begins with the beginning-of-sequence token twice: "
-            "the text has it and the tokenizer adds it"
-        )
+        short = f"the prompt of {_rows(findings.doubled_bos)} begins with the beginning-of-sequence token twice"
+        notes.append(warning(f"{short}: the text has it and the tokenizer adds it", topic="rows", short=short))
     return notes
 
 

@@ -16,7 +16,8 @@ def time_advice(estimate: TimeEstimate, shapes: Sequence[Shape]) -> tuple[str, .
     """Sentences for people. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
     shares = estimate.bound(shapes)
     less = less_when_doubled(estimate, shapes)
-    doubled = f"micro-batches of twice the rows would take {less:.0%} less time a token"
+    doubled = "micro-batches of twice the rows would "
+    doubled += f"take {less:.0%} less time a token" if less >= _WORTH_SAYING else "not make it faster"
     if shares.bound_by == "arithmetic":
         said = (
             f"a step is bound by arithmetic ({shares.arithmetic:.0%} of its time): {doubled}, and 4-bit weights save "

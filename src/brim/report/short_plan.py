@@ -20,11 +20,18 @@ from brim.units import format_bytes
 def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
     """Return the way that is taken, its memory and its time, and what is worth knowing, a note each.
 
-    phase_notes: what of the plan's advice says that the effective batch moves otherwise than was asked for.
+    phase_notes: what of the plan's advice says that the effective batch moves otherwise than was asked for. What would
+    make the way faster is a detail: the way has been chosen.
     """
+    on_speed = () if plan.chosen is None else plan.chosen.advice
     return [
         *(Note(line, kind="plan", topic=topic) for topic, line in _lines(plan)),
-        *(warning(line, topic="plan") if line in phase_notes else Note(line) for line in plan.advice),
+        *(
+            warning(line, topic="plan")
+            if line in phase_notes
+            else Note(line, kind="detail" if line in on_speed else "note")
+            for line in plan.advice
+        ),
     ]
 
 
