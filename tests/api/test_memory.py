@@ -129,6 +129,33 @@ def test_other_phases_have_no_gradients_to_recompute_for(trained, phase):
     assert (found.gradient_checkpointing, found.other) == (None, None)
 
 
+def test_what_is_not_trained_is_planned_by_another_verb(base, trained, untrained):
+    def told(config):
+        prediction = brim.predict_memory(config, sequence_length=8, device="a100-80gb")
+        return next(choice for choice in prediction.choices if choice.startswith("batch size: 1 "))
+
+    assert "`brim plan` shows how the rows are cut" in told(trained)
+    assert "`brim predict --plan` shows how many rows go together" in told(untrained)
+    assert told(str(base)) == told(untrained)
+
+
+def test_code_of_its_own_is_passed_over_where_transformers_has_the_class(tmp_path):
+    """As in Phi-3's config.json. The code is there, and would say that it ran."""
+    folder = write_folder(tmp_path, "phi3", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
+    (folder / "own.py").write_text("raise SystemExit('this code must not run')\n")
+    plain = write_folder(tmp_path / "plain", "phi3")
+    config = {"adapter": {"type": "lora", "target_modules": "all-linear"}, "trainer": {"type": "finetune"}}
+    found = brim.predict_memory({**config, "base_model": str(folder)}, **SHAPE)
+    assert found.total_bytes == brim.predict_memory({**config, "base_model": str(plain)}, **SHAPE).total_bytes
+    (told,) = [choice for choice in found.choices if choice.startswith("base_model")]
+    assert told.startswith("base_model: transformers' own phi3 (auto_map in config.json names code of its own")
+    assert not [
+        choice
+        for choice in brim.predict_memory({**config, "base_model": str(plain)}, **SHAPE).choices
+        if "auto_map" in choice
+    ]
+
+
 def test_the_phase_is_what_the_configuration_does(trained, untrained):
     assert brim.predict_memory(trained, **SHAPE).phase == "train"
     assert brim.predict_memory(untrained, **SHAPE).phase == "generate"

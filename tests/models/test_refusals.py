@@ -44,6 +44,15 @@ def test_code_of_an_architecture_that_transformers_lacks(folder):
     assert problem.fix.startswith("choose a base model that transformers has a class for; otherwise read the code")
 
 
+def test_who_asks_only_what_a_model_is_like_needs_none_of_its_code(folder):
+    change(folder, "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
+    assert locate(str(folder), config_only=True).config["model_type"] == "llama"
+    change(folder, "config.json", trust_remote_code=True)
+    assert "(trust_remote_code in config.json)" in refused(folder, config_only=True)[0].what
+    change(folder, "config.json", trust_remote_code=False, model_type="theirs")
+    assert "(auto_map in config.json)" in refused(folder, config_only=True)[0].what
+
+
 def test_code_of_a_model_on_the_hub(folder, monkeypatch):
     change(folder, "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))

@@ -29,6 +29,7 @@ from brim.models.load import LOADING_ERRORS, explain
 from brim.models.needs import require_trainable
 from brim.models.quantization import stored_choices, with_stored_quantization, without_quantization
 from brim.models.quiet import no_library_warnings
+from brim.models.refusals import without_auto_map
 from brim.planning.at_hand import budget_of
 from brim.units import format_bytes
 
@@ -141,13 +142,21 @@ def ask(
         )
     return Asked(
         config=resolution.config,
-        choices=(*stored_choices(given, folder), *resolution.choices),
+        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
         folder=folder,
         architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
         phase=phase or ("train" if trains else "generate"),
         device=target,
         has_limit=has_limit,
     )
+
+
+def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:
+    """Say that the classes which a folder brings along are not those that are looked at."""
+    if config.trust_remote_code or without_auto_map(folder.config) is folder.config:
+        return []
+    reason = "auto_map in config.json names code of its own, which is not run; `brim train` refuses it: take it out"
+    return [Choice(key="base_model", value=f"transformers' own {folder.config['model_type']}", reason=reason)]
 
 
 def _of_micro_batches(config: Config, rows: int | None) -> Config:
@@ -201,7 +210,8 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
         given = trainer.eval_batch_size if of_evaluation else trainer.batch_size
         is_open = given in ("auto", None)
         batch_size = 1 if is_open else int(given or 1)
-        choices.append(f"batch size: {batch_size} (trainer.{key}{_CUT_BY_LENGTH if is_open else ''})")
+        plan = _CUT_BY_LENGTH if isinstance(trainer, FinetuneTrainer) else _TOGETHER
+        choices.append(f"batch size: {batch_size} (trainer.{key}{plan if is_open else ''})")
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
         choices.append(f"sequence length: {sequence_length:,} ({reason})")
@@ -212,6 +222,7 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
 
 
 _CUT_BY_LENGTH = ": auto, the least that a micro-batch can be; `brim plan` shows how the rows are cut"
+_TOGETHER = ": auto, the least that there can be; `brim predict --plan` shows how many rows go together"
 _UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
 
 

@@ -107,7 +107,7 @@ def _read(
         config = _read_config(path)
     except ModelError as error:
         problems += error.problems
-    problems += refusals(path, config, name=name, trust_remote_code=trust_remote_code)
+    problems += refusals(path, config, name=name, trust_remote_code=trust_remote_code, config_only=config_only)
     if has_weights is None:
         has_weights = any((path / file).is_file() for file in _WEIGHT_FILES)
     if not has_weights and initialize == "pretrained" and not config_only:

@@ -45,8 +45,14 @@ _DTYPE = re.compile(r"(torch\.)?(float(16|32|64|8_e4m3fn|8_e5m2)|bfloat16)|auto"
 _OWN_CODE = "the base model asks for its own code to be run"
 
 
-def refusals(path: Path, config: dict[str, Any], *, name: str, trust_remote_code: bool) -> list[Problem]:
-    """All that is refused of a folder; nothing for a plain one. config: what its config.json holds."""
+def refusals(
+    path: Path, config: dict[str, Any], *, name: str, trust_remote_code: bool, config_only: bool = False
+) -> list[Problem]:
+    """All that is refused of a folder; nothing for a plain one.
+
+    config: what its config.json holds. config_only: nothing but that is asked for, what the model is like: a class of
+    its own is then passed over where transformers has one.
+    """
     if not config:
         return []  # told already
     others: dict[str, dict[str, Any]] = {}
@@ -57,7 +63,8 @@ def refusals(path: Path, config: dict[str, Any], *, name: str, trust_remote_code
         except ModelError as error:
             problems += error.problems
     if not trust_remote_code:
-        for file, content in {"config.json": config, **others}.items():
+        asking = without_auto_map(config) if config_only else config
+        for file, content in {"config.json": asking, **others}.items():
             problems += _own_code(path, file, content, name=name, kind=config.get("model_type"))
         if (path / _CUSTOM_GENERATE).exists():
             what = f"{_OWN_CODE} ({_CUSTOM_GENERATE})"
@@ -69,6 +76,14 @@ def refusals(path: Path, config: dict[str, Any], *, name: str, trust_remote_code
     problems += _sizes(path / "config.json", config)
     problems += _elsewhere(path, config)
     return problems
+
+
+def without_auto_map(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json without classes of its own, where transformers has one; else as it is."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not config.get("auto_map") or not _transformers_has(kind):
+        return config
+    return {key: value for key, value in config.items() if key != "auto_map"}
 
 
 def require_plain_files(path: Path) -> None:
