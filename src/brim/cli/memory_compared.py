@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.api.memory_compare import Compared, Failed
+from brim.api.memory_compare import Compared, Failed, OnCard
 from brim.memory.device import find_device
 from brim.memory.events import CATEGORIES
+from brim.memory.prediction import MemoryPrediction
 from brim.report.categories import LOOKS, Part, total_by_part
 from brim.report.memory_squares import Card, Filled
 from brim.report.memory_squares_plot import squares_plot
@@ -37,7 +38,7 @@ def print_compared(console: Console, found: Sequence[Compared], failed: Sequence
     for part in parts:
         cells = (gib(total_by_part(each.prediction)[part]) for each in found)
         table.add_row(Text(LOOKS[part].label, style=LOOKS[part].colour), *cells)
-    table.add_row("needed", *(gib(each.prediction.total_bytes) for each in found), style="bold")
+    table.add_row("needed", *(_needed(each.prediction) for each in found), style="bold")
     table.add_row("fits on", *(smallest(each) for each in found))
     table.add_row("needed there", *(_there(each) for each in found))
     console.print(table)
@@ -67,14 +68,18 @@ def smallest(each: Compared) -> str:
 
 def _there(each: Compared) -> str:
     card = each.smallest
-    return "" if card is None else f"{gib(card.total_bytes)}{' c' if card.gradient_checkpointing else ''}"
+    return "" if card is None else _needed(card)
+
+
+def _needed(taken: MemoryPrediction | OnCard) -> str:
+    return f"{gib(taken.total_bytes)}{' c' if taken.gradient_checkpointing else ''}"
 
 
 def _remarks(found: Sequence[Compared]) -> Iterator[str]:
     prediction = found[0].prediction
     yield f"needed: on {prediction.device}; fits on: the smallest card that has room, in the precision that it has"
-    taken = [each.smallest for each in found]
-    if any(card is not None and card.gradient_checkpointing for card in taken):
+    taken = [*(each.smallest for each in found), *(each.prediction for each in found)]
+    if any(each is not None and each.gradient_checkpointing for each in taken):
         yield "c: with gradient checkpointing, which brim train takes where it does not fit without"
 
 

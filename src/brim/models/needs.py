@@ -77,7 +77,7 @@ def _targets_that_are_experts(kind: object) -> Collection[str]:
         "mixtral": "mixtral",  # which PEFT adds
     }
     names = _table("peft", "utils/transformers_weight_conversion.py", "_MOE_TARGET_MODULE_MAPPING")
-    return names.get(like.get(kind, ""), ())
+    return tuple(names.get(like.get(kind, ""), ()))
 
 
 def _table(package: str, file: str, name: str) -> Mapping[Any, Any]:
