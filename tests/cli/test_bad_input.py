@@ -74,7 +74,7 @@ CASES = {
         says=(
             "brim: no such file or folder: confg.yaml\n"
             "  expected: a YAML configuration, or the folder of a run or of a model\n"
-            "  fix: check the path; it is taken from the current folder\n"
+            "  fix: did you mean config.yaml?\n"
         ),
     ),
     "a name too long for a file": Case(
@@ -104,11 +104,14 @@ CASES = {
     ),
     "unknown option": Case(
         command=(*CHECK, "sums.jsonl", "--outptu", "x"),
-        says=("Usage: ***brim check ***\nTry '***brim check --help' for help.\n\nError: No such option: --outptu***\n"),
+        says=(
+            "brim: command line: brim check has no option --outptu\n"
+            "  fix: `brim check --help` lists its options; keys of the configuration are written as trainer.epochs=1\n"
+        ),
     ),
     "unknown verb": Case(
         command=("trian", "config.yaml"),
-        says=("Usage: ***brim ***\nTry '***brim --help' for help.\n\nError: No such command 'trian'***\n"),
+        says=("brim: command line: brim has no verb trian\n  expected: one of ***\n  fix: did you mean brim train?\n"),
     ),
     "unknown split": Case(
         command=("evaluate", "run", "--dataset", "sums.jsonl", "--split", "tst"),

@@ -22,7 +22,7 @@ def run(monkeypatch, capfd):
     def run(*arguments, app=None):
         monkeypatch.setattr("sys.argv", ["brim", *arguments])
         if app is not None:
-            monkeypatch.setattr(brim.cli.app, "app", app)
+            monkeypatch.setattr(brim.cli.app, "run", app)
         with pytest.raises(SystemExit) as leaving:
             main()
         return leaving.value.code, capfd.readouterr().err
@@ -66,7 +66,7 @@ def test_a_secret_in_the_current_folder_is_refused(run, monkeypatch, tmp_path):
 def test_a_mistake_of_brims_shows_its_traceback_without_secrets(run, monkeypatch):
     monkeypatch.setenv("SOME_PASSWORD", SECRET)
 
-    def app():
+    def app(arguments):
         raise KeyError(f"{SECRET}\x1b[31m")
 
     code, err = run("check", app=app)
@@ -116,11 +116,11 @@ def test_every_verb_tells_all_that_is_wrong_as_lines_or_as_json(monkeypatch, tmp
 
 
 def test_with_json_a_full_disk_is_json_too(run, monkeypatch, capfd):
-    def app():
+    def app(arguments):
         raise OSError(28, "No space left on device", "out.csv")
 
     monkeypatch.setattr("sys.argv", ["brim", "check", "--json"])
-    monkeypatch.setattr(brim.cli.app, "app", app)
+    monkeypatch.setattr(brim.cli.app, "run", app)
     with pytest.raises(SystemExit) as leaving:
         main()
     assert leaving.value.code == 1

@@ -90,7 +90,7 @@ def test_the_schema_is_json():
     ],
 )
 def test_memory_that_is_used_up_is_one_message(error):
-    code = f"import brim.cli.app as a, brim.cli.main as m\ndef app(): raise {error}\na.app = app\nm.main()"
+    code = f"import brim.cli.app as a, brim.cli.main as m\ndef run(arguments): raise {error}\na.run = run\nm.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -101,6 +101,7 @@ def test_memory_that_is_used_up_is_one_message(error):
 
 
 def test_other_errors_of_the_program_are_not_hidden():
-    code = "import brim.cli.app as a, brim.cli.main as m\ndef app(): raise RuntimeError('odd')\na.app = app\nm.main()"
+    failing = "def run(arguments): raise RuntimeError('odd')"
+    code = f"import brim.cli.app as a, brim.cli.main as m\n{failing}\na.run = run\nm.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "RuntimeError: odd" in done.stderr

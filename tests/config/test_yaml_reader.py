@@ -48,7 +48,7 @@ def test_anchors_and_merges_are_followed():
             "a: [1",
             [
                 "f:1: not YAML: expected ',' or ']', but got the end of the file\n"
-                "  fix: close the bracket or the quote that is open"
+                "  fix: close the bracket or the quote that opens in line 1"
             ],
         ),
         ("a:\n  b: 1\n c: 2", ["f:3: not YAML: the line fits no section\n  fix: align keys of one section"]),
@@ -71,7 +71,7 @@ def test_anchors_and_merges_are_followed():
             "a: b: c",
             [
                 "f:1: not YAML: a second colon on the line, or a wrong indentation\n"
-                "  fix: put text that holds a colon in quotes, and align keys of one section"
+                "  fix: put text that holds a colon in quotes, a space after each key's colon, and align keys of one section"
             ],
         ),
         ("a: 1\n---\nb: 2", ["f:2: more than one YAML document\n  expected: one configuration in the file"]),

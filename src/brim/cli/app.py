@@ -1,8 +1,10 @@
-"""The verbs of `brim VERB …`."""
+"""The verbs of `brim VERB …`, and how one is run."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +17,7 @@ from brim.cli import (
     evaluate,
     export,
     memory,
+    options,
     plan,
     predict,
     schema,
@@ -26,7 +29,6 @@ from brim.cli import (
 app = typer.Typer(
     name="brim",
     help="Fine-tune large language models, and run them over data sets, on the GPU that you have.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -60,3 +62,26 @@ def _root(
     ] = False,
 ) -> None:
     """Fine-tune large language models, and run them over data sets, on the GPU that you have."""
+
+
+# UsageError, the base of all that typer's parser refuses, of which typer exports this class alone.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the verb that the arguments name; without any, show the help and exit with 2.
+
+    Raises InputError where there is no such verb, or the verb does not take them; and what the verb raises.
+    """
+    command: Any = typer.main.get_command(app)
+    try:
+        # Not `app()`, which prints the parser's errors itself and leaves nothing of a KeyboardInterrupt but its code.
+        with command.make_context("brim", list(arguments), resilient_parsing=not arguments) as context:
+            if not arguments:
+                print(context.get_help(), file=sys.stderr)
+                sys.exit(2)
+            command.invoke(context)
+    except typer.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except _UsageError as error:
+        raise options.wrong_usage(error, command.commands, arguments) from None

@@ -41,18 +41,18 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal does not take every sign
     try:
-        from brim.cli.app import app  # here, so that Ctrl-C while Python imports is no traceback either
+        from brim.cli.app import run  # here, so that Ctrl-C while Python imports is no traceback either
 
         _require_no_secrets()
-        app()
+        run(sys.argv[1:])
     except BrimError as error:
         _tell(type(error).__name__, error.problems, error.exit_code)
-    except KeyboardInterrupt:
-        _leave("interrupted", _INTERRUPTED)
-    except SystemExit as leaving:
-        if leaving.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
-            _leave("interrupted", _INTERRUPTED)
-        raise
+    except KeyboardInterrupt as stopped:
+        problems = [each for each in stopped.args if isinstance(each, Problem)]
+        _tell("KeyboardInterrupt", problems or [Problem(what="interrupted")], _INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails once more when it ends
+        sys.exit(1)
     except OSError as error:
         # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
         _tell(type(error).__name__, [Problem(what=str(error))], 1)

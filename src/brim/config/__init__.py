@@ -2,7 +2,7 @@
 
 from brim.config.dump import dump
 from brim.config.json_schema import json_schema
-from brim.config.load import ExaminedConfig, LoadedConfig, examine_config, load_config
+from brim.config.load import ExaminedConfig, LoadedConfig, as_override, examine_config, load_config
 from brim.config.mask import mask_login, mask_secrets, mask_text
 from brim.config.pattern import pattern_fault
 from brim.config.reference_page import reference_page
@@ -81,6 +81,7 @@ __all__ = [
     "SplitConfig",
     "StratifySplit",
     "TrainerConfig",
+    "as_override",
     "dump",
     "examine_config",
     "json_schema",

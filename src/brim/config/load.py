@@ -8,16 +8,17 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from brim.config.completed import completed
-from brim.config.findings import to_problems
+from brim.config.findings import Finding, to_problems
 from brim.config.notes import notes_on
 from brim.config.overrides import apply_overrides
-from brim.config.places import Path
+from brim.config.places import Document, Path, value_at
 from brim.config.rules import broken_rules
 from brim.config.schema import Config
 from brim.config.source import read_source
 from brim.config.spelling import modernise
 from brim.config.unsupported import screen
 from brim.config.validate import validate
+from brim.config.wording import line
 from brim.errors import ConfigError, Problem
 from brim.notes import as_warnings
 
@@ -58,12 +59,7 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
     """The same, with the problems as values. Raises ConfigError for what cannot be read at all."""
     document, problems = apply_overrides(read_source(source), overrides)
     document, spelling_notes = modernise(document)
-    screened = screen(document.data)
-    validated = validate(screened.data, screened.findings)
-    findings = [*screened.findings, *validated.findings]
-    config = None if validated.config is None else completed(validated.config)
-    if config is not None:
-        findings += broken_rules(config, findings)
+    config, findings = _examined(document)
     problems = [*to_problems(findings, document), *problems]
     notes: tuple[str, ...] = ()
     if not problems and config is not None:
@@ -75,3 +71,36 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
         notes=notes,
         name=document.name,
     )
+
+
+def as_override(name: str, text: str, source: str | FilePath | None = None) -> str | None:
+    """What to write on the command line for a key that is called by its last name, or as another tool calls it.
+
+    text: its value, as typed. source: the configuration that it is for. None for what is no key.
+    """
+    try:
+        document, problems = apply_overrides(read_source(_SMALLEST if source is None else source), [f"{name}={text}"])
+    except ConfigError:  # of the file, which is told by itself
+        return None if source is None else as_override(name, text)
+    if problems:
+        return None
+    findings = [each for each in _examined(modernise(document)[0])[1] if document.place(each.path).is_override]
+    if not findings:
+        return f"write {line(name, value_at(document.data, tuple(name.split('.'))), as_override=True)}"
+    finding = findings[0]
+    if finding.kind == "unknown" and finding.expected and not finding.instead:  # the section's keys: no one is meant
+        return None
+    problem = to_problems([finding], document)[0]
+    return problem.fix or f"the key is {name}: {problem.expected}"
+
+
+_SMALLEST = {"base_model": "model", "trainer": {"type": "finetune"}}
+
+
+def _examined(document: Document) -> tuple[Config | None, list[Finding]]:
+    """The configuration, with defaults in place of what is wrong with it, and all that is."""
+    screened = screen(document.data)
+    validated = validate(screened.data, screened.findings)
+    findings = [*screened.findings, *validated.findings]
+    config = None if validated.config is None else completed(validated.config)
+    return config, findings if config is None else [*findings, *broken_rules(config, findings)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from brim.config.foreign_values import DATA_FILES
@@ -29,12 +31,12 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
         )
     data, places = document.data, dict(document.places)
     problems: list[Problem] = []
-    for index, text in enumerate(overrides):
+    for index, (text, is_whole) in enumerate(_in_one(overrides)):
         shown = mask_text(text)
         shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 1] + "…"
         place = Place(where=f"override {shown}", order=(_AFTER_THE_FILE + index, 0), is_override=True)
         try:
-            written, value = _read(text, place)
+            written, value = _read(text, place, is_whole=is_whole)
             path, data = _set(data, written, value, (), place)
         except ConfigError as error:
             problems += error.problems
@@ -46,24 +48,53 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
     return Document(name=document.name, data=data, places=places, has_lines=document.has_lines), problems
 
 
-def _read(text: str, place: Place) -> tuple[tuple[str, ...], Any]:
+def _read(text: str, place: Place, *, is_whole: bool) -> tuple[tuple[str, ...], Any]:
     key, equals, written = text.partition("=")
     path = tuple(key.strip().split("."))
-    if not equals or not all(path) or len(path) > MAX_DEPTH:
-        raise ConfigError(
-            Problem(
-                what="not an override",
-                where=place.where,
-                expected="KEY=VALUE, such as trainer.epochs=1",
-                fix=_SEVERAL_FILES if text.lower().endswith(DATA_FILES) else "",
-            )
-        )
+    fix = _meant(text, is_whole=is_whole)
+    if fix or not equals or not all(path) or len(path) > MAX_DEPTH:
+        expected = "KEY=VALUE, such as trainer.epochs=1"
+        raise ConfigError(Problem(what="not an override", where=place.where, expected=expected, fix=fix))
     try:
         value, _ = read_yaml(written, "value")
     except ConfigError:
         what = "the value cannot be read as YAML"
         raise ConfigError(Problem(what=what, where=place.where, fix="put it in quotes")) from None
     return path, value
+
+
+def _in_one(overrides: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Each override, in one piece where a shell made several of it, since spaces stood around its sign; else True."""
+    rest = list(overrides)
+    while rest:
+        text, is_whole = rest.pop(0), True
+        while rest and "=" not in rest[0].lstrip("=") and (rest[0].startswith("=") or _is_open(text)):
+            text, is_whole = f"{text} {rest.pop(0)}", False
+        yield text, is_whole
+
+
+def _is_open(text: str) -> bool:
+    return text.endswith("=") or (text.endswith(":") and "=" not in text)
+
+
+def _meant(text: str, *, is_whole: bool) -> str:
+    """What to write instead of what was surely meant as an override, and is none; empty where it is one, or unclear."""
+    if "=" not in text and text.lower().endswith(DATA_FILES):
+        return _SEVERAL_FILES
+    if "=" not in text and text.lower().endswith((".yaml", ".yml")):
+        return "name one configuration; `brim compare` takes several"
+    if text.startswith(_DASHES):
+        return f"it begins with a long dash, as word processors write one: write --{text.lstrip(''.join(_DASHES))}"
+    if text.startswith(_QUOTES) and text.endswith(_QUOTES):
+        return f"write {text.strip(''.join(_QUOTES))}; your shell hands quotes of this kind on: take plain double ones"
+    spaced = _SPACED.fullmatch(text)
+    if spaced is None or (is_whole and spaced[2] == "="):
+        return ""
+    return f"write {shlex.quote(f'{spaced[1]}={spaced[3]}')}, with = and no spaces around it"
+
+
+_DASHES, _QUOTES = ("–", "—"), ("'", '"', "“", "”", "‘", "’", "„")
+_SPACED = re.compile(r"([A-Za-z]\w+(?:\.\w+)*)\s*([:=])\s*([^\s=\\/].*)")
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any, done: Path, place: Place) -> tuple[Path, Any]:

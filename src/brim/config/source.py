@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from brim.config.foreign_values import DATA_FILES
 from brim.config.places import Document, Path, Place, dotted
 from brim.config.yaml_reader import MAX_DEPTH, read_yaml
 from brim.errors import ConfigError, Problem
@@ -33,9 +34,13 @@ def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
             Problem(what="the configuration is empty", where=name, fix="give at least base_model and the features")
         )
     if not isinstance(data, dict):
+        is_data = name.lower().endswith(DATA_FILES)
         raise ConfigError(
             Problem(
-                what="the configuration is no mapping", where=f"{name}:1", expected="lines of the form `key: value`"
+                what="the configuration is no mapping",
+                where=f"{name}:1",
+                expected="lines of the form `key: value`",
+                fix=f"name the configuration first, and the data with --dataset {name}" if is_data else "",
             )
         )
     return Document(name=name, data=data, places=places)
@@ -49,6 +54,14 @@ def is_folder(path: FilePath) -> bool:
         return False
 
 
+def yaml_files(folder: FilePath) -> list[FilePath]:
+    """The files in it that may be configurations; none where it cannot be looked into."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+    except OSError:
+        return []
+
+
 def _model_in(folder: FilePath, name: str) -> str:
     """The folder as `base_model`. Raises ConfigError where it holds no model of transformers."""
     if (folder / "config.json").is_file():
@@ -60,7 +73,8 @@ def _model_in(folder: FilePath, name: str) -> str:
         what, fix = "this is the folder of a run", "name its config.yaml; in Python, brim.Model.load opens the run"
     else:
         what = "this folder is neither a run nor a model: it has no config.yaml and no config.json"
-        fix = "name the folder itself, neither one above it nor one below"
+        files = yaml_files(folder)
+        fix = f"name the file: {files[0]}" if files else "name the folder itself, neither one above it nor one below"
     expected = "a YAML configuration, the folder of a run, or that of a model (config.json, weights, tokenizer)"
     raise ConfigError(Problem(what=what, where=name, expected=expected, fix=fix))
 

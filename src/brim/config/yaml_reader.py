@@ -186,14 +186,16 @@ def _syntax_problem(error: MarkedYAMLError, name: str) -> Problem:
         return Problem(
             what="not YAML: a second colon on the line, or a wrong indentation",
             where=where,
-            fix="put text that holds a colon in quotes, and align keys of one section",
+            fix="put text that holds a colon in quotes, a space after each key's colon, and align keys of one section",
         )
     if "document" in what and "another document" in what:
         return Problem(what="more than one YAML document", where=where, expected="one configuration in the file")
     if "<block end>" in what:
         return Problem(what="not YAML: the line fits no section", where=where, fix="align keys of one section")
     what = what.replace("'<stream end>'", "the end of the file").replace("'<scalar>'", "a value")
-    fix = "close the bracket or the quote that is open" if _OPEN.search(what) else _SHOW_HOW
+    begun = error.context_mark or mark
+    opened = f"close the bracket or the quote that opens in line {begun.line + 1}" if begun is not None else ""
+    fix = opened if _OPEN.search(what) else _SHOW_HOW
     return Problem(what=f"not YAML: {what}", where=where, fix=fix)
 
 
