@@ -134,7 +134,7 @@ CASES = {
     "misspelt key": Case(
         command=TRAIN,
         edit=("learning_rate", "learning_rat"),
-        says=("brim: config.yaml:20: unknown key trainer.learning_rat\n  fix: did you mean learning_rate?\n"),
+        says=("brim: config.yaml:20: unknown key trainer.learning_rat\n  fix: did you mean trainer.learning_rate?\n"),
     ),
     "wrong type": Case(
         command=TRAIN,
@@ -153,7 +153,7 @@ CASES = {
     ),
     "an override of an unknown key": Case(
         command=("check", "config.yaml", "trainer.epoch=1"),
-        says=("brim: override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean epochs?\n"),
+        says=("brim: override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean trainer.epochs?\n"),
     ),
     "an override without a value": Case(
         command=("check", "config.yaml", "epochs"),

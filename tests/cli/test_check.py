@@ -164,6 +164,7 @@ def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, pr
     done = brim("check", "config.yaml", "--dataset", "sums.jsonl", optimizer)
     assert done.code == 0
     assert done.out.startswith("trainer.optimizer.type: paged_adamw needs a CUDA device, and there is none here: ")
+    assert "config.yaml: the configuration is right, but not for this machine; llama with " in done.out
     (note,) = json.loads(brim("check", "config.yaml", optimizer, "--json").out)["notes"]
     assert note == done.out.splitlines()[0]
     stopped = brim("train", "config.yaml", "--dataset", "sums.jsonl", optimizer)

@@ -22,7 +22,7 @@ def run(*arguments):
     [
         (
             ["train", "config.yaml", "trainer.epoch=3"],
-            "brim: override trainer.epoch=3: unknown key trainer.epoch\n  fix: did you mean epochs?\n",
+            "brim: override trainer.epoch=3: unknown key trainer.epoch\n  fix: did you mean trainer.epochs?\n",
         ),
         (
             ["check", "config.yaml", "base_model=sums.jsonl"],

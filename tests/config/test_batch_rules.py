@@ -221,7 +221,7 @@ def test_from_is_called_from_everywhere(finetune, problems):
     }
     assert list(json_schema()["$defs"]["RampupConfig"]["properties"]) == ["length", "from", "shape", "increment"]
     (misspelt,) = problems(finetune(effective_batch_size=32, batch_rampup={"length": "1ep", "form": 8}))
-    assert misspelt == f"{RAMP}.form: unknown key {RAMP}.form\n  fix: did you mean from?"
+    assert misspelt == f"{RAMP}.form: unknown key {RAMP}.form\n  fix: did you mean {RAMP}.from?"
     assert RampupConfig(length="1ep").initial is None
 
 

@@ -9,15 +9,18 @@ from brim.config.foreign_keys import FOREIGN_KEYS, FOREIGN_VALUES
 from brim.config.schema_walk import all_keys
 from brim.config.wording import line
 from brim.errors import ConfigError
+from brim.notes import kind_of
+
+IDLE = "asks for nothing that brim does not do by itself: it may go"  # said in a note; the key is accepted
 
 # Axolotl's examples/llama-3/qlora.yml, every key that has a value there and is not brim's own (base_model), in its
 # order; then what its configuration reference gives for keys that the example leaves empty or has not.
 QLORA = [
     ("model_type=AutoModelForCausalLM", "remove it: the base model's folder says"),
     ("tokenizer_type=AutoTokenizer", "remove it: brim takes the tokenizer that comes with base_model"),
-    ("load_in_8bit=false", "remove it"),
+    ("load_in_8bit=false", IDLE),
     ("load_in_4bit=true", "write quantization.bits=4"),
-    ("strict=false", "remove it: brim refuses what it does not know"),
+    ("strict=false", IDLE),
     ("datasets=[{path: tatsu-lab/alpaca, type: alpaca}]", "--dataset FILE"),
     ("val_set_size=0", "write 'preprocessing.split.probabilities=[1.0, 0.0, 0.0]'"),
     ("output_dir=./outputs/qlora-out", "brim train CONFIG --output-directory DIR"),
@@ -35,10 +38,10 @@ QLORA = [
     ("optimizer=paged_adamw_32bit", "write trainer.optimizer.type=paged_adamw"),
     ("lr_scheduler=cosine", "write trainer.learning_rate_scheduler.decay=cosine"),
     ("learning_rate=0.0002", "write trainer.learning_rate=0.0002"),
-    ("train_on_inputs=false", "remove it: brim learns the answers alone"),
-    ("group_by_length=false", "remove it: brim cuts each effective batch by its rows' lengths"),
-    ("bf16=auto", "remove it: brim takes bfloat16 wherever the GPU has it"),
-    ("tf32=false", "remove it: brim leaves TF32 as PyTorch has it"),
+    ("train_on_inputs=false", IDLE),
+    ("group_by_length=false", IDLE),
+    ("bf16=auto", IDLE),
+    ("tf32=false", IDLE),
     ("gradient_checkpointing=true", "write trainer.enable_gradient_checkpointing=true"),
     ("logging_steps=1", "remove it: metrics.jsonl in the run's folder has a line for each update"),
     ("flash_attention=true", "write model_parameters.attn_implementation=flash_attention_2"),
@@ -61,6 +64,10 @@ def help_with(finetune):
     """What is said about an override, and the configuration without it."""
 
     def refused(override):
+        if (override, IDLE) in QLORA:
+            notes = [note for note in load_config(finetune(), [override]).notes if IDLE in note]
+            assert notes == [f"override {override}: {override.partition('=')[0]} {IDLE}"]
+            return IDLE
         with pytest.raises(ConfigError) as caught:
             load_config(finetune(), [override])
         (problem,) = caught.value.problems
@@ -165,10 +172,8 @@ def test_a_key_is_known_wherever_it_stands(minimal, problems, section):
     ("key", "value", "fix"),
     [
         ("warmup_steps", 0.1, "write trainer.learning_rate_scheduler.warmup_fraction: 0.1 and trainer.type: finetune"),
-        ("warmup_steps", 0, "remove it: there is no warm-up unasked"),
         ("num_train_epochs", 3.0, "write trainer.epochs: 3"),
         ("num_train_epochs", 2.5, "the key is trainer.epochs: a whole number of at least 1"),
-        ("max_steps", -1, "remove it: trainer.epochs decides then"),
         ("max_duration", "500ba", "write trainer.train_steps: 500"),
         ("eval_interval", "1ep", "remove it: brim evaluates and saves at the end of each epoch"),
         ("save_steps", 0.1, "shares of the run have no key; trainer.checkpoints_per_epoch says how often in an epoch"),
@@ -181,12 +186,9 @@ def test_a_key_is_known_wherever_it_stands(minimal, problems, section):
         ("lora_target", "all", "write adapter.target_modules: all-linear and adapter.type: lora"),
         ("bf16", True, "write precision: bf16-mixed (left out, brim takes bfloat16 wherever the GPU has it)"),
         ("load_in_4bit", "yes", "write quantization.bits: 4"),
-        ("load_in_4bit", "no", "remove it: brim does nothing of the kind unasked"),
         ("gradient_checkpointing", "no", "write trainer.enable_gradient_checkpointing: false and trainer.type: finetune"),
         ("gradient_checkpointing", "unsloth",
          "write trainer.enable_gradient_checkpointing: true and trainer.type: finetune"),
-        ("load_in_4bit", False, "remove it: brim does nothing of the kind unasked"),
-        ("wandb_project", None, "remove it: null asks for nothing"),
         ("lr_scheduler_type", "cosine_with_restarts",
          "a cosine with restarts is not supported yet; brim's cosine falls once"),
         ("lr_scheduler_type", "tanh",
@@ -212,6 +214,79 @@ def test_a_key_is_known_wherever_it_stands(minimal, problems, section):
 def test_values_are_written_in_brims_form(minimal, problems, key, value, fix):
     (text,) = problems({**minimal(), key: value})
     assert text == f"{key}: unknown key {key}\n  fix: {fix}"
+
+
+IDLE_KEYS = {
+    "torch_compile": [False, None, "no"],
+    "label_smoothing_factor": [0, 0.0, None],
+    "deepspeed": [None, "", {}],
+    "fsdp": [[], None],
+    "fp16": [False],
+    "wandb_project": ["", None],
+    "report_to": ["none", []],
+    "special_tokens": [{}, {"pad_token": None, "bos_token": ""}],
+    "load_in_4bit": [False, "no"],
+    "warmup_steps": [0],
+    "max_steps": [-1],
+    "flash_attention": [False],
+    "lora_r": [None],
+    "assistant_only_loss": [None],
+}
+
+
+@pytest.mark.parametrize("key", IDLE_KEYS)
+@pytest.mark.parametrize("section", ["", "trainer"])
+def test_a_key_that_asks_for_nothing_is_accepted_with_a_note(finetune, section, key):
+    plain = load_config(finetune())
+    for value in IDLE_KEYS[key]:
+        source = finetune()
+        (source[section] if section else source)[key] = value
+        loaded = load_config(source)
+        name = f"{section}.{key}" if section else key
+        assert loaded.config == plain.config
+        assert set(loaded.notes) - set(plain.notes) == {f"{name}: {name} {IDLE}"}
+        assert kind_of(next(note for note in loaded.notes if IDLE in note)) == "warning"
+
+
+def test_many_of_them_are_one_note_in_the_order_of_the_file(finetune, tmp_path):
+    import json
+
+    file = tmp_path / "c.yaml"
+    idle = "deepspeed:\nfp16: false\ngroup_by_length: false\n"
+    file.write_text(f"# axolotl\n{idle}" + "".join(f"{key}: {json.dumps(each)}\n" for key, each in finetune().items()))
+    (note,) = (note for note in load_config(file).notes if "asks" in note or "ask " in note)
+    assert note == (
+        f"{file}:2: deepspeed, fp16, group_by_length ask for nothing that brim does not do by itself: they may go"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bf16", False),
+        ("shuffle", False),
+        ("assistant_only_loss", False),
+        ("load_best_model_at_end", False),
+        ("save_safetensors", False),
+        ("save_strategy", "no"),
+        ("adam_beta1", 0),
+        ("use_fast_tokenizer", False),
+        ("lora_dropout", 0),
+        ("max_grad_norm", 0),
+        ("gradient_checkpointing", False),
+        ("torch_compile", True),
+        ("a_key_of_nobodys", None),
+        ("a_key_of_nobodys", False),
+    ],
+)
+def test_what_asks_for_something_though_it_is_off_stays_an_error(minimal, problems, key, value):
+    (text,) = problems({**minimal(), key: value})
+    assert text.startswith(f"{key}: unknown key {key}\n")
+
+
+def test_beside_a_mistake_only_the_mistake_is_told(minimal, problems):
+    (text,) = problems({**minimal(), "deepspeed": None, "torch_compile": False, "micro_batch_size": 2})
+    assert "write trainer.batch_size: 2" in text
 
 
 @pytest.mark.parametrize(

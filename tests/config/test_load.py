@@ -165,13 +165,13 @@ preprocessing:
     assert problems(file(text)) == [
         "config.yaml:1: unknown key base_modl\n  fix: did you mean base_model?",
         "config.yaml:2: unknown key learning_rate\n  fix: write trainer.learning_rate: 0.1",
-        "config.yaml:5: unknown key input_features.0.typ\n  fix: did you mean type?",
+        "config.yaml:5: unknown key input_features.0.typ\n  fix: did you mean input_features.0.type?",
         "config.yaml:9: output_features.0.preprocessing.max_sequence_length is '12'\n"
         "  expected: a whole number of at least 1, or null\n"
         "  fix: write 12 without quotes",
         "config.yaml:11: quantization.bits is 5\n  expected: 4 or 8",
         "config.yaml:13: trainer.type is 'finetun'\n  expected: none or finetune\n  fix: did you mean finetune?",
-        "config.yaml:14: unknown key trainer.epoch\n  fix: did you mean epochs?",
+        "config.yaml:14: unknown key trainer.epoch\n  fix: did you mean trainer.epochs?",
         "config.yaml:15: trainer.optimizer.momentum has no place with trainer.optimizer.type: adam\n"
         "  fix: remove it, or set trainer.optimizer.type: sgd",
         "config.yaml:16: trainer.gradient_accumulation_steps is 0\n  expected: a whole number of at least 1, or auto",

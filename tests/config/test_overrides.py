@@ -54,7 +54,7 @@ def test_a_list_can_be_begun():
         ),
         ("=1", "override =1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
         ("a..b=1", "override a..b=1: not an override\n  expected: KEY=VALUE, such as trainer.epochs=1"),
-        ("trainer.epoch=1", "override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean epochs?"),
+        ("trainer.epoch=1", "override trainer.epoch=1: unknown key trainer.epoch\n  fix: did you mean trainer.epochs?"),
         (
             "random_seed=x",
             "override random_seed=x: random_seed is 'x'\n  expected: a whole number of at least 0 and below 4294967296",

@@ -21,7 +21,7 @@ from brim.config.wording import misspelt
             "unknown key max_sequence_length\n  fix: max_sequence_length belongs elsewhere: "
             "input_features.0.preprocessing.max_sequence_length or output_features.0.preprocessing.max_sequence_length",
         ),
-        ("trainer", "learning_rat", "unknown key trainer.learning_rat\n  fix: did you mean learning_rate?"),
+        ("trainer", "learning_rat", "unknown key trainer.learning_rat\n  fix: did you mean trainer.learning_rate?"),
         ("", "seed", "unknown key seed\n  fix: write random_seed: 1"),
         ("adapter", "lora_alpha", "unknown key adapter.lora_alpha\n  fix: write adapter.alpha: 1"),
         ("adapter", "epochs", "unknown key adapter.epochs\n  fix: write trainer.epochs: 1"),
@@ -54,6 +54,14 @@ def test_unknown_keys(minimal, problems, section, key, message):
 )
 def test_keys_of_another_type_of_the_section(minimal, problems, keys, message):
     assert [text.split(": ", 1)[1] for text in problems(minimal(**keys))] == [message]
+
+
+def test_a_misspelt_key_is_named_whole_wherever_it_stands(minimal, problems):
+    source = minimal(trainer={"type": "finetune", "optimizer": {"type": "adam", "weigth_decay": 0.1}})
+    source["input_features"][0]["nmae"] = "q"
+    told = [text.rsplit("\n", 1)[1] for text in problems(source)]
+    assert "  fix: did you mean trainer.optimizer.weight_decay?" in told
+    assert "  fix: did you mean input_features.0.name?" in told
 
 
 def test_a_misspelt_keys_value_is_checked_too(minimal, problems):

@@ -17,6 +17,7 @@ from brim.models import needs
 from brim.models.adapters import add_adapter
 from brim.models.folder import locate
 from brim.models.needs import notes_on_this_machine, require_trainable, why_no_cuda
+from brim.notes import kind_of
 
 
 @pytest.fixture
@@ -64,6 +65,7 @@ def test_a_package_that_is_not_installed(machine, override, package, instead):
     (note,) = notes(override)
     assert f" needs the package {package}, which is not installed here (pip install " in note
     assert note.endswith(f"; `brim train` stops at it on this machine: {instead}")
+    assert kind_of(note) == "warning"
 
 
 def test_what_no_cuda_device_is_there_for(machine):

@@ -16,6 +16,7 @@ from brim.cli.advice import advice_lines, histogram_lines, wrapped, write_advice
 from brim.cli.message import printable
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
 from brim.errors import InputError, Problem
+from brim.notes import kind_of
 
 if TYPE_CHECKING:
     from brim.config import Config
@@ -54,7 +55,8 @@ def check(
     except InputError as error:
         others = problems_with_data(loaded.config, data)
         raise (InputError(*error.problems, *others) if others else error) from None
-    notes = (*loaded.notes, *notes_on_this_machine(loaded.config))
+    lacking = notes_on_this_machine(loaded.config)
+    notes = (*loaded.notes, *lacking)
     report = None
     if rows is not None:
         _require_writable(rows, data)
@@ -72,7 +74,8 @@ def check(
     for note in notes:
         print(note)
     context = f"{folder.context_length:,} tokens of context" if folder.context_length else "no limit of context"
-    print(f"{loaded.name}: the configuration is right; {folder.config['model_type']} with {context}")
+    verdict = "right, but not for this machine" if any(kind_of(line) == "warning" for line in lacking) else "right"
+    print(f"{loaded.name}: the configuration is {verdict}; {folder.config['model_type']} with {context}")
     if report is None:
         print("no data was checked: give --dataset FILE, or the key `dataset`")
     else:

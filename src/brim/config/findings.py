@@ -22,6 +22,7 @@ class Finding:
     kind: Literal["unknown", "missing", "value", "type", "rule"] = "rule"
     meant: str = ""  # the key of the same section that an unknown key surely stands for
     instead: tuple[tuple[str, Any], ...] = ()  # dotted keys to write, with their values
+    is_idle: bool = False  # it asks for nothing, which is told in a note
 
     @property
     def path(self) -> Path:

@@ -33,9 +33,13 @@ def _to(target: str, example: Any, names: str, *, convert: Convert | None = None
     return ForeignKey(names=tuple(names.split()), answer=answer, target=target, example=example)
 
 
-def _no(words: str, names: str) -> ForeignKey:
-    """Nothing to write in brim's configuration."""
-    return ForeignKey(names=tuple(names.split()), answer=lambda value: Help(words=words))
+def _no(words: str, names: str, *, off_counts: bool = False) -> ForeignKey:
+    """Nothing to write in brim's configuration. off_counts: false, 0 and the like ask for something, too."""
+
+    def answer(value: Any) -> Help:
+        return Help(words=words, is_idle=form.is_off(value) and not off_counts)
+
+    return ForeignKey(names=tuple(names.split()), answer=answer)
 
 
 _LENGTH = (
@@ -93,7 +97,7 @@ _OPTIMIZER = (
     _to("trainer.optimizer.type", "adamw_torch", "optimizer optim", convert=form.optimizer),
     _to("trainer.optimizer.betas", {"lr": 0.001, "betas": [0.9, 0.95]}, "optimizer.params", convert=form.nested),
     _to("trainer.optimizer.eps", 1e-8, "adam_epsilon optimizer.epsilon"),
-    _no("the key is trainer.optimizer.betas, for both: such as [0.9, 0.95]", "adam_beta1 adam_beta2"),
+    _no("the key is trainer.optimizer.betas, for both: such as [0.9, 0.95]", "adam_beta1 adam_beta2", off_counts=True),
     _no("its keys stand in trainer.optimizer itself, such as betas and eps", "optim_args optimizer_kwargs"),
     _to(
         "trainer.gradient_clipping.clipglobalnorm",
@@ -126,20 +130,27 @@ _CHECKPOINTS = (
     _no(
         "remove it: brim saves and evaluates at the end of each epoch; trainer.steps_per_checkpoint or "
         "checkpoints_per_epoch make it more often, skip_all_evaluation: true leaves the evaluations out",
-        "save_strategy eval_strategy evaluation_strategy eval_on_start",
+        "save_strategy eval_strategy evaluation_strategy",
+        off_counts=True,
     ),
+    _no("remove it: brim evaluates once it has learned something", "eval_on_start"),
     _no(
         "remove it: brim keeps the newest two checkpoints and the best",
-        "save_total_limit save_top_k save_num_checkpoints_to_keep save_only_model save_safetensors",
+        "save_total_limit save_top_k save_num_checkpoints_to_keep save_only_model",
     ),
-    _no("remove it: a run's folder `model` holds the best evaluation's weights", "load_best_model_at_end"),
+    _no("remove it: brim writes safetensors, and nothing else", "save_safetensors", off_counts=True),
+    _no(
+        "remove it: a run's folder `model` holds the best evaluation's weights",
+        "load_best_model_at_end",
+        off_counts=True,
+    ),
     _to(
         "trainer.validation_metric",
         "eval_loss",
         "metric_for_best_model",
         convert=form.choice({"eval_loss": "loss", "eval/loss": "loss"}),
     ),
-    _no("remove it: brim knows of each of its metrics which way is better", "greater_is_better"),
+    _no("remove it: brim knows of each of its metrics which way is better", "greater_is_better", off_counts=True),
     _no("give it to the command: brim train CONFIG --output-directory DIR", "output_dir save_folder output_directory"),
     _no("remove it: brim begins no run in a folder that holds one", "overwrite_output_dir"),
     _no(
@@ -171,7 +182,11 @@ _TASK = (
         "training on preferences or rewards is not supported yet: trainer.type is none or finetune",
         "rl rl_beta reward_model pref_beta pref_loss",
     ),
-    _no("remove it: `brim train`, `brim evaluate` and `brim predict` say what is done", "do_train do_eval do_predict"),
+    _no(
+        "remove it: `brim train`, `brim evaluate` and `brim predict` say what is done",
+        "do_train do_eval do_predict",
+        off_counts=True,
+    ),
     _no(
         "generate while evaluating with `brim evaluate RUN --texts`",
         "predict_with_generate do_causal_lm_eval eval_causal_lm_metrics",
@@ -195,8 +210,12 @@ _MODEL = (
     ),
     _no(
         "remove it: brim takes the tokenizer that comes with base_model",
-        "tokenizer tokenizer_type tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer_use_fast "
-        "tokenizer_legacy use_fast_tokenizer tokenizer_padding_side",
+        "tokenizer tokenizer_type tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer_padding_side",
+    ),
+    _no(
+        "remove it: brim takes the tokenizer as it comes with base_model, the fast one",
+        "tokenizer_use_fast tokenizer_legacy use_fast_tokenizer",
+        off_counts=True,
     ),
     _no(
         "remove it: brim takes the tokens that come with base_model, and adds none",
@@ -265,7 +284,11 @@ _ADAPTER = (
         "lora_target_linear",
         convert=form.switch(("adapter.target_modules", "all-linear")),
     ),
-    _no("name the layers in adapter.target_modules, or all-linear", "apply_lora_to_mlp apply_lora_to_output"),
+    _no(
+        "name the layers in adapter.target_modules, or all-linear",
+        "apply_lora_to_mlp apply_lora_to_output",
+        off_counts=True,
+    ),
     _no(
         "not supported yet: brim trains the adapter's matrices alone",
         "lora_modules_to_save modules_to_save additional_target",
@@ -292,6 +315,9 @@ _ADAPTER = (
         "bnb_config_kwargs quantization_config quantization_method",
     ),
     _no("a base in GPTQ or AWQ is not supported yet; set quantization: {bits: 4} over a plain one", "gptq*"),
+)
+_ANSWERS_ALONE = (
+    "remove it: brim learns the answers alone; for plain text set prompt.template: '' and the text as the answer"
 )
 _DATA = (
     _to(
@@ -324,15 +350,21 @@ _DATA = (
         "dataset_prepared_path dataset_processes dataset_num_proc preprocessing_num_workers dataloader_* num_workers "
         "dataset_keep_in_memory overwrite_cache tokenized_path remove_unused_columns dataset_dir",
     ),
-    _no("remove it: training rows come in a new order in each epoch", "shuffle shuffle_merged_datasets"),
+    _no(
+        "remove it: training rows come in a new order in each epoch", "shuffle shuffle_merged_datasets", off_counts=True
+    ),
     _no(
         "`brim check` names rows that repeat others (--rows FILE writes them); take them out of the file",
         "dataset_exact_deduplication",
     ),
     _no(
-        "remove it: brim learns the answers alone; for plain text set prompt.template: '' and the text as the answer",
-        "train_on_inputs train_on_input train_on_prompt completion_only_loss assistant_only_loss "
-        "train_on_responses_only mask_prompt roles_to_train train_on_eos",
+        _ANSWERS_ALONE,
+        "train_on_inputs train_on_input train_on_prompt",
+    ),
+    _no(
+        _ANSWERS_ALONE,
+        "completion_only_loss assistant_only_loss train_on_responses_only mask_prompt roles_to_train train_on_eos",
+        off_counts=True,
     ),
     _to("chat.supervise", True, "mask_history", convert=form.switch(("chat.supervise", "last"))),
     _to("chat.template", "chatml.jinja", "chat_template chat_template_jinja", convert=form.template_file),

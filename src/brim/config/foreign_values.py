@@ -21,6 +21,7 @@ class Help:
 
     lines: Lines = ()
     words: str = ""
+    is_idle: bool = False  # the value asks for nothing that brim does not do in any case: the key may stay
 
 
 PRECISIONS: dict[Any, Any] = {
@@ -74,7 +75,7 @@ KERNELS: dict[Any, Any] = {
     "flash_attn": "flash_attention_2",
     "disabled": "eager",
     "torch": "sdpa",
-    False: Help(words="remove it: brim takes sdpa where the architecture has it"),
+    False: Help(words="remove it: brim takes sdpa where the architecture has it", is_idle=True),
 }
 ADAPTERS: dict[Any, Any] = {
     "qlora": Help(lines=(("adapter.type", "lora"), ("quantization.bits", 4))),
@@ -88,6 +89,13 @@ BITS: dict[Any, Any] = {"4": 4, "8": 8, "nf4": 4, "fp4": 4, "int4": 4, "int8": 8
 CUT_BY_MEMORY = Help(
     words="remove it: brim cuts each effective batch (trainer.effective_batch_size) so that it fits the memory"
 )
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value switches off what its key is about: null, false, 0, nothing. YAML 1.2 reads no as a text."""
+    if isinstance(value, dict):
+        return all(map(is_off, value.values()))
+    return not value or (isinstance(value, str) and value.lower() in ("no", "off", "false", "none"))
 
 
 def choice(choices: Mapping[Any, Any]) -> Convert:
@@ -104,15 +112,19 @@ def choice(choices: Mapping[Any, Any]) -> Convert:
 
 def switch(*lines: tuple[str, Any], words: str = "", off: str = "brim does nothing of the kind unasked") -> Convert:
     """What to write where a switch is on; off, it asks for nothing."""
-    return lambda value: Help(words=f"remove it: {off}") if _is_off(value) else Help(lines=lines, words=words)
+    return lambda value: (
+        Help(words=f"remove it: {off}", is_idle=True) if is_off(value) else Help(lines=lines, words=words)
+    )
 
 
 def bfloat16(value: Any) -> Any:
     """transformers' mixed precision; `auto` is what brim does."""
     left_out = "brim takes bfloat16 wherever the GPU has it"
     if value == "auto":
-        return Help(words=f"remove it: {left_out}")
-    return switch(("precision", "bf16-mixed"), words=f"left out, {left_out}")(value)
+        return Help(words=f"remove it: {left_out}", is_idle=True)
+    if is_off(value):
+        return Help(words=f"{left_out}; set precision: fp32 or fp16-mixed where it is not to")
+    return Help(lines=(("precision", "bf16-mixed"),), words=f"left out, {left_out}")
 
 
 def warm_up(value: Any) -> Any:
@@ -120,7 +132,7 @@ def warm_up(value: Any) -> Any:
     if _is_share(value):
         return Help(lines=((f"{SCHEDULER}.warmup_fraction", value),))
     if value == 0:
-        return Help(words="remove it: there is no warm-up unasked")
+        return Help(words="remove it: there is no warm-up unasked", is_idle=True)
     return f"{value}ba" if _is_count(value) else value
 
 
@@ -143,7 +155,7 @@ def run_length(value: Any) -> Any:
 
 def num_steps(value: Any) -> Any:
     """-1 is no limit."""
-    return Help(words="remove it: trainer.epochs decides then") if value in (-1, 0) else value
+    return Help(words="remove it: trainer.epochs decides then", is_idle=True) if value in (-1, 0) else value
 
 
 def micro_batch(value: Any) -> Any:
@@ -158,7 +170,7 @@ def clipped(value: Any) -> Any:
 
 def checkpointing(value: Any) -> Any:
     """Ways of checkpointing (`unsloth`, `offload`) that brim has not."""
-    return not _is_off(value) if isinstance(value, str) and value != "auto" else value
+    return not is_off(value) if isinstance(value, str) and value != "auto" else value
 
 
 def optimizer(value: Any) -> Any:
@@ -235,11 +247,6 @@ def template_file(value: Any) -> Any:
     return Help(
         words="set chat: {} for conversations: the tokenizer's own template writes them, or the file in chat.template"
     )
-
-
-def _is_off(value: Any) -> bool:
-    """YAML 1.2 reads yes and no as texts."""
-    return value in (False, 0) or (isinstance(value, str) and value.lower() in ("", "no", "off", "false", "none"))
 
 
 def _is_share(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -11,7 +11,7 @@ from brim.config.completed import completed
 from brim.config.findings import Finding, to_problems
 from brim.config.notes import notes_on
 from brim.config.overrides import apply_overrides
-from brim.config.places import Document, Path, value_at
+from brim.config.places import Document, Path, dotted, value_at
 from brim.config.rules import broken_rules
 from brim.config.schema import Config
 from brim.config.source import read_source
@@ -60,10 +60,13 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
     document, problems = apply_overrides(read_source(source), overrides)
     document, spelling_notes = modernise(document)
     config, findings = _examined(document)
+    idle = [finding for finding in findings if finding.is_idle]
+    findings = [finding for finding in findings if not finding.is_idle]
     problems = [*to_problems(findings, document), *problems]
     notes: tuple[str, ...] = ()
     if not problems and config is not None:
-        notes = (*spelling_notes, *as_warnings(notes_on(config, document), topic="configuration"))
+        told = [*notes_on(config, document), *_idle_told(idle, document)]
+        notes = (*spelling_notes, *as_warnings(told, topic="configuration"))
     return ExaminedConfig(
         problems=tuple(problems),
         config=config,
@@ -92,6 +95,15 @@ def as_override(name: str, text: str, source: str | FilePath | None = None) -> s
         return None
     problem = to_problems([finding], document)[0]
     return problem.fix or f"the key is {name}: {problem.expected}"
+
+
+def _idle_told(idle: Sequence[Finding], document: Document) -> Iterator[str]:
+    """A note on other tools' keys that ask for nothing."""
+    if idle:
+        names = ", ".join(dotted(finding.path) for finding in idle)
+        asks, they = ("asks", "it") if len(idle) == 1 else ("ask", "they")
+        where = document.place(idle[0].path).where
+        yield f"{where}: {names} {asks} for nothing that brim does not do by itself: {they} may go"
 
 
 _SMALLEST = {"base_model": "model", "trainer": {"type": "finetune"}}

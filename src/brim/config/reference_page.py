@@ -193,8 +193,10 @@ def _foreign_keys() -> str:
     lines = [
         "## Keys of other tools",
         "",
-        "What Axolotl, TRL, transformers, LLaMA-Factory, Composer and torchtune write, and what brim has for it. None",
-        "is accepted: wherever one stands, the error has the line to write, with its value in brim's form.",
+        "What Axolotl, TRL, transformers, LLaMA-Factory, Composer and torchtune write, and what brim has for it. Wherever",
+        "one stands, the error has the line to write, with its value in brim's form. Only where its value asks for",
+        "nothing that brim does not do by itself (`deepspeed: null`, `torch_compile: false`) it is accepted, with a note.",
+        "As flags they are answered, too: for `--num-epochs 3` with `trainer.epochs=3`.",
         "",
         "| Keys | Example | brim |",
         "| --- | --- | --- |",

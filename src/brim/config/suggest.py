@@ -35,10 +35,14 @@ def unknown_key(path: Path, sections: tuple[type[Section], ...], data: dict[str,
     what = f"unknown key {shortened(dotted(path))}"
     helped = _foreign_help(path, data) or _elsewhere(path, data)
     if helped is not None:
-        return Finding(paths=(path,), what=what, fix=helped.words, instead=helped.lines, kind="unknown")
+        return Finding(
+            paths=(path,), what=what, fix=helped.words, instead=helped.lines, kind="unknown", is_idle=helped.is_idle
+        )
     meant = misspelt_key(str(path[-1]), value, section)
     if meant is not None:
-        return Finding(paths=(path,), what=what, fix=f"did you mean {meant}?", kind="unknown", meant=meant)
+        return Finding(
+            paths=(path,), what=what, fix=f"did you mean {dotted((*path[:-1], meant))}?", kind="unknown", meant=meant
+        )
     return Finding(
         paths=(path,),
         what=what,
@@ -72,7 +76,7 @@ def _foreign_help(path: Path, data: dict[str, Any]) -> Help | None:
     value = value_at(data, path)
     for entry in _named(path, FOREIGN_KEYS):
         if value is None:
-            return Help(words="remove it: null asks for nothing")
+            return Help(words="remove it: null asks for nothing", is_idle=True)
         helped = entry.answer(value)
         if helped.lines:
             return _writable(helped, data) or Help(words=f"the key is {entry.target}: {_expected(entry.target)}")

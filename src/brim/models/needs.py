@@ -16,6 +16,7 @@ from typing import Any
 from brim.config import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
 from brim.models.folder import ModelFolder
+from brim.notes import warning
 
 # Of NVIDIA's driver, of Windows' for Linux beside it, and of AMD's, whose GPUs torch calls CUDA devices, too.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"), Path("/dev/kfd"))
@@ -94,8 +95,11 @@ def _table(package: str, file: str, name: str) -> Mapping[Any, Any]:
 
 
 def notes_on_this_machine(config: Config) -> list[str]:
-    """A note for each setting with which a run would stop here, or might: another machine may have what is lacking."""
-    notes = []
+    """A note for each setting with which a run would stop here, or might: another machine may have what is lacking.
+
+    Those with which it would are warnings.
+    """
+    notes: list[str] = []
     for need in _needs(config):
         if need.package and importlib.util.find_spec(need.package) is None:
             why = f"needs the package {need.package}, which is not installed here ({need.install})"
@@ -108,7 +112,8 @@ def notes_on_this_machine(config: Config) -> list[str]:
             continue
         else:
             continue
-        notes.append(f"{need.setting} {why}; {_VERBS[need.trains]} stops at it on this machine: {need.instead}")
+        stops = f"{need.setting} {why}; {_VERBS[need.trains]} stops at it on this machine: {need.instead}"
+        notes.append(warning(stops, topic="machine"))
     return notes
 
 
