@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.units import Duration, format_bytes, format_seconds, parse_bytes, parse_duration
+from brim.units import Duration, format_bytes, format_count, format_seconds, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,20 @@ from brim.units import Duration, format_bytes, format_seconds, parse_bytes, pars
 )
 def test_bytes(num_bytes, text):
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "nouns", "text"),
+    [
+        (0, ("row",), "0 rows"),
+        (1, ("row",), "1 row"),
+        (2_000, ("row",), "2,000 rows"),
+        (2, ("micro-batch", "micro-batches"), "2 micro-batches"),
+        (1, ("micro-batch", "micro-batches"), "1 micro-batch"),
+    ],
+)
+def test_counts(number, nouns, text):
+    assert format_count(number, *nouns) == text
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def format_count(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: 1 -> '1 step', 2000 -> '2,000 steps'. several: the plural that is not `one` and an s."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """A stretch of training with its unit, named as in Composer.

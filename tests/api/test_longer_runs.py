@@ -88,7 +88,7 @@ def test_a_finished_run_goes_on_as_one_that_was_started_with_that_length(tiny_ba
             "trainer.epochs=3",
             "update 7 took 4 rows, and in a run of that length it takes 2",
         ),
-        ({"epochs": 2}, "trainer.epochs=1", "48 samples are consumed, and a run of that length ends after 24"),
+        ({"epochs": 2}, "trainer.epochs=1", "a run of that length ends after 24 samples, and 48 are consumed"),
         (
             {"epochs": 2, "batch_increase_function": lambda epoch, size: 0},
             "trainer.epochs=3",

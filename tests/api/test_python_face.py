@@ -171,7 +171,14 @@ def test_the_notes_of_a_resumed_run_stand_below_those_of_its_start(config, sums_
     assert len(heads) == 2
     assert kept[heads[1]].endswith("after step 4")
     assert kept[heads[1] + 1 :] == said
-    assert "continuing after step 4 (16 samples)" in said
+    assert any(line.startswith("nothing is left to train: the run ended after step 4 (16 samples)") for line in said)
+
+
+def test_a_continued_run_counts_the_steps_of_its_own_time(config, sums_file, tmp_path):
+    whole = brim.Model(config).train(sums_file, output_directory=tmp_path / "run", say=None)
+    ended = brim.Model(config).train(sums_file, output_directory=tmp_path / "run", resume=True, say=None)
+    assert (whole.num_steps, whole.num_new_steps, ended.num_steps, ended.num_new_steps) == (4, 4, 4, 0)
+    assert repr(ended).startswith("TrainResult: no step was left to make: the run had ended after step 4, weights of")
 
 
 def test_notes_are_texts():

@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_prints_no_more(brim, project, make):
     assert done.code == 0
     shown = done.err.splitlines()
     assert len(shown) <= 8
-    assert "continuing after step 2 (8 samples)" in "; ".join(shown)
+    assert "nothing is left to train: the run ended after step 2 (8 samples)" in "; ".join(shown)
     assert "trainer.early_stop is now 9; it was -1" in "; ".join(shown)
 
 

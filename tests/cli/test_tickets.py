@@ -60,7 +60,7 @@ def test_a_ticket_export_trains_without_one_refusal(export, brim):
     shown = re.search(r"^Betreff: .*\nBeschreibung: (.|\n)*?\nKategorie:\n«([\w-]+)", checked.out, re.MULTILINE)
     assert shown is not None
     assert shown[2] in KINDS
-    assert re.search(r"^1 steps in", trained.out, re.MULTILINE)
+    assert re.search(r"^1 step in", trained.out, re.MULTILINE)
 
 
 def test_the_run_keeps_what_was_chosen_and_predicts_and_evaluates_with_it(export, brim):

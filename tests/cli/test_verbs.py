@@ -105,6 +105,39 @@ def test_resume_starts_anew_with_any_configuration_where_no_step_was_saved(brim,
     assert "learning_rate: 0.5\n" in (project / "new" / "config.yaml").read_text()
 
 
+def test_a_finished_run_says_so_and_a_continued_one_counts_its_own_steps(brim, project):
+    command = ("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "new")
+    first = brim(*command, "trainer.train_steps=2")
+    assert re.search(r"^2 steps in \d", first.out, re.MULTILINE)
+
+    again = brim("train", "new", "--resume")
+    assert again.code == 0
+    assert "no step was left to make: the run had ended after step 2\n" in again.out
+    assert " steps in " not in again.out
+    assert (
+        "nothing is left to train: the run ended after step 2 (16 samples), and its model and figures are written "
+        "once more; `brim train new --resume trainer.train_steps=4` trains it for longer\n"
+    ) in again.err
+    assert "continuing" not in again.err
+
+    longer = brim("train", "new", "--resume", "trainer.train_steps=3", "--json")
+    told = json.loads(longer.out)
+    assert (told["num_steps"], told["num_new_steps"]) == (3, 1)
+    assert "continuing after step 2 (16 samples)" in longer.err
+    last = brim("train", "new", "--resume", "trainer.train_steps=4")
+    assert re.search(r"^1 step in \d.*, 4 in all$", last.out, re.MULTILINE)
+
+
+def test_a_run_that_ended_early_says_so(brim, project):
+    early = ("trainer.early_stop=1", "trainer.train_steps=12", "trainer.learning_rate=1e-30")
+    brim("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "new", *early)
+    again = brim("train", "new", "--resume")
+    assert "the run was ended early by trainer.early_stop: 1, after step 8 (56 samples)" in again.err
+    assert "`brim train new --resume trainer.early_stop=-1` trains it for longer" in again.err
+    longer = brim("train", "new", "--resume", "trainer.early_stop=-1")
+    assert re.search(r"^4 steps in \d.*, 12 in all$", longer.out, re.MULTILINE)
+
+
 def test_one_row_is_enough_and_the_empty_splits_are_told(brim, project):
     (project / "one.csv").write_text("question,answer,split\nwhat,this,0\n")
     done = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "new")
@@ -140,6 +173,7 @@ def test_train_prints_its_result_alone_and_tells_json(brim, project):
     assert told == {
         "output_directory": "two",
         "num_steps": 2,
+        "num_new_steps": 2,
         "best_step": 2,
         "num_rows": {"train": 28, "validation": 4, "test": 8},
     }

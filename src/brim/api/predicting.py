@@ -36,6 +36,7 @@ from brim.infer.response_record import prompt_hash, response_of, score_of
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
 from brim.notes import Note, status, warning
+from brim.units import format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +270,7 @@ def _interruption_told(work: _Work) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(
             Problem(
-                what=f"stopped after {work.responses.num_done:,} rows",
+                what=f"stopped after {format_count(work.responses.num_done, 'row')}",
                 fix="continue with --resume, in Python with resume=True",
             )
         ) from None

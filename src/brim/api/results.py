@@ -17,7 +17,7 @@ from brim.report.curves_plot import history_plot
 from brim.report.figure_table import comparison_lines, figure_lines
 from brim.train.run_figures import history
 from brim.train.run_folder import RunFolder
-from brim.units import format_seconds
+from brim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,8 @@ class TrainResult:
     """A finished run."""
 
     output_directory: Path | None  # None with `trainer.type: none`, which writes nothing
-    num_steps: int
+    num_steps: int  # of the whole run
+    num_new_steps: int = 0  # made by this call: fewer where it continued a run, none where that had ended
     best_step: int | None  # the step whose weights were kept; None without a validation split
     metrics: Mapping[str, Mapping[str, float]]  # split -> figures of the kept weights
     num_rows: Mapping[str, int]  # split -> rows that were used
@@ -39,14 +40,13 @@ class TrainResult:
 
     def __repr__(self) -> str:
         run = "nothing trained" if self.output_directory is None else f"run folder {self.output_directory}"
-        steps = f"{self.num_steps:,} {'step' if self.num_steps == 1 else 'steps'} in {format_seconds(self.seconds)}"
         best = "" if self.best_step is None else f", weights of step {self.best_step:,}"
         rows = ", ".join(f"{number:,} {split}" for split, number in self.num_rows.items() if number)
         evaluated = (
             f"\n  {split}: " + ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in _SHOWN)
             for split, metrics in self.metrics.items()
         )
-        return f"TrainResult: {steps}{best}, {run}\n  rows: {rows}{''.join(evaluated)}"
+        return f"TrainResult: {steps_in_words(self)}{best}, {run}\n  rows: {rows}{''.join(evaluated)}"
 
     @property
     def history(self) -> pd.DataFrame:
@@ -74,6 +74,14 @@ class TrainResult:
 
 
 _SHOWN = ("loss", "perplexity", "token_accuracy")
+
+
+def steps_in_words(result: TrainResult) -> str:
+    """The steps that a call made, and the time that they took."""
+    if result.num_steps and not result.num_new_steps:
+        return f"no step was left to make: the run had ended after step {result.num_steps:,}"
+    made = f"{format_count(result.num_new_steps, 'step')} in {format_seconds(result.seconds)}"
+    return made if result.num_new_steps == result.num_steps else f"{made}, {result.num_steps:,} in all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +183,7 @@ class PredictResult:
 
     def __repr__(self) -> str:
         rows = (
-            f"{len(self):,} rows"
+            format_count(len(self), "row")
             if self.left_out.empty
             else f"{len(self):,} of {len(self) + len(self.left_out):,} rows"
         )

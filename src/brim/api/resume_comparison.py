@@ -16,6 +16,7 @@ from torch import Tensor
 from brim.api.resume_promise import Kept, Promise
 from brim.digests import sha256
 from brim.train.run_folder import RunFolder
+from brim.units import format_count
 
 Kind: TypeAlias = Literal["plan", "cut", "figure", "state", "other"]
 Record: TypeAlias = Mapping[str, Any]
@@ -130,7 +131,11 @@ def compared_logs(
     num_steps = sum("learning_rate" in record for record in ours)
     for title, kind in kinds.items():
         left, right = (side.get(title, {}) for side in sides)
-        amount = _plural(num_steps, "step") if title in dict(_STEP_FIELDS.values()) else _plural(len(left), "figure")
+        amount = (
+            format_count(num_steps, "step")
+            if title in dict(_STEP_FIELDS.values())
+            else format_count(len(left), "figure")
+        )
         yield _check(title, amount, left, right, promise, kind=kind)
 
 
@@ -213,7 +218,7 @@ def _compared_tensors(title: str, ours: Path, theirs: Path, promise: Promise) ->
             difference = _largest(wrong) if wrong else None
     return Check(
         name=title,
-        compared=_plural(len(names), "tensor"),
+        compared=format_count(len(names), "tensor"),
         promise=promise.of("state"),
         tolerance=0.0,
         difference=difference,
@@ -294,7 +299,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, frozenset):
         return ", ".join(sorted(digest[:12] for digest in value))
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -18,8 +18,9 @@ from brim.train.checkpoint import Checkpoint, CheckpointStore
 from brim.train.learning_rate import LearningRate
 from brim.train.length import RunLength
 from brim.train.run_folder import RunFolder
-from brim.train.setup import learning_rate_of, rows_digest
+from brim.train.setup import learning_rate_of, rows_digest, stopping_of
 from brim.train.state import TrainState
+from brim.units import format_count
 
 
 def where_it_stands(
@@ -49,8 +50,28 @@ def where_it_stands(
             )
         )
     checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
-    say(warning(f"continuing after step {state.step:,} ({state.consumed_samples:,} samples)", topic="run"))
+    say(warning(_goes_on(as_before.config, checkpoint, state, prepared.splits["train"], run), topic="run"))
     return checkpoint, state
+
+
+def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder) -> str:
+    """Where the run goes on; or that it has ended, and how it is trained for longer."""
+    trainer = config.trainer
+    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    length = length_of(trainer, rows, seed=config.random_seed, course=checkpoint.state["course"])
+    stands = f"after step {state.step:,} ({format_count(state.consumed_samples, 'sample')})"
+    if state.consumed_samples >= length.total_samples:
+        asked = {key: getattr(trainer, key.partition(".")[2]) for key in reversed(_LENGTHS)}
+        key, now = next((key, number) for key, number in asked.items() if number is not None)
+        ended, more = "ended", f"{key}={2 * now}"
+    elif stopping_of(trainer).is_over(state):
+        ended, more = f"was ended early by trainer.early_stop: {trainer.early_stop},", "trainer.early_stop=-1"
+    else:
+        return f"continuing {stands}"
+    return (
+        f"nothing is left to train: the run {ended} {stands}, and its model and figures are written once more; "
+        f"`brim train {run.path} --resume {more}` trains it for longer"
+    )
 
 
 _KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")  # as they are chosen, one after the other
@@ -230,7 +251,7 @@ def _why_not(
     """
     (started, rate), (length, new_rate) = was, to_be
     if length.total_samples < consumed:
-        return f"{consumed:,} samples are consumed, and a run of that length ends after {length.total_samples:,}"
+        return f"a run of that length ends after {length.total_samples:,} samples, and {consumed:,} are consumed"
     if final_size_counts and started.schedule.final_size != length.schedule.final_size:
         return "Adam's second beta depends on the batch with which the run ends (batch_beta2_scaling)"
     if length.adaptation is not None:
@@ -240,7 +261,9 @@ def _why_not(
     steps = zip(started.steps_until(consumed), length.steps_until(consumed), strict=False)
     for step, (old, new) in enumerate(steps, start=1):
         if old != new:
-            return f"update {step:,} took {old[1]:,} rows, and in a run of that length it takes {new[1]:,}"
+            return (
+                f"update {step:,} took {format_count(old[1], 'row')}, and in a run of that length it takes {new[1]:,}"
+            )
         samples, num_rows, size = old
         ours, others = (each(consumed_samples=samples, batch_samples=num_rows, size=size) for each in (rate, new_rate))
         if ours != others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -42,6 +43,7 @@ from brim.train.setup import build_job
 from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
 from brim.train.tensors import restore_weights
+from brim.units import format_count
 
 Weights: TypeAlias = Literal["best", "last"]
 _Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of splits, by name
@@ -129,6 +131,7 @@ def _train_in(
 ) -> tuple[LLM, TrainResult]:
     """The run itself, in a folder that no other process touches meanwhile."""
     checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
+    first_step = state.step
     # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
     session = as_begun(session, checkpoint, run)
     planned = plan_of_run(session, prepared, run, checkpoint, replan=replan, say=say)
@@ -171,7 +174,8 @@ def _train_in(
             logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
     _tell_skipped(loop.state, run, say)
     _tell_out_of_memory(loop.num_out_of_memory, run, say)
-    return llm, _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+    result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+    return llm, replace(result, num_new_steps=loop.state.step - first_step)
 
 
 def _exported(
@@ -261,7 +265,7 @@ def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: T
 def _tell_out_of_memory(num_times: int, run: RunFolder, say: Say) -> None:
     if num_times:
         say(
-            f"memory ran out {num_times:,} {'time' if num_times == 1 else 'times'} in training, which was made up for: "
+            f"memory ran out {format_count(num_times, 'time')} in training, which was made up for: "
             f"each step was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
         )
 
@@ -275,9 +279,10 @@ def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[s
 
 def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
     if state.num_skipped:
+        were, their = ("was", "its") if state.num_skipped == 1 else ("were", "their")
         say(
-            f"{state.num_skipped:,} of {state.step:,} steps were left out, since their loss or gradient was "
-            f"not finite: look for `skipped` in {run.metrics.name}"
+            f"{state.num_skipped:,} of {format_count(state.step, 'step')} {were} left out, since {their} loss or "
+            f"gradient was not finite: look for `skipped` in {run.metrics.name}"
         )
 
 

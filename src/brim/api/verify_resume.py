@@ -31,7 +31,7 @@ from brim.data.read_files import Files, absolute_files, is_files, named_files
 from brim.errors import InputError, Problem
 from brim.report.screen import listening, show
 from brim.train.run_folder import RunFolder, read_only
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 
 def verify_resume(
@@ -100,21 +100,20 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
     """What will be done, and about how long it takes."""
     begin = f"the checkpoint of step {start.checkpoint:,}" if start.checkpoint else "the start of the run"
     lead = f", which goes on to step {start.step:,} first" if start.num_leading else ""
-    steps = "step" if start.num_steps == 1 else "steps"
     say(
-        f"{run.path} is only read. From {begin}{lead}: {start.num_steps:,} {steps} without a break, then the same with "
-        "interruptions"
+        f"{run.path} is only read. From {begin}{lead}: {format_count(start.num_steps, 'step')} without a break, then "
+        "the same with interruptions"
     )
     if start.num_steps < asked:
-        say(f"{asked:,} steps were asked for; no more than {start.num_steps:,} are left there")
+        say(f"{asked:,} steps were asked for; no more than {start.num_steps:,} left there")
     seconds = [each["seconds"] for each in records_of(run, after=0, upto=EVERY_STEP) if "learning_rate" in each]
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
     most_steps = start.num_leading + 3 * start.num_steps
     _tell_switches(run, start, say)
     time_told = "" if mean_s is None else f", about {format_seconds(mean_s * most_steps)} of training"
     say(
-        f"up to {most_steps:,} steps{time_told}, in {4 + bool(start.num_leading)} processes that each load the model; "
-        f"up to {format_bytes(MOST_CHECKPOINTS * checkpoint_bytes(run))} in {work}"
+        f"up to {format_count(most_steps, 'step')}{time_told}, in {4 + bool(start.num_leading)} processes that each "
+        f"load the model; up to {format_bytes(MOST_CHECKPOINTS * checkpoint_bytes(run))} in {work}"
     )
 
 

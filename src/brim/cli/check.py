@@ -17,6 +17,7 @@ from brim.cli.message import printable
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
 from brim.errors import InputError, Problem
 from brim.notes import kind_of
+from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.config import Config
@@ -111,7 +112,7 @@ def _require_writable(rows: str, data: Sequence[str] | None) -> None:
 def _print_report(report: CheckReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = min(console.width, 100)
-    print(f"{report.name}: {report.num_rows:,} {'row' if report.num_rows == 1 else 'rows'}")
+    print(f"{report.name}: {format_count(report.num_rows, 'row')}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("split")
     for name in ("rows", "tokens", "supervised", "median", "95%", "99%", "longest"):

@@ -36,7 +36,7 @@ def embed(
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.api.activations import check_pooling
     from brim.data.split import check_split
-    from brim.units import format_seconds
+    from brim.units import format_count, format_seconds
 
     how = check_pooling(pooling)
     result = model.collect_activations(
@@ -64,7 +64,8 @@ def embed(
         }
         print(json.dumps(told))
         return
-    print(f"{num_rows:,} rows, {num_tokens:,} tokens, {width:,} numbers a vector, in {format_seconds(result.seconds)}")
+    rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
+    print(f"{rows}, {tokens}, {width:,} numbers a vector, in {format_seconds(result.seconds)}")
     print(f"embeddings: {result.output}")
     if result.ledger is not None:
         print(f"cut or left out: {result.ledger}")

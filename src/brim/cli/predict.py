@@ -11,6 +11,7 @@ import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
 from brim.errors import InputError, Problem
+from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.api.results import PredictResult
@@ -146,7 +147,8 @@ def _lines(result: PredictResult) -> list[str]:
     summary = result.summary
     num_rows, num_stopped = summary["num_rows"], summary["finish_reasons"].get("stop", 0)
     lines = [
-        f"{num_rows:,} rows, {summary['num_response_tokens']:,} tokens in {format_seconds(result.seconds)}; "
+        f"{format_count(num_rows, 'row')}, {format_count(summary['num_response_tokens'], 'token')} in "
+        f"{format_seconds(result.seconds)}; "
         f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens",
         f"predictions: {result.output}",
     ]

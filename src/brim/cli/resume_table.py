@@ -12,6 +12,7 @@ from rich.text import Text
 
 from brim.api.resume_comparison import Check, Difference
 from brim.api.resume_proof import ResumeProof
+from brim.units import format_count
 
 
 def print_proof(proof: ResumeProof) -> None:
@@ -52,7 +53,7 @@ def _head(proof: ResumeProof) -> Iterator[str]:
 def _sizes(sizes: Sequence[int]) -> str:
     """8 (6 steps), then 16 (2 steps)."""
     runs = [(size, len(list(group))) for size, group in groupby(sizes)]
-    return ", then ".join(f"{size:,} ({num:,} {'step' if num == 1 else 'steps'})" for size, num in runs)
+    return ", then ".join(f"{size:,} ({format_count(num, 'step')})" for size, num in runs)
 
 
 def _promised(check: Check) -> str:

@@ -36,12 +36,12 @@ def train(
     from brim.cli.tables import finite_or_null, print_metrics
     from brim.notes import status
     from brim.report.screen import Screen
-    from brim.units import format_seconds
 
     open_config(config, overrides or [], dataset)
     with Screen(is_short=not verbose, hint="--verbose") as screen:
         screen(status("starting"))
         from brim.api.model import Model
+        from brim.api.results import steps_in_words
         from brim.config import require_trust_said_again
         from brim.train.checkpoint import CheckpointStore
         from brim.train.run_folder import RunFolder
@@ -58,6 +58,7 @@ def train(
         told = {
             "output_directory": None if folder is None else str(folder),
             "num_steps": result.num_steps,
+            "num_new_steps": result.num_new_steps,
             "best_step": result.best_step,
             "num_rows": result.num_rows,
             "seconds": result.seconds,
@@ -70,6 +71,6 @@ def train(
         return
     print_metrics(result.metrics)
     if folder is not None:
-        print(f"{result.num_steps:,} steps in {format_seconds(result.seconds)}")
+        print(steps_in_words(result))
         print(f"run folder: {folder}")
         print(f"model:      {folder / 'model'}")

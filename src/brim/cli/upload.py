@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from brim.cli.options import JsonOption, require_exists
+from brim.units import format_count
 
 
 def upload(
@@ -38,6 +39,7 @@ def upload(
     if as_json:
         print(json.dumps(asdict(result)))
         return
+    files = format_count(len(result.files), "file")
     seen_by = "private" if result.private else "public"
-    print(f"{len(result.files)} files, {result.num_bytes:,} bytes, {seen_by}: {', '.join(result.files)}")
+    print(f"{files}, {result.num_bytes:,} bytes, {seen_by}: {', '.join(result.files)}")
     print(f"commit: {result.url}")

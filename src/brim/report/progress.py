@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from brim.train.observer import Record
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 _SECONDS_BETWEEN_LINES = 10.0
 _REDRAWS_PER_S = 2  # rich's 10 cost 1.2% of a core, taken from the training
@@ -193,7 +193,7 @@ class RowProgress:
     def advance(self, num_rows: int) -> None:
         """So many more rows are done."""
         self._num_rows += num_rows
-        rows = f"{self._num_rows:,} {'row' if self._num_rows == 1 else 'rows'}"
+        rows = format_count(self._num_rows, "row")
         self._line.show(Shown(head=self._doing, text=rows) if self._doing else Shown(head=rows))
 
 
@@ -208,11 +208,12 @@ def _text(record: Record) -> str | None:
     if event in ("checkpoint", "point"):
         return None
     if event == "schedule":
-        return f"effective batch: {record['before']:,} -> {record['effective_batch_size']:,} rows ({record['reason']})"
+        after = format_count(record["effective_batch_size"], "row")
+        return f"effective batch: {record['before']:,} -> {after} ({record['reason']})"
     if event == "oom":
         return _out_of_memory(record)
     if event == "replay":
-        return f"begun anew, in {_count(record['num_micro_batches'], 'micro-batch', 'micro-batches')}"
+        return f"begun anew, in {format_count(record['num_micro_batches'], 'micro-batch', 'micro-batches')}"
     if event == "cap":
         return f"limit of a micro-batch: {_amount(record, 'before')} -> {_amount(record, 'after')}"
     return str(event)
@@ -223,17 +224,13 @@ def _out_of_memory(record: Record) -> str:
     where = f"memory ran out: {record['where']}"
     if "rows" not in record:
         return f"{where}; tried once more"
-    text = f"{where}, {_count(len(record['rows']), 'row', 'rows')} of up to {record['padded_length']:,} tokens"
+    text = f"{where}, {format_count(len(record['rows']), 'row')} of up to {record['padded_length']:,} tokens"
     if "rows_at_once" in record:
         return f"{text}; from now on {record['rows_at_once']:,} together"
     if "cap_bytes" in record:
         return f"{text}; from now on in batches of up to {format_bytes(record['cap_bytes'])}"
     predicted = record["predicted_bytes"]
     return text if predicted is None else f"{text} (predicted: {format_bytes(predicted)})"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
 
 
 def _amount(record: Record, name: str) -> str:

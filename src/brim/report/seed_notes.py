@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from brim.report.seed_summary import Runs, final_split
 from brim.train.run_figures import RunFigures
+from brim.units import format_count
 
 _SAME = 1e-4  # of the tokens: less does not show in a loss
 
@@ -86,4 +87,5 @@ def _skipped(runs: Mapping[str, Runs]) -> Iterator[str]:
     for name, found in runs.items():
         number = sum(run.num_skipped for run in found.values())
         if number:
-            yield f"{name}: {number:,} steps were left out, since their loss or gradient was not finite"
+            were = "was" if number == 1 else "were"
+            yield f"{name}: {format_count(number, 'step')} {were} left out, since the loss or gradient was not finite"

@@ -17,7 +17,7 @@ from brim.data import TokenRows
 from brim.train.increase_function import Increases, expand, load_increase_function
 from brim.train.length import RunLength
 from brim.train.run_clock import RunClock
-from brim.units import Duration, parse_duration
+from brim.units import Duration, format_count, parse_duration
 
 _ScheduleFor = Callable[[int], BatchSchedule]  # of a run of so many samples
 
@@ -94,8 +94,8 @@ def _refusals(increases: Increases, bound: int | None, largest: int | None) -> I
         more = f", nor {'was' if num_more == 1 else 'were'} {num_more:,} later" if num_more else ""
         when = f"after epoch {refused.num_epochs:,}" if refused.num_epochs else "for the first epoch"
         yield (
-            f"trainer.batch_increase_function asked for {refused.size:,} rows {when}, and {reason}: it was not "
-            f"followed{more}"
+            f"trainer.batch_increase_function asked for {format_count(refused.size, 'row')} {when}, and {reason}: it "
+            f"was not followed{more}"
         )
 
 
@@ -106,7 +106,7 @@ def _idle(increases: Increases, first_size: int) -> Iterator[str]:
         epochs = f"each epoch from 0 to {last:,}" if last else "epoch 0, the only one"
         yield (
             f"trainer.batch_increase_function changes nothing: it returned 0 for {epochs}, so every update is of "
-            f"{first_size:,} rows"
+            f"{format_count(first_size, 'row')}"
         )
 
 

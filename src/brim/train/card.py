@@ -10,6 +10,7 @@ from pathlib import Path
 from brim.config import Config, dump
 from brim.config.prompt_parts import template_with_task
 from brim.train.state import TrainState
+from brim.units import format_count
 
 _SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."
 
@@ -43,8 +44,9 @@ def model_card(config: Config, facts: CardFacts) -> str:
             "",
             f"# {kind} on {_base_name(facts.base_model)}",
             "",
-            f"Trained with brim {facts.version} on `{facts.dataset}`: {facts.state.step:,} steps, "
-            f"{facts.state.consumed_samples:,} samples, {facts.state.num_supervised_tokens:,} supervised tokens.",
+            f"Trained with brim {facts.version} on `{facts.dataset}`: "
+            f"{format_count(facts.state.step, 'step')}, {format_count(facts.state.consumed_samples, 'sample')}, "
+            f"{format_count(facts.state.num_supervised_tokens, 'supervised token')}.",
             "The weights are those of step "
             f"{facts.state.best_step if facts.state.best_step is not None else facts.state.step:,}.",
             "",

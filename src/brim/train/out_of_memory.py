@@ -8,7 +8,7 @@ from typing import Any
 from brim.batching.second_try import first_line
 from brim.errors import OutOfMemoryError, Problem
 from brim.train.memory_advice import Settings, for_a_row, for_an_update
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 
 def event(where: str, message: str) -> dict[str, Any]:
@@ -73,11 +73,8 @@ def _left(done: int, saved_step: int | None) -> str:
     if not done:
         return "Nothing had been learned yet"
     if saved_step is None:
-        return f"There is no checkpoint yet: what was learned in {_steps(done)} is lost"
+        return f"There is no checkpoint yet: what was learned in {format_count(done, 'step')} is lost"
     if saved_step == done:
         return f"The checkpoint of step {saved_step:,} holds all that was learned before; --resume continues from it"
-    return f"--resume continues from the checkpoint of step {saved_step:,}, and does {_steps(done - saved_step)} again"
-
-
-def _steps(number: int) -> str:
-    return f"{number:,} {'step' if number == 1 else 'steps'}"
+    again = format_count(done - saved_step, "step")
+    return f"--resume continues from the checkpoint of step {saved_step:,}, and does {again} again"

@@ -56,16 +56,21 @@ def build_job(
         on_nonfinite=trainer.on_nonfinite,
         seed=config.random_seed,
         evaluate=evaluate,
-        stopping=Stopping(
-            metric=trainer.validation_metric or "loss",
-            higher_is_better=(trainer.validation_metric or "loss").endswith("accuracy"),
-            patience=trainer.early_stop,
-        ),
+        stopping=stopping_of(trainer),
         store=store,
         observer=observer,
         sync_logs=sync_logs,
         row_dropout=llm.row_dropout,
         settings=config.model_dump(mode="json"),
+    )
+
+
+def stopping_of(trainer: FinetuneTrainer) -> Stopping:
+    """When evaluations end the run."""
+    return Stopping(
+        metric=trainer.validation_metric or "loss",
+        higher_is_better=(trainer.validation_metric or "loss").endswith("accuracy"),
+        patience=trainer.early_stop,
     )
 
 
