@@ -11,10 +11,13 @@
     ├── WriteError            another file could not be written: a full disk, a folder that is no longer writable
     ├── OutOfMemoryError      a single row does not fit; with more rows, a step is cut smaller instead
     ├── ProbeError        a probe of a batch size showed nothing: it ran no step, or another size
-    ├── ExportError       a model was not handed on: merging changed it too much, the Hub did not take it
-    └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
+    └── ExportError       a model was not handed on: merging changed it too much, the Hub did not take it
 
 An error carries one or more problems, so that everything that is wrong can be told at once.
+
+Ctrl-C is no error of brim's: it stays Python's KeyboardInterrupt, so that nobody's `except Exception` swallows it and a
+script ends with it as Python scripts do (exit code 130 in a shell). Where work was saved, it is raised with a Problem
+that says so and how to go on.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ __all__ = [
     "DataError",
     "ExportError",
     "InputError",
-    "Interrupted",
     "ModelError",
     "NothingFitsError",
     "OutOfMemoryError",
@@ -125,9 +127,3 @@ class OutOfMemoryError(BrimError):
 
 class ExportError(BrimError):
     """A model was not handed on: merging changed it too much, or the Hub did not take it."""
-
-
-class Interrupted(BrimError):
-    """The user stopped the run."""
-
-    exit_code = 130

@@ -15,7 +15,7 @@ import brim
 from brim.api import compare as comparing
 from brim.api.compare_order import Ended
 from brim.api.compare_run import run
-from brim.errors import BrimError, ConfigError, InputError, Interrupted, OutputError, Problem
+from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.train.observer import Observers
 
 CONFIG = """\
@@ -242,9 +242,9 @@ def test_the_users_mistake_that_the_first_run_finds_ends_it(here, tmp_path):
 
 def test_ctrl_c_says_how_to_continue(here, tmp_path):
     here.fails = {"large/seed-42": KeyboardInterrupt()}
-    with pytest.raises(Interrupted, match="stopped; 1 of 4 runs are finished") as caught:
+    with pytest.raises(KeyboardInterrupt, match="stopped; 1 of 4 runs are finished") as caught:
         brim.compare(["small.yaml", "large.yaml"], seeds=2, output_directory=tmp_path / "out")
-    assert "--resume" in caught.value.problems[0].fix
+    assert "fix: continue with the same command and --resume" in str(caught.value)
     assert len(json.loads((tmp_path / "out" / "compare.json").read_text())["runs"]) == 1
 
 

@@ -308,7 +308,7 @@ def test_ctrl_c_says_how_to_go_on(model, sums_file, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(
-        brim.Interrupted, match=r"stopped after 4 rows\n  fix: continue with --resume, in Python with resume=True"
+        KeyboardInterrupt, match=r"stopped after 4 rows\n  fix: continue with --resume, in Python with resume=True"
     ) as interrupted:
         model.predict(sums_file, output=tmp_path / "p.csv", on_batch=interrupt)
     assert interrupted.value.exit_code == 130

@@ -57,7 +57,7 @@ def stopped(base, folder, monkeypatch, *, after, config=None):
     with monkeypatch.context() as patch:
         observer = StopAfter(after)
         patch.setattr("brim.api.training.stop_request", observer.request)
-        with pytest.raises(brim.Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             train(base, folder, config=config, observer=observer)
     torch.manual_seed(999)  # another process would not have these random states either
     return folder
@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_with_another_budget_or_replan_is_planned_anew(tiny_b
     stopped_again = StopAfter(3)
     with monkeypatch.context() as patch:
         patch.setattr("brim.api.training.stop_request", stopped_again.request)
-        with pytest.raises(brim.Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             train(tiny_base, parts, config=other, resume=True, said=said, observer=stopped_again)
     assert 'memory.margin is now "64 MiB"; it was "auto"' in said
     assert plan_of(parts)["plan"]["budget"]["margin_bytes"] == 64 * 2**20

@@ -85,7 +85,7 @@ def test_a_stop_after_any_step_changes_nothing(settings, rows, whole, tmp_path, 
     run, stop = tmp_path / "run", StopAfter(step)
     with monkeypatch.context() as patch:
         patch.setattr("brim.api.training.stop_request", stop.request)
-        with pytest.raises(brim.Interrupted, match=f"stopped after step {step}\n"):
+        with pytest.raises(KeyboardInterrupt, match=f"stopped after step {step}\n"):
             brim.Model(settings).train(rows, output_directory=run, observer=stop)
     result = brim.Model(settings).train(rows, output_directory=run, resume=True)
     assert (result.num_steps, result.best_step) == (whole.num_steps, whole.best_step)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from brim.errors import Problem
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 LONGEST_WAIT_S = 120
@@ -75,6 +77,56 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
     assert f"continuing after step {stopped} " in done.stderr
     assert steps(run) == list(range(1, 17))
     assert (run / "model" / "adapter_model.safetensors").exists()
+
+
+SCRIPT = """
+import brim
+overrides = ["trainer.train_steps=16", "trainer.early_stop=-1", "trainer.steps_per_checkpoint=1"]
+while True:
+    try:
+        brim.Model("config.yaml", overrides=overrides).train("sums.jsonl", output_directory="run", resume=RESUME, say=None)
+    except Exception:  # which must not swallow Ctrl-C
+        raise SystemExit("swallowed")
+    break
+"""
+
+
+def test_ctrl_c_in_a_script_is_pythons_own_and_says_how_to_go_on(project):
+    script = [sys.executable, "-c"]
+    process = start([*script, SCRIPT.replace("RESUME", "False")])
+    wait_for(lambda: len(steps(project / "run")) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LONGEST_WAIT_S)
+    stopped = max(steps(project / "run"))
+    assert (process.returncode, out) == (-signal.SIGINT, ""), err  # 130 in a shell
+    assert err.count("Traceback") == 1
+    assert err.endswith(
+        f"\nKeyboardInterrupt: stopped after step {stopped}\n  fix: continue with --resume, in Python with resume=True\n"
+    )
+    assert stopped < 16
+    again = subprocess.run(
+        [*script, SCRIPT.replace("RESUME", "True")], capture_output=True, text=True, timeout=LONGEST_WAIT_S, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert steps(project / "run") == list(range(1, 17))
+
+
+def test_with_json_an_interruption_is_json_too(project, brim, monkeypatch):
+    from brim.train.loop import Loop
+
+    def stop(loop, stop):
+        raise KeyboardInterrupt(Problem(what="stopped after step 3", fix="continue with --resume"))
+
+    monkeypatch.setattr(Loop, "run", stop)
+    done = brim("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "run", "--json")
+    assert done.code == 130
+    assert json.loads(done.out)["error"] == {
+        "kind": "KeyboardInterrupt",
+        "exit_code": 130,
+        "problems": [
+            {"what": "stopped after step 3", "where": "", "expected": "", "fix": "continue with --resume"},
+        ],
+    }
 
 
 @pytest.mark.parametrize("module", ["typer", "torch"])

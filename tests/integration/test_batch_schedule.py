@@ -11,7 +11,6 @@ from tests.integration.test_training_run import config, log, stop_after, without
 from tests.train.scarce import LENGTHS, Given, Run, Shortage, Watched, equal
 
 import brim
-from brim.errors import Interrupted
 
 SGD = {"optimizer": {"type": "sgd"}}
 RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "20sp", "from": 2}, **SGD}
@@ -166,7 +165,7 @@ def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(
     brim.Model(settings[0]).train(sums_file, output_directory=whole)
     with monkeypatch.context() as patch:
         observer = stop_after(8, patch)
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             brim.Model(settings[0]).train(sums_file, output_directory=parts, observer=observer)
     brim.Model(settings[1]).train(sums_file, output_directory=parts, resume=True)
     steps, others = ([r for r in log(run) if r.get("split") == "train"] for run in (whole, parts))
@@ -258,7 +257,7 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_bit(tmp_path, name):
     ends = {step["step"] for step in whole.log.steps if step["num_samples"] % 20 == 0}
     for step in sorted({1, 3, 6} | before_switch | {step + 1 for step in before_switch} | ends)[:-1]:
         first = Run(tmp_path / str(step), trainer=keys, dropout=0.3, stop_after=step)
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             first.train()
         torch.manual_seed(99)
         second = Run(tmp_path / str(step), trainer=keys, dropout=0.3, checkpoint=first.newest()).train()
@@ -283,7 +282,7 @@ def test_the_loss_scale_of_fp16_moves_with_updates_and_is_kept_over_a_switch(tmp
     assert saved["rates"]["num_updates"] == len(whole.log.steps) - len(overflows)
     for step in (1, 5, 6):
         first = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", stop_after=step)
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             first.train()
         second = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", checkpoint=first.newest()).train()
         assert told(first) + told(second) == told(whole)

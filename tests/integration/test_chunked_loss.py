@@ -98,7 +98,7 @@ def test_a_continued_run_keeps_its_way_unless_another_is_asked_for(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     before, now = ({"trainer": {"chunked_loss": value}, **NO_DROPOUT} for value in (False, asked))
     brim.Model(config(tiny_base, **before)).train(sums_file, output_directory=whole)
-    with monkeypatch.context() as patch, pytest.raises(brim.Interrupted):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         observer = stop_after(3, patch)
         brim.Model(config(tiny_base, **before)).train(sums_file, output_directory=parts, observer=observer)
     said = []

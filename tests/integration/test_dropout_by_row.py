@@ -100,7 +100,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tiny_base, sums_file, tmp_path, mo
     brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=whole)
     parts = tmp_path / "parts"
     observer = StopAfter(3)
-    with monkeypatch.context() as patch, pytest.raises(brim.Interrupted):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("brim.api.training.stop_request", observer.request)
         brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=parts, observer=observer)
     torch.manual_seed(999)

@@ -140,7 +140,7 @@ def test_the_limit_goes_with_the_run_unless_the_batch_size_is_another(
     with monkeypatch.context() as patch:
         patch.setattr(micro_batch_pass, "next_token_loss", Scarce(micro_batch_pass.next_token_loss, 1))
         observer = stop_after(2, patch)
-        with pytest.raises(brim.Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             brim.Model(config(tiny_base)).train(sums_file, output_directory=run, observer=observer)
     other = config(tiny_base, trainer={"batch_size": batch_size})
     brim.Model(other).train(sums_file, output_directory=run, resume=True)

@@ -133,7 +133,7 @@ def test_a_run_with_8_bit_states_continues_to_the_bit(
     with monkeypatch.context() as patch:
         observer = StopAfter(3)
         patch.setattr("brim.api.training.stop_request", observer.request)
-        with pytest.raises(brim.Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             brim.Model(settings).train(sums_file, output_directory=parts, observer=observer)
     states = load_file(parts / "checkpoints" / "step-00000003" / "optimizer.safetensors")
     assert {tensor.dtype for name, tensor in states.items() if name.endswith("state1")} == {torch.uint8, torch.float32}

@@ -8,7 +8,7 @@ from tests.train.scarce import LENGTHS, OUT, Given, Run, Shortage, Watched, apar
 from brim.batching.by_length import ByLength
 from brim.batching.costs import Costs
 from brim.batching.surface import Surface
-from brim.errors import Interrupted, OutOfMemoryError
+from brim.errors import OutOfMemoryError
 
 FIRST_OF_STEP_2 = 5  # micro-batches of two rows: four in the first step
 
@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_also_across_what_ran_out(tmp_
     whole.train()
     first = Run(tmp_path / "parts", optimizer=adam, dropout=0.2, stop_after=stop_after)
     shortage = Shortage(first.model, forward=[6])
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         first.train()
     torch.manual_seed(999)
     second = Run(tmp_path / "parts", optimizer=adam, dropout=0.2, checkpoint=first.newest())
@@ -139,7 +139,7 @@ def test_the_limit_is_raised_after_clean_steps_and_that_count_is_in_the_checkpoi
     assert ends(whole) == [(2, 2, 1), (52, 1, 2)]
     first = Run(tmp_path / "parts", stop_after=40, **few)
     Shortage(first.model, forward=[2])
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         first.train()
     second = Run(tmp_path / "parts", checkpoint=first.newest(), **few).train()
     assert ends(second) == [(52, 1, 2)]
@@ -149,7 +149,7 @@ def test_the_limit_is_raised_after_clean_steps_and_that_count_is_in_the_checkpoi
 def test_another_plan_or_an_older_checkpoint_begins_with_its_own_limit(tmp_path):
     first = Run(tmp_path, stop_after=2)
     Shortage(first.model, forward=[6])
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         first.train()
     checkpoint = first.newest()
     run = Run(tmp_path, checkpoint=checkpoint)

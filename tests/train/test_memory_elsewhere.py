@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.train.scarce import OUT, Run, equal
 
-from brim.errors import Interrupted, OutOfMemoryError, Problem
+from brim.errors import OutOfMemoryError, Problem
 from brim.train import checkpoint as checkpoint_module
 from brim.train import weight_update
 
@@ -156,7 +156,7 @@ def test_what_was_owed_is_saved_with_its_outcome(tmp_path):
     with pytest.raises(OutOfMemoryError):
         run.train()
     stopped = evaluated_run(tmp_path, checkpoint=run.newest(), stop_after=4)
-    with pytest.raises(Interrupted, match="stopped after step 4"):
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 4"):
         stopped.train()
     assert run.store.load(3).state["train"]["best_step"] == 3
     assert run.store.load(3).state["owes_evaluation"] is False

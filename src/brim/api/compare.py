@@ -13,7 +13,7 @@ from brim.api.compare_order import Ended, RunOrder
 from brim.api.compare_process import Stop, run_in_process, stopping
 from brim.api.compare_results import FILE, ComparedRun, CompareResult, in_order, read_runs
 from brim.data.read_files import Files
-from brim.errors import InputError, Interrupted, OutputError, Problem
+from brim.errors import InputError, OutputError, Problem
 from brim.files import make_folder, write_text, writing
 from brim.notes import Say
 from brim.report.curves_plot import curves_plot
@@ -48,7 +48,7 @@ def compare(
     The folder gets compare.json, compare.html and curves.png beside the runs.
 
     A run that fails is told in the result, and does not end the others. Raises InputError or ConfigError where the
-    configurations cannot be compared, OutputError where the folder is taken, Interrupted on Ctrl-C.
+    configurations cannot be compared, OutputError where the folder is taken, KeyboardInterrupt on Ctrl-C.
     observer: hears the steps of each run. say: see docs/python.md.
     """
     _require_usable(configs, seeds)
@@ -147,7 +147,7 @@ def _kept(now: CompareResult, file: Path) -> tuple[ComparedRun, ...]:
 def _run_all(
     result: CompareResult, entrants: Sequence[Entrant], observer: Observer, say: Callable[[str], None]
 ) -> CompareResult:
-    """Raises Interrupted, and InputError where the very first run shows that the configuration or the data is wrong."""
+    """Raises InputError where the very first run shows that the configuration or the data is wrong; and on Ctrl-C."""
     orders = _in_turn(entrants, result.seeds)
     done = {(run.name, run.seed) for run in result.runs}
     _write(result)
@@ -240,9 +240,9 @@ def _say_nothing(line: str) -> None:
     """What a configuration's first run has said, its others would say again."""
 
 
-def _interrupted(result: CompareResult, num_runs: int) -> Interrupted:
+def _interrupted(result: CompareResult, num_runs: int) -> KeyboardInterrupt:
     finished = sum(run.outcome == "finished" for run in result.runs)
-    return Interrupted(
+    return KeyboardInterrupt(
         Problem(
             what=f"stopped; {finished} of {num_runs} runs are finished",
             where=str(result.output_directory),

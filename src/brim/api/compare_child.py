@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from brim.api.compare_order import RunOrder
 from brim.api.parent_watch import signal_when_alone
-from brim.errors import BrimError, InputError, Interrupted, Problem
+from brim.errors import BrimError, InputError, Problem
 from brim.notes import kind_of, topic_of
 from brim.train.observer import Record
 
@@ -55,8 +55,6 @@ def main() -> int:
     signal_when_alone(signal.SIGTERM)
     try:
         told.tell(finished=_run(order, told))
-    except Interrupted:
-        return INTERRUPTED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrimError as error:

@@ -27,7 +27,7 @@ from brim.api.row_keys import Keys, row_keys
 from brim.api.session import Say, Session, say_nothing, with_labels
 from brim.data import Data, Ledger, Source, TokenRows, prompts_of, read
 from brim.data.source import places
-from brim.errors import InputError, Interrupted, OutputError, Problem, WriteError
+from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.files import writing
 from brim.infer.done_rows import DoneRows
 from brim.infer.held_records import HeldRecords, Records
@@ -36,6 +36,7 @@ from brim.infer.response_record import prompt_hash, response_of, score_of
 from brim.models.llm import LLM
 from brim.models.quiet import no_library_warnings
 from brim.notes import Note, status, warning
+from brim.train.interrupt import interruption
 from brim.units import format_count
 
 
@@ -268,7 +269,7 @@ def _interruption_told(work: _Work) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise interruption(
             Problem(
                 what=f"stopped after {format_count(work.responses.num_done, 'row')}",
                 fix="continue with --resume, in Python with resume=True",

@@ -143,7 +143,7 @@ class Comparison:
             ("this model", self.metrics, self.intervals),
         ]
         table = comparison_lines(columns, self.differences, self.difference_intervals, notes=self.notes)
-        return [f"{self.num_rows:,} rows; the other model is {self.other}", "", *table]
+        return [f"{format_count(self.num_rows, 'row')}; the other model is {self.other}", "", *table]
 
     @property
     def frame(self) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brim.api.model import Model
 from brim.api.resume_leg import Leg, read_leg
-from brim.errors import BrimError, Interrupted
+from brim.errors import BrimError
 from brim.train.observer import Record
 
 
@@ -33,7 +33,9 @@ def main(order: str) -> None:
             Model(leg.config, overrides=leg.overrides).train(
                 leg.dataset, output_directory=leg.run, resume=True, observer=watcher, say=_log
             )
-    except Interrupted:
+    except KeyboardInterrupt as stopped:
+        if not stopped.args:  # it came where nothing could be saved
+            raise
         _tell(leg, how="stopped")
     except BrimError as error:
         _tell(leg, error=type(error).__name__, problems=[asdict(problem) for problem in error.problems])

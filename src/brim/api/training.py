@@ -86,8 +86,8 @@ def train(
     """Train as the session's configuration says; the trained model and the run's result.
 
     weights: those that are exported and evaluated in the end: of the best evaluation, if there was any, or the last.
-    Raises OutputError when the folder is taken, ConfigError when another run is to be continued, Interrupted on Ctrl-C
-    (after a checkpoint).
+    Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
+    KeyboardInterrupt on Ctrl-C (after a checkpoint).
     """
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+from brim.errors import Problem
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -33,3 +36,14 @@ def stop_request() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def interruption(problem: Problem) -> KeyboardInterrupt:
+    """Return Python's own exception for Ctrl-C, which tells what was saved and how to go on.
+
+    When Python exits, torch._dynamo imports tabulate, whose `eval` makes Python forget that it was interrupted: it
+    would leave with 1 instead of 130. So that is imported before.
+    """
+    with suppress(ImportError):
+        importlib.import_module("tabulate")
+    return KeyboardInterrupt(problem)

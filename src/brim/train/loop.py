@@ -18,11 +18,12 @@ from brim.batching.random_states import random_states, restore_random_states
 from brim.batching.second_try import second_try
 from brim.batching.step import StepOutcome
 from brim.data.order import rows_of_step
-from brim.errors import BrimError, Interrupted, OutOfMemoryError, Problem
+from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train import out_of_memory
 from brim.train.batch_course import BatchCourse, StepTaken
 from brim.train.checkpoint import Checkpoint
 from brim.train.gradient import Gradient
+from brim.train.interrupt import interruption
 from brim.train.job import TrainJob
 from brim.train.peaks import Peak, Peaks
 from brim.train.state import TrainState
@@ -68,7 +69,7 @@ class Loop:
         self._owes_evaluation = bool(saved.get("owes_evaluation", False))
 
     def run(self, stop: threading.Event) -> None:
-        """Train to the run's end. Raises Interrupted, with the state saved, once `stop` is set."""
+        """Train to the run's end. Raises KeyboardInterrupt of a Problem, with the state saved, once `stop` is set."""
         job, state = self._job, self.state
         if self._owes_evaluation:
             self._end_stretch()
@@ -82,7 +83,7 @@ class Loop:
                 self._end_stretch()
             if stop.is_set():
                 self._save()
-                raise Interrupted(
+                raise interruption(
                     Problem(
                         what=f"stopped after step {state.step}",
                         fix="continue with --resume, in Python with resume=True",
