@@ -128,6 +128,19 @@ def test_a_finished_run_says_so_and_a_continued_one_counts_its_own_steps(brim, p
     assert re.search(r"^1 step in \d.*, 4 in all$", last.out, re.MULTILINE)
 
 
+def test_a_function_that_prints_does_so_once_an_epoch_and_never_on_stdout(brim, project):
+    (project / "brim_test_printing.py").write_text(
+        "def increase(epoch, current_batch_size):\n    print('asked', epoch)\n    return 2\n"
+    )
+    done = brim(
+        "train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "new", "--json",
+        "trainer.batch_size=auto", "trainer.batch_increase_function=brim_test_printing:increase",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["num_steps"] > 0
+    assert [line for line in done.err.splitlines() if "asked" in line] == ["asked 0", "asked 1"]
+
+
 def test_a_run_that_ended_early_says_so(brim, project):
     early = ("trainer.early_stop=1", "trainer.train_steps=12", "trainer.learning_rate=1e-30")
     brim("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "new", *early)

@@ -301,3 +301,17 @@ def test_what_is_printed_leaves_standard_output_alone(module, capsys):
 def test_epochs_without_end_are_refused():
     with pytest.raises(InputError, match=rf"the run has more than {MAX_EPOCHS:,} epochs\n  fix: use trainer.batch_"):
         expand(lambda epoch, size: 0, first_size=8, num_rows=1, num_samples=10**12)
+
+
+def test_what_it_answered_is_not_asked_again():
+    asked = []
+
+    def increase(epoch, current_batch_size):
+        asked.append((epoch, current_batch_size))
+        return current_batch_size
+
+    first = expand(increase, first_size=8, num_rows=10, num_samples=30)
+    assert asked == [(0, 8), (1, 16), (2, 32)]
+    again = expand(increase, first_size=8, num_rows=10, num_samples=30, bound=16, known=first.answers)
+    assert asked == [(0, 8), (1, 16), (2, 32), (2, 16)], "only where the bound led to another size"
+    assert again.schedule == expand(increase, first_size=8, num_rows=10, num_samples=30, bound=16).schedule

@@ -96,7 +96,8 @@ def bounded(request: PlanRequest, bound: int) -> PlanRequest:
     """The request of a run whose batch is of so many rows, or may not be led beyond them by batch_increase_function."""
     if request.is_sized_by_memory:
         request = replace(request, config=with_effective_rows(request.config, bound))
-    length = length_of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound)
+    known = request.length.increases
+    length = length_of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound, known=known)
     return replace(request, length=length)
 
 

@@ -29,11 +29,13 @@ def length_of(
     seed: int,
     bound: int | None = None,
     course: Mapping[str, Any] | None = None,
+    known: Mapping[tuple[int, int], int] | None = None,
 ) -> RunLength:
     """Samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
 
     seed: of the rows' order. bound: rows that trainer.batch_increase_function may not exceed; None: any number.
     course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
+    known: what that function answered already (RunLength.increases).
     Raises InputError where that function cannot be used.
     """
     length = RunLength(
@@ -47,7 +49,7 @@ def length_of(
     if course is not None:
         return length.with_course(course)
     if trainer.batch_increase_function is not None:
-        return _with_increases(length, trainer, bound)
+        return _with_increases(length, trainer, bound, known)
     return _with_schedule(length, trainer, _schedule_for(trainer, rows, seed))
 
 
@@ -66,7 +68,9 @@ def _samples(trainer: FinetuneTrainer, num_rows: int) -> int:
     return trainer.train_samples or trainer.epochs * num_rows
 
 
-def _with_increases(length: RunLength, trainer: FinetuneTrainer, bound: int | None) -> RunLength:
+def _with_increases(
+    length: RunLength, trainer: FinetuneTrainer, bound: int | None, known: Mapping[tuple[int, int], int] | None
+) -> RunLength:
     """The sizes that the user's function gives; what the bound did not allow is noted."""
     num_rows, num_steps = length.num_rows, trainer.train_steps
     assert isinstance(trainer.effective_batch_size, int), "resolved before"
@@ -79,9 +83,10 @@ def _with_increases(length: RunLength, trainer: FinetuneTrainer, bound: int | No
         num_samples=None if num_steps is not None else _samples(trainer, num_rows),
         num_steps=num_steps,
         bound=min(limits, default=None),
+        known=known,
     )
     notes = [*_refusals(increases, bound, trainer.max_batch_size), *_idle(increases, trainer.effective_batch_size)]
-    length = replace(length, notes=tuple(notes))
+    length = replace(length, notes=tuple(notes), increases=increases.answers)
     return _with_schedule(length, trainer, lambda samples: increases.schedule)
 
 

@@ -8,7 +8,7 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ class Increases:
     schedule: BatchSchedule
     refused: tuple[RefusedIncrease, ...]
     num_epochs: int  # for which it was asked
+    answers: Mapping[tuple[int, int], int]  # rows to add, by epochs done and present size
 
 
 def load_increase_function(function: str | Callable[..., Any]) -> Callable[[int, int], object]:
@@ -63,14 +64,16 @@ def expand(
     num_samples: int | None = None,
     num_steps: int | None = None,
     bound: int | None = None,
+    known: Mapping[tuple[int, int], int] | None = None,
 ) -> Increases:
     """Call the function at the start of each epoch, the first included, as f(epochs done, present size), in order.
 
     What it returns is added where the sum is at most `bound` (None: always) or no increase; else the size stays.
-    num_samples, num_steps: the end of the run, given as one of them.
+    num_samples, num_steps: the end of the run, given as one of them. known: what it answered, and is not asked again.
     Raises InputError where it raises, returns something other than a whole number, or would leave no row.
     What it prints goes to standard error, since standard output may be JSON.
     """
+    answers = dict(known or {})
     sizes: list[int] = []
     refused: list[RefusedIncrease] = []
     size, steps = first_size, 0
@@ -78,7 +81,9 @@ def expand(
         done = len(sizes)
         if done >= MAX_EPOCHS:
             raise _error(f"the run has more than {MAX_EPOCHS:,} epochs", fix="use trainer.batch_schedule instead")
-        wanted = size + _increase(function, done, size)
+        if (done, size) not in answers:
+            answers[done, size] = _increase(function, done, size)
+        wanted = size + answers[done, size]
         if bound is not None and wanted > max(bound, size):
             refused.append(RefusedIncrease(num_epochs=done, size=wanted))
             wanted = size
@@ -86,7 +91,7 @@ def expand(
         sizes.append(size)
         steps += -(-num_rows // size)
     schedule = schedule_of((epoch * num_rows, size) for epoch, size in enumerate(sizes))
-    return Increases(schedule=schedule, refused=tuple(refused), num_epochs=len(sizes))
+    return Increases(schedule=schedule, refused=tuple(refused), num_epochs=len(sizes), answers=answers)
 
 
 def _is_over(samples: int, num_samples: int | None, steps: int, num_steps: int | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from brim.batching.adaptation import Adaptation
@@ -22,6 +22,8 @@ class RunLength:
     checkpoints_per_epoch: int = 1
     adaptation: Adaptation | None = None  # how sizes begin that follow what is measured
     notes: tuple[str, ...] = ()  # what a person should know of how it came about
+    # What batch_increase_function answered, by epochs done and present size, so that it is asked nothing twice.
+    increases: Mapping[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def total_steps(self) -> int | None:
