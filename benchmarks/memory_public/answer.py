@@ -7,10 +7,9 @@ and with it the fp32 logits, until the optimizer has stepped.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig
 
 from benchmarks.memory_public import losses
-from benchmarks.memory_public.rows import DATA
+from benchmarks.memory_public.rows import DATA, Cells, architecture_of, read_table
+from brim import InputError
 from brim.config import QuantizationConfig
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.foreach import foreach_as_on_cuda
 from brim.memory.cuda.target import CudaTarget
+from brim.memory.device import Device, find_device
 from brim.memory.quantized.replace import quantize_stand_in
 from brim.memory.sharding import Sharding
 from brim.memory.workload import Training, Workload
@@ -59,41 +60,63 @@ class AnswerRow:
 
     id: str
     model: str
+    architecture: PretrainedConfig = field(repr=False, compare=False)  # with the vocabulary of the run
     quantized: bool
     batch_size: int
     sequence_length: int
     lora_r: int
-    device: str
+    device: Device
     strategy: Literal["cut", "cut, on the CPU", "whole"]
     metric: Literal["reserved", "allocated"]
     measured_bytes: int
 
 
-def read_answer_rows(path: Path = DATA / "gpu_memory_other.csv") -> list[AnswerRow]:
-    """The runs of two GPUs and dummy data of fixed length."""
-    with path.open(encoding="utf-8", newline="") as file:
-        cells = [row for row in csv.DictReader(file) if row["id"].startswith("ANSWER")]
-    return [
-        AnswerRow(
-            id=row["id"],
-            model=row["model"],
-            quantized=row["method"] == "qlora",
-            batch_size=int(row["batch_per_gpu"]),
-            sequence_length=int(row["seq_len"]),
-            lora_r=int(row["lora_r"]),
-            device=row["gpus"].removeprefix("2x"),
-            strategy="whole" if "ddp" in row["sharding"] else "cut, on the CPU" if "CPU" in row["sharding"] else "cut",
-            metric=row["metric"],  # type: ignore[arg-type]
-            measured_bytes=round(float(row["value_gib_or_gb"]) * _GIB),
-        )
-        for row in cells
-    ]
+NAME = "gpu_memory_other.csv"
+_COLUMNS = (
+    *("id", "model", "method", "lora_r", "batch_per_gpu", "seq_len", "gpus", "sharding"),
+    *("metric", "value_gib_or_gb"),
+)
 
 
-def vocabulary(row: AnswerRow) -> int:
-    """Tokens that a logit is computed for."""
-    size: int = ARCHITECTURES[row.model].vocab_size
-    return size
+def read_answer_rows(data: Path = DATA) -> list[AnswerRow]:
+    """The runs of two GPUs and dummy data of fixed length: those whose id begins with ANSWER.
+
+    Raises InputError where they cannot be read.
+    """
+    return read_table(data, NAME, _COLUMNS, partial(_row, data))
+
+
+def _row(data: Path, cells: Cells) -> AnswerRow | None:
+    if not cells.text("id").startswith("ANSWER"):
+        return None
+    architecture = architecture_of(data, cells, known=ARCHITECTURES)
+    if cells.text("vocabulary_size"):
+        architecture.vocab_size = cells.number("vocabulary_size", int)
+    sharding = cells.text("sharding")
+    return AnswerRow(
+        id=cells.text("id"),
+        model=cells.text("model"),
+        architecture=architecture,
+        quantized=cells.text("method") == "qlora",
+        batch_size=cells.number("batch_per_gpu", int),
+        sequence_length=cells.number("seq_len", int),
+        lora_r=cells.number("lora_r", int),
+        device=cells.read("gpus", _device, "two of a GPU that brim knows, such as 2xRTX3090"),
+        strategy="whole" if "ddp" in sharding else "cut, on the CPU" if "CPU" in sharding else "cut",
+        metric=cells.one_of("metric", "reserved", "allocated"),
+        measured_bytes=round(cells.number("value_gib_or_gb", float) * _GIB),
+    )
+
+
+def _device(text: str) -> Device:
+    """Raises ValueError."""
+    count, _, name = text.partition("x")
+    if count != "2":
+        raise ValueError(text)
+    try:
+        return find_device(name)
+    except InputError as error:
+        raise ValueError(text) from error
 
 
 def sharding_of_answer(row: AnswerRow) -> Sharding:
@@ -109,7 +132,7 @@ def answer_workload(row: AnswerRow) -> Workload:
     """One optimizer step of the run."""
     kept: list[Any] = []
     return Workload(
-        architecture=ARCHITECTURES[row.model],
+        architecture=row.architecture,
         build=partial(_build, row),
         batch=_batch,
         training=Training(

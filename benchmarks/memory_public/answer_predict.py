@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.memory_public.answer import AnswerRow, answer_workload, sharding_of_answer, vocabulary
+from benchmarks.memory_public.answer import AnswerRow, answer_workload, sharding_of_answer
 from benchmarks.memory_public.answer_reserved import with_late_reuse, with_output_kept, with_wrapping
 from brim.memory.allocator import CachingAllocator
 from brim.memory.compose import compose_training, with_workspaces
-from brim.memory.device import budget_bytes, find_device
+from brim.memory.device import budget_bytes
 from brim.memory.optimizer_recording import record_optimizer
 from brim.memory.recording import record
 from brim.memory.replay import replay
@@ -28,15 +28,14 @@ class AnswerPrediction:
 
 def predict_answer(row: AnswerRow) -> AnswerPrediction:
     """Within the card's memory: what is cached is given back before it runs out."""
-    device = find_device(row.device)
     workload, sharding = answer_workload(row), sharding_of_answer(row)
     recording = record(workload, rows=row.batch_size, tokens=row.sequence_length)
     stream = compose_training([recording] * _STEPS, record_optimizer(workload, recording), micro_batches=1)
-    stream = with_workspaces(stream, device.cublas_workspace_bytes)
-    logits_bytes = row.batch_size * row.sequence_length * vocabulary(row) * _FP32_BYTES
+    stream = with_workspaces(stream, row.device.cublas_workspace_bytes)
+    logits_bytes = row.batch_size * row.sequence_length * row.architecture.vocab_size * _FP32_BYTES
     rank = shard(with_output_kept(stream, logits_bytes), recording.weights, sharding)
     allocated = replay(rank.stream, CachingAllocator(), cuda_streams=rank.cuda_streams).allocated_bytes.max()
     waiting = with_late_reuse(with_wrapping(rank, recording.weights, world_size=sharding.world_size))
-    card = CachingAllocator(capacity_bytes=budget_bytes(device))
+    card = CachingAllocator(capacity_bytes=budget_bytes(row.device))
     reserved = replay(waiting.stream, card, cuda_streams=waiting.cuda_streams).reserved_bytes.max()
     return AnswerPrediction(allocated_bytes=int(allocated), reserved_bytes=int(reserved))

@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 _PACKED = 8  # 4-bit numbers in an int32
 
-# Of TheBloke's main branches, by their model cards; None: one scale for each output.
-GROUP_SIZES: dict[str, int | None] = {"TheBloke/Mistral-7B-v0.1-GPTQ": 128, "TheBloke/Llama-2-70B-GPTQ": None}
-
 
 class GptqLinear(nn.Linear):
     """A layer that PEFT wraps as a linear one."""

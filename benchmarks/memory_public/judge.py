@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -80,24 +80,16 @@ class Verdict:
 
 def verdicts(judged: Sequence[Judged]) -> list[Verdict]:
     """The goals, one after the other; those without rows are left out."""
-    lines = [_peaks(group, judged) for group in PEAK_GOALS if any(each.row.group == group for each in judged)]
-    ends = [abs(each.end_error) for each in judged if each.end_error is not None]
-    lines.append(
-        Verdict(
-            what="end-of-step allocated",
-            rows=len(ends),
-            reached=f"median {median(ends):.4%}, largest {max(ends):.3%}",
-            goal=f"median ≤ {END_GOAL:.1%}",
-            met=median(ends) <= END_GOAL,
-        )
-    )
-    return [*lines, *_fits(judged)]
+    lines = [line for group in PEAK_GOALS for line in _peaks(group, judged)]
+    return [*lines, *_ends(judged), *_fits(judged)]
 
 
-def _peaks(group: Group, judged: Sequence[Judged]) -> Verdict:
+def _peaks(group: Group, judged: Sequence[Judged]) -> Iterator[Verdict]:
     errors = [abs(each.peak_error) for each in judged if each.row.group == group and each.peak_error is not None]
     goal = PEAK_GOALS[group]
-    return Verdict(
+    if not errors:
+        return
+    yield Verdict(
         what=f"peak allocated, {group}",
         rows=len(errors),
         reached=f"median {median(errors):.4%}, largest {max(errors):.3%}",
@@ -106,25 +98,36 @@ def _peaks(group: Group, judged: Sequence[Judged]) -> Verdict:
     )
 
 
-def _fits(judged: Sequence[Judged]) -> list[Verdict]:
+def _ends(judged: Sequence[Judged]) -> Iterator[Verdict]:
+    errors = [abs(each.end_error) for each in judged if each.end_error is not None]
+    if not errors:
+        return
+    yield Verdict(
+        what="end-of-step allocated",
+        rows=len(errors),
+        reached=f"median {median(errors):.4%}, largest {max(errors):.3%}",
+        goal=f"median ≤ {END_GOAL:.1%}",
+        met=median(errors) <= END_GOAL,
+    )
+
+
+def _fits(judged: Sequence[Judged]) -> Iterator[Verdict]:
     ran = [each.predicted.fits for each in judged if each.row.ran]
     failed = [each.predicted.fits for each in judged if not each.row.ran]
     refused, foretold = ran.count(False), failed.count(False)
-    lines = [
-        Verdict(what="runs that ran", rows=len(ran), reached=f"{refused} refused", goal="0 refused", met=refused == 0)
-    ]
+    if ran:
+        yield Verdict(
+            what="runs that ran", rows=len(ran), reached=f"{refused} refused", goal="0 refused", met=refused == 0
+        )
     if failed:
         share = foretold / len(failed)
-        lines.append(
-            Verdict(
-                what="runs that failed",
-                rows=len(failed),
-                reached=f"{foretold} foretold ({share:.0%})",
-                goal=f"≥ {FORETOLD_GOAL:.0%} foretold",
-                met=share >= FORETOLD_GOAL,
-            )
+        yield Verdict(
+            what="runs that failed",
+            rows=len(failed),
+            reached=f"{foretold} foretold ({share:.0%})",
+            goal=f"≥ {FORETOLD_GOAL:.0%} foretold",
+            met=share >= FORETOLD_GOAL,
         )
-    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +158,12 @@ class JudgedAnswer:
         }
 
 
-def answer_verdict(judged: Sequence[JudgedAnswer]) -> Verdict:
+def answer_verdicts(judged: Sequence[JudgedAnswer]) -> Iterator[Verdict]:
     """Peak reserved; what measured something else is shown and not judged."""
     errors = [abs(each.error) for each in judged if each.row.metric == "reserved"]
-    return Verdict(
+    if not errors:
+        return
+    yield Verdict(
         what="peak reserved, Answer.AI",
         rows=len(errors),
         reached=f"median {median(errors):.2%}, largest {max(errors):.2%}",

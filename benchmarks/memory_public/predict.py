@@ -7,7 +7,7 @@ from benchmarks.memory_public.rows import Row
 from benchmarks.memory_public.workloads import MeasuredRun
 from brim.memory.allocator_settings import AllocatorSettings
 from brim.memory.compose import compose_training, with_workspaces
-from brim.memory.device import find_device, one_of_several
+from brim.memory.device import one_of_several
 from brim.memory.events import EventStream, Place
 from brim.memory.model import Setting, predict
 from brim.memory.optimizer_recording import record_optimizer
@@ -16,7 +16,6 @@ from brim.memory.recording import Recording, record
 from brim.memory.sharding import shard
 
 STEPS = 2  # the first bears the optimizer's state, those after it are alike
-DEVICE = find_device("a100-80gb")
 
 # Scalars that transformers' Trainer keeps: the loss since the last log, that of the step, the gradients' norm.
 TRAINER_SCALARS = (4, 4, 4)
@@ -31,7 +30,7 @@ def predict_row(row: Row) -> MemoryPrediction:
         batch_size=row.batch_size,
         sequence_length=row.sequence_length,
         world_size=row.gpus,
-        device=one_of_several(DEVICE, row.gpus),
+        device=one_of_several(row.device, row.gpus),
         has_limit=True,
         allocator=AllocatorSettings(),
         choices=(),
@@ -51,7 +50,7 @@ def composed(row: Row) -> tuple[EventStream, Recording]:
     stream = compose_training([recording] * STEPS, optimizer, micro_batches=1)
     if row.gpus == 1:
         stream = run.with_loading(stream, recording)
-    stream = with_workspaces(stream, DEVICE.cublas_workspace_bytes)
+    stream = with_workspaces(stream, row.device.cublas_workspace_bytes)
     # input_ids, attention_mask and labels of the step's batch, until the next one takes their place.
     batch = (row.batch_size * row.sequence_length * 8,) * 3
     scaler = GRAD_SCALER_SCALARS if row.precision == "fp16" else ()

@@ -7,8 +7,10 @@ sft_trainer: TRL's SFTTrainer over packed rows, one micro-batch a step, reentran
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from benchmarks.memory_public import losses, triton_kernels
 from benchmarks.memory_public.fused_lora import dequantize_4bit, fuse
-from benchmarks.memory_public.gptq import GROUP_SIZES, dequantize_gptq, quantize_gptq
-from benchmarks.memory_public.rows import Row, model_config
+from benchmarks.memory_public.gptq import dequantize_gptq, quantize_gptq
+from benchmarks.memory_public.rows import Row
 from brim.config import QuantizationConfig
 from brim.memory.cuda.as_on_cuda import as_on_cuda
 from brim.memory.cuda.flash_attn_package import FlashAttnPackage
@@ -46,10 +48,6 @@ if TYPE_CHECKING:
 
 A100 = CudaTarget(compute_capability=(8, 0), torch_version=(2, 4), multiprocessors=108)
 BITSANDBYTES = (0, 43)
-
-# tokenizer_and_embedding_resize of fms-hf-tuning resizes the embeddings to the tokenizer's length, after it has given
-# it a padding token. Llama's and Mistral's tokenizers have 32,000 tokens; santacoder's has 49,152 and its special ones.
-VOCABULARY = {"llama": 32_001, "mistral": 32_001, "gpt_bigcode": 49_158}
 
 
 class NotTracedError(Exception):
@@ -99,7 +97,7 @@ class MeasuredRun:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
         if row.quantization == "gptq":
             with torch.device("meta"):
-                quantize_gptq(model, GROUP_SIZES[row.model])
+                quantize_gptq(model, row.group_size)
         if row.quantization == "nf4":
             four_bits = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
             storage = torch.uint8 if row.gpus == 1 else torch.bfloat16  # so that FSDP can cut it
@@ -126,9 +124,7 @@ def _equipped(model: Any, row: Row) -> nn.Module:
 
 
 def _architecture(row: Row) -> PretrainedConfig:
-    config = model_config(row.model)
-    architecture: PretrainedConfig = AutoConfig.for_model(**config)
-    architecture.vocab_size = VOCABULARY[config["model_type"]]
+    architecture = deepcopy(row.architecture)
     architecture.use_cache = False
     return architecture
 
@@ -229,7 +225,7 @@ def _repeat(states: Tensor, times: int) -> Tensor:
 
 
 def _package(row: Row) -> FlashAttnPackage:
-    repeats = row.transformers < (4, 46) and "mistral" in row.model.lower()
+    repeats = row.transformers < (4, 46) and row.architecture.model_type == "mistral"
     return (_RepeatingFlash if repeats else FlashAttnPackage)(
         target=A100, version=(2, 7, 0) if row.transformers < (4, 46) else (2, 7, 3)
     )
@@ -237,23 +233,25 @@ def _package(row: Row) -> FlashAttnPackage:
 
 @contextmanager
 def _view(model: nn.Module | None, row: Row) -> Iterator[None]:
-    from transformers.models.llama import modeling_llama
-    from transformers.models.mistral import modeling_mistral
-
     with ExitStack() as stack:
         if model is None:
             stack.enter_context(foreach_as_on_cuda())
         else:
             base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
             stack.enter_context(as_on_cuda(base, A100, flash_attention=_package(row)))
-        if row.loss != "stock":
-            for module, norm in (
-                (modeling_llama, modeling_llama.LlamaRMSNorm),
-                (modeling_mistral, modeling_mistral.MistralRMSNorm),
-            ):
-                stack.enter_context(patch.object(module, "apply_rotary_pos_emb", triton_kernels.apply_rotary))
-                stack.enter_context(patch.object(norm, "forward", triton_kernels.rms_norm))
+            if row.loss != "stock":
+                _patch_kernels(base, stack)
         yield
+
+
+def _patch_kernels(base: Any, stack: ExitStack) -> None:
+    """Give the architecture's module the Triton kernels, in the place of those functions that it has."""
+    module = sys.modules[type(base).__module__]
+    if hasattr(module, "apply_rotary_pos_emb"):
+        stack.enter_context(patch.object(module, "apply_rotary_pos_emb", triton_kernels.apply_rotary))
+    for name, norm in vars(module).items():
+        if name.endswith("RMSNorm") and isinstance(norm, type):
+            stack.enter_context(patch.object(norm, "forward", triton_kernels.rms_norm))
 
 
 def _optimizer(weights: Sequence[Parameter]) -> Optimizer:
