@@ -242,7 +242,7 @@ def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own
     plain = train(tiny_base, tmp_path / "plain", config=config)
     assert plan_of(plain)["launch"]["probes"] == []
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", False)
-    monkeypatch.setattr("brim.api.run_plan._settle_heap", lambda plan, request: None)
+    monkeypatch.setattr("brim.api.run_plan._settle_heap", lambda plan, request: [])
     monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
     probed = train(tiny_base, tmp_path / "probed", config=config, replan=True)
     assert len(plan_of(probed)["launch"]["probes"]) == 1

@@ -147,3 +147,8 @@ def test_a_misspelt_label_is_advised_on_and_noted_once(export, brim):
     assert trained.code == 0, trained.err
     told = f"probably misspelt: 'Paswort' (1 row: {place}) beside 'Passwort' (49 rows)"
     assert " ".join(trained.err.split()).count(told) == 1
+    planned = brim("plan", "config.yaml", "--dataset", "one.csv", "--json")
+    assert planned.code == 0, planned.err
+    shown = " ".join((planned.out + planned.err).split())
+    assert "probably misspelt: 'Paswort'" in shown
+    assert "no length is set" not in shown  # as the run, it takes the longest label

@@ -237,7 +237,8 @@ def test_what_the_user_set_stays_and_resolving_again_changes_nothing(finetune):
         ("generation", "engine"),
         ("memory", "budget"),
         ("memory", "margin"),
-        ("preprocessing", "on_overlong"),  # for the rows
+        ("preprocessing", "on_bad_row"),  # for the rows
+        ("preprocessing", "on_overlong"),
         ("preprocessing", "drop_unlearnable"),
     ):
         assert resolved[section].pop(key) == "auto"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+from types import ModuleType
 
 import pandas as pd
 import pyarrow as pa
@@ -483,3 +485,8 @@ def test_a_folder_of_files_says_how_to_name_them(tmp_path):
         read(folder)
     assert caught.value.problems[0].fix == f"name a file in it instead, or all of them: '{folder}/*.csv'"
     assert read(f"{folder}/*.csv").table.num_rows == 2
+
+
+def test_a_module_of_ones_own_called_datasets_is_no_hindrance(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
+    assert read({"a": ["1", "2"]}).table.num_rows == 2

@@ -71,6 +71,7 @@ def test_every_job_of_a_model_lifts_the_limit(card, monkeypatch, method):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Model, "_open", limited)
+    monkeypatch.setattr(Model, "_opened", limited)  # for a training
     monkeypatch.setattr("brim.api.model.check_run_folder", lambda *arguments, **keys: None)
     model = Model({"base_model": "none", "dataset": "none", "trainer": {"type": "finetune"}})
     with pytest.raises(ZeroDivisionError):

@@ -71,6 +71,14 @@ def test_what_is_done_already_is_not_advised():
     assert "enable_gradient_checkpointing" not in told
 
 
+def test_a_loss_in_chunks_is_not_advised_where_it_is_in_chunks():
+    parts = {**dict.fromkeys(hand_made_prediction().by_category, 0), "logits_and_loss": 11 * GIB}
+    for is_in_chunks in (False, True):
+        told = printed(hand_made_prediction(by_category=parts, has_chunked_loss=is_in_chunks))
+        assert "the most is logits and loss" in told
+        assert ("trainer.chunked_loss: true computes" in told) is not is_in_chunks
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -91,7 +91,11 @@ class Traces:
         rank, replayed = self._replayed(trace, setting)
         trainer, quantization = asked.config.trainer, asked.config.quantization
         found = predict(rank.stream, setting, replayed, cuda_streams=rank.cuda_streams)
-        found = replace(found, quantization_bits=None if quantization is None else quantization.bits)
+        found = replace(
+            found,
+            quantization_bits=None if quantization is None else quantization.bits,
+            has_chunked_loss=asked.phase != "generate" and trace.workload.has_chunked_loss,
+        )
         if asked.phase != "train" or not isinstance(trainer, FinetuneTrainer):
             return found
         return replace(found, gradient_checkpointing=trainer.enable_gradient_checkpointing is True)

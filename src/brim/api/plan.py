@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from brim.api.label_lengths import with_length_of_labels
 from brim.api.memory import Asked, ask, read_architecture, require_in_context, require_whole
 from brim.api.plan_request import PlanRequest
 from brim.api.planning import plan_run
 from brim.api.session import Say, Session, choice_notes
 from brim.config import Config, FinetuneTrainer, load_config
 from brim.config.batch import is_sized_by_memory
-from brim.config.resolve import bounded_by_rows, with_effective_rows
-from brim.data import Data, Prepared, TokenRows, load_encoder, made_up_rows, prepare, read, with_labels_of_data
+from brim.config.resolve import Resolution, bounded_by_rows, with_effective_rows
+from brim.data import (
+    Data,
+    Prepared,
+    TokenRows,
+    load_encoder,
+    made_up_rows,
+    prepare,
+    read,
+    slip_notes,
+    with_labels_of_data,
+)
 from brim.data.chat_day import settled_day
 from brim.errors import ConfigError, InputError, Problem
 from brim.memory.bounds import MOST_MADE_UP, MOST_TOKENS
@@ -140,9 +151,11 @@ def _prepared(asked: Asked, data: Data) -> tuple[Asked, TokenRows, list[str]]:
     chat, _ = settled_day(asked.config.chat, encoder)
     source = read(data)
     config, labels = with_labels_of_data(asked.config.model_copy(update={"chat": chat}), source)
-    prepared = prepare(source, config, encoder, context_length=asked.folder.context_length)
-    asked = replace(asked, config=config, choices=(*asked.choices, *labels))
-    return asked, prepared.splits["train"], [*prepared.notes, *prepared.ledger.summary()]
+    settled = with_length_of_labels(Resolution(config=config, choices=(*asked.choices, *labels)), encoder)
+    prepared = prepare(source, settled.config, encoder, context_length=asked.folder.context_length)
+    notes = [*slip_notes(asked.config, source), *prepared.notes, *prepared.ledger.summary()]
+    asked = replace(asked, config=settled.config, choices=settled.choices)
+    return asked, prepared.splits["train"], notes
 
 
 def device_at_hand(device: torch.device) -> Device:

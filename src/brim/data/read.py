@@ -53,7 +53,9 @@ def read(source: Data) -> Source:
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(source, pandas.DataFrame):
         return _checked(read_pandas(source))
-    if datasets is not None and isinstance(source, datasets.Dataset | datasets.DatasetDict):
+    # A package of that name may be the user's own.
+    kinds = [getattr(datasets, name, None) for name in ("Dataset", "DatasetDict")]
+    if isinstance(source, tuple(kind for kind in kinds if isinstance(kind, type))):
         return _checked(read_dataset(source))
     if isinstance(source, Mapping):
         return _checked(read_columns(source))

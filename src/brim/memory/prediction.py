@@ -53,6 +53,7 @@ class MemoryPrediction:
     reason: str  # one sentence with numbers
     choices: tuple[str, ...]  # each automatic choice: what, and why
     quantization_bits: int | None = None  # of the base model's weights; None: not quantised
+    has_chunked_loss: bool = False  # logits and loss are computed for some positions at a time
     gradient_checkpointing: bool | None = None  # of `train`
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
 
@@ -101,6 +102,7 @@ class MemoryPrediction:
             "reason": self.reason,
             "choices": list(self.choices),
             "quantization_bits": self.quantization_bits,
+            "has_chunked_loss": self.has_chunked_loss,
             "gradient_checkpointing": self.gradient_checkpointing,
             "other": None if self.other is None else {name: getattr(self.other, name) for name in brief},
         }

@@ -114,7 +114,8 @@ def _largest(prediction: MemoryPrediction) -> Iterator[str]:
     """What a training step is made of for the most, and which key lowers that; figures that differ, differ in it."""
     if prediction.phase == "train":
         part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
-        ways = [_LESS[part]] if part in _LESS and not (part == "weights" and prediction.quantization_bits == 4) else []
+        is_taken = {"weights": prediction.quantization_bits == 4, "logits_and_loss": prediction.has_chunked_loss}
+        ways = [_LESS[part]] if part in _LESS and not is_taken.get(part) else []
         if part == "activations" and not prediction.gradient_checkpointing:
             ways.append(_CHECKPOINTING)
         less = f": {'; '.join(ways)}" if ways else ""
