@@ -26,9 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw the same examples every time, unless another profile is asked for, whatever the environment says of CI."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell's background job ignores Ctrl-C, and so would all processes that tests start to interrupt.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell's background job ignores Ctrl-C, and what `nohup` starts a hang-up; so would all that tests start.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
