@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
-from brim.batching import searches
 from brim.batching.correction import Curve, curve_of
 from brim.batching.ladder import Ladder
 from brim.batching.probe import Fits, Outcome, Probe
+from brim.batching.searches import binary, doubling, halving, linear, predict
 from brim.batching.trials import Trials
 from brim.errors import InputError, NothingFitsError, Problem
 from brim.units import format_bytes
@@ -85,13 +85,13 @@ def _search(trials: Trials, how: Search, *, start: int | None, predicted: Predic
     """Fill the trials; what was done."""
     most = trials.ladder.most
     if how == "halving":
-        searches.halving(trials, most if start is None else start)
+        halving(trials, most if start is None else start)
         return f"halved from {trials.probes[0].size}"
     if how == "doubling":
-        searches.doubling(trials, 1 if start is None else start)
+        doubling(trials, 1 if start is None else start)
         return f"doubled from {trials.probes[0].size}"
     if how == "binary":
-        searches.binary(trials, start)
+        binary(trials, start)
         return f"binary search between 1 and {most}"
     if how == "linear":
         return _linear(trials)
@@ -103,7 +103,7 @@ def _search(trials: Trials, how: Search, *, start: int | None, predicted: Predic
 
 
 def _predict(trials: Trials, predicted: int, curve: Curve) -> str:
-    searches.predict(trials, predicted, curve)
+    predict(trials, predicted, curve)
     told = f"predicted {predicted}"
     if not trials.peaks:
         return f"{told}; peaks are not measured, so whether more would fit is not known"
@@ -114,11 +114,11 @@ def _predict(trials: Trials, predicted: int, curve: Curve) -> str:
 
 def _linear(trials: Trials) -> str:
     if trials.limit_bytes is None:
-        searches.doubling(trials, 1)
+        doubling(trials, 1)
         return "doubled from 1, since there is no limit in bytes to which a line of peaks could be drawn"
-    searches.linear(trials)
+    linear(trials)
     if trials.fitted and not trials.peaks:
-        searches.doubling(trials, trials.fitted)
+        doubling(trials, trials.fitted)
         return "doubled from 1, since peaks are not measured"
     return "along the line through the peaks of sizes 1 and 2"
 

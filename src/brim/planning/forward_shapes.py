@@ -12,11 +12,11 @@ from brim.memory.device import Device
 from brim.memory.events import EventStream, Place
 from brim.memory.recording import Recording, record
 from brim.memory.work import WorkCount
-from brim.models.chunked_loss import chunk_rows
+from brim.models.chunked_loss import chunk_rows, fullest_chunks
 from brim.planning.memory_samples import LEAST_TOKENS
 from brim.planning.overhead import least_capacity, most_demanding
 from brim.planning.shape_cache import Basics, KnownShapes, Shape, ShapeCache
-from brim.planning.traced_shapes import as_on_device, fullest_chunks, live_bytes, undisturbed
+from brim.planning.traced_shapes import as_on_device, live_bytes, undisturbed
 
 _PART = "evaluate"
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from brim.memory.optimizer_recording import OptimizerRecording, record_optimizer
 from brim.memory.recording import Recording, record
 from brim.memory.work import WorkCount
 from brim.memory.workload import Workload
-from brim.models import chunked_loss
+from brim.models.chunked_loss import chunk_rows, fullest_chunks
 from brim.planning.memory_samples import LEAST_TOKENS
 from brim.planning.shape_cache import Basics, KnownShapes, Shape, ShapeCache
 
@@ -164,7 +163,7 @@ class TracedShapes:
             return None
         vocabulary = self._traced.architecture.get_text_config().vocab_size
         trains = any(weight.shape[:1] == (vocabulary,) for weight in recording.trained)
-        return chunked_loss.chunk_rows(vocabulary, head_trains=trains)
+        return chunk_rows(vocabulary, head_trains=trains)
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -215,18 +214,3 @@ def undisturbed() -> Iterator[None]:
     with torch.random.fork_rng(devices=()):
         yield
     FakeTensorMode.cache_clear()
-
-
-@contextmanager
-def fullest_chunks() -> Iterator[None]:
-    """All chunks of the loss but the last are full, not of like size, so that one more never lowers the peak.
-
-    It is never less than with chunks of like size, and the line through it is straight.
-    """
-
-    def full(num_rows: int, most_rows: int) -> Iterator[slice]:
-        for start in range(0, num_rows, most_rows):
-            yield slice(start, min(start + most_rows, num_rows))
-
-    with patch.object(chunked_loss, "_chunks", full):
-        yield

@@ -19,12 +19,12 @@ from brim.batching.second_try import second_try
 from brim.batching.step import StepOutcome
 from brim.data.order import rows_of_step
 from brim.errors import BrimError, OutOfMemoryError, Problem
-from brim.train import out_of_memory
 from brim.train.batch_course import BatchCourse, StepTaken
 from brim.train.checkpoint import Checkpoint
 from brim.train.gradient import Gradient
 from brim.train.interrupt import interruption
 from brim.train.job import TrainJob
+from brim.train.out_of_memory import failure_event, of_a_row, while_saving, with_checkpoint
 from brim.train.peaks import Peak, Peaks
 from brim.train.state import TrainState
 from brim.train.tensors import optimizer_state, restore_optimizer, restore_weights, trained_weights
@@ -168,7 +168,7 @@ class Loop:
             )
         except OutOfMemoryError as error:
             cutter = self._job.cutter
-            raise out_of_memory.of_a_row(
+            raise of_a_row(
                 error,
                 step=self.state.step + 1,
                 predicted_bytes=self._last_event.get("predicted_bytes"),
@@ -194,7 +194,7 @@ class Loop:
                 self._save()
         except BrimError as unsaved:
             return OutOfMemoryError(*error.problems, *unsaved.problems)
-        return out_of_memory.with_checkpoint(error, step=step)
+        return with_checkpoint(error, step=step)
 
     def _end_stretch(self) -> None:
         """Evaluate and save. Where evaluation runs out of memory, save, and owe it to the run that goes on."""
@@ -228,12 +228,12 @@ class Loop:
         try:
             second_try(
                 self._write_checkpoint,
-                on_failure=lambda message: self._hear(out_of_memory.event("checkpoint", message), step=state.step),
+                on_failure=lambda message: self._hear(failure_event("checkpoint", message), step=state.step),
             )
         except Exception as error:
             if isinstance(error, BrimError) or not is_out_of_memory(error):
                 raise
-            failure = out_of_memory.while_saving(error, step=state.step, saved_step=self._saved_step)
+            failure = while_saving(error, step=state.step, saved_step=self._saved_step)
         else:
             self._saved_step = state.step
             self._job.observer.write({"step": state.step, "event": "checkpoint"})

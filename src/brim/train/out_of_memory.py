@@ -11,7 +11,7 @@ from brim.train.memory_advice import Settings, for_a_row, for_an_update
 from brim.units import format_bytes, format_count
 
 
-def event(where: str, message: str) -> dict[str, Any]:
+def failure_event(where: str, message: str) -> dict[str, Any]:
     """The line in metrics.jsonl of an allocation that failed, and was tried once more."""
     return {"event": "oom", "where": where, "message": message}
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from brim.batching.oom import is_out_of_memory
 from brim.batching.second_try import second_try
 from brim.batching.step import StepOutcome
-from brim.train import out_of_memory
 from brim.train.clipping import clip, gradient_norm
 from brim.train.gradient import Gradient, OnEvent
 from brim.train.job import TrainJob
 from brim.train.nonfinite import MOST_IN_A_ROW, NotFinite
+from brim.train.out_of_memory import at_the_norm, failure_event, in_the_update
 from brim.train.state import TrainState
 
 
@@ -47,14 +47,14 @@ class WeightUpdate:
             self._scaler.unscale_(job.optimizer)
             norm = second_try(
                 lambda: gradient_norm(self._parameters),
-                on_failure=lambda message: self._on_event(out_of_memory.event("gradient norm", message)),
+                on_failure=lambda message: self._on_event(failure_event("gradient norm", message)),
             )
             clip(self._parameters, norm, job.clipping)
             return float(norm)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = out_of_memory.at_the_norm(error, step=self._state.step + 1, settings=job.settings)
+            failure = at_the_norm(error, step=self._state.step + 1, settings=job.settings)
         raise failure
 
     def __call__(
@@ -94,7 +94,7 @@ class WeightUpdate:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = out_of_memory.in_the_update(
+            failure = in_the_update(
                 error, step=self._state.step + 1, saved_step=saved_step, settings=self._job.settings
             )
         else:
