@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from brim.files import write_text
@@ -65,3 +66,16 @@ def sha256(path: Path) -> str:
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+
+
+@cache
+def source_digest(packages: tuple[str, ...]) -> str:
+    """Return a digest of the source of brim's packages, such as "memory": what a trace ran may have changed with it."""
+    total = hashlib.sha256()
+    for package in packages:
+        sources = sorted((Path(__file__).parent / package).rglob("*.py"))
+        assert sources, f"brim has no package {package}"
+        for path in sources:
+            total.update(path.name.encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()[:32]

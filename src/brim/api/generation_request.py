@@ -13,6 +13,7 @@ from brim.api.memory import read_architecture
 from brim.api.plan import device_at_hand
 from brim.api.session import Session
 from brim.config import Config, FinetuneTrainer
+from brim.digests import source_digest
 from brim.errors import ConfigError
 from brim.infer.generation_settings import generation_settings
 from brim.infer.slots_support import model_class, why_not_slots
@@ -21,7 +22,7 @@ from brim.models.folder import ModelFolder
 from brim.models.llm import LLM
 from brim.planning.cache import cache_folder
 from brim.planning.calibration import Calibrations
-from brim.planning.shape_cache import brim_digest, versions
+from brim.planning.shape_cache import versions
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -72,7 +73,7 @@ class GenerationRequest:
             "engine": self.engine,
             "beams": generation.num_beams,
             "samples": generation.do_sample,
-            "code": brim_digest(("infer",)),
+            "code": source_digest(("infer",)),
             "versions": versions(),
         }
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import brim
+from brim.digests import source_digest
 from brim.memory.work import Work, WorkCount, WorkPlace
 from brim.planning.cache import Cache, digest
 
 _KIND = "traces"
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 # What a trace runs; a change in it makes what earlier traces found worthless.
-_TRACED_ROOMS = ("data", "memory", "models", "planning", "train")
+_TRACED_PACKAGES = ("data", "memory", "models", "planning", "train")
 
 Shape = tuple[int, int]  # rows, tokens
 
@@ -89,28 +88,13 @@ class ShapeCache:
 @cache
 def versions() -> dict[str, str]:
     """Of the packages that a trace runs, and of brim's own code, which changes between releases, too."""
-    found = {"brim": brim_digest()}
+    found = {"brim": source_digest(_TRACED_PACKAGES)}
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "none"
     return found
-
-
-@cache
-def brim_digest(rooms: tuple[str, ...] = _TRACED_ROOMS) -> str:
-    """Of the source that a trace runs. rooms: of brim, in which it is."""
-    total = hashlib.sha256()
-    for path in _sources(Path(brim.__file__).parent, rooms):
-        total.update(path.name.encode())
-        total.update(path.read_bytes())
-    return total.hexdigest()[:32]
-
-
-def _sources(root: Path, rooms: Sequence[str]) -> Iterator[Path]:
-    for room in rooms:
-        yield from sorted((root / room).rglob("*.py"))
 
 
 def _as_json(known: KnownShapes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from brim.digests import source_digest
 from brim.infer.cache_shape import CacheShape
 from brim.infer.peak_passes import DECODE, FILL, PREFILL
 from brim.memory.allocator_settings import AllocatorSettings
@@ -19,7 +20,7 @@ from brim.memory.static_stream import static_stream
 from brim.memory.work import WorkCount
 from brim.planning.cache import Cache, digest
 from brim.planning.overhead import least_capacity
-from brim.planning.shape_cache import brim_digest, places_as_json, versions, work_from_json
+from brim.planning.shape_cache import places_as_json, versions, work_from_json
 from brim.planning.traced_shapes import as_on_device, live_bytes, undisturbed
 
 _KIND = "generation-traces"
@@ -177,7 +178,7 @@ class TracedCaches:
             "is_slots": self._is_slots,
             "device": None if is_cpu else (self.device.capability, self.device.memory_bytes),
             "rounding": None if is_cpu else self.settings.roundup_power2_divisions,
-            "engine": brim_digest(("infer",)),
+            "engine": source_digest(("infer",)),
             "versions": versions(),
         }
 
