@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.memory.work import Work, WorkCount, WorkPhase, WorkPlace
-
-Shape = tuple[int, int]  # rows, tokens of each
+from brim.planning.shape_cache import Shape
 
 # Below it some libraries have kernels of their own: bitsandbytes takes another product up to 4 tokens.
 _LEAST_TOKENS = 32
