@@ -18,8 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from brim.api.model import Model
 from brim.api.resume_leg import Leg, read_leg
+from brim.api.training import train_configuration
 from brim.errors import BrimError
 from brim.train.observer import Record
 
@@ -30,8 +30,14 @@ def main(order: str) -> None:
     watcher = _Watcher(leg)
     try:
         with watcher.hooks():
-            Model(leg.config, overrides=leg.overrides).train(
-                leg.dataset, output_directory=leg.run, resume=True, observer=watcher, say=_log
+            train_configuration(
+                leg.config,
+                leg.overrides,
+                dataset=leg.dataset,
+                output_directory=Path(leg.run),
+                resume=True,
+                observer=watcher,
+                say=_log,
             )
     except KeyboardInterrupt as stopped:
         if not stopped.args:  # it came where nothing could be saved

@@ -19,9 +19,18 @@ from brim.api.results import TrainResult
 from brim.api.resuming import as_begun, where_it_stands
 from brim.api.run_files import RunNotes, write_card, write_head
 from brim.api.run_plan import plan_of_run
-from brim.api.session import Say, Session, choice_notes, with_choices, with_dataset, with_labels, with_rows
+from brim.api.session import (
+    Say,
+    Session,
+    choice_notes,
+    open_session,
+    with_choices,
+    with_dataset,
+    with_labels,
+    with_rows,
+)
 from brim.api.trial import counted_state_bytes
-from brim.config import Config, FinetuneTrainer
+from brim.config import Config, FinetuneTrainer, load_config
 from brim.data import Data, Prepared, Source, prepare, read, slip_notes
 from brim.errors import CheckpointError, InputError, Problem
 from brim.infer.metrics import summarize
@@ -38,7 +47,7 @@ from brim.train.loop import Loop
 from brim.train.metrics_log import MetricsLog
 from brim.train.observer import Observer, Observers
 from brim.train.optimizer import states_in_32_bits
-from brim.train.run_folder import RunFolder, create_run_folder, held
+from brim.train.run_folder import RunFolder, check_run_folder, create_run_folder, held
 from brim.train.setup import build_job
 from brim.train.state import TrainState
 from brim.train.tensorboard_log import TensorBoardLog
@@ -68,6 +77,47 @@ def prepared_for(
     for line in [*notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
         say(line)
     return session, source, prepared
+
+
+def train_configuration(
+    config: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    dataset: Data | None = None,
+    output_directory: Path,
+    resume: bool,
+    observer: Observer,
+    say: Say,
+    weights: Weights = "best",
+) -> Prepared:
+    """Train as the file says, for a process that is started to do that; return the rows that were prepared.
+
+    dataset: default: the key `dataset`. Raises as `train` does, and what is wrong with the configuration or the data.
+    """
+    loaded = load_config(config, overrides)
+    data = loaded.config.dataset if dataset is None else dataset
+    assert data is not None, "whoever starts the process has checked it"
+    check_run_folder(output_directory, resume=resume)
+    notes = RunNotes(say)
+    session, source, prepared = prepared_for(
+        open_session(loaded.config),
+        data,
+        resumed=RunFolder(output_directory) if resume else None,
+        notes=loaded.notes,
+        say=notes,
+    )
+    train(
+        session,
+        source,
+        prepared,
+        output_directory=output_directory,
+        resume=resume,
+        replan=False,
+        observer=observer,
+        say=notes,
+        weights=weights,
+    )
+    return prepared
 
 
 @no_library_warnings()
