@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from brim.api.model import Model
-from brim.api.predicting import Wanted
-from brim.api.prediction_plan import plan_prediction
 from brim.cli.memory_request import check_device, device_memory
-from brim.report.screen import Screen
+
+if TYPE_CHECKING:
+    from brim.api.model import Model
+    from brim.api.predicting import Wanted
 
 
 def show_plan(
     model: Model, dataset: list[str] | None, wanted: Wanted, *, device: str | None, memory: str | None, as_json: bool
 ) -> None:
     """As tables, or as JSON."""
+    from brim.api.prediction_plan import plan_prediction
+    from brim.report.screen import Screen
+
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
     with Screen() as screen:
