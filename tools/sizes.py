@@ -1,7 +1,7 @@
 """How large each package is, beside its budget: `make sizes`.
 
-A budget is a ceiling for what exists and may only fall. `--lower` writes what there is where that is less. One is raised
-by hand in tools/budgets.json, with a line under "raised" that says why. Exit status 1: a package is over its budget.
+A budget is a ceiling for what exists and may only fall. `--lower` writes what there is where that is less. One is
+raised by hand in tools/budgets.json, with a line under "raised" that says why. Exit status 1: one is exceeded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Read the structure of src/brim from its text: modules, what they import, the names that packages hand out, sizes.
 
 Nothing of brim is imported, so that a house that does not start can be looked at. The architecture test and
-`make sizes` read from here. An import of a name from a package is one of the module that defines it, as the package's stub says.
+`make sizes` read from here. An import of a name from a package is one of the module that defines it, as the package's
+stub says.
 """
 
 from __future__ import annotations

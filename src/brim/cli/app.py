@@ -9,22 +9,20 @@ from typing import Annotated, Any
 import typer
 
 import brim
-from brim.cli import (
-    chat,
-    check,
-    compare,
-    embed,
-    evaluate,
-    export,
-    memory,
-    options,
-    plan,
-    predict,
-    schema,
-    train,
-    upload,
-    verify_resume,
-)
+from brim.cli.chat import chat
+from brim.cli.check import check
+from brim.cli.compare import compare
+from brim.cli.embed import embed
+from brim.cli.evaluate import evaluate
+from brim.cli.export import export
+from brim.cli.memory import memory
+from brim.cli.options import wrong_usage
+from brim.cli.plan import plan
+from brim.cli.predict import predict
+from brim.cli.schema import schema
+from brim.cli.train import train
+from brim.cli.upload import upload
+from brim.cli.verify_resume import verify_resume
 
 app = typer.Typer(
     name="brim",
@@ -33,19 +31,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("check")(check.check)
-app.command("memory")(memory.memory)
-app.command("plan")(plan.plan)
-app.command("train")(train.train)
-app.command("verify-resume")(verify_resume.verify_resume)
-app.command("compare")(compare.compare)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("embed")(embed.embed)
-app.command("chat")(chat.chat)
-app.command("export")(export.export)
-app.command("upload")(upload.upload)
-app.command("schema")(schema.schema)
+app.command("check")(check)
+app.command("memory")(memory)
+app.command("plan")(plan)
+app.command("train")(train)
+app.command("verify-resume")(verify_resume)
+app.command("compare")(compare)
+app.command("evaluate")(evaluate)
+app.command("predict")(predict)
+app.command("embed")(embed)
+app.command("chat")(chat)
+app.command("export")(export)
+app.command("upload")(upload)
+app.command("schema")(schema)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -84,4 +82,4 @@ def run(arguments: Sequence[str]) -> None:
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except _UsageError as error:
-        raise options.wrong_usage(error, command.commands, arguments) from None
+        raise wrong_usage(error, command.commands, arguments) from None
