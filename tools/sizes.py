@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(found: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[str, int]]) -> None:
-    rows = [_HEADS]
+    rows: list[tuple[str, ...]] = [_HEADS]
     for name, figures in found.items():
         budget = budgets.get(name, {})
         rows.append((name, *(f"{figures[figure]} / {budget.get(figure, '–')}" for figure in FIGURES)))
