@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.api.resume_comparison import Check, Difference
-from brim.api.resume_proof import ResumeProof
 from brim.units import format_count
+
+if TYPE_CHECKING:
+    from brim.api.resume_comparison import Check, Difference
+    from brim.api.resume_proof import ResumeProof
 
 
 def print_proof(proof: ResumeProof) -> None:
