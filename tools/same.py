@@ -1,10 +1,10 @@
 """Does brim still do the same? `make same` compares this checkout with the commit before, to the bit.
 
 `python -m tools.same [COMMIT …]` records what the checkout does, and each commit in a worktree of its own, and names
-the first differences: losses, plan, predictions and evaluation of the demo on fewer rows, `brim memory` of three models,
-and `brim check`. What else decides is held fast: one thread, a memory budget, a fresh cache, and clocks that tick by
-themselves, since free memory and measured seconds choose how a batch is divided. `--twice` records each of them two
-times, to see that one equals itself. Exit status 1: there is a difference.
+the first differences: losses, plan, predictions and evaluation of the demo on fewer rows, `brim memory` of three
+models, and `brim check`. What else decides is held fast: one thread, a memory budget, a fresh cache, and clocks that
+tick by themselves, since free memory and measured seconds choose how a batch is divided. `--twice` records each of
+them two times, to see that one equals itself. Exit status 1: there is a difference.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ stdin is closed, so that it does not outlive the process that started it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO, Any
 
 from brim.api.compare_order import RunOrder
@@ -69,9 +71,22 @@ def main() -> int:
 
 
 def _run(order: RunOrder, told: Told) -> Mapping[str, str]:
-    from brim.api.compare_run import run  # here, where Ctrl-C is caught: torch takes seconds
+    """Train as the order says, judged by the last weights; for each split a digest of which rows it holds."""
+    from brim.api.training import train_configuration  # here, where Ctrl-C is caught: torch takes seconds
 
-    return run(order, observer=told, say=told.say)
+    output = Path(order.output_directory)
+    prepared = train_configuration(
+        order.config,
+        order.overrides,
+        output_directory=output,
+        resume=order.resume and output.exists(),
+        observer=told,
+        say=told.say,
+        weights="last",
+    )
+    return {
+        split: hashlib.sha256(rows.keys.astype("<i8").tobytes()).hexdigest() for split, rows in prepared.splits.items()
+    }
 
 
 def _failed(problems: tuple[Problem, ...], *, is_users_mistake: bool) -> dict[str, Any]:
