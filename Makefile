@@ -25,6 +25,15 @@ lint: $(STAMP)  ## lint, format check, strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.sizes --quiet
+
+.PHONY: sizes
+sizes: $(STAMP)  ## modules, code lines and faces of each package, beside its budget
+	$(BIN)/python -m tools.sizes
+
+.PHONY: same
+same: $(STAMP)  ## whether this checkout does the same as COMMIT (default: the one before), to the bit
+	$(BIN)/python -m tools.same $(COMMIT)
 
 .PHONY: format
 format: $(STAMP)  ## format and sort imports

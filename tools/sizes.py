@@ -61,10 +61,12 @@ def over(found: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[s
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.sizes", description=__doc__)
     parser.add_argument("--lower", action="store_true", help="write what there is where it is less than the budget")
+    parser.add_argument("--quiet", action="store_true", help="print what is over its budget alone")
     asked = parser.parse_args(arguments)
     stored = json.loads(BUDGETS.read_text(encoding="utf-8"))
     found, budgets = sizes(read_house()), stored["budgets"]
-    _print(found, budgets)
+    if not asked.quiet:
+        _print(found, budgets)
     if asked.lower:
         stored["budgets"] = {
             name: {figure: min(figures[figure], budgets.get(name, figures)[figure]) for figure in FIGURES}
