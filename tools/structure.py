@@ -19,6 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # From the lowest to the highest: a module imports from its own layer and from those before it.
 LAYERS = (
+    "lazy",
     "errors",
     "units",
     "notes",
