@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import inference_limited as limited
-from benchmarks import inference_memory as memory
-from benchmarks import inference_resumed as resumed
-from benchmarks import inference_rows as growth
-from benchmarks import inference_tables as tables
+from benchmarks import (
+    inference_limited as limited,
+    inference_memory as memory,
+    inference_resumed as resumed,
+    inference_rows as growth,
+    inference_tables as tables,
+)
 from benchmarks.inference_run import Spec
 from benchmarks.inference_speed import BATCHES, contenders, figures, hand_search, race, summarize
 from benchmarks.inference_subject import MAX_NEW_TOKENS, NUM_ROWS, prepare_subject, prompt_lengths

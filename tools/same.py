@@ -53,13 +53,12 @@ MEMORY = (
 
 # The clocks of the process tick a millisecond a look, so that nothing is chosen by how busy the machine is.
 _START = """
-import itertools, sys, time
+import itertools, runpy, sys, time
 ticks = itertools.count()
 time.perf_counter = lambda: next(ticks) / 1000
 time.perf_counter_ns = lambda: next(ticks) * 1_000_000
-from brim.cli.main import main
 sys.argv = ["brim", *sys.argv[1:]]
-main()
+runpy.run_module("brim", run_name="__main__")
 """
 # What may differ between two runs that do the same: times, memory that was measured, folders, versions of brim.
 _FREE_KEYS = re.compile(

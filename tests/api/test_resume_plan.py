@@ -1,8 +1,7 @@
 """From which step a resumption is tried, and where it is disturbed."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.api.resume_plan import Disturbance, Reach, Start, choose_disturbance, choose_start
 from brim.errors import InputError

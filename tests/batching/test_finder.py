@@ -3,8 +3,7 @@
 from math import floor, log2
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.properties import examples
 
 from brim.batching.finder import Probe, find_batch_size

@@ -8,8 +8,7 @@ from benchmarks.inference_limited import largest_that_fits
 from benchmarks.inference_rows import Peak, summary
 from benchmarks.inference_run import Answer, Outcome, Spec
 from benchmarks.inference_speed import best, contenders, hand_search, race, summarize
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 SPEC = Spec(folder="nowhere", contender="brim", num_threads=1, num_rows=2)
 SAME = [Answer(text="a", num_tokens=1, has_stopped=True), Answer(text="b", num_tokens=2, has_stopped=False)]

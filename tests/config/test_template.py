@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.config.template import Placeholder, names, parse_template, render
 from brim.errors import ConfigError, DataError

@@ -8,8 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, assume, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, strategies as st
 from tests.properties import examples
 
 from brim.config import PreprocessingConfig

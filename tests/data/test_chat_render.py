@@ -9,8 +9,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.data.chat_messages import BadConversation, conversation_of
 from brim.data.chat_render import ConversationRenderer

@@ -6,8 +6,7 @@ import datetime
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.data.chat_template import ChatTemplate, TemplateTexts, read_template, store_template
 from brim.errors import ConfigError, ModelError

@@ -8,8 +8,7 @@ import subprocess
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from brim.data import prepare, read
 from brim.data.csv_form import csv_form

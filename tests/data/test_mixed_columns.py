@@ -5,8 +5,7 @@ import json
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 from tests.properties import examples
 
 from brim.data import prepare, read, read_jsonl

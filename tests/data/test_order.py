@@ -1,8 +1,7 @@
 """Every row once an epoch, whatever the batch sizes."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.data.order import random_order, rows_of_step
 

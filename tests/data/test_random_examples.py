@@ -3,8 +3,7 @@
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.data.example_pool import NONE
 from brim.data.random_examples import RandomExamples, drawn

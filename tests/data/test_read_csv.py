@@ -3,8 +3,7 @@
 import csv
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 from tests.properties import examples
 
 from brim.data import read, read_csv

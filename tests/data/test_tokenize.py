@@ -1,8 +1,7 @@
 """Rows are cut where a length is set, and every cut is told."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.data.tokenize import Limit, Limits, cut
 

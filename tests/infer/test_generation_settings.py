@@ -1,8 +1,7 @@
 """From configuration keys to transformers' settings."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import GenerationConfig as TheirConfig
 
 from brim.config import GenerationConfig

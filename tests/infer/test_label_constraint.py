@@ -6,8 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.infer.engine import respond_to
 from brim.infer.label_constraint import LabelConstraint

@@ -50,8 +50,7 @@ def test_greedy_texts_equal_those_of_static_batches(model, prompts, expected, ro
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gpt2", "opt", "qwen3_moe"])
 def test_other_architectures_too(family):
-    from .test_families import MOST_NEW, ON_CPU, alone, ended
-    from .test_families import prompts as short_prompts
+    from .test_families import MOST_NEW, ON_CPU, alone, ended, prompts as short_prompts
 
     model, rows = build(family), short_prompts()
     end, texts = ended([alone(model, row) for row in rows])

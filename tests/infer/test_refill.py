@@ -1,8 +1,7 @@
 """When free slots are filled, and which prompts are read together."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.infer.refill import prefill_groups, rows_to_wait_for
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.infer.response import Response
 from brim.infer.response_record import prompt_hash, response_bytes, response_of, score_bytes, score_of

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
 from tests.infer.test_rows_at_once import Device, rows_of
 

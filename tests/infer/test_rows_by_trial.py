@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.infer.test_rows_at_once import Device, rows_of
 
 from brim.batching.peak_meter import NoPeak

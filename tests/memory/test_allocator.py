@@ -1,8 +1,7 @@
 """The simulated caching allocator: sequences worked out by hand, a second implementation, invariants."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.memory.reference_allocator import OutOfMemory, ReferenceAllocator
 from tests.properties import examples
 

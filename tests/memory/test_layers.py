@@ -1,8 +1,7 @@
 """Streams of few layers given the depth of many: hand-made streams against the same ones made in full."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.memory.depth import Depth, depth_of
 from brim.memory.events import EventStream, Place

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.properties import examples
 
 from brim.planning.memory_samples import Region, Sample, passing, region, round_length, round_rows, sampled

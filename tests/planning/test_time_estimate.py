@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.memory.expansion import workload_of
 from tests.memory.tiny_architectures import write_folder
 from tests.planning.hand_counted import hand_counted, speed

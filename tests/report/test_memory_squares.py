@@ -4,8 +4,7 @@ from io import StringIO
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 
 from brim.report.memory_squares import GIB, Card, Filled, square_bytes_for, squares

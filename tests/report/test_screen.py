@@ -7,8 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.notes import Note, kind_of, status, warning
 from brim.report.screen import MOST_LINES, Digest, Screen, in_lines, listening, show

@@ -1,8 +1,7 @@
 """Fewer points, the same peaks."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.report.thin import thinned
 

@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 from tests.properties import examples
 
 from brim.batching.ramps import linear

@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from brim.train.run_figures import MOST_POINTS, Curve, RunFigures, binned, run_figures
 

@@ -23,8 +23,7 @@ from brim.models.device import device_facts, pick_device
 from brim.models.floors import require_floors
 from brim.models.folder import ModelFolder, locate
 from brim.models.quantization import stored_choices, with_stored_quantization
-from brim.notes import Note, warning
-from brim.notes import Say as Say
+from brim.notes import Note, Say as Say, warning
 
 _LEARNED = (  # choices that decide what is learned
     "trainer.epochs",

@@ -188,8 +188,11 @@ def _bars_for_people() -> Iterator[None]:
 @contextmanager
 def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
     """The Hub's and the network's errors as ours, without the token."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.errors import HTTPError as NetworkError  # type: ignore[attr-defined]
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HTTPError as NetworkError,  # type: ignore[attr-defined]
+        OfflineModeIsEnabled,
+    )
 
     try:
         yield
