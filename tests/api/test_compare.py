@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from brim.api.compare_run import run
 
 import brim
 from brim.api import compare as comparing
+from brim.api.compare_child import run
 from brim.api.compare_order import Ended
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.train.observer import Observers

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +19,8 @@ from typing import IO, Any
 from brim.api.compare_order import RunOrder
 from brim.api.parent_watch import signal_when_alone
 from brim.errors import BrimError, InputError, Problem
-from brim.notes import kind_of, topic_of
-from brim.train.observer import Record
+from brim.notes import Say, kind_of, topic_of
+from brim.train.observer import Observer, Record
 
 INTERRUPTED = 130
 
@@ -56,7 +55,7 @@ def main() -> int:
     os.dup2(2, 1)  # what libraries print is no message
     signal_when_alone(signal.SIGTERM)
     try:
-        told.tell(finished=_run(order, told))
+        told.tell(finished=run(order, observer=told, say=told.say))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrimError as error:
@@ -70,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def _run(order: RunOrder, told: Told) -> Mapping[str, str]:
+def run(order: RunOrder, *, observer: Observer, say: Say) -> dict[str, str]:
     """Train as the order says, judged by the last weights; for each split a digest of which rows it holds."""
     from brim.api.training import train_configuration  # here, where Ctrl-C is caught: torch takes seconds
 
@@ -80,8 +79,8 @@ def _run(order: RunOrder, told: Told) -> Mapping[str, str]:
         order.overrides,
         output_directory=output,
         resume=order.resume and output.exists(),
-        observer=told,
-        say=told.say,
+        observer=observer,
+        say=say,
         weights="last",
     )
     return {
