@@ -184,8 +184,8 @@ CHANGES = "so the memory decides what is learned, and another card may learn oth
 
 
 def of_memory(monkeypatch, budget):
-    for room in ("planning", "run_plan"):
-        monkeypatch.setattr(f"brim.api.{room}.budget_of", lambda *given, **how: budget)
+    for where in ("brim.api.planning.budget_of", "brim.api.run_plan.budget_of"):
+        monkeypatch.setattr(where, lambda *given, **how: budget)
 
 
 def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch):

@@ -73,8 +73,8 @@ def under(monkeypatch, reserved_bytes):
         limit_reason="as tested",
         margin_reason="as tested",
     )
-    for room in ("planning", "run_plan"):
-        monkeypatch.setattr(f"brim.api.{room}.budget_of", lambda *given, **how: budget)
+    for where in ("brim.api.planning.budget_of", "brim.api.run_plan.budget_of"):
+        monkeypatch.setattr(where, lambda *given, **how: budget)
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)  # what this process takes is not the plan's
 
 
