@@ -188,9 +188,9 @@ def _bars_for_people() -> Iterator[None]:
 @contextmanager
 def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
     """The Hub's and the network's errors as ours, without the token."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
-        HTTPError as NetworkError,  # type: ignore[attr-defined]
+        HTTPError as NetworkError,
         OfflineModeIsEnabled,
     )
 
