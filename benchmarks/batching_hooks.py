@@ -21,7 +21,7 @@ class Padded:
 @contextmanager
 def counting_padded_tokens() -> Iterator[Padded]:
     """Within it, the padded tokens of every step are counted."""
-    from brim.batching.step import GradientStep
+    from brim.batching import GradientStep
 
     padded, run = Padded(), GradientStep.run
 
@@ -45,7 +45,7 @@ class AddressSpace:
 @contextmanager
 def noting_address_space() -> Iterator[AddressSpace]:
     """Within it, the size of the process is noted when a run's budget is worked out."""
-    from brim.planning.at_hand import budget_of
+    from brim.memory import budget_of
 
     noted = AddressSpace()
 
@@ -53,7 +53,7 @@ def noting_address_space() -> Iterator[AddressSpace]:
         noted.mapped_bytes = process_bytes("VmSize")
         return budget_of(*arguments, **options)
 
-    with patch("brim.api.planning.budget_of", noting):
+    with patch("brim.planning.training.budget_of", noting):
         yield noted
 
 
@@ -74,7 +74,7 @@ def foretelling_wrongly(factor: float | None) -> Iterator[None]:
     The plan and its probe have passed by then: nothing but running out of memory tells that the model is wrong.
     None: nothing is changed.
     """
-    from brim.batching.by_length import ByLength
+    from brim.batching import ByLength
 
     make = ByLength.__init__
 

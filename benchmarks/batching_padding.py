@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED
-from brim.batching.costs import Costs
+from brim.batching import Costs
 from brim.batching.microbatch import cut, cut_by_rows
-from brim.data import rows_of_step
+from brim.data.tokens import rows_of_step
 
 FIXED_ROWS = (2, 4, 8, 16, 32)
 GOAL = 0.5  # of the fixed cut's waste

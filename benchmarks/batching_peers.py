@@ -13,7 +13,7 @@ from typing import Any, Literal
 from benchmarks.batching_subject import CONTEXT_TOKENS, Subject
 from benchmarks.peers import PeerSettings, as_dataset, common_arguments
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE
-from brim.data import TokenRow
+from brim.data.tokens import TokenRow
 
 Way = Literal["fixed", "group_by_length", "padding_free", "packing", "auto_find"]
 

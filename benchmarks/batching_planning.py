@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.batching_subject import CONTEXT_TOKENS, Subject
 from benchmarks.subject import SEED
-from brim.data import TokenRows
-from brim.data.rows import SCHEMA
-from brim.planning.plan import TrainingPlan
+from brim.data.tokens import SCHEMA, TokenRows
+from brim.planning import TrainingPlan
 
 NUM_ROWS = 1_000_000
 EFFECTIVE_BATCH_SIZES = (32, 256)
@@ -87,13 +86,11 @@ def _plan_time(subject: Subject, rows: TokenRows, size: int, rounds: int) -> Pla
 
 
 def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, TrainingPlan]:
-    from brim.api.memory import read_architecture
-    from brim.api.plan import device_at_hand
-    from brim.api.plan_request import PlanRequest
-    from brim.api.planning import plan_run
-    from brim.api.session import open_session
     from brim.config import load_config
-    from brim.train.length import run_length
+    from brim.memory import device_at_hand, read_architecture
+    from brim.planning import PlanRequest, plan_run
+    from brim.session import open_session
+    from brim.train import run_length
 
     session = open_session(load_config(subject.settings(trainer={"effective_batch_size": size})).config)
     started = time.perf_counter()
@@ -111,7 +108,7 @@ def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, Trainin
 
 
 def _cut_ms(plan: TrainingPlan, lengths: NDArray[np.int64], *, repeats: int = 20) -> float:
-    from brim.batching.by_length import ByLength
+    from brim.batching import ByLength
 
     assert plan.costs is not None, "the plan has a way that fits"
     assert plan.chosen is not None, "the plan has a way that fits"

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.report import print_table, write_report
 from benchmarks.search_contenders import MOST, STEPS
 from benchmarks.search_worker import Work
-from brim.memory.measure.process import RETURNED_AT_ONCE
+from brim.workflows.measure.run import RETURNED_AT_ONCE
 
 NUM_CASES = 50
 NUM_CALIBRATION = 6

@@ -160,9 +160,9 @@ def _random_weights(base: Path) -> None:
 
 
 def _make_adapter(subject: Subject) -> None:
-    from brim.api.session import open_session
     from brim.config import load_config
-    from brim.models.llm import load_llm
+    from brim.models import load_llm
+    from brim.session import open_session
 
     settings = subject.settings()
     del settings["adapter"]["pretrained_adapter_weights"]

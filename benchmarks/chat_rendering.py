@@ -10,9 +10,10 @@ import json
 import time
 from pathlib import Path
 
-from brim.data.chat_messages import conversation_of
-from brim.data.chat_render import ConversationRenderer
-from brim.data.chat_template import ChatTemplate, read_template
+from brim.data.chat import read_template
+from brim.data.chat.messages import conversation_of
+from brim.data.chat.render import ConversationRenderer
+from brim.data.chat.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[1] / "tests" / "data" / "chat_templates"
 NUM_ROWS = 2_000

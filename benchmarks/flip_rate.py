@@ -18,15 +18,14 @@ import torch
 
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import configuration, make_rows
-from brim.api.inference import engine_for
-from brim.api.session import Session, open_session
 from brim.config import load_config
-from brim.data import TokenRows, prompts_of, read
-from brim.infer.engine import respond_to
-from brim.infer.response import Response
-from brim.infer.room import FixedRoom
-from brim.models.llm import LLM, load_llm
-from brim.planning.engine_choice import PAGED, SLOTS, STATIC, UNREFILLED
+from brim.data import prompts_of
+from brim.data.read import read
+from brim.data.tokens import TokenRows
+from brim.infer.engines import FixedRoom, Response, respond_to
+from brim.models import LLM, load_llm
+from brim.planning.engines import PAGED, SLOTS, STATIC, UNREFILLED, engine_for
+from brim.session import Session, open_session
 
 BASE = Path(__file__).parents[1] / "examples" / "stdlib_code" / "base-model"
 ROWS_AT_ONCE = 16

@@ -35,9 +35,9 @@ def begun_by_process(notes: Path) -> list[Begun]:
 
 
 def main() -> None:
-    from brim.cli.main import main as brim
-    from brim.infer.next_token import Writing
-    from brim.infer.queue import Queue
+    from brim.cli import main as brim
+    from brim.infer.engines import Writing
+    from brim.infer.engines.continuous import Queue
 
     notes = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     take = Queue.take

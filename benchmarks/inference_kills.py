@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.batching_run import ROOT, RunFailed, last_words
-from brim.api.predict_job import JobFolder
-from brim.infer.journal import Journal
+from brim.infer import Journal
+from brim.workflows.prediction.job import JobFolder
 
 _POLL_S = 0.002
 _LONGEST_SILENCE_S = 300.0  # a process that writes nothing for so long will not

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from benchmarks.batching_run import ROOT, RunFailed, last_words
 from benchmarks.inference_run import status_bytes
 from benchmarks.inference_subject import Subject, prompt_lengths, prompt_texts
-from brim.memory.measure.process import RETURNED_AT_ONCE
+from brim.workflows.measure.run import RETURNED_AT_ONCE
 
 ROOMS_MIB = (256, 384, 512)  # that the limit leaves beside what a process with the model maps
 FIRST_SIZE = 512  # of those who halve
@@ -191,7 +191,7 @@ def found_by(spec: Limited) -> Found:
 
 def _brim(spec: Limited) -> Found:
     import brim
-    from brim.planning import pass_times
+    from brim.planning.costs import generation as pass_times
 
     pass_times.WORTH = 0.0  # as many rows as fit, also where more of them save less than 2% of the time
     subject = Subject(folder=Path(spec.folder))

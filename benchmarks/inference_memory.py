@@ -25,11 +25,11 @@ import torch
 
 from benchmarks.memory_cpu import MODEL
 from benchmarks.report import print_table, write_report
-from brim.api.memory import predict_memory
 from brim.config import load_config
-from brim.memory.measure.process import RETURNED_AT_ONCE, measured_alone
-from brim.memory.measure.request import Request
-from brim.models.folder import locate
+from brim.memory import predict_memory
+from brim.models import locate
+from brim.workflows.measure.messages import Request
+from brim.workflows.measure.run import RETURNED_AT_ONCE, measured_alone
 
 GOAL = 0.10
 GOAL_SHARE = 0.95

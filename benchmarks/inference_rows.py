@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.batching_run import ROOT, RunFailed, last_words
 from benchmarks.inference_run import peak_bytes, status_bytes
 from benchmarks.inference_subject import Subject
-from brim.data.spill import SPILL_BYTES
+from brim.data.read.spill import SPILL_BYTES
 
 NUM_ROWS, TIMES = 10_000, 10
 _BATCH_ROWS = 64  # by hand: brim's own plan would take more rows together where there are more
@@ -116,8 +116,8 @@ def _predict(folder: Path, prompts: Path, num_threads: int, *, spill_bytes: int)
 
 
 def main() -> None:
-    from brim.cli.main import main as brim
-    from brim.data import spill
+    from brim.cli import main as brim
+    from brim.data.read import spill
 
     noted, spill.SPILL_BYTES = Path(sys.argv[1]), int(sys.argv[2])
     sys.argv = ["brim", *sys.argv[3:]]

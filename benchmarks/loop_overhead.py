@@ -27,23 +27,27 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED, Shape, configuration, lora, make_base, make_rows
-from brim.api.session import Session, open_session
-from brim.batching.by_rows import ByRows
+from brim.batching import ByRows
 from brim.batching.microbatch import cut_by_rows
-from brim.config import FinetuneTrainer, load_config
-from brim.data import TokenRows, prepare, read, rows_of_step
-from brim.data.collate import Batch, collate
-from brim.models.llm import LLM, load_llm
-from brim.models.objective import next_token_loss
+from brim.config import load_config
+from brim.config.schema import FinetuneTrainer
+from brim.data import prepare
+from brim.data.read import read
+from brim.data.tokens import Batch, TokenRows, collate, rows_of_step
+from brim.models import LLM, load_llm, next_token_loss
 from brim.report.progress import LiveLine, TrainProgress
-from brim.train.batch_schedule import length_of
-from brim.train.checkpoint import CheckpointStore
-from brim.train.loop import Loop
-from brim.train.metrics_log import MetricsLog
-from brim.train.observer import Observers, Record
-from brim.train.setup import build_job
-from brim.train.state import TrainState
-from brim.train.tensorboard_log import TensorBoardLog
+from brim.session import Session, open_session
+from brim.train import (
+    CheckpointStore,
+    Loop,
+    MetricsLog,
+    Observers,
+    Record,
+    TensorBoardLog,
+    TrainState,
+    build_job,
+    length_of,
+)
 
 GOAL = 1.03
 LEARNING_RATE = 1e-3

@@ -194,9 +194,9 @@ class Bench:
 
     def _initial_adapter(self, scenario: Scenario) -> Path:
         """The adapter that every contender starts from."""
-        from brim.api.session import open_session
         from brim.config import load_config
-        from brim.models.llm import load_llm
+        from brim.models import load_llm
+        from brim.session import open_session
 
         session = open_session(load_config(scenario.brim(self.base, micro_batch_rows=1, adapter=None)).config)
         llm = load_llm(session.config, session.folder, session.device, trainable=True)

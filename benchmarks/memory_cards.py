@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.report import print_table, write_report
 from brim import predict_memory
-from brim.api.memory_compare import Compared, compare_memory
 from brim.config import load_config
+from brim.memory import Compared, compare_memory
 
 WAYS = ("full", "16-bit", "LoRA", "8-bit + LoRA", "4-bit + LoRA")
 CARDS = ("rtx-2080ti", "t4", "v100-16gb", "v100-32gb", "rtx-4090", "a100-40gb", "a100-80gb", "h100-80gb")

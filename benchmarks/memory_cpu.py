@@ -23,9 +23,9 @@ import torch
 from benchmarks.memory_foretold import train_peaks
 from benchmarks.report import print_table, write_report
 from brim.config import load_config
-from brim.memory.measure.process import RETURNED_AT_ONCE, measured_alone
-from brim.memory.measure.request import Request
-from brim.models.folder import ModelFolder, locate
+from brim.models import ModelFolder, locate
+from brim.workflows.measure.messages import Request
+from brim.workflows.measure.run import RETURNED_AT_ONCE, measured_alone
 
 GOAL, GOAL_CALIBRATED = 0.10, 0.05
 NUM_STEPS = 2

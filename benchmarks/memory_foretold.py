@@ -14,20 +14,15 @@ import numpy as np
 
 import brim
 from benchmarks.memory_cases import Case
-from brim.api.memory import read_architecture
-from brim.api.memory_traces import training_stream
-from brim.config import Config, DeviceFacts, load_config, resolve
-from brim.memory.allocator import CachingAllocator
-from brim.memory.allocator_settings import AllocatorSettings
-from brim.memory.compose import compose_parts, with_workspaces
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.cuda.target import CudaTarget
+from brim.config import DeviceFacts, load_config, resolve
+from brim.config.schema import Config
+from brim.memory import ConfigWorkload, read_architecture
+from brim.memory.allocator import AllocatorSettings, CachingAllocator, replay
+from brim.memory.cuda import CudaTarget
 from brim.memory.device import cublas_workspace_bytes
-from brim.memory.events import EventStream
-from brim.memory.prediction import Phase
-from brim.memory.recording import record
-from brim.memory.replay import replay
-from brim.models.folder import locate
+from brim.memory.trace import EventStream, Phase, compose_parts, record, with_workspaces
+from brim.memory.traces import training_stream
+from brim.models import locate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

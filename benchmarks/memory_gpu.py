@@ -35,9 +35,10 @@ from benchmarks.memory_cases import Case, architecture_of, grid, small
 from benchmarks.memory_comparison import compared, show
 from benchmarks.report import RESULTS, write_report
 from brim.config import load_config
-from brim.memory.measure.request import Request
-from brim.memory.measure.weights import write_random_weights
-from brim.models.folder import ModelFolder, context_length
+from brim.models import ModelFolder
+from brim.models.folder import context_length
+from brim.workflows.measure.messages import Request
+from brim.workflows.measure.work import write_random_weights
 
 NAME = "memory_gpu"
 _NEEDS_BITSANDBYTES = ("qlora",)
@@ -196,7 +197,7 @@ def _lost() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    # Pages of freed tensors go back at once; see brim/memory/measure/process.py.
+    # Pages of freed tensors go back at once; see brim/workflows/measure/run.py.
     return {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", **os.environ}
 
 

@@ -20,8 +20,8 @@ import torch
 from benchmarks.memory_cards import MODELS
 from benchmarks.report import print_table, write_report
 from brim import predict_memory
-from brim.memory.prediction import MemoryPrediction
-from brim.report.memory_table import facts
+from brim.memory import MemoryPrediction
+from brim.report.memory import facts
 
 GB, GIB = 10**9, 2**30
 LITGPT = "https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md"

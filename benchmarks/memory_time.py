@@ -37,7 +37,7 @@ _IN_PROCESS = """
 import json, sys, time, warnings
 warnings.simplefilter("ignore")
 import brim, torch, transformers, peft, bitsandbytes
-from brim.api import memory
+from brim.memory import predict as memory
 from transformers.models.llama import modeling_llama
 torch.set_num_threads(1)
 settings = json.loads(sys.argv[1])
@@ -49,7 +49,7 @@ for _ in range(2):
 print(json.dumps(taken))
 """
 
-_COMMAND = "from brim.cli.main import main; main()"
+_COMMAND = "from brim.cli import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,10 @@ from typing import Any
 import torch
 
 from brim.errors import BrimError
-from brim.memory.events import EventStream
-from brim.memory.measure.meter import meter_of
-from brim.memory.measure.recording import CudaRecording
-from brim.memory.measure.rehearsal import NoMeter, tiny
-from brim.memory.measure.request import Request
-from brim.memory.measure.work import Bench, run_on
+from brim.memory.trace import EventStream
+from brim.workflows.measure.messages import Request
+from brim.workflows.measure.record import CudaRecording, meter_of
+from brim.workflows.measure.work import Bench, NoMeter, run_on, tiny
 
 _COUNTERS = ("allocated_bytes.all", "reserved_bytes.all", "active_bytes.all", "inactive_split_bytes.all", "segment.all")
 

@@ -26,16 +26,14 @@ from torch import nn
 from benchmarks.noise_accuracy import BATCH_ROWS, WAYS, Accuracy, Pool, accuracy
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import SEED, configuration, lora, make_rows
-from brim.api.session import open_session
-from brim.batching.by_rows import ByRows
-from brim.batching.noise_scale import NUM_GROUPS
-from brim.batching.step import GradientStep
+from brim.batching import NUM_GROUPS, ByRows, GradientStep
 from brim.config import load_config
-from brim.data import TokenRow, prepare, read
-from brim.data.collate import collate
-from brim.models.llm import LLM, load_llm
-from brim.models.objective import next_token_loss
-from brim.train.gradient_norms import GradientNorms
+from brim.data import prepare
+from brim.data.read import read
+from brim.data.tokens import TokenRow, collate
+from brim.models import LLM, load_llm, next_token_loss
+from brim.session import open_session
+from brim.train.gradient import GradientNorms
 
 _BASE = Path(__file__).parents[1] / "examples" / "stdlib_code" / "base-model"
 _SMALLER_BATCHES = (32, 16, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED
-from brim.data import TokenRow
+from brim.data.tokens import TokenRow
 
 Peer = Literal["transformers", "trl"]
 

@@ -28,13 +28,13 @@ import torch
 
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import Shape, configuration, lora, make_base, make_rows
-from brim.batching.caches import free_caches
-from brim.batching.peak_meter import ResidentPeak
-from brim.memory.device import PACKING_BYTES
-from brim.memory.measure.process import RETURNED_AT_ONCE
-from brim.planning.cpu_room import resident_bytes
-from brim.train.observer import Record
+from brim.batching import free_caches
+from brim.batching.prober import ResidentPeak
+from brim.memory import PACKING_BYTES
+from brim.memory.budget import resident_bytes
+from brim.train import Record
 from brim.units import format_bytes
+from brim.workflows.measure.run import RETURNED_AT_ONCE
 
 GOAL = 0.05
 SMALLEST, LARGEST = 8, 512

@@ -73,7 +73,7 @@ def train(run: str, moment_json: str) -> None:
     moment_json: a Moment, or null to train to the end.
     """
     import brim
-    from brim.train.micro_batch_pass import MicroBatchPass
+    from brim.train import MicroBatchPass
 
     told = json.loads(moment_json)
     killer = _Killer(Moment(place="") if told is None else Moment(**told))

@@ -25,18 +25,15 @@ from benchmarks.batching_planning import long_tailed_lengths, rows_of_lengths
 from benchmarks.loop_overhead import SMALL, median_interval
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED, configuration, lora, make_base, make_rows
-from brim.api.session import Session, open_session
-from brim.batching.by_rows import ByRows
-from brim.batching.walk import stretches
-from brim.config import FinetuneTrainer, load_config
-from brim.data import TokenRows, prepare, read
-from brim.models.llm import load_llm
-from brim.train.batch_schedule import length_of
-from brim.train.checkpoint import CheckpointStore
-from brim.train.loop import Loop
-from brim.train.observer import Record
-from brim.train.setup import build_job
-from brim.train.state import TrainState
+from brim.batching import ByRows, stretches
+from brim.config import load_config
+from brim.config.schema import FinetuneTrainer
+from brim.data import prepare
+from brim.data.read import read
+from brim.data.tokens import TokenRows
+from brim.models import load_llm
+from brim.session import Session, open_session
+from brim.train import CheckpointStore, Loop, Record, TrainState, build_job, length_of
 
 NUM_TOKENS = 10**12
 GOAL_PLANNING_S = 0.1

@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.search_subject import Subject
-from brim.api.memory import read_architecture
-from brim.batching.surface import Surface
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.device import cpu_device
-from brim.memory.events import EventStream
-from brim.planning.memory_samples import Region, sampled
-from brim.planning.traced_shapes import TracedShapes
+from brim.batching import Surface
+from brim.memory import ConfigWorkload, cpu_device, read_architecture
+from brim.memory.trace import EventStream
+from brim.planning.costs import TracedShapes, sampled
+from brim.planning.costs.sampling import Region
 
 _PAGE_BYTES = 4096
 _MAPPED_FROM_BYTES = 65536  # MALLOC_MMAP_THRESHOLD_

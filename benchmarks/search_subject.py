@@ -17,13 +17,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from brim.config import Config, DeviceFacts, FinetuneTrainer, load_config, resolve
-from brim.memory.config_workload import full_batch
-from brim.models.folder import ModelFolder, locate
-from brim.models.llm import load_llm
-from brim.models.objective import next_token_loss
-from brim.train.clipping import clip_gradients
-from brim.train.optimizer import build_optimizer
+from brim.config import DeviceFacts, load_config, resolve
+from brim.config.schema import Config, FinetuneTrainer
+from brim.memory.workload import full_batch
+from brim.models import ModelFolder, load_llm, locate, next_token_loss
+from brim.train import build_optimizer, clip_gradients
 
 MIB = 2**20
 

@@ -31,7 +31,7 @@ SHAPE = Shape(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_att
 # Runs the command line and tells on its last line of stderr which of the heavy packages it has imported.
 _PROBE = """
 import sys
-from brim.cli.main import main
+from brim.cli import main
 heavy = ("torch", "transformers", "peft", "datasets", "pandas", "pyarrow")
 try:
     main()

@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from brim.data import TokenRow, TokenRows, prepare, read, rows_of_step
+from brim.data import prepare
+from brim.data.read import read
+from brim.data.tokens import TokenRow, TokenRows, rows_of_step
 
 TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 EFFECTIVE_BATCH_SIZE = 32
@@ -98,8 +100,8 @@ def lora(**changes: Any) -> dict[str, Any]:
 
 def rows_in_order(settings: dict[str, Any], rows_file: Path) -> list[TokenRow]:
     """The rows of the first epoch as brim's loop takes them, tokenized."""
-    from brim.api.session import open_session
     from brim.config import load_config
+    from brim.session import open_session
 
     session = open_session(load_config(settings).config)
     prepared = prepare(read(rows_file), session.config, session.encoder, context_length=session.folder.context_length)

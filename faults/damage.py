@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from brim.digests import sha256, write_manifest
+from brim.storage import sha256, write_manifest
 from faults import Settings, Trial
 from faults.cases import Case, Skip, spread, trials
 from faults.shim import read_log, watch

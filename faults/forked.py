@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 
 _POLL_S = 0.004
 _PRELOADED = (
-    "brim.cli.app", "brim.api.model", "transformers.models.llama.modeling_llama", "transformers.generation",
+    "brim.cli.app", "brim.model", "transformers.models.llama.modeling_llama", "transformers.generation",
     "peft", "datasets", "pyarrow.parquet", "pyarrow.csv",
     "tensorboardX.event_file_writer", "tensorboardX.summary", "rich.progress", "numpy.ctypeslib",
 )  # fmt: skip
@@ -223,7 +223,7 @@ def _call(function: str, arguments: Sequence[str]) -> int:
 
 def _exit_code() -> int:
     """The exit code of `brim` as the interpreter would make it."""
-    from brim.cli.main import main
+    from brim.cli import main
 
     try:
         main()

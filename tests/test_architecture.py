@@ -1,116 +1,179 @@
-"""Imports go one way, and what must start quickly does not import torch."""
+"""The house: imports go down, packages are entered by their faces, chapters have their size, what is quick stays so."""
 
-import ast
+from __future__ import annotations
+
 import subprocess
 import sys
-from pathlib import Path
+from collections import defaultdict
 
 import pytest
+from tools.structure import LAYERS, House, read_house
 
 import brim
 
-ROOT = Path(brim.__file__).parent
-# From the lowest room to the highest: a module may import from its own room and from those before it.
-ROOMS = [
-    "errors",
-    "units",
-    "notes",
-    "secrets",
-    "files",
-    "cache_folder",
-    "digests",
-    "config",
-    "batching",
-    "models",
-    "data",
-    "train",
-    "infer",
-    "memory",
-    "planning",
-    "report",
-    "api",
-    "cli",
-]
+MOST_MODULES, MOST_LINES, FEWEST_LINES = 12, 450, 80
+# Modules over 450 lines, which the unifying of mechanisms brings below; none may join them.
+LARGE = {
+    "brim.batching.partition",
+    "brim.batching.prober",
+    "brim.config.yaml",
+    "brim.data.read.csv",
+    "brim.infer.engines.continuous",
+    "brim.memory.bitsandbytes.loading",
+    "brim.memory.closed_form.architecture",
+    "brim.memory.fsdp.units",
+    "brim.memory.predict",
+    "brim.memory.trace.layers",
+    "brim.planning.costs.generation",
+    "brim.planning.costs.traces",
+    "brim.workflows.compare.run",
+    "brim.workflows.export.merge",
+    "brim.workflows.measure.record",
+    "brim.workflows.measure.run",
+    "brim.workflows.prediction.evaluation",
+    "brim.workflows.prediction.job",
+    "brim.workflows.prediction.run",
+    "brim.workflows.verify_resume.run",
+}
+# Modules under 80 lines, each with the reason that it stands alone.
+SMALL = {
+    "brim.__main__": "`python -m brim`",
+    "brim.lazy": "below everything",
+    "brim.memory.bitsandbytes.layout": "what bitsandbytes stores, without importing it",
+    "brim.memory.cuda.target": "what all kernels ask, below them",
+    "brim.notes": "below everything that speaks",
+    "brim.workflows.measure.__main__": "a process of its own",
+}
+# Packages and modules that start without torch: `brim --help`, `brim check` and what reads files alone.
 TORCH_FREE = [
-    "errors",
-    "units",
-    "notes",
-    "secrets",
-    "files",
-    "digests",
-    "config",
-    "batching",
-    "batching.adaptation",
-    "batching.noise_scale",
-    "models.folder",
-    "models.needs",
-    "models.quantization",
-    "data",
-    "infer.room",
-    "memory.events",
-    "memory.prediction",
-    "memory.allocator",
-    "memory.device",
-    "memory.replay",
-    "memory.work",
-    "memory.device_speed",
-    "memory.napkin",
-    "memory.measure.process",
-    "memory.measure.result",
-    "planning.cache",
-    "planning.engine_choice",
-    "planning.generation_cut",
-    "planning.generation_plan",
-    "planning.phase_costs",
-    "planning.phases",
-    "planning.plan",
-    "planning.plan_cache",
-    "planning.time_advice",
-    "planning.time_estimate",
-    "planning.time_fit",
-    "planning.time_probe",
-    "report.memory_table",
-    "report.generation_lines",
-    "report.generation_table",
-    "report.phase_table",
-    "report.plan_table",
-    "report.short_plan",
-    "report.memory_squares_plot",
-    "report.napkin_table",
-    "report.picture",
-    "api.compare",
-    "cli.app",
-    "cli.memory_request",
+    "brim",
+    "brim.cli.app",
+    "brim.cli.check",
+    "brim.config.load",
+    "brim.config.resolution",
+    "brim.data.read.files",
+    "brim.models.folder",
+    "brim.models.needs",
+    "brim.models.quantization",
+    "brim.batching.noise_scale",
+    "brim.batching.partition",
+    "brim.batching.schedule",
+    "brim.infer.engines.capacity",
+    "brim.memory.allocator.playback",
+    "brim.memory.allocator.simulator",
+    "brim.memory.budget",
+    "brim.memory.closed_form.breakdown",
+    "brim.memory.device",
+    "brim.memory.prediction",
+    "brim.memory.trace.events",
+    "brim.planning.costs.calibration",
+    "brim.planning.costs.time",
+    "brim.planning.plan",
+    "brim.planning.words",
+    "brim.report.comparison",
+    "brim.report.curves",
+    "brim.report.memory",
+    "brim.report.memory_figure",
+    "brim.report.picture",
+    "brim.report.plan",
+    "brim.report.screen",
+    "brim.report.squares",
+    "brim.workflows.compare.run",
+    "brim.workflows.measure.messages",
 ]
 SLOW = ["torch", "transformers", "peft", "datasets", "bitsandbytes"]
 
 
-def modules():
-    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path.parent != ROOT or path.stem in ROOMS)
+@pytest.fixture(scope="module")
+def house() -> House:
+    return read_house()
 
 
-def imported_rooms(path):
-    """Rooms that a module imports at run time; imports for type checkers alone are as good as none."""
-    tree = ast.parse((ROOT / path).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "brim":
-            yield [*node.module.split("."), node.names[0].name][1]
-        elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("brim."))
+def test_imports_go_down_and_through_faces(house):
+    wrong = []
+    for module in house.modules:
+        for found in house.imports(module):
+            place = f"{module.path.name}:{found.line} of {module.name}"
+            if found.is_relative:
+                wrong.append(f"{place}: a relative import")
+                continue
+            if found.source == "brim" and found.name == "__version__":
+                continue
+            target = _package(house, found.module)
+            if LAYERS.index(found.module.split(".")[1]) > LAYERS.index(module.layer):
+                wrong.append(f"{place}: upward, of {found.module}")
+            if target != module.package and found.source != target:
+                wrong.append(f"{place}: past the face of {target}, of {found.module}")
+            if module.package.startswith(f"{target}."):
+                wrong.append(f"{place}: of the package around it, {found.module}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=str)
-def test_imports_go_down(path):
-    room = path.parts[0].removesuffix(".py")
-    above = [other for other in imported_rooms(path) if ROOMS.index(other) > ROOMS.index(room)]
-    assert above == []
+def _package(house: House, name: str) -> str:
+    above = name.rpartition(".")[0]
+    return name if above == "brim" or name in house.faces else above
 
 
-@pytest.mark.parametrize("module", TORCH_FREE)
-def test_quick_modules_import_nothing_slow(module):
-    code = f"import brim.{module}, sys; print([name for name in {SLOW} if name in sys.modules])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
+def test_nothing_imports_itself_in_a_circle(house):
+    graph: dict[str, set[str]] = defaultdict(set)
+    packages: dict[str, set[str]] = defaultdict(set)
+    for module in house.modules:
+        for found in house.imports(module):
+            if not found.is_relative and found.module != "brim":
+                graph[module.name].add(found.module)
+                if _package(house, found.module) != module.package:
+                    packages[module.package].add(_package(house, found.module))
+    assert _circle(graph) is None
+    assert _circle(packages) is None
+
+
+def _circle(graph: dict[str, set[str]]) -> list[str] | None:
+    """A circle of the graph, or None."""
+    done: set[str] = set()
+    for start in list(graph):
+        path: list[str] = []
+        on_path: set[str] = set()
+        stack = [(start, iter(sorted(graph.get(start, ()))))]
+        path.append(start)
+        on_path.add(start)
+        while stack:
+            name, rest = stack[-1]
+            following = next((other for other in rest if other not in done), None)
+            if following is None:
+                done.add(name)
+                on_path.discard(path.pop())
+                stack.pop()
+            elif following in on_path:
+                return [*path[path.index(following) :], following]
+            else:
+                path.append(following)
+                on_path.add(following)
+                stack.append((following, iter(sorted(graph.get(following, ())))))
+    return None
+
+
+def test_chapters_have_their_size_and_packages_twelve_at_most(house):
+    large = {module.name for module in house.modules if module.num_lines > MOST_LINES}
+    small = {module.name for module in house.modules if module.num_lines < FEWEST_LINES}
+    assert sorted(large - LARGE) == [], "look for the second topic"
+    assert sorted(LARGE - large) == [], "take it off the list"
+    assert sorted(small - set(SMALL)) == [], "look for the chapter that it belongs to"
+    assert sorted(set(SMALL) - small) == [], "take it off the list"
+    crowded = {name: len(modules) for name, modules in house.packages().items() if len(modules) > MOST_MODULES}
+    assert crowded == {}
+
+
+def test_what_starts_quickly_imports_nothing_slow():
+    code = "\n".join(
+        [
+            "import importlib, sys",
+            f"for name in {TORCH_FREE}:",
+            "    importlib.import_module(name)",
+            f"    slow = [each for each in {SLOW} if each in sys.modules]",
+            "    assert not slow, (name, slow)",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_public_names_are_these_and_all_resolve():

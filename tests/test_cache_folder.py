@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.cache_folder import cache_folder
+from brim.storage import cache_folder
 
 
 def test_its_own_variable_comes_first(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from brim.digests import sha256, verified, write_manifest
+from brim.storage import sha256, verified, write_manifest
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # as published
 

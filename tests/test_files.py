@@ -3,7 +3,7 @@
 import pytest
 
 from brim.errors import WriteError
-from brim.files import (
+from brim.storage import (
     finish_replacing,
     is_half_replaced,
     make_folder,

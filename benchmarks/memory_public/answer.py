@@ -25,14 +25,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Pretr
 from benchmarks.memory_public import losses
 from benchmarks.memory_public.rows import DATA, Cells, architecture_of, read_table
 from brim import InputError
-from brim.config import QuantizationConfig
-from brim.memory.cuda.as_on_cuda import as_on_cuda
-from brim.memory.cuda.foreach import foreach_as_on_cuda
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import Device, find_device
-from brim.memory.quantized.replace import quantize_stand_in
-from brim.memory.sharding import Sharding
-from brim.memory.workload import Training, Workload
+from brim.config.schema import QuantizationConfig
+from brim.memory import Device, find_device
+from brim.memory.bitsandbytes import quantize_stand_in
+from brim.memory.cuda import CudaTarget, as_on_cuda, foreach_as_on_cuda
+from brim.memory.fsdp import Sharding
+from brim.memory.trace import Training, Workload
 
 GPU = CudaTarget(compute_capability=(8, 6), torch_version=(2, 2), multiprocessors=82)  # RTX 3090; a 4090 has 8.9
 BITSANDBYTES = (0, 43)

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from benchmarks.memory_public.answer import AnswerRow, answer_workload, sharding_of_answer
 from benchmarks.memory_public.answer_reserved import with_late_reuse, with_output_kept, with_wrapping
-from brim.memory.allocator import CachingAllocator
-from brim.memory.compose import compose_training, with_workspaces
+from brim.memory.allocator import CachingAllocator, replay
 from brim.memory.device import budget_bytes
-from brim.memory.optimizer_recording import record_optimizer
-from brim.memory.recording import record
-from brim.memory.replay import replay
-from brim.memory.sharding import shard
+from brim.memory.fsdp import shard
+from brim.memory.trace import compose_training, record, record_optimizer, with_workspaces
 
 _STEPS = 3
 _FP32_BYTES = 4

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from brim.memory.events import EventStream, Place
-from brim.memory.sharding import ShardedStream
-from brim.memory.sharding_tape import GATHER
-from brim.memory.sharding_units import FlatParameter, Weight, flat_parameters, units
+from brim.memory.fsdp import ShardedStream
+from brim.memory.fsdp.units import GATHER, FlatParameter, flat_parameters, units
+from brim.memory.trace import EventStream, Place, Weight
 
 _LOAD = Place("load")
 _BUCKET_BYTES = 250 * 2**20  # PARAM_BROADCAST_BUCKET_SIZE, torch/distributed/fsdp/_init_utils.py

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.memory_public.answer import AnswerRow
 from benchmarks.memory_public.rows import Group, Row
-from brim.memory.prediction import MemoryPrediction
+from brim.memory import MemoryPrediction
 
 # Of the relative error: median and largest. Issue 4 of brim set them.
 PEAK_GOALS: dict[Group, tuple[float, float]] = {

@@ -5,15 +5,12 @@ from __future__ import annotations
 from benchmarks.memory_public.ranks import cut_weights, sharding_of
 from benchmarks.memory_public.rows import Row
 from benchmarks.memory_public.workloads import MeasuredRun
-from brim.memory.allocator_settings import AllocatorSettings
-from brim.memory.compose import compose_training, with_workspaces
+from brim.memory import MemoryPrediction
+from brim.memory.allocator import AllocatorSettings
 from brim.memory.device import one_of_several
-from brim.memory.events import EventStream, Place
-from brim.memory.model import Setting, predict
-from brim.memory.optimizer_recording import record_optimizer
-from brim.memory.prediction import MemoryPrediction
-from brim.memory.recording import Recording, record
-from brim.memory.sharding import shard
+from brim.memory.fsdp import shard
+from brim.memory.prediction import Setting, predict
+from brim.memory.trace import EventStream, Place, Recording, compose_training, record, record_optimizer, with_workspaces
 
 STEPS = 2  # the first bears the optimizer's state, those after it are alike
 

@@ -29,19 +29,17 @@ from benchmarks.memory_public import losses, triton_kernels
 from benchmarks.memory_public.fused_lora import dequantize_4bit, fuse
 from benchmarks.memory_public.gptq import dequantize_gptq, quantize_gptq
 from benchmarks.memory_public.rows import Row
-from brim.config import QuantizationConfig
-from brim.memory.cuda.as_on_cuda import as_on_cuda
-from brim.memory.cuda.flash_attn_package import FlashAttnPackage
-from brim.memory.cuda.foreach import foreach_as_on_cuda
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.cuda.temporaries import cuda_temporaries
-from brim.memory.events import EventStream
-from brim.memory.quantized.loaded import loaded_tensors
-from brim.memory.quantized.loaded_stream import of_all_layers, with_loading
-from brim.memory.quantized.loading import LoadedTensor, LoadKind
-from brim.memory.quantized.replace import quantize_stand_in
-from brim.memory.recording import Recording
-from brim.memory.workload import Training, Workload
+from brim.config.schema import QuantizationConfig
+from brim.memory.bitsandbytes import (
+    LoadedTensor,
+    LoadKind,
+    loaded_tensors,
+    of_all_layers,
+    quantize_stand_in,
+    with_loading,
+)
+from brim.memory.cuda import CudaTarget, FlashAttnPackage, as_on_cuda, cuda_temporaries, foreach_as_on_cuda
+from brim.memory.trace import EventStream, Recording, Training, Workload
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

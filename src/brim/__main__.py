@@ -1,6 +1,8 @@
-"""`python -m brim`: the command, where the script `brim` is not on the path."""
+"""Run the command as `python -m brim`, for where the script `brim` is not on the path."""
 
-from brim.cli.main import main
+from __future__ import annotations
+
+from brim.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Every error that brim raises on purpose, as one tree.
+"""Define every error that brim raises on purpose, as one tree.
 
     BrimError                 exit code 1: the run failed
     ├── InputError            exit code 2: something that the user gave is wrong
@@ -9,38 +9,18 @@
     │   └── NothingFitsError  the memory: a search for a batch size found that not even one row fits
     ├── CheckpointError       no checkpoint of a run could be read, or one could not be written
     ├── WriteError            another file could not be written: a full disk, a folder that is no longer writable
-    ├── OutOfMemoryError      a single row does not fit; with more rows, a step is cut smaller instead
-    ├── ProbeError        a probe of a batch size showed nothing: it ran no step, or another size
-    └── ExportError       a model was not handed on: merging changed it too much, the Hub did not take it
+    ├── OutOfMemoryError      a single row does not fit; with more rows, a step is split into smaller micro-batches
+    ├── ProbeError            a probe of a batch size showed nothing: it ran no step, or another size
+    ├── ExportError           a model was not handed on: merging changed it too much, the Hub did not take it
+    └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
 
-An error carries one or more problems, so that everything that is wrong can be told at once.
-
-Ctrl-C is no error of brim's: it stays Python's KeyboardInterrupt, so that nobody's `except Exception` swallows it and a
-script ends with it as Python scripts do (exit code 130 in a shell). Where work was saved, it is raised with a Problem
-that says so and how to go on.
+An error carries one or more problems, so that everything that is wrong can be reported at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-__all__ = [
-    "BrimError",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "ExportError",
-    "InputError",
-    "ModelError",
-    "NothingFitsError",
-    "OutOfMemoryError",
-    "OutputError",
-    "ProbeError",
-    "Problem",
-    "WriteError",
-    "problems_of",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

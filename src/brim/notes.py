@@ -1,4 +1,4 @@
-"""What brim tells a person while it works: a text, how much it matters, and what it is about."""
+"""Describe what brim tells a person while it works: a text, how much it matters, and what it is about."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 # automatic choice with its reason, or of use to few. status: what is being done at the moment, until the next one.
 # rest: where the notes stand that were not shown.
 Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "rest"]
+
+
 Say: TypeAlias = Callable[[str], None]  # takes a line that a person should see; one that is no Note is a note
 
 

@@ -1,4 +1,4 @@
-"""Bytes, durations and counts, as people read them."""
+"""Format and parse bytes, durations and counts as people read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Literal, TypeAlias, get_args
 
 DurationUnit: TypeAlias = Literal["ba", "ep", "sp", "tok", "dur"]
 
+
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 _FACTORS: dict[str, int] = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY_UNITS)} | {
     unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))
 }

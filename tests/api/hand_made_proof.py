@@ -6,9 +6,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from brim.api.resume_comparison import Check, Difference
-from brim.api.resume_promise import Promise
-from brim.api.resume_proof import ResumeProof
+from brim.workflows.verify_resume import Check, Difference, ResumeProof
+from brim.workflows.verify_resume.comparison import Promise
 
 _COMPARED = {
     "rows": "4 steps",

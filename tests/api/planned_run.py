@@ -10,14 +10,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from brim.api.plan import request_of
-from brim.api.plan_request import PlanRequest
-from brim.api.planning import plan_run
-from brim.api.session import Session, open_session, say_nothing, with_choices
 from brim.config import load_config
-from brim.data import Prepared, prepare, read
-from brim.models.llm import LLM, load_llm
-from brim.planning.plan import TrainingPlan
+from brim.data import Prepared, prepare
+from brim.data.read import read
+from brim.models import LLM, load_llm
+from brim.planning import PlanRequest, TrainingPlan, plan_run
+from brim.session import Session, open_session, say_nothing, with_choices
+from brim.workflows.training.planning import request_of
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

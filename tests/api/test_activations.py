@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import brim
-from brim.api import activations
 from brim.errors import DataError, InputError, OutputError, WriteError
+from brim.workflows.prediction import embedding as activations
 
 ROWS = {
     "question": ["add 3 and 4 =", "x", "add 1 and 2 = 3; the sum of", "add 10 and 12 =", "add 3 and 4 = "],

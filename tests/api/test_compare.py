@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import brim
-from brim.api import compare as comparing
-from brim.api.compare_child import run
-from brim.api.compare_order import Ended
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
-from brim.train.observer import Observers
+from brim.train import Observers
+from brim.workflows.compare import run as comparing
+from brim.workflows.compare.child import Ended, run
 
 CONFIG = """\
 base_model: {base}
@@ -324,7 +323,7 @@ def test_without_matplotlib_the_tables_are_there(here, tmp_path, monkeypatch):
 def test_real_processes_ctrl_c_and_resume(place, tmp_path, here):
     """The first run is stopped in a process of its own, and goes on in this one."""
     more = ("trainer.epochs=6", "trainer.early_stop=9")
-    command = [sys.executable, "-c", "from brim.cli.main import main; main()", "compare", "small.yaml", "large.yaml"]
+    command = [sys.executable, "-c", "from brim.cli import main; main()", "compare", "small.yaml", "large.yaml"]
     process = subprocess.Popen(
         [*command, *more, "--seeds", "1", "--output-directory", str(tmp_path / "out")],
         stdout=subprocess.PIPE,

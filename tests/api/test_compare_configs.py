@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from brim.api.compare_configs import entrants_of
 from brim.errors import ConfigError, InputError
+from brim.workflows.compare.run import entrants_of
 
 CONFIG = """\
 base_model: {base}

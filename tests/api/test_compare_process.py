@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from brim.api import compare_process
-from brim.api.compare_order import Ended, RunOrder
-from brim.api.compare_process import run_in_process, stopping
 from brim.errors import Problem
+from brim.workflows.compare import child as compare_process
+from brim.workflows.compare.child import Ended, RunOrder, run_in_process, stopping
 
 ORDER = RunOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True)
 TELL = "import json, os, signal, sys, time\ndef tell(**m): print(json.dumps(m), flush=True)\nsys.stdin.readline()\n"
@@ -162,7 +161,7 @@ def test_a_run_does_not_outlive_the_process_that_started_it(tmp_path):
     """The watch of the child, without a run."""
     code = (
         "import signal, sys, time\n"
-        "from brim.api.parent_watch import signal_when_alone\n"
+        "from brim.workflows.compare.child import signal_when_alone\n"
         "def stop(number, frame):\n    print('stopped', flush=True)\n    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
         "signal_when_alone(signal.SIGTERM)\n"

@@ -53,7 +53,7 @@ def test_a_run_is_compared_with_its_base_on_the_same_rows(trained, sums_file):
 
 
 def test_the_interval_is_that_of_the_rows_differences(trained, sums_file):
-    from brim.infer.bootstrap import ratio_interval
+    from brim.infer.statistics import ratio_interval
 
     result = brim.Model.load(trained).evaluate(sums_file, against="base")
     base = brim.Model.load(trained, overrides=["adapter=null"]).evaluate(sums_file)

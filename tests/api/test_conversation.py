@@ -6,10 +6,9 @@ import shutil
 import pytest
 
 import brim
-from brim.api import generation_planning
-from brim.api.planned_generation import plan_of_one
 from brim.errors import ConfigError, DataError, InputError
-from brim.planning import at_hand
+from brim.memory import budget as at_hand
+from brim.planning import generation as generation_planning, plan_of_one
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 import brim
-from brim.api import planned_generation
-from brim.api.generation_request import request_of
-from brim.api.planned_generation import plan_generation, planned_engine
-from brim.api.session import open_session
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import InputError
-from brim.infer.engine import respond_to
-from brim.infer.paged_engine import PagedEngine
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.static_engine import StaticEngine
-from brim.models.llm import load_llm
-from brim.planning import engine_choice
-from brim.planning.generation_plan import GenerationPlan
+from brim.infer.engines import PagedEngine, SlotsEngine, StaticEngine, respond_to
+from brim.models import load_llm
+from brim.planning import (
+    GenerationPlan,
+    engines as engine_choice,
+    generation_launch as planned_generation,
+    plan_generation,
+    planned_engine,
+)
+from brim.planning.generation import request_of
+from brim.session import open_session
 
 
 @pytest.fixture

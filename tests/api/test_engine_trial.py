@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from brim.api.engine_trial import time_engines
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import BrimError, InputError, Problem
-from brim.infer.response import Finished, Response
+from brim.infer.engines import Finished, Response
+from brim.planning.engines import time_engines
 
 PROMPTS = TokenRows.from_rows(
     TokenRow(key=key, input_ids=np.ones(3, np.int32), supervised=np.zeros(3, np.bool_)) for key in range(4)

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
 
 import brim
-from brim.api import merging
-from brim.api.session import open_session
-from brim.digests import verified
-from brim.models.llm import load_llm
-from brim.models.merge import merge_adapter
+from brim.models import load_llm
+from brim.session import open_session
+from brim.storage import verified
+from brim.workflows.export import merge as merging
+from brim.workflows.export.merge import merge_adapter
 
 IDS = torch.tensor([[70, 71, 72, 100, 101, 130, 40, 41, 42]])
 LONGER = {"type": "finetune", "train_steps": 12, "batch_size": 4, "learning_rate": 0.05, "early_stop": -1}
@@ -286,7 +286,7 @@ def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(trained, tmp_pa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run = trained()
-    monkeypatch.setattr("brim.api.export.shutil.copyfile", full)
+    monkeypatch.setattr("brim.workflows.export.export.shutil.copyfile", full)
     with pytest.raises(brim.WriteError, match=r"the export could not be written: .*No space left") as caught:
         brim.Model.load(run).export(tmp_path / "a" / "b" / "out")
     assert "make room" in str(caught.value)

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 import brim
-from brim.api import fingerprint as module
-from brim.api.fingerprint import differences, fingerprint
-from brim.api.session import open_session
+from brim.session import open_session
+from brim.workflows.prediction import job as module
+from brim.workflows.prediction.job import differences, fingerprint
 
 
 def session(config, **changes):

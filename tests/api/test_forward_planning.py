@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 import brim
-from brim.api import forward_planning
-from brim.api.forward_planning import Unplanned, batches_of, plan_forward
 from brim.errors import BrimError
-from brim.infer.response_scores import BATCH_TOKENS
-from brim.infer.rows_by_cost import RowsByCost
-from brim.infer.rows_by_trial import RowsByTrial
+from brim.infer import BATCH_TOKENS
+from brim.infer.engines import RowsByCost, RowsByTrial
+from brim.planning import evaluation as forward_planning
+from brim.planning.evaluation import Unplanned, batches_of, plan_forward
 
 LENGTHS = np.array([5, 9, 30, 60])
 
@@ -81,7 +80,7 @@ def test_a_budget_that_the_process_exceeds_already_is_told(zero_shot, sums_file)
 @pytest.fixture
 def resident(monkeypatch):
     """What the process takes does not change in a test, so that a budget of a few bytes more than it has a meaning."""
-    from brim.planning import at_hand
+    from brim.memory import budget as at_hand
 
     monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import brim
-from brim.api.generation_launch import proven
-from brim.api.generation_planning import plan_job
-from brim.api.generation_request import request_of
-from brim.api.inference import settings_of
-from brim.batching.random_states import random_states
-from brim.planning.calibration import TELLING_BYTES
+from brim.batching import random_states
+from brim.planning import settings_of
+from brim.planning.costs.calibration import TELLING_BYTES
+from brim.planning.generation import plan_job, request_of
+from brim.planning.generation_launch import proven
 
 LENGTHS = [20] * 10 + [10] * 30
 
@@ -41,7 +40,7 @@ def scarce(at_hand, monkeypatch, tmp_path):
 def test_where_less_than_half_of_the_memory_is_needed_nothing_is_tried(at_hand, monkeypatch):
     session, llm, settings = at_hand
     request = request_of(session, LENGTHS, llm=llm)
-    monkeypatch.setattr("brim.api.generation_launch.peak_passes", None)
+    monkeypatch.setattr("brim.planning.generation_launch.peak_passes", None)
     plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
     assert plan.rows == 40
     assert plan.proof == "not tried before the first rows, since less than half of the memory is needed"
@@ -70,7 +69,7 @@ def test_where_they_run_out_of_memory_fewer_are_taken(scarce, monkeypatch):
         if shape.rows > 10:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("brim.api.generation_launch.peak_passes", run_out)
+    monkeypatch.setattr("brim.planning.generation_launch.peak_passes", run_out)
     said = []
     found = proven(plan, request, llm, settings, say=said.append)
     assert tried[:2] == [1, 40]  # libraries are warm before the first try
@@ -86,10 +85,10 @@ def test_a_peak_above_the_prediction_is_known_from_then_on(scarce, monkeypatch):
     costs = replace(plan.costs, cell_bytes=2 * TELLING_BYTES / (40 * 25))
     plan = replace(plan, costs=costs, cap_bytes=measured - TELLING_BYTES // 2)
     monkeypatch.setattr(
-        "brim.api.generation_launch._Trial.probe",
+        "brim.planning.generation_launch._Trial.probe",
         lambda trial, shape: a_probe(shape.rows, measured),
     )
-    monkeypatch.setattr("brim.api.generation_launch._with_what_is_left", lambda plan, request, say: plan)
+    monkeypatch.setattr("brim.planning.generation_launch._with_what_is_left", lambda plan, request, say: plan)
     found = proven(plan, request, llm, settings, say=print)
     predicted = plan.uncorrected_bytes - costs.static_bytes
     assert found.costs.scale == pytest.approx(3 * TELLING_BYTES / predicted)
@@ -98,7 +97,7 @@ def test_a_peak_above_the_prediction_is_known_from_then_on(scarce, monkeypatch):
 
 
 def a_probe(rows, peak_bytes):
-    from brim.batching.probe import Probe
+    from brim.batching import Probe
 
     return Probe(size=rows, steps=1, outcome="fits", peak_bytes=peak_bytes, seconds=0.1)
 
@@ -118,7 +117,7 @@ def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
     if reserved_bytes is not None:
         budget = plan_job(request, say=print).budget
         there = replace(budget, limit_bytes=budget.outside_bytes + reserved_bytes, margin_bytes=0)
-        monkeypatch.setattr("brim.api.generation_planning.budget_of", lambda *args, **given: there)
+        monkeypatch.setattr("brim.planning.generation.budget_of", lambda *args, **given: there)
     return plan_job(request, say=print)
 
 
@@ -126,7 +125,7 @@ BEAMS = {"num_beams": 4, "do_sample": False}
 
 
 def test_with_room_for_all_beams_run_together_and_no_trace_is_made(tiny_base, monkeypatch):
-    monkeypatch.setattr("brim.api.generation_planning.cache_model", None)
+    monkeypatch.setattr("brim.planning.generation.cache_model", None)
     plan = planned(tiny_base, monkeypatch, **BEAMS)
     assert (plan.engine, plan.source, plan.rows, plan.rows_reason) == ("static", "closed form", 40, "all rows together")
 
@@ -165,7 +164,7 @@ def test_a_peak_above_the_budget_is_said(tiny_base, monkeypatch, tmp_path):
         def peak_bytes(self):
             return 2**60
 
-    monkeypatch.setattr("brim.api.generating.peak_meter", lambda device: Meter())
+    monkeypatch.setattr("brim.workflows.prediction.run.peak_meter", lambda device: Meter())
     said = []
     model = brim.Model({"base_model": str(tiny_base), "trainer": {"type": "none"}, "generation": {"max_new_tokens": 2}})
     model.predict({"prompt": ["add 1 and 2 ="]}, output=tmp_path / "p.jsonl", say=said.append)

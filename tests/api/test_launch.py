@@ -10,17 +10,14 @@ import pytest
 import torch
 from tests.api.planned_run import ready, scarce, tight
 
-from brim.api.launch import launch
-from brim.api.session import say_nothing
-from brim.api.trial import counted_state_bytes
-from brim.batching.by_length import ByLength
-from brim.batching.by_rows import ByRows
-from brim.batching.random_states import random_states
-from brim.batching.surface import Surface
+from brim.batching import ByLength, ByRows, Surface, random_states
 from brim.config import load_config
 from brim.errors import NothingFitsError, OutOfMemoryError
-from brim.planning.candidates import epoch
-from brim.train.optimizer import build_optimizer, set_learning_rate
+from brim.planning import epoch
+from brim.session import say_nothing
+from brim.train import build_optimizer
+from brim.train.optimizer import set_learning_rate
+from brim.workflows.training.launch import counted_state_bytes, launch
 
 NO_LIMIT = 10**9
 WARMING = (1, 7)  # the shortest row: what the first pass of a process leaves behind is not the micro-batch's
@@ -47,7 +44,7 @@ def with_trainer(run, **update):
 
 def untimed(monkeypatch):
     """As for a run that is too short to be worth timing."""
-    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 0.0)
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 0.0)
 
 
 def seconds(*, of_each):
@@ -96,7 +93,7 @@ def test_a_tight_plan_is_tried_once_with_its_widest_micro_batch(run, monkeypatch
 
 
 def test_nothing_is_left_of_probes_and_timings(run, monkeypatch):
-    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
     before = state_of(run.llm)
     with scarce(run.llm, most_tokens=NO_LIMIT) as tried:
         found = launched(run, tight(run.plan))
@@ -116,7 +113,7 @@ def test_nothing_is_left_of_probes_that_ran_out_of_memory(run, monkeypatch):
 
 def test_what_runs_out_of_memory_lowers_the_cap_until_it_fits(run, monkeypatch):
     untimed(monkeypatch)
-    monkeypatch.setattr("brim.api.launch.corrected", lambda costs, probe, predicted_bytes: costs)
+    monkeypatch.setattr("brim.workflows.training.launch.corrected", lambda costs, probe, predicted_bytes: costs)
     plan, said = tight(run.plan), []
     with scarce(run.llm, most_tokens=200) as tried:
         found = launched(run, plan, say=said.append)
@@ -154,9 +151,9 @@ def test_a_peak_above_the_prediction_corrects_the_costs_once(run, monkeypatch):
 
     with scarce(run.llm, most_tokens=NO_LIMIT):
         probe = launched(run, plan).probes[0]
-    monkeypatch.setattr("brim.planning.calibration._TELLING_SHARE", 0.0)
-    monkeypatch.setattr("brim.planning.calibration.TELLING_BYTES", 1)
-    monkeypatch.setattr("brim.api.launch.Trial.probe", one_and_a_half)
+    monkeypatch.setattr("brim.planning.costs.calibration._TELLING_SHARE", 0.0)
+    monkeypatch.setattr("brim.planning.costs.calibration.TELLING_BYTES", 1)
+    monkeypatch.setattr("brim.workflows.training.launch.Trial.probe", one_and_a_half)
     found = launched(run, plan)
     assert found.plan.costs.scale == pytest.approx(1.5, rel=1e-5)
     (predicted_bytes, seen), *_ = found.measured
@@ -174,7 +171,7 @@ def test_measured_times_that_ask_for_wider_micro_batches_have_them_tried(run, mo
     chosen = replace(plan.chosen, widest=(totals.widest.rows, totals.widest.padded_length))
     plan = replace(plan, costs=costs, chosen=chosen, candidates=(chosen,))
     timed = replace(costs, time=seconds(of_each=1e6))
-    monkeypatch.setattr("brim.api.launch._timed", lambda *given: (timed, "timed"))
+    monkeypatch.setattr("brim.workflows.training.launch._timed", lambda *given: (timed, "timed"))
     with scarce(run.llm, most_tokens=NO_LIMIT) as tried:
         found = launched(run, plan)
     assert tried.pop(0) == WARMING

@@ -16,8 +16,8 @@ from transformers import masking_utils
 import brim
 from brim.config import load_config
 from brim.errors import BrimError, ConfigError, InputError, ModelError
-from brim.memory.device import find_device
-from brim.memory.events import CATEGORIES
+from brim.memory import find_device
+from brim.memory.trace import CATEGORIES
 
 SHAPE = {"batch_size": 2, "sequence_length": 8, "device": "a100-80gb"}
 
@@ -429,7 +429,7 @@ def test_predictions_in_threads_do_not_disturb_each_other(trained, untrained):
 
 
 def test_an_assertion_of_brims_own_is_not_blamed_on_the_architecture(trained, monkeypatch):
-    from brim.memory import recording
+    from brim.memory.trace import recording
 
     monkeypatch.setattr(recording, "_train", recording._run)  # which asserts that there is something to run
     with pytest.raises(AssertionError):
@@ -445,7 +445,7 @@ def test_the_process_is_as_it_was_after_a_prediction_and_after_one_that_failed(t
 
     torch.manual_seed(7)
     before = state()
-    monkeypatch.setattr("brim.memory.config_workload.next_token_loss", _draw_and_fail)
+    monkeypatch.setattr("brim.memory.workload.next_token_loss", _draw_and_fail)
     with pytest.raises(ModelError, match="in the midst"):
         brim.predict_memory(trained, **SHAPE)
     monkeypatch.undo()

@@ -6,12 +6,11 @@ import pytest
 from benchmarks.memory_cards import MODELS, pairs, write_model
 from tests.memory.tiny_architectures import write_folder
 
-import brim.api.memory_traces as memory_traces
+import brim.memory.traces as memory_traces
 from brim import predict_memory
-from brim.api.memory_compare import Compared, Failed, compare_memory
 from brim.config import load_config
 from brim.errors import InputError
-from brim.memory.device import devices, find_device
+from brim.memory import Compared, Failed, compare_memory, devices, find_device
 
 LORA = {"adapter": "lora", "trainer": {"type": "finetune"}}
 

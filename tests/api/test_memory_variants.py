@@ -1,7 +1,8 @@
 """The ways to train one model: what each changes, and what it leaves."""
 
-from brim.api.memory_variants import variants
-from brim.config import FinetuneTrainer, load_config
+from brim.config import load_config
+from brim.config.schema import FinetuneTrainer
+from brim.memory.variants import variants
 
 
 def ways(**keys):

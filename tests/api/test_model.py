@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import brim
-from brim.data.split import check_split
-from brim.infer.bootstrap import ratio
+from brim.data import check_split
+from brim.infer import ratio
 
 PROMPTS = ["add 1 and 2 =", "add", "add 20 and 3 = 23; the sum of 20 plus 3"]
 
@@ -192,7 +192,7 @@ def test_an_empty_split_is_an_error(zero_shot, sums):
 
 @pytest.mark.parametrize("trainer", [{"type": "none", "batch_size": 4}, {"type": "finetune", "eval_batch_size": 4}])
 def test_the_batch_size_of_a_call_is_for_that_call(zero_shot, sums_file, monkeypatch, trainer):
-    from brim.api import evaluation
+    from brim.workflows.prediction import evaluation
 
     model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), evaluation.score_rows, [], []
 
@@ -228,7 +228,9 @@ def test_texts_are_measured_against_the_answers(zero_shot, sums):
 
 def test_texts_are_measured_against_whole_answers_even_where_tokens_are_cut(zero_shot, monkeypatch):
     compared, one = [], ratio(np.ones(2))
-    monkeypatch.setattr("brim.api.evaluation.text_measures", lambda *texts: compared.append(texts) or {"bleu": one})
+    monkeypatch.setattr(
+        "brim.workflows.prediction.evaluation.text_measures", lambda *texts: compared.append(texts) or {"bleu": one}
+    )
     answer = {"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}
     question = {"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}
     frame = pd.DataFrame(
@@ -354,7 +356,7 @@ def test_several_processes_are_refused(config, sums_file, tmp_path, monkeypatch)
 
 
 def test_training_holds_one_model_in_memory(config, sums_file, tmp_path, monkeypatch):
-    from brim.api import training
+    from brim.workflows.training import training
 
     model, load, alive = brim.Model(config), training.load_llm, []
     model.evaluate(sums_file)
@@ -378,7 +380,7 @@ def test_what_was_learned_is_not_claimed_after_another_training_failed(config, s
         raise brim.ModelError(brim.Problem(what="broken"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("brim.api.training.load_llm", fail)
+        patch.setattr("brim.workflows.training.training.load_llm", fail)
         with pytest.raises(brim.ModelError, match="broken"):
             model.train(sums_file, output_directory=tmp_path / "other")
     model.evaluate(sums_file, say=said.append)

@@ -11,13 +11,12 @@ import pytest
 from tests.api.planned_run import ready, settings, tight, uneven
 
 import brim
-from brim.api import planning
-from brim.api.launch import launch
-from brim.api.memory import UntraceableError
-from brim.api.phase_planning import bounded, largest_batch
-from brim.api.trial import Trial
 from brim.config import load_config
 from brim.errors import Problem
+from brim.memory import UntraceableError
+from brim.planning import bounded, training as planning
+from brim.planning.phases import largest_batch
+from brim.workflows.training.launch import Trial, launch
 
 ONE_WAY = {"chunked_loss": False}  # each takes a few traces
 RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "30sp", "from": 2}, **ONE_WAY}  # 48 samples in all
@@ -117,8 +116,8 @@ def test_sizes_that_are_measured_are_planned_one_by_one(tiny_base):
 def test_a_phase_that_cannot_be_is_refused_before_anything_is_loaded(
     tiny_base, tmp_path, monkeypatch, trainer, message
 ):
-    monkeypatch.setattr("brim.api.training.load_llm", None)
-    monkeypatch.setattr("brim.api.planning.traced", None)
+    monkeypatch.setattr("brim.workflows.training.training.load_llm", None)
+    monkeypatch.setattr("brim.planning.training.traced", None)
     for refuse in (
         lambda config: brim.plan(config, uneven()),
         lambda config: brim.Model(config).train(uneven(), output_directory=tmp_path / "run"),
@@ -145,7 +144,7 @@ def test_the_largest_batch_is_as_many_of_the_longest_rows_as_fit_together(tiny_b
     assert "asked for 32 rows after epoch 4, and 24 of the longest fit at once" in free.plan.advice[0]
     peak_bytes = math.ceil(free.plan.costs.peak_bytes(5, free.plan.lengths.longest))
     budget = replace(free.plan.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0)
-    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.training.budget_of", lambda *given, **how: budget)
     scarce = ready(tiny_base, trainer=DOUBLED)
     assert [phase.size for phase in scarce.plan.phases] == [2, 4]
     assert "asked for 8 rows after epoch 2, and 5 of the longest fit at once" in scarce.plan.advice[0]
@@ -156,7 +155,7 @@ def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypat
     made = ready(tiny_base, trainer={**RAMP, "use_maximum_batch_size": True})
     assert largest_batch(made.plan, made.request) == 24
     plan = tight(made.plan, cap_bytes=int(made.plan.costs.peak_bytes(2, made.request.task.longest)))
-    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
     launched = launch(plan, made.request, made.llm, pad_id=0, say=lambda line: None).plan
     assert [phase.size for phase in launched.phases] == [2, 4, 8]
     cuts = [phase.micro_batches_per_step for phase in launched.phases]
@@ -184,7 +183,7 @@ CHANGES = "so the memory decides what is learned, and another card may learn oth
 
 
 def of_memory(monkeypatch, budget):
-    for where in ("brim.api.planning.budget_of", "brim.api.run_plan.budget_of"):
+    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
         monkeypatch.setattr(where, lambda *given, **how: budget)
 
 
@@ -252,7 +251,7 @@ def test_where_no_row_fits_no_number_is_said_to_be_the_largest(tiny_base, monkey
 @pytest.mark.parametrize("how", ["binary", "untraceable"])
 def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch, how):
     if how == "untraceable":
-        monkeypatch.setattr("brim.api.planning.traced", untraceable)
+        monkeypatch.setattr("brim.planning.training.traced", untraceable)
     search = {"batch_search": how} if how == "binary" else {}
     config, said = settings(tiny_base, trainer={**LARGEST, **search, "epochs": 1, "learning_rate": 0.013}), []
     probed = Trial.probe_size
@@ -261,7 +260,7 @@ def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch,
         probe = probed(self, rows, tokens)
         return probe if rows <= 7 else replace(probe, outcome="out of memory")
 
-    monkeypatch.setattr("brim.api.trial.Trial.probe_size", few_fit)
+    monkeypatch.setattr("brim.workflows.training.launch.Trial.probe_size", few_fit)
     brim.Model(config).train(uneven(), output_directory=tmp_path / "run", say=said.append, replan=True)
     recorded = json.loads((tmp_path / "run" / "plan.json").read_text())
     (choice,) = (each for each in recorded["choices"] if each["key"] == "trainer.effective_batch_size")

@@ -10,11 +10,9 @@ import pytest
 from tests.api.planned_run import settings, uneven
 
 import brim
-from brim.api.plan_request import PlanRequest
-from brim.api.planning import too_long
-from brim.api.what_helps import Help
-from brim.planning.budget import Budget
-from brim.planning.candidates import epoch
+from brim.memory import Budget
+from brim.memory.variants import Help
+from brim.planning import PlanRequest, epoch, too_long
 from brim.units import format_bytes
 
 SEED = 3
@@ -38,7 +36,7 @@ def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
 def test_the_rows_are_cut_in_the_order_in_which_the_run_takes_them(tiny_base):
     plan = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), device="cpu")
     request = _request(tiny_base, random_seed=SEED)
-    from brim.data.order import rows_of_step
+    from brim.data.tokens import rows_of_step
 
     batches = [rows_of_step(num_rows=24, seed=SEED, consumed_samples=8 * n, size=8)[1] for n in range(3)]
     np.testing.assert_array_equal(request.task.lengths, request.rows.lengths[np.concatenate(batches)])
@@ -91,14 +89,16 @@ def helping(monkeypatch, *totals):
         asked.append(rows)
         return [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
 
-    monkeypatch.setattr("brim.api.planning.what_helps", what_helps)
+    monkeypatch.setattr("brim.planning.training.what_helps", what_helps)
     return asked
 
 
 def test_only_help_that_is_enough_is_offered_as_such(tiny_base, monkeypatch):
     config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True})
     needed = brim.plan(config, uneven(), memory_bytes=2**31).chosen.single_row_bytes
-    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: _budget(needed // 2, outside=needed // 2))
+    monkeypatch.setattr(
+        "brim.planning.training.budget_of", lambda *given, **how: _budget(needed // 2, outside=needed // 2)
+    )
     helping(monkeypatch, needed // 2, needed // 2 + 1, needed - 1)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None
@@ -108,7 +108,9 @@ def test_only_help_that_is_enough_is_offered_as_such(tiny_base, monkeypatch):
 def test_help_that_is_not_enough_says_how_far_it_goes(tiny_base, monkeypatch):
     config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True})
     needed = brim.plan(config, uneven(), memory_bytes=2**31).chosen.single_row_bytes
-    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: _budget(needed // 2, outside=needed // 2))
+    monkeypatch.setattr(
+        "brim.planning.training.budget_of", lambda *given, **how: _budget(needed // 2, outside=needed // 2)
+    )
     helping(monkeypatch, needed // 2 + 2**20, needed)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     room, total = format_bytes(needed // 2), format_bytes(needed // 2 + 2**20)
@@ -125,7 +127,7 @@ def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monk
     fixed = settings(tiny_base, random_seed=SEED, trainer={"batch_size": 4, "gradient_accumulation_steps": 2})
     roomy = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), memory_bytes=2**31)
     room, outside = roomy.chosen.single_row_bytes + 1024, roomy.budget.outside_bytes
-    monkeypatch.setattr("brim.api.planning.budget_of", lambda *given, **how: _budget(room, outside=outside))
+    monkeypatch.setattr("brim.planning.training.budget_of", lambda *given, **how: _budget(room, outside=outside))
     asked = helping(monkeypatch, room - 1, room + 1)
     plan = brim.plan(fixed, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None
@@ -170,10 +172,11 @@ def test_a_row_alone_is_a_plan(tiny_base):
 
 
 def _request(base, **changes) -> PlanRequest:
-    from brim.api.plan import request_of
-    from brim.api.session import open_session
     from brim.config import load_config
-    from brim.data import prepare, read
+    from brim.data import prepare
+    from brim.data.read import read
+    from brim.session import open_session
+    from brim.workflows.training.planning import request_of
 
     session = open_session(load_config(settings(base, **changes)).config)
     prepared = prepare(read(uneven()), session.config, session.encoder, context_length=session.folder.context_length)

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 import brim
-from brim.api.predict_job import JobFolder
-from brim.infer.journal import Journal
-from brim.infer.response_record import response_of
+from brim.infer import Journal, response_of
+from brim.workflows.prediction.job import JobFolder
 
 
 @pytest.fixture
@@ -258,7 +257,9 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path):
 def test_a_process_that_looked_before_another_began_does_not_disturb_it(model, sums_file, tmp_path, monkeypatch):
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
     model.predict(sums_file, output=whole)
-    monkeypatch.setattr("brim.api.predicting.check_place", lambda output, *, resume: None)  # nothing was there yet
+    monkeypatch.setattr(
+        "brim.workflows.prediction.run.check_place", lambda output, *, resume: None
+    )  # nothing was there yet
 
     def second(_):
         with pytest.raises(brim.OutputError, match="another process is writing to this output"):
@@ -335,7 +336,7 @@ def test_scores_are_log_probabilities_under_the_model(model, sums, tmp_path):
 
 
 def test_scores_that_were_broken_off_are_the_same_file(model, sums_file, tmp_path, monkeypatch):
-    from brim.api import generating
+    from brim.workflows.prediction import run as generating
 
     monkeypatch.setattr(generating, "score_batches", lambda lengths: iter(pa.array(range(40)).to_numpy().reshape(8, 5)))
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
@@ -388,7 +389,7 @@ DATED = (
 
 def test_what_was_begun_on_another_day_goes_on_with_its_prompts(tiny_base, tmp_path, monkeypatch):
     def on(day):
-        monkeypatch.setattr("brim.data.chat_day.today", lambda: datetime.date.fromisoformat(day))
+        monkeypatch.setattr("brim.data.chat.template.today", lambda: datetime.date.fromisoformat(day))
 
     def model():
         return brim.Model(

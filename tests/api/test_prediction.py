@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import brim
-from brim.api.prediction import check_output, write_predictions
-from brim.data import read
+from brim.data.read import read
+from brim.workflows.prediction import check_output, write_predictions
 
 ADDED = ["answer_response", "finish_reason", "num_prompt_tokens", "num_response_tokens"]
 

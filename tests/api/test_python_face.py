@@ -12,8 +12,7 @@ from tests.report.hand_made import hand_made_prediction
 
 import brim
 from brim.notes import Note, kind_of
-from brim.report.curves_plot import history_plot
-from brim.report.screen import Screen
+from brim.report import Screen, history_plot
 from brim.units import format_bytes
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from brim.api.resume_comparison import Made, compared, records_of, tensor_difference
-from brim.api.resume_promise import Promise, promise_of
-from brim.train.run_folder import RunFolder
+from brim.train import RunFolder
+from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
 
 BITS = Promise(states="bits", figures="bits", loss_tolerance=0.0, same_cut=True, why="")
 CLOSE = Promise(states="open", figures="close", loss_tolerance=1e-2, same_cut=True, why="")

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.api.resume_plan import Disturbance, Reach, Start, choose_disturbance, choose_start
 from brim.errors import InputError
+from brim.workflows.verify_resume.run import Disturbance, Reach, Start, choose_disturbance, choose_start
 
 # 16 steps of 8 rows.
 RUN = Reach(total_steps=16, total_samples=128, largest_size=8, logged_steps=16)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import brim
-from brim.api.row_keys import row_keys
-from brim.data import read
+from brim.data.read import read
+from brim.workflows.prediction.prompts import row_keys
 
 ROWS = np.array([0, 2, 3], dtype=np.int64)
 

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from tests.api.planned_run import settings, uneven
 
 import brim
-from brim.api.memory import UntraceableError
 from brim.errors import Problem
-from brim.planning.budget import Budget
+from brim.memory import Budget, UntraceableError
 
 DROPOUT = {"adapter": {"type": "lora", "dropout": 0.2}}
 
@@ -42,8 +41,8 @@ class StopAfter:
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch, tiny_base):
     """Plans of its own; traces are those of all."""
-    monkeypatch.setattr("brim.planning.plan_cache._KIND", f"plans of {tmp_path.name}")
-    monkeypatch.setattr("brim.planning.calibration._KIND", f"calibrations of {tmp_path.name}")
+    monkeypatch.setattr("brim.planning.training_costs._KIND", f"plans of {tmp_path.name}")
+    monkeypatch.setattr("brim.planning.costs.calibration._KIND", f"calibrations of {tmp_path.name}")
 
 
 def train(base, folder, *, said=None, config=None, **options):
@@ -56,7 +55,7 @@ def train(base, folder, *, said=None, config=None, **options):
 def stopped(base, folder, monkeypatch, *, after, config=None):
     with monkeypatch.context() as patch:
         observer = StopAfter(after)
-        patch.setattr("brim.api.training.stop_request", observer.request)
+        patch.setattr("brim.workflows.training.training.stop_request", observer.request)
         with pytest.raises(KeyboardInterrupt):
             train(base, folder, config=config, observer=observer)
     torch.manual_seed(999)  # another process would not have these random states either
@@ -73,7 +72,7 @@ def under(monkeypatch, reserved_bytes):
         limit_reason="as tested",
         margin_reason="as tested",
     )
-    for where in ("brim.api.planning.budget_of", "brim.api.run_plan.budget_of"):
+    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
         monkeypatch.setattr(where, lambda *given, **how: budget)
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)  # what this process takes is not the plan's
 
@@ -121,8 +120,8 @@ def test_a_run_that_goes_on_keeps_its_plan_and_its_cuts_to_the_bit(tiny_base, tm
     whole = train(tiny_base, tmp_path / "whole", config=config)
     parts = stopped(tiny_base, tmp_path / "parts", monkeypatch, after=after, config=config)
     before = (parts / "plan.json").read_bytes()
-    monkeypatch.setattr("brim.api.run_plan.plan_run", None)  # it is not planned, nor tried
-    monkeypatch.setattr("brim.api.run_plan.launch", None)
+    monkeypatch.setattr("brim.workflows.training.run_plan.plan_run", None)  # it is not planned, nor tried
+    monkeypatch.setattr("brim.workflows.training.run_plan.launch", None)
     train(tiny_base, parts, config=config, resume=True)
     assert (parts / "plan.json").read_bytes() == before
     for name in ("loss", "num_micro_batches", "effective_batch_size", "num_tokens", "learning_rate"):
@@ -138,7 +137,7 @@ def test_where_whole_logits_are_faster_the_run_has_no_chunks(tiny_base, tmp_path
         taken.append(candidates[1].way)
         return candidates[1], "as tested"
 
-    monkeypatch.setattr("brim.api.planning.choose", the_second)
+    monkeypatch.setattr("brim.planning.training.choose", the_second)
     config = settings(tiny_base)
     parts = stopped(tiny_base, tmp_path / "parts", monkeypatch, after=2, config=config)
     assert [way.chunked_loss for way in taken] == [False]
@@ -173,7 +172,7 @@ def test_a_run_that_goes_on_with_another_budget_or_replan_is_planned_anew(tiny_b
     other = settings(tiny_base, memory={"margin": "64 MiB"})
     stopped_again = StopAfter(3)
     with monkeypatch.context() as patch:
-        patch.setattr("brim.api.training.stop_request", stopped_again.request)
+        patch.setattr("brim.workflows.training.training.stop_request", stopped_again.request)
         with pytest.raises(KeyboardInterrupt):
             train(tiny_base, parts, config=other, resume=True, said=said, observer=stopped_again)
     assert 'memory.margin is now "64 MiB"; it was "auto"' in said
@@ -194,7 +193,7 @@ def test_a_damaged_plan_of_a_run_is_made_anew(tiny_base, tmp_path, monkeypatch, 
 
 
 def test_a_second_run_is_the_first_to_the_bit_although_that_one_measured(tiny_base, tmp_path, monkeypatch, own_cache):
-    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
     config = settings(tiny_base, **DROPOUT)
     said = []
     first = train(tiny_base, tmp_path / "first", config=config)
@@ -220,8 +219,8 @@ def test_a_run_after_brim_plan_is_the_run_without_it(tiny_base, tmp_path, monkey
 
 
 def test_a_plan_that_is_damaged_on_the_disk_is_made_anew(tiny_base, tmp_path, own_cache):
-    from brim.cache_folder import cache_folder
-    from brim.planning import plan_cache
+    from brim.planning import training_costs as plan_cache
+    from brim.storage import cache_folder
 
     first = train(tiny_base, tmp_path / "first")
     kept = sorted((cache_folder() / plan_cache._KIND).iterdir())
@@ -242,8 +241,8 @@ def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own
     plain = train(tiny_base, tmp_path / "plain", config=config)
     assert plan_of(plain)["launch"]["probes"] == []
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", False)
-    monkeypatch.setattr("brim.api.run_plan._settle_heap", lambda plan, request: [])
-    monkeypatch.setattr("brim.planning.time_shapes._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.run_plan._settle_heap", lambda plan, request: [])
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
     probed = train(tiny_base, tmp_path / "probed", config=config, replan=True)
     assert len(plan_of(probed)["launch"]["probes"]) == 1
     assert "; timed " in plan_of(probed)["launch"]["told"]
@@ -254,7 +253,7 @@ def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own
 
 def test_rows_that_do_not_fit_are_named_before_anything_is_loaded_or_written(tiny_base, tmp_path, monkeypatch):
     under(monkeypatch, 300_000)
-    monkeypatch.setattr("brim.api.training.load_llm", None)
+    monkeypatch.setattr("brim.workflows.training.training.load_llm", None)
     with pytest.raises(brim.InputError) as caught:
         train(tiny_base, tmp_path / "run")
     assert caught.value.exit_code == 2
@@ -283,7 +282,7 @@ def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tm
     def untraceable(*given, **how):
         raise UntraceableError(Problem(what="Llama cannot be traced"))
 
-    monkeypatch.setattr("brim.api.planning.traced", untraceable)
+    monkeypatch.setattr("brim.planning.training.traced", untraceable)
     said = []
     config = settings(tiny_base, trainer={"learning_rate": 0.011})
     run = train(tiny_base, tmp_path / "run", config=config, said=said, replan=True)
@@ -297,7 +296,7 @@ def test_a_function_that_memory_cannot_bound_is_told_where_nothing_can_be_traced
     def untraceable(*given, **how):
         raise UntraceableError(Problem(what="Llama cannot be traced"))
 
-    monkeypatch.setattr("brim.api.planning.traced", untraceable)
+    monkeypatch.setattr("brim.planning.training.traced", untraceable)
     trainer = {
         "learning_rate": 0.012,
         "effective_batch_size": 4,
@@ -324,7 +323,9 @@ def test_a_search_ends_in_a_run(tiny_base, tmp_path, how):
 
 def test_a_budget_is_enforced_in_a_run_that_goes_on_too(tiny_base, tmp_path, monkeypatch):
     enforced = []
-    monkeypatch.setattr("brim.api.run_plan.enforce", lambda budget, device: enforced.append(budget.limit_reason))
+    monkeypatch.setattr(
+        "brim.workflows.training.run_plan.enforce", lambda budget, device: enforced.append(budget.limit_reason)
+    )
     config = settings(tiny_base, memory={"budget": 0.9})
     parts = stopped(tiny_base, tmp_path / "parts", monkeypatch, after=1, config=config)
     assert len(enforced) == 1

@@ -84,7 +84,7 @@ def told(run):
 def test_a_stop_after_any_step_changes_nothing(settings, rows, whole, tmp_path, monkeypatch, step):
     run, stop = tmp_path / "run", StopAfter(step)
     with monkeypatch.context() as patch:
-        patch.setattr("brim.api.training.stop_request", stop.request)
+        patch.setattr("brim.workflows.training.training.stop_request", stop.request)
         with pytest.raises(KeyboardInterrupt, match=f"stopped after step {step}\n"):
             brim.Model(settings).train(rows, output_directory=run, observer=stop)
     result = brim.Model(settings).train(rows, output_directory=run, resume=True)

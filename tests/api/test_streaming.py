@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 import brim
-from brim.api import generation_planning
-from brim.api.planned_generation import plan_of_one
 from brim.config.schema import MemoryConfig
 from brim.errors import InputError
-from brim.planning import at_hand
+from brim.memory import budget as at_hand
+from brim.planning import generation as generation_planning, plan_of_one
 
 PROMPTS = ["add 3 and 4 =", "add 1 and 2 = 3; the sum of", "x"]
 CONFIG = {
@@ -77,7 +76,7 @@ def test_prompts_that_cannot_be_continued_are_told_at_once(model):
 
 
 def test_an_architecture_with_a_state_of_another_kind_says_all_at_the_end(model, monkeypatch):
-    from brim.api import streaming
+    from brim.workflows.prediction import chat as streaming
 
     monkeypatch.setattr(streaming, "why_not_slots", lambda *_: "Mamba keeps a state that is not keys and values")
     assert list(model.generate(PROMPTS[0], stream=True)) == [model.generate(PROMPTS[0])]

@@ -8,7 +8,7 @@ import pytest
 from tests.api.fake_hub import fake_hub
 
 import brim
-from brim.api.upload import upload
+from brim.workflows.export import upload
 
 TOKEN = "hf_" + "PlantedTokenOfNobody" + "0123456789abcd"
 

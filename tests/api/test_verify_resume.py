@@ -16,10 +16,10 @@ import pandas as pd
 import pytest
 
 import brim
-from brim.api import resume_leg, resume_process
-from brim.api.resume_leg import Leg
-from brim.api.resume_trial import Trial
-from brim.cli.main import main
+from brim.cli import main
+from brim.workflows.verify_resume import leg as resume_leg, leg as resume_process
+from brim.workflows.verify_resume.leg import Leg
+from brim.workflows.verify_resume.run import Trial
 
 NUM_STEPS = 12
 # 28 rows: four steps of 4, then steps of 8, of which the last of an epoch takes what is left.
@@ -59,7 +59,7 @@ def rows(tmp_path_factory):
 def test_without_its_data_nothing_is_begun(settings, rows, tmp_path, monkeypatch, dataset):
     run = tmp_path / "run"
     brim.Model(settings).train(pd.read_csv(rows), output_directory=run, say=None)
-    monkeypatch.setattr("brim.api.verify_resume.Trial", None)
+    monkeypatch.setattr("brim.workflows.verify_resume.run.Trial", None)
     with pytest.raises(brim.BrimError, match="no such file: none.csv" if dataset else "there is no data set"):
         brim.verify_resume(run, dataset=dataset, say=None)
 
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_process_that_trains(monkeypatch, tmp_path):
 
 def test_a_process_does_not_outlive_the_one_that_started_it(monkeypatch, tmp_path):
     """That one is killed, and cannot end it."""
-    script = resume_leg.COMMAND[2].rpartition("from brim.api.resume_process")[0]
+    script = resume_leg.COMMAND[2].rpartition("from brim.workflows.verify_resume.leg")[0]
     waits = f"{script}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)"
     process = subprocess.Popen(
         [*resume_leg.COMMAND[:2], waits, resume_leg.COMMAND[3]],

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import brim
-from brim.api import vllm_engine as module
-from brim.api.fingerprint import differences, fingerprint
-from brim.api.generating import Generation
-from brim.api.session import open_session
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import InputError
-from brim.infer.engine import respond_to
+from brim.infer.engines import respond_to
+from brim.planning import engines as module
+from brim.session import open_session
+from brim.workflows.prediction.job import differences, fingerprint
+from brim.workflows.prediction.run import Generation
 
 from ..infer.fake_vllm import install
 
@@ -90,7 +90,7 @@ def test_going_on_with_it_changes_what_is_drawn_but_not_what_is_likeliest(zero_s
 
 
 def test_a_cpu_is_refused_before_weights_are_loaded(zero_shot, sums_file, monkeypatch):
-    monkeypatch.setattr("brim.api.model.load_llm", lambda *given, **more: weights())
+    monkeypatch.setattr("brim.model.load_llm", lambda *given, **more: weights())
     model = brim.Model({**zero_shot, "generation": {"engine": "vllm", "max_new_tokens": 3}})
     with pytest.raises(InputError, match="vLLM cannot be used: it is for a CUDA GPU, and the device is cpu"):
         model.predict(sums_file)

@@ -4,8 +4,8 @@ import pytest
 from tests.memory.tiny_architectures import write_folder
 
 import brim
-from brim.api.what_helps import what_helps
 from brim.config import load_config
+from brim.memory import what_helps
 
 LONGEST = 48
 

@@ -3,8 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
+from brim.batching import Costs, Surface
 
 LENGTHS = (8, 32, 100)
 TOKENS = (32, 100, 400, 1600)

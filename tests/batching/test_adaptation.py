@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.batching.adaptation import Adaptation
-from brim.batching.noise_scale import NoiseScale
+from brim.batching import Adaptation, NoiseScale
 
 
 def noise(rows, num_measurements=5):

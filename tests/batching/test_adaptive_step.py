@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import brim
-from brim.batching.adaptive_step import AdaptiveStep
+from brim.batching import AdaptiveStep
 
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from brim.batching.buffers import BufferKeeper
+from brim.batching.step import BufferKeeper
 
 
 class Counter(nn.Module):

@@ -9,8 +9,7 @@ from hypothesis import given
 from tests.batching.cost_examples import linear_costs
 from tests.properties import examples
 
-from brim.batching.by_length import ByLength
-from brim.batching.cutter import CapChange
+from brim.batching import ByLength, CapChange
 from brim.batching.microbatch import cut
 
 LENGTHS = [40, 100, 7, 7, 80, 33, 33, 60]

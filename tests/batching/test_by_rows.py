@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from brim.batching.by_rows import ByRows
-from brim.batching.cutter import CapChange
+from brim.batching import ByRows, CapChange
 from brim.batching.microbatch import cut_by_rows
 
 

@@ -6,7 +6,7 @@ import math
 import hypothesis.strategies as st
 from hypothesis import given
 
-from brim.batching.cap import FIRST_WAIT_STEPS, Cap
+from brim.batching.microbatch import FIRST_WAIT_STEPS, Cap
 
 
 def clean(cap, steps):

@@ -7,9 +7,8 @@ from hypothesis import given
 from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, rising_surfaces
 from tests.properties import examples
 
-from brim.batching.by_length import ByLength
-from brim.batching.by_rows import ByRows
-from brim.batching.in_order import groups_in_order
+from brim.batching import ByLength, ByRows
+from brim.batching.microbatch import groups_in_order
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from brim.batching.noise_scale import NoiseMeasurement, NoiseScale, measure
+from brim.batching import NoiseMeasurement, NoiseScale, measure
 
 DIMENSIONS = 20
 GRADIENT = np.linspace(-0.3, 0.5, DIMENSIONS)

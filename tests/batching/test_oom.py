@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from brim.batching.oom import is_out_of_memory
+from brim.batching import is_out_of_memory
 
 # (message, where it was seen)
 MESSAGES = [
@@ -208,7 +208,7 @@ def test_a_circle_of_causes_ends():
 
 REAL = """
 import numpy, resource, torch
-from brim.batching.oom import is_out_of_memory
+from brim.batching import is_out_of_memory
 def room(bytes_):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + bytes_, resource.RLIM_INFINITY))
@@ -237,7 +237,7 @@ def test_real_allocations_that_fail():
 # oneDNN compiles a kernel for each shape that it sees for the first time: with no room for it, it says so and no more.
 REAL_ONEDNN = """
 import os, resource, sys, torch
-from brim.batching.oom import is_out_of_memory
+from brim.batching import is_out_of_memory
 torch.set_num_threads(1)
 LIMIT, PLACE = getattr(resource, sys.argv[1]), {"RLIMIT_AS": 0, "RLIMIT_DATA": 5}[sys.argv[1]]
 def used():

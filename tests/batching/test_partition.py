@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from tests.batching.cost_examples import convex_surfaces, costs
 
-from brim.batching.partition import (
-    Terms,
-    cheapest_by_all_pairs,
-    cheapest_by_queue,
-    line_prices,
-    price_table,
-)
+from brim.batching.partition import Terms, cheapest_by_all_pairs, cheapest_by_queue, line_prices, price_table
 
 
 def sizes(begins):

@@ -11,11 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from brim.batching.ballast import gradients_at_hand, standing_for
-from brim.batching.finder import find_batch_size
-from brim.batching.no_trace import no_trace
-from brim.batching.peak_meter import NoPeak, ResidentPeak, peak_meter
-from brim.batching.prober import Prober
+from brim.batching import Prober, find_batch_size, gradients_at_hand, no_trace, peak_meter, standing_for
+from brim.batching.prober import NoPeak, ResidentPeak
 from brim.errors import NothingFitsError, ProbeError
 
 MIB = 2**20
@@ -257,7 +254,7 @@ def run_under_a_limit(code):
         import re, resource, torch
         from torch import nn
         import brim
-        from brim.batching.prober import Prober
+        from brim.batching import Prober
 
         MIB = 2**20
 

@@ -7,8 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.batching.ramps import doubling, equal_steps, linear
-from brim.batching.schedule import constant
+from brim.batching import constant, doubling, equal_steps, linear
 
 
 def phases(schedule):

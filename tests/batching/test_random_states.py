@@ -2,7 +2,7 @@
 
 import torch
 
-from brim.batching.random_states import random_states, restore_random_states
+from brim.batching import random_states, restore_random_states
 
 
 def test_random_states_rewind():

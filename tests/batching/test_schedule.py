@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.batching.schedule import BatchSchedule, Phase, constant, schedule_of
+from brim.batching import BatchSchedule, Phase, constant, schedule_of
 
 
 def phases(schedule):

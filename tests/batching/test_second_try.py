@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from brim.batching.second_try import first_line, second_try
+from brim.batching import first_line, second_try
 
 
 class Action:

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.batching.cutter import CapChange
-from brim.batching.microbatch import MicroBatch, cut_by_rows
-from brim.batching.step import GradientStep
+from brim.batching import CapChange, GradientStep, MicroBatch
+from brim.batching.microbatch import cut_by_rows
 from brim.errors import OutOfMemoryError
 
 LENGTHS = np.array([5, 3, 8, 2, 7, 4, 6, 3])

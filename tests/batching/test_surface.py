@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from tests.batching.cost_examples import LENGTHS, TOKENS, costs, jagged_surfaces, surface
 
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
+from brim.batching import Costs, Surface
 
 TWO = Surface(base=10.0, lengths=(10, 30), tokens=((20, 100), (60, 90)), values=((30.0, 190.0), (130.0, 250.0)))
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from tests.batching.cost_examples import costs, linear_costs, rising_surfaces
 
-from brim.batching import totals
+from brim.batching import cut_totals, cut_totals_by_rows, partition as totals
 from brim.batching.microbatch import cut, cut_by_rows
 from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS, RowTooLongError
-from brim.batching.totals import cut_totals, cut_totals_by_rows
 
 
 def one_by_one(lengths, batch_size, cut_one):

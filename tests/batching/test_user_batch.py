@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from brim.batching.user_batch import count_rows, take_rows
+from brim.batching.adaptive_step import count_rows, take_rows
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))

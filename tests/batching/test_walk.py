@@ -4,9 +4,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.batching.ramps import doubling, equal_steps, linear
-from brim.batching.schedule import constant, schedule_of
-from brim.batching.walk import num_steps, samples_of_steps, stretches, total_of_steps
+from brim.batching import (
+    constant,
+    doubling,
+    equal_steps,
+    linear,
+    num_steps,
+    samples_of_steps,
+    schedule_of,
+    stretches,
+    total_of_steps,
+)
 
 
 def walked(schedule, *, num_rows, total_samples):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, surface
 
-from brim.batching.costs import Costs
-from brim.batching.widths import longest_row_that_fits, rows_that_fit
+from brim.batching import Costs, longest_row_that_fits, rows_that_fit
 
 MOST = 300
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.batching_padding import padded_over_real, paddings
 
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
+from brim.batching import Costs, Surface
 
 
 def _costs(*, launch_s: float) -> Costs:

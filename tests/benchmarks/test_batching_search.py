@@ -13,7 +13,7 @@ from benchmarks.search_contenders import Watched, contenders
 from benchmarks.search_oracle import block_bytes, foretell
 from benchmarks.search_subject import random_case, subject
 
-from brim.memory.measure.process import RETURNED_AT_ONCE
+from brim.workflows.measure.run import RETURNED_AT_ONCE
 
 
 def test_a_case_is_drawn_from_its_seed_and_number_alone():

@@ -6,8 +6,8 @@ import pytest
 from benchmarks.memory_cpu import GOAL, MODEL, PROBE, SHAPES, Bench, Figure, summary
 from benchmarks.memory_foretold import train_peaks
 
-from brim.memory.measure.report import Report
-from brim.memory.measure.result import PhasePeak
+from brim.workflows.measure import PhasePeak
+from brim.workflows.measure.messages import Report
 
 SMALL = {**MODEL, "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 

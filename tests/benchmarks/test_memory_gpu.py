@@ -15,7 +15,7 @@ from benchmarks.memory_gpu import Options, measure
 
 from benchmarks import memory_gpu, memory_worker
 from brim.config import load_config
-from brim.memory.events import EventStream, Place
+from brim.memory.trace import EventStream, Place
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 ALL = list(grid())

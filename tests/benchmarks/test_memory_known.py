@@ -5,7 +5,7 @@ from benchmarks.memory_known import GIB, KNOWN, agrees, explained, nested
 from tests.report.hand_made import hand_made_prediction
 
 from brim.config import load_config
-from brim.memory.device import find_device
+from brim.memory import find_device
 
 
 def test_there_are_ten_of_several_sources():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.cli.main import main
+from brim.cli import main
 
 CONFIG = """\
 model_type: llm

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from brim import Model
-from brim.api.conversation import Conversation
 from brim.cli import chat
+from brim.workflows.prediction import Conversation
 
 QUESTIONS = ["add 1 and 2 =", "add 3 and 4 ="]
 

@@ -10,8 +10,8 @@ import sys
 import pandas as pd
 import pytest
 
-from brim.cli.advice import histogram_lines
-from brim.data.advice.histogram import Bin
+from brim.cli.check import histogram_lines
+from brim.data.advice import Bin
 
 PREDICTING = """\
 model_type: llm
@@ -55,7 +55,7 @@ def test_advice_is_numbered_wrapped_and_placed(brim, leaking):
 
 
 def test_an_output_that_does_not_take_every_sign_gets_question_marks(leaking):
-    command = [sys.executable, "-c", "from brim.cli.main import main; main()"]
+    command = [sys.executable, "-c", "from brim.cli import main; main()"]
     done = subprocess.run(
         [*command, "check", "config.yaml", "--dataset", "sums.jsonl", "--show", "1"],
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tests.report.hand_made_runs import two_by_three
 
-from brim.api.compare_results import ComparedRun, CompareResult
+from brim.workflows.compare import CompareResult
+from brim.workflows.compare.results import ComparedRun
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def compared(monkeypatch):
             )
 
     stand = Stand()
-    monkeypatch.setattr("brim.api.compare.compare", stand)
+    monkeypatch.setattr("brim.workflows.compare.run.compare", stand)
     return stand
 
 

@@ -91,7 +91,7 @@ def uploaded(run, home, url, *options, **environment):
     command = [
         sys.executable,
         "-c",
-        "from brim.cli.main import main; main()",
+        "from brim.cli import main; main()",
         "upload",
         str(run),
         "some-org/some-model",

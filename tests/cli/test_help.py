@@ -68,7 +68,7 @@ def test_nothing_slow_is_imported_for(arguments):
     code = (
         "import sys\n"
         f"sys.argv = ['brim', *{arguments!r}]\n"
-        "from brim.cli.main import main\n"
+        "from brim.cli import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit:\n"

@@ -15,11 +15,11 @@ from brim.errors import Problem
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 LONGEST_WAIT_S = 120
-BRIM = [sys.executable, "-c", "from brim.cli.main import main; main()"]
+BRIM = [sys.executable, "-c", "from brim.cli import main; main()"]
 # As the installed command does, with a word on stdout once a module is being loaded.
 LOADING = """
 import builtins
-from brim.cli.main import main
+from brim.cli import main
 load = builtins.__import__
 def announce(name, *rest, **more):
     if name == {module!r}:
@@ -112,7 +112,7 @@ def test_ctrl_c_in_a_script_is_pythons_own_and_says_how_to_go_on(project):
 
 
 def test_with_json_an_interruption_is_json_too(project, brim, monkeypatch):
-    from brim.train.loop import Loop
+    from brim.train import Loop
 
     def stop(loop, stop):
         raise KeyboardInterrupt(Problem(what="stopped after step 3", fix="continue with --resume"))

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 import brim.cli.app
-import brim.cli.main
-from brim.cli.main import main
+import brim.cli.command
+from brim.cli import main
 from brim.errors import Problem
-from brim.memory.allocator_settings import VARIABLES, AllocatorSettings
+from brim.memory.allocator import AllocatorSettings
+from brim.memory.allocator.settings import VARIABLES
 
 SECRET = "a secret of no known shape"
 
@@ -148,10 +149,10 @@ def _options(command):
 )
 def test_segments_grow_on_a_gpu_unless_the_user_says_how(monkeypatch, tmp_path, has_driver, given, settings):
     environment = dict(given)
-    monkeypatch.setattr(brim.cli.main, "_NVIDIA_DRIVER", tmp_path if has_driver else tmp_path / "none")
+    monkeypatch.setattr(brim.cli.command, "_NVIDIA_DRIVER", tmp_path if has_driver else tmp_path / "none")
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(sys, "argv", ["brim", "--help"])
     with pytest.raises(SystemExit):
         main()
     assert AllocatorSettings.from_environment(environment) == settings
-    assert set(brim.cli.main._ALLOCATOR) == set(VARIABLES)
+    assert set(brim.cli.command._ALLOCATOR) == set(VARIABLES)

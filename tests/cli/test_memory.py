@@ -9,8 +9,9 @@ import pytest
 from tests.report.hand_made import GIB, hand_made_prediction
 
 from brim.errors import Problem
-from brim.memory.events import CATEGORIES, Place
-from brim.memory.measure.result import Leak, Measured, MeasuredTimeline, PhasePeak, Spike, Stayed
+from brim.memory.trace import CATEGORIES, Place
+from brim.workflows.measure import Leak, PhasePeak, Stayed
+from brim.workflows.measure.messages import Measured, MeasuredTimeline, Spike
 
 CONFIG = """\
 base_model: {base}
@@ -30,7 +31,7 @@ def config(tiny_base, tmp_path, monkeypatch):
 @pytest.fixture
 def asked(monkeypatch):
     """What predict_memory was called with; it answers with a prediction made by hand."""
-    import brim.api.memory as memory
+    import brim.memory.predict as memory
 
     calls = []
 
@@ -139,8 +140,8 @@ def test_explain_prints_the_sums_and_the_distance(brim, config):
 @pytest.fixture
 def compared(monkeypatch):
     """Five ways made by hand, the last one of which cannot be; a T4 has room for the fourth, with checkpointing."""
-    import brim.api.memory_compare as compare
-    from brim.api.memory_variants import variants
+    import brim.memory.variants as compare
+    from brim.memory.variants import variants
 
     def compare_memory(config, **given):
         *ways, last = variants(config)
@@ -274,7 +275,7 @@ def test_mistakes_are_told_before_torch_is_imported(config, arguments):
     code = (
         "import sys\n"
         f"sys.argv = ['brim', 'memory', 'config.yaml', *{arguments!r}]\n"
-        "from brim.cli.main import main\n"
+        "from brim.cli import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit as leaving:\n"
@@ -289,8 +290,8 @@ def test_mistakes_are_told_before_torch_is_imported(config, arguments):
 @pytest.fixture
 def measured(monkeypatch, asked):
     """A measurement made by hand, of a CPU; the calls that asked for it."""
-    import brim.api.memory as memory
-    import brim.api.memory_measure as measuring
+    import brim.memory.predict as memory
+    import brim.workflows.measure.run as measuring
 
     calls = []
     timeline = hand_made_prediction().timeline
@@ -355,7 +356,7 @@ def test_measured_beside_predicted_by_phase(brim, config, measured):
 
 
 def test_what_is_measured_checkpoints_as_what_is_predicted(brim, config, measured, monkeypatch):
-    import brim.api.memory_measure as measuring
+    import brim.workflows.measure.run as measuring
 
     monkeypatch.setattr(
         measuring, "predict_memory", lambda config, **given: hand_made_prediction(gradient_checkpointing=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from brim.cli.message import json_message, message, plain
+from brim.cli.options import json_message, message, plain
 from brim.errors import Problem
 
 

@@ -114,7 +114,7 @@ def test_a_misspelt_template_still_says_its_columns(brim, wrong):
 
 
 def test_a_configuration_without_a_fault_of_its_own_reads_no_data_twice(brim, project, monkeypatch):
-    import brim.cli.opening as opening
+    import brim.cli.options as opening
 
     monkeypatch.setattr(opening, "problems_with_data", lambda *args, **kwargs: pytest.fail("read"))
     assert brim("check", "config.yaml", "--dataset", "sums.jsonl").code == 0

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from brim.planning.plan import TrainingPlan
+from brim.planning import TrainingPlan
 
 # One way is left open: each way takes a few traces.
 ONE_WAY = ("trainer.enable_gradient_checkpointing=false", "trainer.chunked_loss=false")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.infer.journal import Journal
+from brim.infer import Journal
 
 ZERO_SHOT = ("adapter=null", "trainer={type: none, batch_size: 4}")
 

@@ -52,7 +52,7 @@ def test_python_runs_the_command_as_a_module(project):
 
 
 def test_the_version_is_printed_without_torch():
-    probe = "import sys; sys.argv = ['brim', '--version']; from brim.cli.main import main\ntry: main()\n"
+    probe = "import sys; sys.argv = ['brim', '--version']; from brim.cli import main\ntry: main()\n"
     probe += "except SystemExit as leaving: print(leaving.code, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == f"brim {version('brim')}\n0 False\n"
@@ -90,7 +90,7 @@ def test_the_schema_is_json():
     ],
 )
 def test_memory_that_is_used_up_is_one_message(error):
-    code = f"import brim.cli.app as a, brim.cli.main as m\ndef run(arguments): raise {error}\na.run = run\nm.main()"
+    code = f"import brim.cli.app as a, brim.cli.command as m\ndef run(arguments): raise {error}\na.run = run\nm.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -102,6 +102,6 @@ def test_memory_that_is_used_up_is_one_message(error):
 
 def test_other_errors_of_the_program_are_not_hidden():
     failing = "def run(arguments): raise RuntimeError('odd')"
-    code = f"import brim.cli.app as a, brim.cli.main as m\n{failing}\na.run = run\nm.main()"
+    code = f"import brim.cli.app as a, brim.cli.command as m\n{failing}\na.run = run\nm.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "RuntimeError: odd" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 from tests.cli.tickets import COLUMNS, KINDS, as_excel_saves_it, tickets
 
-from brim.data import read
+from brim.data.read import read
 
 BASE = Path(__file__).parents[2] / "examples/stdlib_code/base-model"
 CONFIG = """\

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.api.hand_made_proof import DIFFERENCE, PROOF, differing
 
-from brim.api.resume_promise import Promise
-from brim.cli.verify_resume import _ends_as_ctrl_c
+from brim.cli.studies import _ends_as_ctrl_c
+from brim.workflows.verify_resume.comparison import Promise
 
 BROKEN = differing(PROOF, "optimizer")
 
@@ -20,7 +20,9 @@ def told(monkeypatch):
     asked = []
 
     def answer(proof):
-        monkeypatch.setattr("brim.api.verify_resume.verify_resume", lambda *a, **k: asked.append((a, k)) or proof)
+        monkeypatch.setattr(
+            "brim.workflows.verify_resume.run.verify_resume", lambda *a, **k: asked.append((a, k)) or proof
+        )
         return asked
 
     return answer

@@ -5,18 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.config import FinetuneTrainer
-from brim.config.batch import (
-    ACCUMULATION,
-    BATCH,
-    BatchSizes,
-    accumulates,
-    batch_sizes,
-    default_rows,
-    fixes_the_cut,
-    is_sized_by_memory,
-)
+from brim.config import accumulates, default_rows, is_sized_by_memory
+from brim.config.batch_rules import ACCUMULATION, BATCH, BatchSizes, batch_sizes, fixes_the_cut
 from brim.config.findings import Finding
+from brim.config.schema import FinetuneTrainer
 
 
 def _trainer(**keys):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import DeviceFacts, RampupConfig, dump, json_schema, load_config, resolve
-from brim.config.batch import BatchSizes, accumulates, batch_sizes
+from brim.config import DeviceFacts, accumulates, dump, json_schema, load_config, resolve
+from brim.config.batch_rules import BatchSizes, batch_sizes
+from brim.config.schema.trainer import RampupConfig
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
 RAMP = "trainer.batch_rampup"

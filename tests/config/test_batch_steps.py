@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.config.batch_steps import parse_batch_steps
+from brim.config import parse_batch_steps
 from brim.units import Duration
 
 

@@ -6,7 +6,8 @@ import datetime
 
 import pytest
 
-from brim.config import ChatConfig, Config, DeviceFacts, dump, load_config, resolve
+from brim.config import DeviceFacts, dump, load_config, resolve
+from brim.config.schema import ChatConfig, Config
 
 
 def chat(value, **keys):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from brim.config import Config, DeviceFacts, dump, load_config, resolve
+from brim.config import DeviceFacts, dump, load_config, resolve
+from brim.config.schema import Config
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import load_config
-from brim.config.foreign_keys import FOREIGN_KEYS, FOREIGN_VALUES
-from brim.config.schema_walk import all_keys
-from brim.config.wording import line
+from brim.config import all_keys, line, load_config
+from brim.config.foreign import FOREIGN_KEYS, FOREIGN_VALUES
 from brim.errors import ConfigError
 from brim.notes import kind_of
 
@@ -144,7 +142,7 @@ def test_what_is_to_be_written_loads(minimal, problems, name, entry):
 
 def _lines_of(fix):
     """The keys and values of a fix, read as YAML."""
-    from brim.config.yaml_reader import read_yaml
+    from brim.config import read_yaml
 
     texts = fix.removeprefix("write ").split(" (")[0].split(" and ") if fix.startswith("write ") else []
     return [(key, read_yaml(value, "fix")[0]) for key, value in (text.split(": ", 1) for text in texts)]

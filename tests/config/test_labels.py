@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.config.labels import LabelReader, Reading
-from brim.config.pattern import characters_within
+from brim.config import LabelReader, Reading
 from brim.config.schema import OutputFeature
+from brim.config.template import characters_within
 
 MATCH = {
     "positive": {"type": "contains", "value": "Positive"},

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brim.config import FinetuneTrainer, LoraConfig, NoTrainer, RandomSplit, load_config
+from brim.config import load_config
+from brim.config.schema import FinetuneTrainer, LoraConfig, NoTrainer, RandomSplit
 
 MINIMAL = """\
 base_model: model

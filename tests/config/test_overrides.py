@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import FinetuneTrainer, load_config
+from brim.config import load_config
+from brim.config.schema import FinetuneTrainer
 
 
 def test_overrides_set_values_and_make_sections(minimal):

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.properties import examples
 
-from brim.config import load_config
-from brim.config.pattern import pattern_fault
+from brim.config import load_config, pattern_fault
 from brim.errors import ConfigError
 
 NESTED = "a repeat or a choice stands inside a repeat, which can take for ever"

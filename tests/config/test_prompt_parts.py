@@ -2,9 +2,9 @@
 
 import pytest
 
-from brim.config import Config, PromptConfig, dump, load_config
-from brim.config.prompt_parts import prompt_columns, prompt_parts, template_text, template_with_task
-from brim.config.template import Placeholder, render
+from brim.config import dump, load_config, prompt_columns, prompt_parts, render, template_text, template_with_task
+from brim.config.schema import Config, PromptConfig
+from brim.config.template import Placeholder
 
 RANDOM = {"type": "random"}
 

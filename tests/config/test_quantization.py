@@ -80,7 +80,7 @@ def test_a_given_compute_dtype_stays(minimal):
 
 def test_what_comes_quantised_is_held_to_the_same_rules(minimal):
     """The base model's folder can bring quantization that the configuration does not name."""
-    from brim.config import QuantizationConfig
+    from brim.config.schema import QuantizationConfig
 
     config = load_config(minimal(adapter={"type": "lora", "bias_type": "all"})).config
     quantised = config.model_copy(update={"quantization": QuantizationConfig(bits=8)})

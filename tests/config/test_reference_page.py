@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from brim.config import load_config, reference_page
-from brim.config.foreign_keys import FOREIGN_KEYS
-from brim.config.reference_page import EXAMPLE
-from brim.config.schema_walk import all_keys
-from brim.config.unsupported_table import KEYS
+from docs.generate import EXAMPLE, reference_page
+
+from brim.config import KEYS, all_keys, load_config
+from brim.config.foreign import FOREIGN_KEYS
 
 
 def test_the_example_loads(file):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import DeviceFacts, FinetuneTrainer, dump, load_config, resolve
-from brim.config.resolve import bounded_by_rows
+from brim.config import DeviceFacts, bounded_by_rows, dump, load_config, resolve
+from brim.config.schema import FinetuneTrainer
 from brim.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)

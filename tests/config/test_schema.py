@@ -9,8 +9,9 @@ import pydantic
 import pytest
 import torch
 
-from brim.config import AdafactorConfig, AdamConfig, AdamWConfig, Config, GenerationConfig, SGDConfig, json_schema
-from brim.config.schema_walk import all_keys, expected
+from brim.config import all_keys, expected, json_schema
+from brim.config.schema import AdamWConfig, Config, GenerationConfig, SGDConfig
+from brim.config.schema.optimizer import AdafactorConfig, AdamConfig
 
 
 @pytest.mark.parametrize(

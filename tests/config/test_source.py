@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brim.config import load_config
-from brim.config.source import MAX_BYTES
+from brim.config.yaml import MAX_BYTES
 from brim.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config.wording import misspelt
+from brim.config import misspelt
 
 
 @pytest.mark.parametrize(

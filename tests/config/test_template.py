@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.config.template import Placeholder, names, parse_template, render
+from brim.config import names, render
+from brim.config.template import Placeholder, parse_template
 from brim.errors import ConfigError, DataError
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config import load_config
-from brim.config.places import contains
-from brim.config.schema_walk import all_keys
-from brim.config.unsupported_table import KEYS, VALUES
+from brim.config import KEYS, VALUES, all_keys, load_config
+from brim.config.yaml import contains
 
 SECTIONS = {
     "trainer": {"type": "finetune"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brim.config.yaml_reader import read_yaml
+from brim.config import read_yaml
 from brim.errors import ConfigError
 
 HOW = "write lines of the form `key: value`; text that holds any of : # { } [ ] & * ! | > % @ ` goes in quotes"

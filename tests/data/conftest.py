@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from brim.config import Config
-from brim.data import TextEncoder, check_data, load_encoder, read
+from brim.config.schema import Config
+from brim.data import check_data
 from brim.data.advice import Finding
-from brim.models.folder import locate
+from brim.data.read import read
+from brim.data.tokens import TextEncoder, load_encoder
+from brim.models import locate
 
 BOS, EOS, PAD = 0, 1, 2
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from brim.config import Config
-from brim.data import check_data, read
+from brim.config.schema import Config
+from brim.data import check_data
+from brim.data.read import read
 from brim.errors import DataError
 
 TEMPLATE = Path(__file__).parent / "chat_templates" / "chatml.jinja"

@@ -89,7 +89,8 @@ def test_an_end_sign_in_the_text(advice_on):
 
 
 def test_end_signs_are_told_by_what_they_do(advice_on, make_config, encoder):
-    from brim.data import check_data, read
+    from brim.data import check_data
+    from brim.data.read import read
 
     answers = [f"{text}{'</s>' if n < 5 else '<|im_end|>' if n < 7 else ''}" for n, text in enumerate(SENTENCES)]
     answers[39] = f"Yes.</s>{answers[39]}"

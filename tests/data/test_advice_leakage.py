@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from brim.data import check_data, read
+from brim.data import check_data
+from brim.data.read import read
 
 WORDS = [f"word{n}" for n in range(100)]
 

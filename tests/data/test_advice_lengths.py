@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from brim.data import check_data, read
-from brim.data.advice.cuts import Cut
-from brim.data.advice.histogram import Bin, histogram
+from brim.data import check_data
+from brim.data.advice import Bin, Cut, histogram
+from brim.data.read import read
 
 ALL_TRAIN = {"type": "random", "probabilities": [1.0, 0.0, 0.0]}
 

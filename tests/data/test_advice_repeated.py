@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from brim.data.advice.facts import Watcher
-from brim.data.advice.repeated import different_answers, duplicates, one_prompt
-from brim.data.prompt import Texts
+from brim.data.advice import Watcher
+from brim.data.advice.rows import different_answers, duplicates, one_prompt
+from brim.data.tokens import Texts
 
 CAPITALS = ["Paris", "Rome", "Lima", "Oslo", "Cairo", "Quito", "Riga", "Bern", "Doha", "Kyiv", "Suva", "Baku"]
 QUESTIONS = [f"Which country has the capital {name}?" for name in CAPITALS]

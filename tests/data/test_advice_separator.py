@@ -3,9 +3,11 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from brim.data import check_data, load_encoder, read
-from brim.data.advice.separator import ConstantEdges, constant_edges
-from brim.models.folder import locate
+from brim.data import check_data
+from brim.data.advice.boundaries import ConstantEdges, constant_edges
+from brim.data.read import read
+from brim.data.tokens import load_encoder
+from brim.models import locate
 
 PLACES = ["Paris", "Rome", "Lima", "Oslo", "Cairo", "Quito", "Riga", "Bern", "Doha", "Kyiv", "Suva", "Baku"]
 STATEMENTS = [f"we went to {place} on day {n} by {'train' if n % 2 else 'car'}" for n, place in enumerate(PLACES)]

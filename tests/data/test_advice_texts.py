@@ -2,7 +2,7 @@
 
 import pytest
 
-from brim.data.advice.characters import are_broken
+from brim.data.advice.boundaries import are_broken
 
 PROMPTS = [f"What is said in text {n}?" for n in range(12)]
 ANSWERS = [f"It is said that {n} is a number of some kind." for n in range(12)]

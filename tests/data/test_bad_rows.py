@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, strategies as st
 from tests.properties import examples
 
-from brim.config import PreprocessingConfig
-from brim.data import prepare, prompts_of, read
-from brim.data.prompt import cell_texts, prompter
+from brim.config.schema import PreprocessingConfig
+from brim.data import prepare, prompter, prompts_of
+from brim.data.read import cell_texts, read
 from brim.data.usable import usable
 from brim.errors import DataError
 

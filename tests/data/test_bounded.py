@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from brim.data.bounded import bounded
-from brim.data.row_faults import RowFaults
-from brim.data.texts import Texts
+from brim.data.labels import bounded
+from brim.data.read import RowFaults
+from brim.data.tokens import Texts
 
 
 def batch(prompts, answers):

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from brim.data.chat_messages import BadConversation, conversation_of, require_learnable, to_be_continued
+from brim.data.chat.messages import BadConversation, conversation_of, require_learnable, to_be_continued
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 ROLES = "one of system, developer, user, assistant, tool, function, ipython"

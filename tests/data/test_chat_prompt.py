@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim.config import Config
-from brim.data import check_data, load_encoder, prepare, prompts_of, read
-from brim.data.chat_end import end_ids_of_turns
-from brim.data.chat_prompt import chat_template
+from brim.config.schema import Config
+from brim.data import check_data, prepare, prompts_of
+from brim.data.chat import chat_template, end_ids_of_turns
 from brim.data.check import Segment
+from brim.data.read import read
+from brim.data.tokens import load_encoder
 from brim.errors import ConfigError, DataError, ModelError
-from brim.models.folder import locate
+from brim.models import locate
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 TURNS = [

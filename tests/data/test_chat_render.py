@@ -11,10 +11,11 @@ import jinja2
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.data.chat_messages import BadConversation, conversation_of
-from brim.data.chat_render import ConversationRenderer
-from brim.data.chat_sandbox import TemplateFault
-from brim.data.chat_template import ChatTemplate, TemplateTexts
+from brim.data.chat import TemplateTexts
+from brim.data.chat.messages import BadConversation, conversation_of
+from brim.data.chat.render import ConversationRenderer
+from brim.data.chat.sandbox import TemplateFault
+from brim.data.chat.template import ChatTemplate
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 TODAY = datetime.date(2026, 1, 31)

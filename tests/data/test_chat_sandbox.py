@@ -4,8 +4,8 @@ import datetime
 
 import pytest
 
-from brim.data import chat_sandbox
-from brim.data.chat_sandbox import MAX_CHARACTERS, MAX_STEPS, BoundedEnvironment, Overreach, TemplateFault
+from brim.data.chat import sandbox as chat_sandbox
+from brim.data.chat.sandbox import MAX_CHARACTERS, MAX_STEPS, BoundedEnvironment, Overreach, TemplateFault
 
 TOO_LONG = f"it makes a text of more than {MAX_CHARACTERS:,} characters"
 FEW_STEPS = 20_000

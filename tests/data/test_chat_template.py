@@ -8,7 +8,8 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.data.chat_template import ChatTemplate, TemplateTexts, read_template, store_template
+from brim.data.chat import TemplateTexts, read_template, store_template
+from brim.data.chat.template import ChatTemplate
 from brim.errors import ConfigError, ModelError
 
 

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from brim.data import check_data, read
+from brim.data import check_data
 from brim.data.check import Lengths, Segment
+from brim.data.read import read
 
 
 @pytest.fixture

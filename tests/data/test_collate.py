@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from brim.data.collate import collate, collate_prompts
-from brim.data.rows import TokenRow
+from brim.data.tokens import TokenRow, collate, collate_prompts
 
 
 def row(ids, num_prompt):

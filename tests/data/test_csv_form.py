@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from brim.data import prepare, read
-from brim.data.csv_form import csv_form
-from brim.data.prompt import cell_texts
-from brim.data.utf8 import likely_encoding
+from brim.data import prepare
+from brim.data.read import cell_texts, read
+from brim.data.read.encoding import csv_form, likely_encoding
 from brim.errors import DataError
 from brim.notes import kind_of, short_of, topic_of
 
@@ -145,7 +144,7 @@ def test_a_comma_in_a_number_is_none_of_its_decimals_where_commas_separate(tmp_p
 def test_the_kind_of_a_column_with_commas_does_not_depend_on_the_blocks_it_is_read_in(cells, data):
     import pyarrow as pa
 
-    from brim.data.csv_columns import ColumnKind, refine
+    from brim.data.read.csv import ColumnKind, refine
 
     cut = data.draw(st.integers(0, len(cells)))
     kinds = set()
@@ -222,7 +221,7 @@ def test_a_file_of_utf8_with_a_wrong_byte_stays_utf8(tmp_path):
 
 
 def test_a_wrong_byte_beyond_the_beginning_is_told_with_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("brim.data.csv_form.HEAD_BYTES", 64)
+    monkeypatch.setattr("brim.data.read.encoding.HEAD_BYTES", 64)
     plain = source_of(tmp_path, b"q,a\n" + b"plain,x\n" * 40 + b"caf\xe9,y\n")
     assert plain.faults[40].what == "byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252"
     assert plain.faults[40].fix == "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 d.csv > d-utf8.csv`"
@@ -237,7 +236,7 @@ def test_a_wrong_byte_beyond_the_beginning_is_told_with_its_line(tmp_path, monke
 
 
 def test_only_the_beginning_of_a_large_file_is_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr("brim.data.csv_form.HEAD_BYTES", 1000)
+    monkeypatch.setattr("brim.data.read.encoding.HEAD_BYTES", 1000)
     (tmp_path / "d.csv").write_bytes(b"a;b\n" + b"x;y\n" * 100_000 + b"\xff" * 10)
     form = csv_form(tmp_path / "d.csv", usual=",")
     assert (form.encoding, form.separator) == ("utf-8", ";")

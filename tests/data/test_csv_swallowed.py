@@ -2,7 +2,7 @@
 
 import pytest
 
-from brim.data import read
+from brim.data.read import read
 
 ROWS = [f"question {number},answer {number}" for number in range(20)]
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tests.data.letter_encoder import LetterEncoder
 
-from brim.data import embedding_cache, read
-from brim.data.embedding_cache import embeddings_of
-from brim.data.example_pool import example_pool
+from brim.data import nearest_examples as embedding_cache
+from brim.data.examples import example_pool
+from brim.data.nearest_examples import embeddings_of
+from brim.data.read import read
 from brim.errors import OutputError
 
 QUESTIONS = ["one", "two", "three"]

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from brim.data import load_encoder
+from brim.data.tokens import load_encoder
 from brim.errors import ModelError
-from brim.models.folder import locate
+from brim.models import locate
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 

@@ -6,9 +6,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from brim.data import read
-from brim.data.blocks import BATCH_ROWS
-from brim.data.example_pool import NONE, example_pool
+from brim.data.examples import NONE, example_pool
+from brim.data.read import BATCH_ROWS, read
 from brim.errors import DataError
 
 ONE = {"type": "random", "k": 1}
@@ -101,7 +100,7 @@ def test_answers_that_are_no_label_of_the_category_are_no_examples(make_config):
 
 
 def test_many_rows_lie_in_several_batches_and_on_disk(make_config, monkeypatch):
-    monkeypatch.setattr("brim.data.spill.SPILL_BYTES", 10_000)
+    monkeypatch.setattr("brim.data.read.spill.SPILL_BYTES", 10_000)
     num_rows = 2 * BATCH_ROWS + 7
     columns = {"q": [f"q{n}" for n in range(num_rows)], "a": list(range(num_rows))}
     pool = pool_of(make_config, columns, preprocessing__split={"type": "random", "probabilities": [1, 0, 0]})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from brim.config import dump, load_config
-from brim.data import check_data, prepare, read
-from brim.data.known_labels import MOST_LABELS, label_slips, slip_notes, with_labels_of_data
+from brim.data import check_data, prepare, slip_notes, with_labels_of_data
+from brim.data.labels import MOST_LABELS, label_slips
+from brim.data.read import read
 from brim.errors import ConfigError, DataError
 
 LABELS = {"good": {"type": "contains", "value": "good"}, "bad": {"type": "regex", "value": "bad|poor"}}
@@ -284,7 +285,7 @@ def test_check_advises_on_slips_with_their_lines(encoder, tmp_path):
 def test_a_thousand_labels_are_compared_in_little_time(monkeypatch):
     """Not each with each other: a label is compared with those alone that a letter less may make the same."""
     compared = []
-    from brim.data import known_labels
+    from brim.data import labels as known_labels
 
     def counting(name, names, **keys):
         compared.extend(names)

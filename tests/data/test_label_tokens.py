@@ -7,10 +7,9 @@ import json
 import pytest
 
 from brim.config import load_config
-from brim.data import load_encoder
-from brim.data.label_tokens import label_room, label_tokens
+from brim.data.tokens import label_room, label_tokens, load_encoder
 from brim.errors import ConfigError
-from brim.models.folder import locate
+from brim.models import locate
 
 LABELS = ("positive", "negative", "very positive", "1", "ñandú", "好")
 TEXTS = ["It was positive: a very positive day.", "negative. The label is negative, 1 of 2"] * 20

@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 
-from brim.data.ledger import Entry, Ledger
+from brim.data.read import Entry, Ledger
 from brim.errors import WriteError
 from brim.notes import short_of
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, strategies as st
 from tests.properties import examples
 
-from brim.data import prepare, read, read_jsonl
-from brim.data.columns import notes_on_mixed, require_text
+from brim.data import prepare
+from brim.data.read import json as read_jsonl, notes_on_mixed, read, require_text
 from brim.errors import DataError
 
 
@@ -92,7 +92,7 @@ def require_mixed(source, message):
 def test_a_column_of_mixed_types_in_a_file_is_an_error_for_who_uses_it(tmp_path, monkeypatch, name, content, message):
     write(tmp_path / name, content)
     require_mixed(read(tmp_path / name), message)
-    monkeypatch.setattr("brim.data.spill.SPILL_BYTES", 0)
+    monkeypatch.setattr("brim.data.read.spill.SPILL_BYTES", 0)
     require_mixed(read(tmp_path / name), message)
     require_mixed(read(tmp_path / name), message)  # from the copy that was kept
 
@@ -104,7 +104,7 @@ def test_a_column_of_mixed_types_in_memory_is_an_error_for_who_uses_it(data, mes
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 4096])
 def test_what_is_mixed_or_nested_is_read_as_text(tmp_path, monkeypatch, batch_rows):
-    monkeypatch.setattr("brim.data.records.BATCH_ROWS", batch_rows)
+    monkeypatch.setattr("brim.data.read.columns.BATCH_ROWS", batch_rows)
     rows = [
         {"q": "x", "id": 1, "meta": {"a": 1}},
         {"q": "y", "id": "31", "meta": None, "late": [1, "ü"]},
@@ -134,7 +134,7 @@ def test_what_is_mixed_or_nested_is_read_as_text(tmp_path, monkeypatch, batch_ro
 
 
 def test_reading_starts_over_once_however_often_types_change(tmp_path, monkeypatch):
-    monkeypatch.setattr("brim.data.records.BATCH_ROWS", 2)
+    monkeypatch.setattr("brim.data.read.columns.BATCH_ROWS", 2)
     rows = [{"q": "x", f"k{number // 3}": number if number % 2 else "x"} for number in range(40)]
     write(tmp_path / "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     opened = []

@@ -7,7 +7,7 @@ from tests.data.letter_encoder import LetterEncoder
 from tests.properties import examples
 
 from brim.data import nearest_examples
-from brim.data.example_pool import NONE
+from brim.data.examples import NONE
 from brim.data.nearest_examples import NearestExamples, nearest
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from brim.data.order import random_order, rows_of_step
+from brim.data.tokens import random_order, rows_of_step
 
 
 @given(

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brim.data import prepare, prompts_of, read, texts_as_source
+from brim.data import prepare, prompts_of, texts_as_source
+from brim.data.read import read
 from brim.errors import DataError
 from brim.notes import kind_of, short_of, topic_of
 

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.data import read
-from brim.data.blocks import BATCH_ROWS
-from brim.data.prompt import cell_texts, prompter
+from brim.data import prompter
+from brim.data.read import BATCH_ROWS, cell_texts, read
 from brim.errors import DataError, Problem
 from brim.notes import kind_of, topic_of
 

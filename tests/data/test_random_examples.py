@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, strategies as st
 
-from brim.data.example_pool import NONE
-from brim.data.random_examples import RandomExamples, drawn
+from brim.data.examples import NONE, RandomExamples, drawn
 
 
 @given(st.integers(1, 60), st.data(), st.integers(0, 2**32 - 1), st.integers(0, 2**40))

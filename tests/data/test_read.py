@@ -13,10 +13,10 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, strategies as st
 from tests.properties import examples
 
-from brim.config import PreprocessingConfig
-from brim.data import read
+from brim.config.schema import PreprocessingConfig
+from brim.data.read import read
+from brim.data.read.encoding import require_utf8
 from brim.data.usable import usable
-from brim.data.utf8 import require_utf8
 from brim.errors import DataError
 
 ROWS = [
@@ -406,7 +406,7 @@ def test_json_beyond_pythons_limits_is_told(tmp_path, name, start):
 @given(text=st.text(max_size=30), bad=st.sampled_from([b"\xff", b"\x00", b"\xc3", b"\xe9x"]), block=st.integers(1, 9))
 @examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, bad, block):
-    monkeypatch.setattr("brim.data.utf8._BLOCK_BYTES", block)
+    monkeypatch.setattr("brim.data.read.encoding._BLOCK_BYTES", block)
     start = text.replace("\0", "").encode()
     path = tmp_path / "data.csv"
     path.write_bytes(start + b"\n" * 3)

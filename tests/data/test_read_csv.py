@@ -6,9 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, strategies as st
 from tests.properties import examples
 
-from brim.data import read, read_csv
-from brim.data.csv_columns import ColumnKind, refine
-from brim.data.prompt import cell_texts
+from brim.data.read import cell_texts, csv as read_csv, read
+from brim.data.read.csv import ColumnKind, refine
 from brim.errors import DataError, Problem
 
 

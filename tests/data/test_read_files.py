@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from brim.config import dump, load_config
-from brim.data import prepare, read
-from brim.data.prompt import cell_texts
+from brim.data import prepare
+from brim.data.read import cell_texts, read
 from brim.errors import DataError
 
 WHOLE = {"preprocessing__split__probabilities": [1.0, 0.0, 0.0]}

@@ -5,7 +5,7 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
-from brim.data import read
+from brim.data.read import read
 from brim.errors import DataError
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 from tests.data.letter_encoder import LetterEncoder
 from tests.properties import examples
 
-from brim.data import check_data, prepare, prompts_of, read, retrieval
-from brim.data.prompt import prompter
+from brim.data import check_data, prepare, prompter, prompts_of, retrieval
+from brim.data.read import read
 from brim.data.retrieval import without_embeddings
 from brim.errors import ConfigError, DataError, Problem
 

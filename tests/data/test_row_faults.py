@@ -2,8 +2,7 @@
 
 import pytest
 
-from brim.data.ledger import Entry, Ledger
-from brim.data.row_faults import RowFaults
+from brim.data.read import Entry, Ledger, RowFaults
 from brim.errors import DataError, Problem
 
 

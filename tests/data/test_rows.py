@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, strategies as st
 
-from brim.data.rows import SCHEMA, TokenRow, TokenRows, batch_of
+from brim.data.tokens import SCHEMA, TokenRow, TokenRows, batch_of
 
 
 def row(key, ids, supervised):

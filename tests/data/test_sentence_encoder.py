@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brim.data import sentence_encoder
-from brim.data.sentence_encoder import FolderSentenceEncoder, load_sentence_encoder, local_folder
+from brim.data import local_folder, nearest_examples as sentence_encoder
+from brim.data.nearest_examples import FolderSentenceEncoder, load_sentence_encoder
 from brim.errors import ConfigError, ModelError
 
 EXPECTED = (

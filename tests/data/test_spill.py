@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim.data import prepare, read, read_jsonl, spill
-from brim.data.records import BATCH_ROWS
+from brim.data import prepare
+from brim.data.read import json as read_jsonl, read, spill
+from brim.data.read.columns import BATCH_ROWS
 from brim.errors import DataError, OutputError, Problem
 
 NUM_ROWS = 3 * BATCH_ROWS
@@ -42,7 +43,7 @@ WRITERS = {"data.csv": write_csv, "data.jsonl": write_jsonl, "data.json": write_
 
 def make_small(monkeypatch):
     monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
-    monkeypatch.setattr("brim.data.read_csv.BLOCK_BYTES", 2**16)
+    monkeypatch.setattr("brim.data.read.csv.BLOCK_BYTES", 2**16)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -102,7 +103,7 @@ def test_a_failure_while_spilling_leaves_nothing_behind(tmp_path, monkeypatch, c
         yield from json.loads(f"[{','.join(path.read_text().splitlines())}]")
         raise DataError(Problem(what="on purpose"))
 
-    monkeypatch.setattr(read_jsonl, "_quick", failing)
+    monkeypatch.setattr(read_jsonl, "_quick_lines", failing)
     with pytest.raises(DataError, match="on purpose"):
         read(tmp_path / "data.jsonl")
     assert list(cache.iterdir()) == []

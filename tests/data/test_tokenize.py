@@ -3,7 +3,8 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from brim.data.tokenize import Limit, Limits, cut
+from brim.data.tokens import Limit, Limits
+from brim.data.tokens.tokenization import cut
 
 EOS = 1
 

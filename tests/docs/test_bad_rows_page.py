@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 from ruamel.yaml import YAML
 
-from brim.config import Config
-from brim.data.ledger import EVENTS
+from brim.config.schema import Config
+from brim.data.read import EVENTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bad-rows.md").read_text(encoding="utf-8")
 

@@ -9,14 +9,12 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from brim.batching.noise_scale import NUM_GROUPS, NoiseMeasurement, NoiseScale
-from brim.batching.ramps import doubling, equal_steps, linear
+from brim.batching import NUM_GROUPS, NoiseMeasurement, NoiseScale, doubling, equal_steps, linear
 from brim.cli.app import app
-from brim.config import DeviceFacts, FinetuneTrainer, load_config, resolve
-from brim.config.batch_steps import parse_batch_steps
-from brim.config.moving_batch import WAYS
+from brim.config import WAYS, DeviceFacts, load_config, parse_batch_steps, resolve
+from brim.config.schema import FinetuneTrainer
 from brim.train.increase_function import expand, load_increase_function
-from brim.train.setup import MEASURED_EVERY
+from brim.train.job import MEASURED_EVERY
 from brim.units import parse_duration
 
 PAGE = (Path(__file__).parents[2] / "docs" / "batch-schedules.md").read_text(encoding="utf-8")
@@ -46,7 +44,7 @@ def test_each_way_of_moving_the_batch_is_named_and_shown():
 
 
 def test_a_ramp_begins_with_a_quarter():
-    from brim.train.batch_schedule import first_size
+    from brim.train.schedule import first_size
 
     final, first = map(int, re.findall(r"effective_batch_size: (\d+) .*\n.*from a quarter of it, (\d+)", PAGE)[0])
     assert first_size(final) == first
@@ -95,7 +93,7 @@ def test_the_figures_of_the_noise_scale():
 
 
 def test_the_figures_of_the_rates():
-    from brim.train.batch_scaling import batch_factor
+    from brim.train.optimizer import batch_factor
 
     assert batch_factor("sqrt", size=16, final_size=64) == 0.5
     assert f"0.999 at 64 rows is {0.999 ** (16 / 64):.5f} at 16" in PROSE

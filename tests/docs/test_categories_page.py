@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from brim.config import load_config
-from brim.config.labels import MAX_STEPS, LabelReader
-from brim.config.pattern import characters_within
-from brim.config.prompt_parts import template_with_task
-from brim.data import read, with_labels_of_data
-from brim.data.known_labels import MOST_LABELS
+from brim.config import MAX_STEPS, LabelReader, load_config, template_with_task
+from brim.config.template import characters_within
+from brim.data import with_labels_of_data
+from brim.data.labels import MOST_LABELS
+from brim.data.read import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "categories.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)

@@ -55,7 +55,7 @@ def test_the_samples_are_those_of_the_page(project):
 
 
 def test_the_keys_it_names_exist():
-    from brim.config.schema_walk import all_keys
+    from brim.config import all_keys
 
     keys = {".".join(key.path) for key in all_keys()}
     named = set(re.findall(r"`((?:chat|preprocessing)\.[a-z_]+)", PAGE))

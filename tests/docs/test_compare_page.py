@@ -8,9 +8,10 @@ from tests.report.hand_made_runs import two_by_three
 from typer.testing import CliRunner
 
 import brim
-from brim.api.compare_results import ComparedRun, CompareResult
 from brim.cli.app import app
-from brim.infer.student_t import t_quantile
+from brim.infer.statistics import t_quantile
+from brim.workflows.compare import CompareResult
+from brim.workflows.compare.results import ComparedRun
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
 NUMBERS = {"two": 2, "three": 3, "five": 5}
@@ -31,7 +32,7 @@ def test_the_python_lines_run(monkeypatch):
             output_directory=Path(), files=files, digests=files, seeds=(0, 1, 2), changes=(), runs=tuple(runs)
         )
 
-    monkeypatch.setattr("brim.api.compare.compare", compare)
+    monkeypatch.setattr("brim.workflows.compare.run.compare", compare)
     (lines,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     names = {"brim": brim}
     exec(compile(lines, "compare.md", "exec"), names)  # noqa: S102

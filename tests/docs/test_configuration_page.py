@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brim.config import reference_page
+from docs.generate import reference_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 

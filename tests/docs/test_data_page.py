@@ -9,8 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from brim.config import load_config
-from brim.data import read
-from brim.data.utf8 import HEAD_BYTES
+from brim.data.read import read
+from brim.data.read.encoding import HEAD_BYTES
 from brim.units import format_bytes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

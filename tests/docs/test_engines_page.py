@@ -10,8 +10,9 @@ from ruamel.yaml import YAML
 from tests.infer.families import FAMILIES
 from tests.infer.test_families import MISLED
 
-from brim.config import GenerationConfig, load_config
-from brim.planning import engine_choice
+from brim.config import load_config
+from brim.config.schema import GenerationConfig
+from brim.planning import engines as engine_choice
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")

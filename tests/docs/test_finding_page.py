@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 from tests.batching.test_finder import Device
 
-from brim.batching.finder import Search, find_batch_size
-from brim.batching.searches import MOST_CORRECTIONS
+from brim.batching import Search, find_batch_size
+from brim.batching.finder import MOST_CORRECTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "finding-a-batch-size.md").read_text(encoding="utf-8")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from brim.api.memory_variants import variants
 from brim.cli.app import app
 from brim.config import load_config
-from brim.report.categories import LOOKS
+from brim.memory.variants import variants
+from brim.report import LOOKS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -75,7 +75,7 @@ def test_the_ways_are_those_that_are_compared():
 
 def test_the_python_session_is_of_names_that_exist():
     import brim
-    from brim.memory.prediction import MemoryPrediction
+    from brim.memory import MemoryPrediction
 
     (session,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     compile(session, "memory.md", "exec")

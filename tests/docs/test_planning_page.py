@@ -12,12 +12,12 @@ from ruamel.yaml import YAML
 from tests.planning.hand_made import plan_that_moves
 from typer.testing import CliRunner
 
-from brim.batching.cap import FIRST_WAIT_STEPS
-from brim.batching.finder import Search
+from brim.batching import Search
+from brim.batching.microbatch import FIRST_WAIT_STEPS
 from brim.cli.app import app
 from brim.config import load_config
-from brim.planning.plan import TrainingPlan
-from brim.report.plan_table import plan_table
+from brim.planning import TrainingPlan
+from brim.report import plan_table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from brim.config import PromptConfig, load_config
-from brim.config.schema import RetrievalConfig
-from brim.config.template import CONTEXT, LABELS, SAMPLE, TASK
-from brim.data.prompt import as_sample
+from brim.config import CONTEXT, LABELS, SAMPLE, load_config
+from brim.config.schema import PromptConfig, RetrievalConfig
+from brim.config.template import TASK
+from brim.data.prompts import as_sample
 
 PAGE = (Path(__file__).parents[2] / "docs" / "prompting.md").read_text(encoding="utf-8")
 

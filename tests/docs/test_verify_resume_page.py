@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.api.hand_made_proof import PROOF
 
-from brim.api.resume_promise import promise_of
-from brim.cli.resume_table import print_proof
+from brim.cli.studies import print_proof
+from brim.workflows.verify_resume.comparison import promise_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verify-resume.md").read_text(encoding="utf-8")
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import demo
-from brim.api.prediction import check_output, write_predictions
-from brim.train.run_folder import create_run_folder
+from brim.train import create_run_folder
+from brim.workflows.prediction import check_output, write_predictions
 from stdlib_code.dataset import Row
 
 

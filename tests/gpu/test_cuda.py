@@ -47,7 +47,7 @@ def test_a_gpu_gives_the_losses_of_a_cpu(tiny_base, sums_file, tmp_path, monkeyp
     monkeypatch.setattr("torch.amp.GradScaler", lambda kind, enabled: scaler(kind, init_scale=2.0**8, enabled=enabled))
     result = brim.Model(config(tiny_base, precision)).train(sums_file, output_directory=tmp_path / "gpu")
     with monkeypatch.context() as patch:
-        patch.setattr("brim.api.session.pick_device", lambda: torch.device("cpu"))
+        patch.setattr("brim.session.pick_device", lambda: torch.device("cpu"))
         brim.Model(config(tiny_base, "fp32")).train(sums_file, output_directory=tmp_path / "cpu")
     tolerance = 1e-3 if precision == "fp32" else 2e-2
     assert not [record for record in log(tmp_path / "gpu") if record.get("event") == "overflow"]
@@ -68,7 +68,7 @@ def test_a_quantised_base_on_a_gpu_gives_nearly_the_losses_of_a_cpu(
     settings["trainer"]["optimizer"] = optimizer
     result = brim.Model(settings).train(sums_file, output_directory=tmp_path / "gpu")
     with monkeypatch.context() as patch:
-        patch.setattr("brim.api.session.pick_device", lambda: torch.device("cpu"))
+        patch.setattr("brim.session.pick_device", lambda: torch.device("cpu"))
         brim.Model(at_home).train(sums_file, output_directory=tmp_path / "cpu")
     np.testing.assert_allclose(losses(tmp_path / "gpu"), losses(tmp_path / "cpu"), rtol=1e-3 if bits == 4 else 1e-2)
     model = opens_with_its_figures(tmp_path / "gpu", sums_file, result, tolerance=1e-3)
@@ -87,8 +87,9 @@ def test_an_8_bit_base_learns_the_same_in_other_micro_batches(tiny_base, sums_fi
 
 def test_paged_states_are_paged_again_after_a_checkpoint():
     from brim.config import load_config
-    from brim.train.optimizer import build_optimizer, set_learning_rate
-    from brim.train.tensors import optimizer_state, restore_optimizer
+    from brim.train import build_optimizer
+    from brim.train.checkpoint import optimizer_state, restore_optimizer
+    from brim.train.optimizer import set_learning_rate
 
     source = {"base_model": "m", "adapter": "lora", "trainer": {"type": "finetune", "optimizer": "paged_adamw_8bit"}}
     settings = load_config(source).config.trainer.optimizer

@@ -7,15 +7,10 @@ from tests.infer.families import FAMILIES, build
 from tests.infer.test_families import MOST_NEW, RECURRENT, alone, ended, prompts
 
 import brim
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import OutOfMemoryError
-from brim.infer.engine import respond_to
-from brim.infer.paged_engine import PagedEngine
-from brim.infer.paged_support import why_not_paged
-from brim.infer.room import FixedRoom
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.static_engine import StaticEngine
-from brim.models.precision import precision
+from brim.infer.engines import FixedRoom, PagedEngine, SlotsEngine, StaticEngine, respond_to, why_not_paged
+from brim.models import precision
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

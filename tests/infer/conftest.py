@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from brim.data import TokenRow, TokenRows
-from brim.models.precision import precision
+from brim.data.tokens import TokenRow, TokenRows
+from brim.models import precision
 
 LENGTHS = [3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28]
 

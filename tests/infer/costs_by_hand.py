@@ -1,7 +1,7 @@
 """What a cache takes, in numbers that can be checked by hand."""
 
-from brim.batching.surface import Surface
-from brim.infer.cache_costs import CacheCosts
+from brim.batching import Surface
+from brim.infer.engines import CacheCosts
 
 # A pass takes 10 bytes for each token of a prompt; a step 100 for each row and 1 for each of its columns.
 PREFILL = Surface(base=0.0, lengths=(8,), tokens=((1, 1000),), values=((10.0, 10_000.0),))

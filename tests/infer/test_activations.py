@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import InputError
-from brim.infer.activations import collect_activations, first_vectors
-from brim.infer.named_layers import named_layers
-from brim.infer.rows_at_once import RowsAtOnce
-from brim.infer.vectors import VectorStore
+from brim.infer import VectorStore, collect_activations, first_vectors, named_layers
+from brim.infer.engines import RowsAtOnce
 
 from .families import VOCABULARY, build
 
@@ -155,7 +153,7 @@ def test_rows_that_ran_out_of_memory_are_passed_again_in_smaller_batches(model, 
 
 
 def test_bf16_comes_out_as_fp32(model, prompts):
-    from brim.models.precision import precision
+    from brim.models import precision
 
     on_cpu = {"device": torch.device("cpu"), "precision": precision("bf16-mixed")}
     exact = collect(model, prompts, ["layers.1.mlp"], device=on_cpu["device"], precision=precision("fp32"))

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from brim.infer.bootstrap import Interval, intervals, paired_intervals, ratio, ratio_interval
+from brim.infer import Interval, intervals, paired_intervals, ratio
+from brim.infer.statistics import ratio_interval
 
 
 def test_two_rows_give_their_three_means():
@@ -42,7 +43,7 @@ def test_rows_are_drawn_whole():
 def test_memory_is_bounded_and_changes_no_figure(monkeypatch, draws):
     loss, tokens = np.arange(30.0), np.arange(1, 31)
     expected = ratio_interval(loss, tokens)
-    monkeypatch.setattr("brim.infer.bootstrap._DRAWS_AT_ONCE", draws)
+    monkeypatch.setattr("brim.infer.statistics._DRAWS_AT_ONCE", draws)
     assert ratio_interval(loss, tokens) == expected
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from tests.infer.costs_by_hand import costs
 
-from brim.batching.surface import Surface
+from brim.batching import Surface
 
 
 def test_the_cache_is_there_in_every_pass_and_the_larger_pass_counts():

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from brim.data import TokenRow, TokenRows
-from brim.infer import divergence as module
-from brim.infer.divergence import Runner, divergence, logits_of
-from brim.models.precision import precision
+from brim.data.tokens import TokenRow, TokenRows
+from brim.infer import Runner, divergence, evaluate as module, logits_of
+from brim.models import precision
 
 HALF = [0.0, 0.0]  # logits of the probabilities 1/2 and 1/2
 QUARTER = [0.0, math.log(3)]  # of 1/4 and 3/4

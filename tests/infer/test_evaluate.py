@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from brim.infer.evaluate import score_rows
-from brim.infer.rows_at_once import RowsAtOnce
+from brim.infer import score_rows
+from brim.infer.engines import RowsAtOnce
 
 
 @pytest.mark.parametrize("batch_rows", [1, 4, 64])

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from brim.data import TokenRow, TokenRows
-from brim.infer.engine import respond_to
-from brim.infer.misled import is_misled_by_its_batch
-from brim.infer.room import FixedRoom
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.slots_support import why_not_slots
-from brim.infer.static_engine import StaticEngine
-from brim.models.precision import precision
+from brim.data.tokens import TokenRow, TokenRows
+from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to, why_not_slots
+from brim.infer.engines.base import is_misled_by_its_batch
+from brim.models import precision
 
 from .families import FAMILIES, VOCABULARY, build
 

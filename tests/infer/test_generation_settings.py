@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import GenerationConfig as TheirConfig
 
-from brim.config import GenerationConfig
-from brim.infer.generation_settings import generation_settings
+from brim.config.schema import GenerationConfig
+from brim.infer.engines import generation_settings
 
 
 def settings(**keys):

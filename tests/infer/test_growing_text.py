@@ -5,8 +5,8 @@ from hypothesis import given, strategies as st
 from tests.properties import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from brim.data.encoder import FolderEncoder
-from brim.infer.growing_text import GrowingText
+from brim.data.tokens.encoder import FolderEncoder
+from brim.infer import GrowingText
 
 SIZE = 300
 

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 from tests.properties import examples
 
 from brim.errors import OutputError, WriteError
-from brim.infer.held_records import HeldRecords
-from brim.infer.journal import Journal, Record
+from brim.infer import HeldRecords, Journal
+from brim.infer.journal import Record
 
 RECORDS = [
     Record(key=2**64 - 1, prompt=0, body=b""),

@@ -6,8 +6,7 @@ import weakref
 import pytest
 import torch
 
-from brim.infer.kept_cache import KeptCache
-from brim.infer.stream import stream_tokens
+from brim.infer import KeptCache, stream_tokens
 
 from .families import build
 

@@ -8,12 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from brim.infer.engine import respond_to
-from brim.infer.label_constraint import LabelConstraint
-from brim.infer.response import Response
-from brim.infer.room import FixedRoom
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.static_engine import StaticEngine
+from brim.infer.engines import FixedRoom, LabelConstraint, Response, SlotsEngine, StaticEngine, respond_to
 
 END = 0
 LABELS = {

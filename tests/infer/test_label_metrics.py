@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.infer.label_metrics import label_measures
+from brim.infer import label_measures
 
 LABELS = st.sampled_from(["yes", "no", "maybe"])
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brim.config.labels import LabelReader
+from brim.config import LabelReader
 from brim.config.schema import OutputFeature
-from brim.infer.labels import LabelCounts, extract
+from brim.infer import LabelCounts, extract
 
 
 def _feature(*, constrained=False, **match):

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from brim.infer.bootstrap import Interval, intervals
-from brim.infer.evaluate import Scores
-from brim.infer.metrics import loss_interval, score_measures, summarize
+from brim.infer import Interval, Scores, intervals, score_measures, summarize
+from brim.infer.evaluate import loss_interval
 
 
 def scores(loss, num_correct, num_supervised):

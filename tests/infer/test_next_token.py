@@ -6,7 +6,8 @@ import torch
 from transformers import GenerationConfig
 
 from brim.errors import BrimError
-from brim.infer.next_token import NextToken, Writing, uniform_numbers
+from brim.infer.engines import NextToken, Writing
+from brim.infer.engines.sampling import uniform_numbers
 
 SETTINGS = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
 CPU = torch.device("cpu")

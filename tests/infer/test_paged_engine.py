@@ -9,13 +9,9 @@ import torch
 from transformers import __version__
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer import paged_engine as module
-from brim.infer.engine import respond_to
-from brim.infer.paged_engine import PagedEngine
-from brim.infer.paged_support import page_field, why_not_paged
-from brim.infer.room import FixedRoom
-from brim.infer.static_engine import StaticEngine
-from brim.models.precision import precision
+from brim.infer.engines import FixedRoom, PagedEngine, StaticEngine, paged as module, respond_to, why_not_paged
+from brim.infer.engines.paged import page_field
+from brim.models import precision
 
 from .families import build
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from brim.data import TokenRow, TokenRows
-from brim.infer.queue import Queue
-from brim.infer.room import FixedRoom
+from brim.data.tokens import TokenRow, TokenRows
+from brim.infer.engines import FixedRoom
+from brim.infer.engines.continuous import Queue
 
 
 def prompts_of(lengths):

@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.infer.refill import prefill_groups, rows_to_wait_for
+from brim.infer.engines import prefill_groups
+from brim.infer.engines.continuous import rows_to_wait_for
 
 
 @pytest.mark.parametrize(

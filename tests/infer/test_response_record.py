@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.infer.response import Response
-from brim.infer.response_record import prompt_hash, response_bytes, response_of, score_bytes, score_of
+from brim.infer import prompt_hash, response_bytes, response_of, score_bytes, score_of
+from brim.infer.engines import Response
 
 
 @given(

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from hypothesis import given, strategies as st
 
-from brim.data import TokenRow, TokenRows
-from brim.infer.response import Response
-from brim.infer.response_scores import rows_to_score, score_batches
+from brim.data.tokens import TokenRow, TokenRows
+from brim.infer import rows_to_score, score_batches
+from brim.infer.engines import Response
 
 
 def test_a_response_and_its_end_stand_behind_the_prompt():

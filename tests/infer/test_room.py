@@ -3,7 +3,7 @@
 import pytest
 from tests.infer.costs_by_hand import costs
 
-from brim.infer.room import FixedRoom, MemoryRoom
+from brim.infer.engines import FixedRoom, MemoryRoom
 
 
 def test_a_number_is_halved_and_never_below_one():

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from brim.infer.row_cache import RowCache
+from brim.infer.engines.cache import RowCache
 
 HEADS, KEY_SIZE, VALUE_SIZE = 2, 3, 5  # as where keys and values differ in size
 

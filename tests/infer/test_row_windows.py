@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from brim.infer.row_windows import attending_in_windows, row_windows
+from brim.infer.engines.cache import attending_in_windows, row_windows
 
 CPU = torch.device("cpu")
 

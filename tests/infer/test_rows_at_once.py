@@ -5,10 +5,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import OutOfMemoryError
-from brim.infer import rows_at_once as module
-from brim.infer.rows_at_once import RowsAtOnce, longest_first, rows_at_once
+from brim.infer.engines import RowsAtOnce, batching as module, longest_first, rows_at_once
 
 
 def rows_of(lengths):

@@ -7,13 +7,10 @@ from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
 from tests.infer.test_rows_at_once import Device, rows_of
 
-from brim.batching.by_length import ByLength
-from brim.batching.by_rows import ByRows
+from brim.batching import ByLength, ByRows
 from brim.errors import OutOfMemoryError
-from brim.infer import rows_by_cost as module
-from brim.infer.evaluate import score_rows
-from brim.infer.rows_at_once import longest_first
-from brim.infer.rows_by_cost import RowsByCost
+from brim.infer import score_rows
+from brim.infer.engines import RowsByCost, batching as module, longest_first
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.infer.test_rows_at_once import Device, rows_of
 
-from brim.batching.peak_meter import NoPeak
+from brim.batching.prober import NoPeak
 from brim.errors import OutOfMemoryError
-from brim.infer import rows_by_trial as module
-from brim.infer.rows_at_once import longest_first
-from brim.infer.rows_by_trial import RowsByTrial
+from brim.infer.engines import RowsByTrial, batching as module, longest_first
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engine import respond_to
-from brim.infer.passes import Passes
-from brim.infer.room import FixedRoom
-from brim.infer.row_cache import RowCache
-from brim.infer.slots_engine import SlotsEngine
+from brim.infer.engines import FixedRoom, Passes, SlotsEngine, respond_to
+from brim.infer.engines.cache import RowCache
 
 NEW_TOKENS = 12
 GREEDY = {

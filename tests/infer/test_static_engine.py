@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engine import respond_to
-from brim.infer.room import FixedRoom
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.static_engine import StaticEngine, end_ids
+from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, end_ids, respond_to
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
 

@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer import stream
-from brim.infer.engine import respond_to
-from brim.infer.passes import Passes
-from brim.infer.room import FixedRoom
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.stream import stream_tokens
+from brim.infer import stream, stream_tokens
+from brim.infer.engines import FixedRoom, Passes, SlotsEngine, respond_to
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
 SAMPLED = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 50}

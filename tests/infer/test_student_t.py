@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from brim.infer.student_t import mean_interval, t_quantile
+from brim.infer import mean_interval
+from brim.infer.statistics import t_quantile
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
 TABLE = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from sacrebleu.metrics import BLEU
 
-from brim.infer.bootstrap import intervals
-from brim.infer.text_metrics import text_measures, text_metrics
+from brim.infer import intervals, text_measures
+from brim.infer.evaluate import text_metrics
 
 LONG = "the quick brown fox jumps over the lazy dog"
 

@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer import vllm_engine as module
-from brim.infer.engine import respond_to
-from brim.infer.response import Response
-from brim.infer.row_seed import row_seed
-from brim.infer.vllm_engine import VllmEngine, VllmModel
-from brim.infer.vllm_support import why_not_vllm
-from brim.models.precision import precision
+from brim.infer.engines import Response, VllmEngine, VllmModel, respond_to, vllm as module
+from brim.infer.engines.base import row_seed
+from brim.infer.engines.vllm import why_not_vllm
+from brim.models import precision
 
 from .fake_vllm import install
 

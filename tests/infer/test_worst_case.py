@@ -2,9 +2,8 @@
 
 import torch
 
-from brim.infer.next_token import NextToken
-from brim.infer.passes import Passes
-from brim.infer.worst_case import worst_case
+from brim.infer.engines import NextToken, Passes
+from brim.memory.trace.generation import worst_case
 
 SETTINGS = {"max_new_tokens": 6, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
 

@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 import brim
-from brim.data import load_encoder
-from brim.infer.slots_engine import SlotsEngine
-from brim.models.folder import locate
+from brim.data.tokens import load_encoder
+from brim.infer.engines import SlotsEngine
+from brim.models import locate
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -176,7 +176,7 @@ def test_the_configuration_of_a_run_works_again(run, rows_file, tmp_path):
 
 def test_a_stopped_run_goes_on_on_another_day(config, rows_file, tmp_path, monkeypatch):
     def on(day):
-        monkeypatch.setattr("brim.data.chat_day.today", lambda: datetime.date.fromisoformat(day))
+        monkeypatch.setattr("brim.data.chat.template.today", lambda: datetime.date.fromisoformat(day))
 
     (tmp_path / "dated.jinja").write_text("{{ strftime_now('%d %b %Y') }}\n" + CHATML)
     config = {**config, "chat": {"template": str(tmp_path / "dated.jinja")}}

@@ -142,7 +142,7 @@ def test_chunks_know_the_loss_scale_beforehand(tiny_base, sums_file, tmp_path, m
         scales.append(float(gradient_scale))
         return chunked_loss.chunked_loss_sum(*args, gradient_scale=gradient_scale, **kwargs)
 
-    monkeypatch.setattr("brim.models.objective.chunked_loss_sum", noted)
+    monkeypatch.setattr("brim.models.loss.chunked_loss_sum", noted)
     run = tmp_path / "run"
     brim.Model(config(tiny_base, precision="fp16-mixed")).train(sums_file, output_directory=run)
     steps = [record for record in log(run) if record.get("split") == "train"]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.memory.tiny_architectures import write_folder
 
 import brim
-from brim.models.objective import next_token_loss
+from brim.models import next_token_loss
 
 
 def config(base, **trainer):
@@ -62,7 +62,7 @@ def test_nor_on_where_memory_runs_out(tiny_base, sums_file, tmp_path, monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return next_token_loss(*arguments, **settings)
 
-    monkeypatch.setattr("brim.train.micro_batch_pass.next_token_loss", scarce_loss)
+    monkeypatch.setattr("brim.train.gradient.next_token_loss", scarce_loss)
     brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=scarce)
     events = [json.loads(line).get("event") for line in (scarce / "metrics.jsonl").read_text().splitlines()]
     assert events.count("oom") == 2
@@ -101,7 +101,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tiny_base, sums_file, tmp_path, mo
     parts = tmp_path / "parts"
     observer = StopAfter(3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("brim.api.training.stop_request", observer.request)
+        patch.setattr("brim.workflows.training.training.stop_request", observer.request)
         brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=parts, observer=observer)
     torch.manual_seed(999)
     brim.Model(config(tiny_base, batch_size=4)).train(sums_file, output_directory=parts, resume=True)

@@ -6,12 +6,8 @@ from collections import Counter
 import numpy as np
 from tests.batching.cost_examples import linear_costs
 
-from brim.batching.by_length import ByLength
-from brim.batching.by_rows import ByRows
-from brim.batching.ramps import doubling, equal_steps, linear
-from brim.batching.schedule import constant, schedule_of
-from brim.batching.walk import num_steps
-from brim.data.order import rows_of_step
+from brim.batching import ByLength, ByRows, constant, doubling, equal_steps, linear, num_steps, schedule_of
+from brim.data.tokens import rows_of_step
 
 NUM_CASES = 10_000
 

@@ -25,13 +25,13 @@ import json, os, resource, sys, threading
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from brim.data import TokenRow, TokenRows
+from brim.data.tokens import TokenRow; from brim.data.tokens import TokenRows
 from brim.errors import OutOfMemoryError
-from brim.infer.paged_engine import PagedEngine
-from brim.infer.room import FixedRoom
-from brim.infer.slots_engine import SlotsEngine
-from brim.infer.static_engine import StaticEngine
-from brim.models.precision import precision
+from brim.infer.engines import PagedEngine
+from brim.infer.engines import FixedRoom
+from brim.infer.engines import SlotsEngine
+from brim.infer.engines import StaticEngine
+from brim.models import precision
 
 CONFIG = LlamaConfig(
     vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=8, head_dim=64,
@@ -132,7 +132,7 @@ BEAMS = """
 import json, sys
 import pandas as pd
 import brim
-from brim.planning.cpu_room import resident_bytes
+from brim.memory.budget import resident_bytes
 
 config = {
     "base_model": sys.argv[1],

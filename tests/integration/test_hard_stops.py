@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PATIENCE_S = 120
 LIMITED = """
 import resource, sys
-from brim.cli.main import main
+from brim.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 sys.argv = ["brim", *sys.argv[1:]]
 main()
@@ -41,7 +41,7 @@ def config(tiny_base, sums_file, tmp_path):
 
 
 def brim(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from brim.cli.main import main; main()", *map(str, arguments)]
+    return [sys.executable, "-c", "from brim.cli import main; main()", *map(str, arguments)]
 
 
 def records(run: Path) -> list[dict[str, object]]:

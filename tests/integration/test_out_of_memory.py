@@ -18,7 +18,7 @@ from tests.train.scarce import apart
 
 import brim
 from brim.infer import evaluate as evaluate_module
-from brim.train import checkpoint as checkpoint_module, export as export_module, micro_batch_pass
+from brim.train import checkpoint as checkpoint_module, gradient as micro_batch_pass, job as export_module
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

@@ -132,7 +132,7 @@ def test_a_run_with_8_bit_states_continues_to_the_bit(
     parts = tmp_path / "parts"
     with monkeypatch.context() as patch:
         observer = StopAfter(3)
-        patch.setattr("brim.api.training.stop_request", observer.request)
+        patch.setattr("brim.workflows.training.training.stop_request", observer.request)
         with pytest.raises(KeyboardInterrupt):
             brim.Model(settings).train(sums_file, output_directory=parts, observer=observer)
     states = load_file(parts / "checkpoints" / "step-00000003" / "optimizer.safetensors")

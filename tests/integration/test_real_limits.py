@@ -25,7 +25,7 @@ SCRIPT = """
 import json, os, resource, sys
 import torch
 import brim
-from brim.batching.oom import is_out_of_memory
+from brim.batching import is_out_of_memory
 
 ROWS, WIDTH = 256, 8192
 

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import brim
-from brim.train import interrupt
-from brim.train.state import TrainState
+from brim.train import TrainState, loop as interrupt
 
 
 def config(base, **changes):
@@ -140,7 +139,7 @@ def stop_after(step, monkeypatch):
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setattr("brim.api.training.stop_request", Request)
+    monkeypatch.setattr("brim.workflows.training.training.stop_request", Request)
     return StopAfter(step, event)
 
 

@@ -6,15 +6,11 @@ from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
-import brim.api.memory as memory
-import brim.api.memory_traces as memory_traces
-from brim.memory import recording
-from brim.memory.compose import compose_parts
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.events import EventStream
-from brim.memory.layer_kinds import depth_of_architecture
-from brim.memory.static_stream import static_stream
+import brim.memory.predict as memory
+import brim.memory.traces as memory_traces
+from brim.memory import ConfigWorkload, static_stream
+from brim.memory.cuda import CudaTarget
+from brim.memory.trace import EventStream, compose_parts, depth_of_architecture, recording
 
 A100 = CudaTarget(compute_capability=(8, 0))
 

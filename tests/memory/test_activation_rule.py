@@ -2,9 +2,9 @@
 
 import pytest
 
-from brim.memory.activation_rule import Arithmetic, kept_in_a_layer
-from brim.memory.architecture import read_architecture
-from brim.memory.trained import Lora
+from brim.memory.closed_form import kept_in_a_layer, read_architecture
+from brim.memory.closed_form.activations import Arithmetic
+from brim.memory.closed_form.architecture import Lora
 
 ROWS, TOKENS = 2, 32
 SMALL = {

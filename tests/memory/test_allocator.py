@@ -5,8 +5,7 @@ from hypothesis import given, strategies as st
 from tests.memory.reference_allocator import OutOfMemory, ReferenceAllocator
 from tests.properties import examples
 
-from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
-from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 parse = AllocatorSettings.parse

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from brim.errors import InputError
-from brim.memory.allocator_settings import AllocatorSettings
+from brim.memory.allocator import AllocatorSettings
 
 MIB, GIB = 2**20, 2**30
 parse = AllocatorSettings.parse

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import ModelError
-from brim.memory.architecture import read_architecture
+from brim.memory.closed_form import read_architecture
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
 

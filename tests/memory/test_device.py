@@ -5,15 +5,8 @@ import os
 import pytest
 
 from brim.errors import InputError
-from brim.memory.device import (
-    budget_bytes,
-    cublas_workspace_bytes,
-    device_named,
-    device_of,
-    devices,
-    find_device,
-    one_of_several,
-)
+from brim.memory import devices, find_device
+from brim.memory.device import budget_bytes, cublas_workspace_bytes, device_named, device_of, one_of_several
 
 MIB, GIB = 2**20, 2**30
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from brim.memory.device import Device, device_named, devices, find_device
-from brim.memory.device_speed import cpu_speed, device_speed, nominal_cpu
+from brim.memory import Device, device_speed, devices, find_device
+from brim.memory.device import cpu_speed, device_named, nominal_cpu
 
 GIB = 2**30
 

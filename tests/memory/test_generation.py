@@ -4,10 +4,9 @@ import pytest
 from tests.memory.expansion import workload_of
 from tests.memory.tiny_architectures import write_folder
 
-import brim.memory.generation as generation
-from brim.memory.compose import compose_parts
-from brim.memory.recording import record
-from brim.memory.static_stream import static_stream
+import brim.memory.trace.generation as generation
+from brim.memory import static_stream
+from brim.memory.trace import compose_parts, record
 
 ROWS, TOKENS = 2, 8
 LAYERS, HEADS_KV, HEAD, WIDTH_BYTES = 6, 2, 8, 2

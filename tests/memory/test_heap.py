@@ -1,8 +1,7 @@
 """A CPU's memory: no rounding, nothing kept."""
 
-from brim.memory.events import EventStream, Place
-from brim.memory.heap import Heap
-from brim.memory.replay import replay
+from brim.memory.allocator import Heap, replay
+from brim.memory.trace import EventStream, Place
 
 PLACE = Place("forward")
 

@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.memory.depth import Depth, depth_of
-from brim.memory.events import EventStream, Place
-from brim.memory.layer_passes import NotUniformError
-from brim.memory.layers import expand
+from brim.memory.trace import EventStream, Place
+from brim.memory.trace.events import Depth, depth_of
+from brim.memory.trace.layers import NotUniformError, expand
 
 PATTERN = st.builds(
     lambda first, block, repeats, last: first + block * repeats + last,

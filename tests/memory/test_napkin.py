@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from brim.config import load_config
-from brim.memory.napkin import napkin
-from brim.memory.napkin_settings import settings_of, stored_bytes
-from brim.memory.trained import Lora, Optimizer, all_tensors, lora_tensors, optimizer_state
+from brim.memory.closed_form import napkin, optimizer_state, settings_of
+from brim.memory.closed_form.architecture import Lora, Optimizer, all_tensors, lora_tensors
+from brim.memory.closed_form.breakdown import stored_bytes
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
 LLAMA = json.loads((MODELS / "meta-llama--Llama-2-7b-hf" / "config.json").read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def test_two_dtypes_of_16_bits_make_32_between_the_layers(precision, each):
 
 @pytest.mark.parametrize("head_trains", [True, False])
 def test_a_chunk_of_logits_instead_of_all(head_trains):
-    from brim.models.chunked_loss import chunk_rows
+    from brim.models import chunk_rows
 
     keys = {} if head_trains else {"adapter": "lora"}
     found = lines(worked(LLAMA, rows=8, precision="bf16-true", chunked_loss=True, **keys))
@@ -171,7 +171,7 @@ def test_a_newcomer_is_named():
     ],
 )
 def test_what_an_optimizer_keeps(kind, element_bytes, state_bytes):
-    from brim.memory.trained import Trained
+    from brim.memory.closed_form import Trained
 
     tensors = [Trained(rows=4, columns=40, count=2), Trained(rows=40, columns=2, count=1)]
     assert sum(tensor.elements for tensor in tensors) == 400
@@ -180,7 +180,7 @@ def test_what_an_optimizer_keeps(kind, element_bytes, state_bytes):
 
 
 def test_8_bit_states_have_a_scale_for_256_values():
-    from brim.memory.trained import Trained
+    from brim.memory.closed_form import Trained
 
     state = optimizer_state(Optimizer(type="adamw_8bit"), [Trained(rows=64, columns=100, count=3)], element_bytes=4)
     assert state.num_bytes == 2 * 3 * (6_400 + 25 * 4)
@@ -189,7 +189,7 @@ def test_8_bit_states_have_a_scale_for_256_values():
 def test_states_are_those_of_the_real_optimizers():
     import torch
 
-    from brim.memory.trained import Trained
+    from brim.memory.closed_form import Trained
 
     weights = [torch.nn.Parameter(torch.ones(30, 20)), torch.nn.Parameter(torch.ones(7))]
     shapes = [Trained(rows=30, columns=20, count=1), Trained(rows=7, columns=1, count=1)]
@@ -204,7 +204,7 @@ def test_states_are_those_of_the_real_optimizers():
 
 
 def test_adapters_on_named_on_all_and_on_matched_layers():
-    from brim.memory.architecture import read_architecture
+    from brim.memory.closed_form import read_architecture
 
     def added(targets, base=LLAMA):
         lora = Lora(r=2, target_modules=targets, dropout=False)
@@ -219,7 +219,7 @@ def test_adapters_on_named_on_all_and_on_matched_layers():
 
 
 def test_all_weights_are_all_parameters():
-    from brim.memory.architecture import read_architecture
+    from brim.memory.closed_form import read_architecture
 
     assert sum(tensor.elements for tensor in all_tensors(read_architecture(LLAMA))) == N
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.memory.operator_work import attention_flops, operator_work
+from brim.memory.trace import attention_flops
+from brim.memory.trace.operators import operator_work
 
 
 class Counted(TorchDispatchMode):

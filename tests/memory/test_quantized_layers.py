@@ -11,15 +11,14 @@ from tests.memory.births import Births
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from brim.memory.quantized.layout import eight_bit_tensors, four_bit_tensors
-from brim.models.bitsandbytes_import import require_bitsandbytes
+from brim.memory.bitsandbytes.layout import eight_bit_tensors, four_bit_tensors
+from brim.models import require_bitsandbytes
 
 require_bitsandbytes()
 
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt  # noqa: E402
 
-from brim.memory.quantized.linear4bit import FourBits, StandInLinear4bit  # noqa: E402
-from brim.memory.quantized.linear8bit import StandInLinear8bit  # noqa: E402
+from brim.memory.bitsandbytes.linear import FourBits, StandInLinear4bit, StandInLinear8bit  # noqa: E402
 
 SHAPES = [(64, 64), (128, 64), (100, 36), (7, 5), (65, 33), (688, 256), (96, 200)]  # inputs, outputs
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from brim.config import QuantizationConfig
-from brim.memory.events import EventStream, Place
-from brim.memory.quantized.loaded import loaded_tensors
-from brim.memory.quantized.loaded_stream import base_path, of_all_layers, with_loading
-from brim.memory.quantized.loading import LoadedTensor
-from brim.memory.quantized.replace import quantize_stand_in
+from brim.config.schema import QuantizationConfig
+from brim.memory.bitsandbytes import LoadedTensor, loaded_tensors, of_all_layers, quantize_stand_in, with_loading
+from brim.memory.bitsandbytes.loading import base_path
+from brim.memory.trace import EventStream, Place
 
 FOUR = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
 

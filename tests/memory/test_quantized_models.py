@@ -26,14 +26,13 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
-from brim.config import QuantizationConfig
+from brim.config.schema import QuantizationConfig
+from brim.memory.bitsandbytes import LoadedTensor, loaded_tensors, quantize_stand_in, warmup_bytes
+from brim.memory.bitsandbytes.layout import KeptTensor, four_bit_tensors
+from brim.memory.bitsandbytes.loading import in_checkpoint_order, load_events
 from brim.memory.cuda.autocast import autocast_as_on_cuda
-from brim.memory.events import EventStream
-from brim.memory.fake_model import build_fake
-from brim.memory.quantized.layout import KeptTensor, four_bit_tensors
-from brim.memory.quantized.loaded import loaded_tensors
-from brim.memory.quantized.loading import LoadedTensor, in_checkpoint_order, load_events, warmup_bytes
-from brim.memory.quantized.replace import quantize_stand_in
+from brim.memory.trace import EventStream
+from brim.memory.trace.recorder import build_fake
 
 FOUR = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
 EIGHT = QuantizationConfig(bits=8)

@@ -12,11 +12,11 @@ from tests.memory.births import Births
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
-from brim.config import OptimizerConfig
-from brim.config.schema.bitsandbytes_optimizer import BitsandbytesOptimizerConfig
-from brim.memory.quantized.optimizer import StandInOptimizer, traceable_optimizer
-from brim.memory.quantized.optimizer_states import state_bytes, state_rule, state_tensors
-from brim.train.optimizer import build_optimizer
+from brim.config.schema import OptimizerConfig
+from brim.config.schema.optimizer import BitsandbytesOptimizerConfig
+from brim.memory.trace import traceable_optimizer
+from brim.memory.trace.optimizer import StandInOptimizer, state_bytes, state_rule, state_tensors
+from brim.train import build_optimizer
 
 TYPES = [section.model_fields["type"].default for section in get_args(BitsandbytesOptimizerConfig)]
 SHAPES = [(4095,), (64, 64), (3, 7), (257, 401), (1000, 120)]  # below, at and above 4,096 elements; the last is paged

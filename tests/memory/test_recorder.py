@@ -8,9 +8,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from brim.memory.events import Place
-from brim.memory.recorder import Recorder
-from brim.memory.recording import without_collector
+from brim.memory.trace import Place
+from brim.memory.trace.recorder import Recorder
+from brim.memory.trace.recording import without_collector
 
 
 def log(stream):

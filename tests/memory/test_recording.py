@@ -9,14 +9,11 @@ from tests.memory.expansion import stream_of, workload_of
 from tests.memory.tiny_architectures import write_folder
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from brim.api.memory_traces import training_stream
-from brim.memory import recorder
-from brim.memory.allocator import CachingAllocator
-from brim.memory.compose import with_workspaces
-from brim.memory.cuda.transformers_view import rows_not_packed
-from brim.memory.events import CATEGORIES
-from brim.memory.recording import record, without_collector
-from brim.memory.replay import replay
+from brim.memory.allocator import CachingAllocator, replay
+from brim.memory.cuda import rows_not_packed
+from brim.memory.trace import CATEGORIES, record, recorder, with_workspaces
+from brim.memory.trace.recording import without_collector
+from brim.memory.traces import training_stream
 
 LAYERS, WIDTH, INNER, VOCABULARY = 6, 32, 48, 120
 HEADS_KV, HEAD = 2, 8

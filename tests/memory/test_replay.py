@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
-from brim.memory.events import CATEGORIES, EventStream, Place
-from brim.memory.replay import replay
+from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory, replay
+from brim.memory.trace import CATEGORIES, EventStream, Place
 
 MIB = 2**20
 HERE = Place("forward")

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 import brim
 from brim.errors import InputError
-from brim.memory.prediction import MemoryPrediction
+from brim.memory import MemoryPrediction
 
 LAYERS, HIDDEN, VOCABULARY, WIDE = 4, 512, 4096, 2048
 LAYER_PARAMETERS = 4 * HIDDEN**2 + 3 * HIDDEN * WIDE + 2 * HIDDEN

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from brim.memory.events import Category, EventStream, Place
-from brim.memory.sharding import Sharding, shard
-from brim.memory.sharding_units import Precision, Weight
+from brim.memory.fsdp import Sharding, shard
+from brim.memory.fsdp.units import Precision
+from brim.memory.trace import Category, EventStream, Place, Weight
 
 LAYERS = 3
 EMBEDDING, MATRIX, HIDDEN = 1200, 800, 40  # bytes of the root's weight, of a layer's weight, of an activation

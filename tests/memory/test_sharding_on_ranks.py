@@ -21,10 +21,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from brim.memory.events import Place
-from brim.memory.recorder import Recorder
-from brim.memory.sharding import Sharding, shard
-from brim.memory.sharding_units import Weight
+from brim.memory.fsdp import Sharding, shard
+from brim.memory.trace import Place, Weight
+from brim.memory.trace.recorder import Recorder
 
 WORLD_SIZE, HIDDEN, VOCABULARY = 2, 64, 511  # of odd rows: shards of the embedding and the head are padded
 TOKENS = (2, 8)

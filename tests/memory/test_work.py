@@ -8,9 +8,8 @@ from tests.memory.expansion import A100, all_layers, workload_of
 from tests.memory.tiny_architectures import write_folder
 from torch.utils.flop_counter import FlopCounterMode
 
-from brim.memory.cuda.transformers_view import rows_not_packed
-from brim.memory.optimizer_recording import record_optimizer
-from brim.memory.recording import record
+from brim.memory.cuda import rows_not_packed
+from brim.memory.trace import record, record_optimizer
 
 LLAMA_2_7B = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models" / "meta-llama--Llama-2-7b-hf"
 LAYERS, WIDTH, INNER, VOCABULARY = 32, 4096, 11008, 32000

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from brim.config import LoraConfig
+from brim.config.schema import LoraConfig
 from brim.errors import ModelError
-from brim.models.adapter_folder import CONFIG, WEIGHTS, continued, open_adapter
+from brim.models import CONFIG, WEIGHTS, continued, open_adapter
 
 OWN = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q_proj"], "bias": "none"}
 
@@ -171,6 +171,6 @@ def test_a_link_that_leaves_the_folder(write, tmp_path, tmp_path_factory):
 
 
 def test_neither_torch_nor_peft_is_imported(write):
-    code = "import sys; from brim.models.adapter_folder import open_adapter; open_adapter(sys.argv[1]); "
+    code = "import sys; from brim.models import open_adapter; open_adapter(sys.argv[1]); "
     code += "assert not {'torch', 'peft', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code, write()], check=True)

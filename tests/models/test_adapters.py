@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from brim.config import LoraConfig
+from brim.config.schema import LoraConfig
 from brim.errors import ModelError
-from brim.models.adapters import add_adapter, is_adapted
+from brim.models import is_adapted
+from brim.models.adapters import add_adapter
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from brim.errors import ModelError
-from brim.models.bitsandbytes_import import _compiled_when_called, require_bitsandbytes
+from brim.models import require_bitsandbytes
+from brim.models.quantization import _compiled_when_called
 
 
 @pytest.mark.parametrize("shape", [(64, 688), (3, 96), (5, 32), (16, 64), (7, 130)])
@@ -43,7 +44,7 @@ def test_importing_bitsandbytes_says_nothing_and_fetches_nothing(tmp_path):
     (tmp_path / "kernels.py").write_text("def get_kernel(*a, **k):\n    raise SystemExit('fetched')\n")
     code = (
         "import kernels, sys\n"
-        "from brim.models.bitsandbytes_import import require_bitsandbytes\n"
+        "from brim.models import require_bitsandbytes\n"
         "require_bitsandbytes()\n"
         "assert sys.modules['kernels'] is kernels and 'bitsandbytes' in sys.modules\n"
     )
@@ -54,7 +55,7 @@ def test_importing_bitsandbytes_says_nothing_and_fetches_nothing(tmp_path):
 
 def test_importing_it_leaves_the_compiler_alone_until_a_function_is_called():
     code = (
-        "import sys, torch; from brim.models.bitsandbytes_import import require_bitsandbytes\n"
+        "import sys, torch; from brim.models import require_bitsandbytes\n"
         "before = torch.compile; require_bitsandbytes(); print('torch._inductor' in sys.modules, torch.compile is before)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.models.chunked_loss import LogitTransform, chunk_rows, chunked_loss_sum, chunked_scores
+from brim.models import chunk_rows
+from brim.models.chunked_loss import LogitTransform, chunked_loss_sum, chunked_scores
 
 S, D, V = 23, 8, 50
 TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(cap=5.0), LogitTransform(scale=3.0, cap=2.0)]

@@ -5,9 +5,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from brim.data import TokenRow
-from brim.data.collate import collate
-from brim.models.objective import next_token_scores
+from brim.data.tokens import TokenRow, collate
+from brim.models import next_token_scores
 
 SMALL = {
     "vocab_size": 120,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError
-from brim.models.floors import FLOORS, require_floors
+from brim.models import require_floors
+from brim.models.folder import FLOORS
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from brim.errors import ModelError
-from brim.models.folder import context_length, locate
+from brim.models import locate
+from brim.models.folder import context_length
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from brim.errors import BrimError, ModelError
-from brim.models.folder import locate
-from brim.models.load import load_base
+from brim.models import load_base, locate
 
 CPU = torch.device("cpu")
 

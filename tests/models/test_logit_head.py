@@ -8,12 +8,10 @@ from tests.models.test_families import FAMILIES, GPT, KERNELS, SMALL
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from brim.data import TokenRow
-from brim.data.collate import collate
-from brim.models import chunked_loss
+from brim.data.tokens import TokenRow, collate
+from brim.models import LogitHead, chunked_loss, next_token_loss, next_token_scores
 from brim.models.chunked_loss import LogitTransform
-from brim.models.logit_head import LogitHead, NoLogitHead, logit_head
-from brim.models.objective import next_token_loss, next_token_scores
+from brim.models.loss import NoLogitHead, logit_head
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8}

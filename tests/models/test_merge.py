@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
-from brim.config import LoraConfig
+from brim.config.schema import LoraConfig
 from brim.errors import ModelError
 from brim.models.adapters import add_adapter
-from brim.models.merge import merge_adapter
+from brim.workflows.export.merge import merge_adapter
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 40, 41]])
 PREFIX = "base_model.model."

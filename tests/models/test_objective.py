@@ -4,9 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from brim.data import TokenRow
-from brim.data.collate import collate
-from brim.models.objective import next_token_loss, next_token_scores
+from brim.data.tokens import TokenRow, collate
+from brim.models import next_token_loss, next_token_scores
 
 
 def rows(lengths, num_prompt_tokens=2):

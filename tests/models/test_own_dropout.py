@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoConfig
 
-from brim.models.own_dropout import own_dropout
+from brim.models import own_dropout
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ModelError
-from brim.models.folder import locate
-from brim.models.llm import load_llm
-from brim.models.precision import precision
+from brim.models import load_llm, locate, precision
 
 CPU = torch.device("cpu")
 IDS = torch.arange(20).reshape(2, 10)

@@ -25,14 +25,17 @@ from transformers import (
 
 from brim import predict_memory
 from brim.config import DeviceFacts, load_config, resolve
-from brim.data import TokenRow
-from brim.data.collate import collate
+from brim.data.tokens import TokenRow, collate
 from brim.errors import ModelError
+from brim.models import (
+    load_llm,
+    locate,
+    next_token_loss,
+    next_token_scores,
+    unquantised_experts,
+    with_stored_quantization,
+)
 from brim.models.adapters import add_adapter
-from brim.models.folder import locate
-from brim.models.llm import load_llm
-from brim.models.objective import next_token_loss, next_token_scores
-from brim.models.quantization import unquantised_experts, with_stored_quantization
 
 CPU = torch.device("cpu")
 LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}

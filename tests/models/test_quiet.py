@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from brim.models.quiet import no_library_warnings
+from brim.models import no_library_warnings
 
 SCRIPT = """
 import sys, warnings

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from brim.errors import ModelError
-from brim.models.folder import locate
+from brim.models import locate
 
 
 @pytest.fixture

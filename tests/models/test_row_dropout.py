@@ -8,7 +8,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from brim.errors import ModelError
-from brim.models.row_dropout import RowDropout, drop_by_row
+from brim.models import RowDropout
+from brim.models.adapters import drop_by_row
 
 LENGTHS = [5, 9, 3, 7, 9, 1]
 KEYS = [40, 7, 8, 2**40, 0, 3]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brim.memory.device_speed import DeviceSpeed
-from brim.memory.work import Work, WorkCount, WorkPlace
+from brim.memory import DeviceSpeed
+from brim.memory.trace import Work, WorkCount, WorkPlace
 
 PRODUCT = WorkPlace("forward", 0, "layers.0.product", "aten::mm", "matrix", "bfloat16")
 AGAIN = WorkPlace("recompute", 0, "layers.0.product", "aten::mm", "matrix", "bfloat16")

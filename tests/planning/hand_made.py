@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
-from brim.planning.budget import Budget
-from brim.planning.lengths import summarize_lengths
-from brim.planning.plan import Candidate, LongRow, PhasePlan, TrainingPlan, Way
+from brim.batching import Costs, Surface
+from brim.memory import Budget
+from brim.planning import Candidate, LongRow, PhasePlan, TrainingPlan
+from brim.planning.plan import Way, summarize_lengths
 
 MIB = 2**20
 GIB = 2**30

@@ -7,11 +7,10 @@ from typing import Any
 
 from tests.memory.tiny_architectures import write_folder
 
-import brim.api.memory as memory
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import cpu_device, find_device
-from brim.planning.traced_shapes import TracedShapes
+import brim.memory.predict as memory
+from brim.memory import ConfigWorkload, cpu_device, find_device
+from brim.memory.cuda import CudaTarget
+from brim.planning.costs import TracedShapes
 
 
 def shapes_of(

@@ -8,8 +8,7 @@ import torch
 
 from brim import Model
 from brim.config.schema import MemoryConfig
-from brim.memory.device import cpu_device, find_device
-from brim.planning.at_hand import budget_of, enforce, limit_lifted
+from brim.memory import budget_of, cpu_device, enforce, find_device, limit_lifted
 
 GIB, MIB = 2**30, 2**20
 T4 = replace(find_device("t4"), memory_bytes=15 * GIB)
@@ -72,7 +71,7 @@ def test_every_job_of_a_model_lifts_the_limit(card, monkeypatch, method):
 
     monkeypatch.setattr(Model, "_open", limited)
     monkeypatch.setattr(Model, "_opened", limited)  # for a training
-    monkeypatch.setattr("brim.api.model.check_run_folder", lambda *arguments, **keys: None)
+    monkeypatch.setattr("brim.model.check_run_folder", lambda *arguments, **keys: None)
     model = Model({"base_model": "none", "dataset": "none", "trainer": {"type": "finetune"}})
     with pytest.raises(ZeroDivisionError):
         getattr(model, method)(*{"generate": ["a"], "collect_activations": ["last"]}.get(method, []))

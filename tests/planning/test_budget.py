@@ -3,7 +3,7 @@
 import pytest
 
 from brim.errors import ConfigError
-from brim.planning.budget import Limit, Margin, Room, cpu_margin, cuda_margin, decide
+from brim.memory.budget import Limit, Margin, Room, cpu_margin, cuda_margin, decide
 
 GIB, MIB = 2**30, 2**20
 

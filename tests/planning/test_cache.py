@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from brim.planning.cache import Cache, digest, forget_oldest
+from brim.storage import Cache, digest, forget_oldest
 
 
 def test_what_is_kept_comes_back(tmp_path):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from brim.planning import calibration
-from brim.planning.cache import Cache, digest
-from brim.planning.calibration import Calibrations, Correction, Peak, RunPeaks, at_once, combined, of_run
+from brim.planning.costs import Calibrations, Correction, Peak, at_once, calibration, of_run
+from brim.planning.costs.calibration import RunPeaks, combined
+from brim.storage import Cache, digest
 
 STATIC = 1000
 MIB = 2**20

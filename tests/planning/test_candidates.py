@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tests.batching.cost_examples import linear_costs
 
-from brim.planning.budget import Budget
-from brim.planning.candidates import Task, WayCosts, candidate, cut_anew, epoch
-from brim.planning.plan import Way
+from brim.memory import Budget
+from brim.planning import cut_anew, epoch
+from brim.planning.candidates import WayCosts, candidate
+from brim.planning.plan import Task, Way
 
 # 1,000 bytes and 10 a token; 1 s and 10 ms a token. The fastest cuts of the two effective batches of four are
 # 2 × 100 and 2 × 7 tokens (4.14 s), and 4 × 80 tokens (4.2 s).

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.planning.hand_made import does_not_fit, hand_made_candidate
 
-from brim.planning.choose import WAYS, choose, describe, ways
+from brim.planning.candidates import WAYS, choose, describe, ways
 from brim.planning.plan import Way
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from brim.planning.cpu_room import cpu_limits, resident_bytes, returns_at_once
+from brim.memory import returns_at_once
+from brim.memory.budget import cpu_limits, resident_bytes
 
 KIB, MIB = 2**10, 2**20
 STATUS = "Name:\tpython\nVmSize:\t   4000 kB\nVmRSS:\t   1000 kB\nVmData:\t   2000 kB\n"
@@ -82,7 +83,7 @@ def test_a_system_that_does_not_tell_bounds_nothing(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_real_limit_on_the_address_space_is_seen():
     code = (
-        "import resource; from brim.planning.cpu_room import cpu_limits, resident_bytes;"
+        "import resource; from brim.memory.budget import cpu_limits; from brim.memory.budget import resident_bytes;"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, -1));"
         "print(min((each.num_bytes, each.reason) for each in cpu_limits())[1], resident_bytes() > 0)"
     )

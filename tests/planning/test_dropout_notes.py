@@ -3,7 +3,7 @@
 import pytest
 
 from brim.config import load_config
-from brim.planning.dropout_notes import dropout_notes
+from brim.planning.training import dropout_notes
 
 ALIKE = "cut otherwise, under another memory, the losses are alike and not equal"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.planning.engine_choice import fastest, sample_of, unmeasured
+from brim.planning.engines import fastest, sample_of, unmeasured
 
 
 def test_the_sample_is_the_middle_of_the_prompts():

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 from tests.memory.tiny_architectures import write_folder
 
-import brim.api.memory as memory
-from brim.memory.architecture import read_architecture
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import cpu_device, find_device
-from brim.memory.device_speed import device_speed
-from brim.memory.napkin_settings import settings_of
-from brim.planning.forward_closed import bytes_of_token, closed_costs, weight_bytes
-from brim.planning.forward_model import beside, forward_model, verified
-from brim.planning.forward_shapes import ForwardShapes
+import brim.memory.predict as memory
+from brim.memory import ConfigWorkload, cpu_device, device_speed, find_device
+from brim.memory.closed_form import read_architecture, settings_of
+from brim.memory.cuda import CudaTarget
+from brim.planning.costs import (
+    ForwardShapes,
+    beside,
+    closed_costs,
+    forward_model,
+    verified_forward as verified,
+    weight_bytes,
+)
+from brim.planning.costs.forward import bytes_of_token
 
 MIB = 2**20
 LENGTHS = np.array([40] * 20 + [120] * 50 + [150] * 60 + [300] * 25)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
-from brim.infer import rows_by_cost
-from brim.planning.budget import Budget
-from brim.planning.forward_plan import WINDOW_ROWS, forward_plan, useful_tokens
+from brim.batching import Costs, Surface
+from brim.infer.engines import batching as rows_by_cost
+from brim.memory import Budget
+from brim.planning.costs.forward import useful_tokens
+from brim.planning.evaluation import WINDOW_ROWS, forward_plan
 
 BUDGET = Budget(device="cpu", limit_bytes=2_000, outside_bytes=300, margin_bytes=100, limit_reason="", margin_reason="")
 # 100 bytes of weights and 1 for each token; a second for a batch, and a hundredth for each token.

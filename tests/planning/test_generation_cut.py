@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from tests.infer.costs_by_hand import costs
 
-from brim.infer.room import FixedRoom, MemoryRoom
-from brim.memory.device_speed import cpu_speed
-from brim.memory.work import Work, WorkCount, WorkPlace
-from brim.planning.budget import Budget
-from brim.planning.generation_cut import GenerationTask, cut, recut
-from brim.planning.generation_waves import seconds, waves
-from brim.planning.pass_times import PassTimes
-from brim.planning.prefill_tokens import PrefillTokens, prefill_tokens
-from brim.planning.work_law import law_through
+from brim.infer.engines import FixedRoom, MemoryRoom
+from brim.memory import Budget
+from brim.memory.device import cpu_speed
+from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.planning.costs import PassTimes, PrefillTokens, prefill_tokens
+from brim.planning.costs.time import law_through
+from brim.planning.generation_plan import GenerationTask, cut, recut, seconds, waves
 
 LENGTHS = np.array([20] * 6 + [10] * 6)
 PASSES = PrefillTokens(tokens=40, reason="by hand")

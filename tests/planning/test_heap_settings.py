@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import re
 import numpy as np
-from brim.planning.heap_settings import map_large_blocks
+from brim.memory import map_large_blocks
 
 def resident():
     with open("/proc/self/status") as status:

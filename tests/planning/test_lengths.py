@@ -5,7 +5,8 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from brim.planning.lengths import LengthSummary, summarize_lengths
+from brim.planning import LengthSummary
+from brim.planning.plan import summarize_lengths
 
 
 def test_the_summary_of_a_hundred_rows():

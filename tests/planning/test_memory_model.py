@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from tests.planning.planned import shapes_of
 
-from brim.memory.allocator import CachingAllocator
-from brim.memory.compose import compose_training
-from brim.memory.heap import Heap
-from brim.memory.replay import replay
+from brim.memory.allocator import CachingAllocator, Heap, replay
+from brim.memory.trace import compose_training
 from brim.models import chunked_loss
-from brim.planning.memory_model import memory_model, verified
+from brim.planning.candidates import memory_model, verified_memory as verified
 
 MIB = 2**20
 LENGTHS = np.array([120] * 50 + [150] * 60 + [300] * 25)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.properties import examples
 
-from brim.planning.memory_samples import Region, Sample, passing, region, round_length, round_rows, sampled
+from brim.planning.costs import Sample, passing, region, sampled
+from brim.planning.costs.sampling import Region, round_length, round_rows
 
 MIB = 2**20
 

@@ -3,11 +3,10 @@
 import pytest
 from tests.planning.planned import shapes_of
 
-from brim.memory.allocator import CachingAllocator, SimulatedOutOfMemory
-from brim.memory.allocator_settings import AllocatorSettings
-from brim.memory.events import EventStream, Place
-from brim.memory.replay import replay
-from brim.planning.overhead import least_capacity, most_demanding, overhead_bytes
+from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory, replay
+from brim.memory.trace import EventStream, Place
+from brim.planning.costs import overhead_bytes
+from brim.planning.costs.traces import least_capacity, most_demanding
 
 MIB = 2**20
 HERE = Place("forward")

@@ -10,15 +10,12 @@ from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
 from tests.planning.test_candidates import COSTS, budget, task, way_costs
 
-from brim.batching.adaptation import Adaptation
-from brim.batching.ramps import doubling, linear
-from brim.batching.schedule import constant, schedule_of
-from brim.batching.walk import stretches
-from brim.planning import phase_costs as module
-from brim.planning.candidates import Task, candidate
-from brim.planning.phase_costs import last_step, phase_costs, steps_between
-from brim.planning.plan import PhasePlan
-from brim.train.length import RunLength
+from brim.batching import Adaptation, constant, doubling, linear, schedule_of, stretches
+from brim.planning import PhasePlan, phases as module
+from brim.planning.candidates import candidate
+from brim.planning.phases import last_step, phase_costs, steps_between
+from brim.planning.plan import Task
+from brim.train import RunLength
 
 
 def length(schedule, *, total_samples, num_rows=8, **changes):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from brim.batching.ramps import doubling, linear
-from brim.batching.schedule import constant, schedule_of
-from brim.batching.walk import stretches
-from brim.planning.phases import faults
+from brim.batching import constant, doubling, linear, schedule_of, stretches
+from brim.planning.plan import faults
 
 
 def told(steps, *, num_rows, total_samples):

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.planning.hand_made import hand_made_plan, plan_that_adapts, plan_that_does_not_fit, plan_that_moves
 
-from brim.planning.plan import TrainingPlan
+from brim.planning import TrainingPlan
 
 
 @pytest.mark.parametrize("plan", [hand_made_plan(), plan_that_does_not_fit(), plan_that_moves(), plan_that_adapts()])

@@ -9,8 +9,8 @@ import pytest
 from tests.planning.hand_made import MIB, hand_made_plan
 
 from brim.config import DeviceFacts, load_config, resolve
-from brim.planning.cache import sealed
-from brim.planning.plan_cache import PlanCache, plan_facts
+from brim.planning.training_costs import PlanCache, plan_facts
+from brim.storage import sealed
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
 BASE = {"model_type": "llama", "hidden_size": 64}

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from brim.planning.probe_rows import rows_of_shape
+from brim.planning import rows_of_shape
 
 LENGTHS = np.array([5, 9, 3, 9, 7, 2])
 

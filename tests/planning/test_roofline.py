@@ -3,8 +3,8 @@
 import pytest
 from tests.planning.hand_counted import hand_counted, speed
 
-from brim.planning.roofline import BoundShares, roofline, seconds_of, shares
-from brim.planning.work_law import work_law
+from brim.planning.costs import seconds_of
+from brim.planning.costs.time import BoundShares, roofline, shares, work_law
 
 LAW = work_law({shape: hand_counted(*shape) for shape in [(1, 512), (2, 512), (32, 64)]})
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from brim.memory.work import Work, WorkCount, WorkPlace
-from brim.planning.cache import sealed
-from brim.planning.shape_cache import Basics, KnownShapes, ShapeCache, versions
+from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.planning.costs import versions
+from brim.planning.costs.traces import Basics, KnownShapes, ShapeCache
+from brim.storage import sealed
 
 FACTS = {"architecture": {"model_type": "llama"}, "target": None}
 BASICS = Basics(

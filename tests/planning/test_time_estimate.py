@@ -9,12 +9,11 @@ from tests.memory.expansion import workload_of
 from tests.memory.tiny_architectures import write_folder
 from tests.planning.hand_counted import hand_counted, speed
 
-from brim.memory.device import find_device
-from brim.memory.device_speed import device_speed
-from brim.memory.recording import record
-from brim.planning.roofline import roofline
-from brim.planning.time_advice import less_when_doubled, time_advice
-from brim.planning.time_estimate import estimate
+from brim.memory import device_speed, find_device
+from brim.memory.trace import record
+from brim.planning.costs import estimate
+from brim.planning.costs.time import roofline
+from brim.planning.training_costs import less_when_doubled, time_advice
 
 SHAPES = [(1, 512), (2, 512), (32, 64)]
 

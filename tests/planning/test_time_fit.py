@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.properties import examples
 
-from brim.batching.surface import Surface
-from brim.planning.time_fit import TimeSample, fit_time
+from brim.batching import Surface
+from brim.planning.costs import fit_time
+from brim.planning.costs.timing import TimeSample
 
 SHAPES = [(1, 48), (9, 48), (1, 452), (18, 48), (1, 118), (2, 118), (4, 118), (2, 452), (8, 118), (4, 452), (8, 452)]
 

@@ -3,9 +3,8 @@
 import pytest
 from tests.planning.test_time_shapes import linear
 
-from brim.planning.time_fit import fit_time
-from brim.planning.time_probe import time_shapes
-from brim.planning.time_shapes import CALLS, Timing
+from brim.planning.costs import fit_time, time_shapes
+from brim.planning.costs.timing import CALLS, Timing
 
 SHAPES = ((1, 50), (8, 50), (1, 400), (4, 100), (64, 400), (8, 100))
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from tests.memory.expansion import workload_of
 
-from brim.memory.device import find_device
-from brim.memory.device_speed import device_speed
-from brim.memory.recording import record
-from brim.planning.roofline import seconds_of
-from brim.planning.work_law import Shape
+from brim.memory import device_speed, find_device
+from brim.memory.trace import record
+from brim.planning.costs import Shape, seconds_of
 
 MISTRAL = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models" / "mistralai--Mistral-7B-v0.1"
 SHAPE: Shape = (4, 4096)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
-from brim.planning.time_shapes import CALLS, shapes_to_time
+from brim.batching import Costs, Surface
+from brim.planning.costs import shapes_to_time
+from brim.planning.costs.timing import CALLS
 
 LENGTHS = [48, 60, 118, 118, 130, 200, 452, 512] * 20
 

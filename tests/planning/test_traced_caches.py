@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from tests.memory.tiny_architectures import write_folder
 
-import brim.api.memory as memory
-from brim.infer.cache_shape import CacheShape
-from brim.memory.config_workload import ConfigWorkload
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.device import cpu_device, find_device
-from brim.planning.cache_model import cache_model, cache_region, verified
-from brim.planning.generation_closed import closed_cache_costs
-from brim.planning.traced_caches import TracedCaches
+import brim.memory.predict as memory
+from brim.infer.engines import CacheShape
+from brim.memory import ConfigWorkload, cpu_device, find_device
+from brim.memory.cuda import CudaTarget
+from brim.planning.costs import (
+    TracedCaches,
+    cache_model,
+    cache_region,
+    closed_cache_costs,
+    verified_cache_costs as verified,
+)
 
 LENGTHS = np.array([30] * 40 + [90] * 40 + [300] * 20)
 NEW_TOKENS = 20

@@ -7,8 +7,9 @@ from tests.memory.expansion import workload_of
 from tests.memory.tiny_architectures import write_folder
 from tests.planning.hand_counted import hand_counted
 
-from brim.memory.recording import record
-from brim.planning.work_law import shapes_to_count, work_law
+from brim.memory.trace import record
+from brim.planning.costs import shapes_to_count
+from brim.planning.costs.time import work_law
 
 KNOWN = [(1, 512), (2, 512), (32, 64)]
 

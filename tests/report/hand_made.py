@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from brim.memory.events import CATEGORIES, Place
-from brim.memory.prediction import MemoryPrediction, Timeline
+from brim.memory import MemoryPrediction, Timeline
+from brim.memory.trace import CATEGORIES, Place
 
 GIB = 2**30
 LAYERS = 8

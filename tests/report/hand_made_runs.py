@@ -1,6 +1,6 @@
 """Figures of runs, made by hand."""
 
-from brim.train.run_figures import Curve, RunFigures
+from brim.train import Curve, RunFigures
 
 
 def figures(loss, *, test=None, steps=10, tokens=1000, samples=40, seconds=2.0, evaluations=4, **changes):

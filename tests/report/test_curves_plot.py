@@ -7,7 +7,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from tests.report.hand_made_runs import figures, two_by_three
 
-from brim.report.curves_plot import COLOURS, curves_plot, look
+from brim.report import curves_plot
+from brim.report.curves import COLOURS, look
 
 
 @pytest.fixture

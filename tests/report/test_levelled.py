@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from brim.report.levelled import levelled
-from brim.train.run_figures import Curve
+from brim.report.curves import levelled
+from brim.train import Curve
 
 
 def curve(*loss):

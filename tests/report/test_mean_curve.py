@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from brim.report.mean_curve import of_evaluations, of_training
-from brim.train.run_figures import Curve
+from brim.report.curves import of_evaluations, of_training
+from brim.train import Curve
 
 
 def curve(tokens, loss, weights=None):

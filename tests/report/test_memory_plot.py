@@ -8,10 +8,10 @@ import pytest
 from matplotlib.collections import PolyCollection
 from tests.report.hand_made import GIB, hand_made_prediction
 
-from brim.memory.events import CATEGORIES, Place
-from brim.memory.prediction import Timeline
-from brim.report.categories import LOOKS
-from brim.report.memory_plot import Overlay, Spike, memory_plot, spikes
+from brim.memory import Timeline
+from brim.memory.trace import CATEGORIES, Place
+from brim.report import LOOKS, Overlay, memory_plot
+from brim.report.memory_figure import Spike, spikes
 
 
 @pytest.fixture

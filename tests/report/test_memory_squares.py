@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 
-from brim.report.memory_squares import GIB, Card, Filled, square_bytes_for, squares
-from brim.report.memory_squares_plot import squares_plot
+from brim.report import Card, Filled, squares_plot
+from brim.report.memory import GIB, square_bytes_for, squares
 
 WAYS = [
     Filled(name="full", parts={"weights": 26 * GIB, "gradients": 26 * GIB, "optimizer_state": 52 * GIB}),

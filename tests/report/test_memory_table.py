@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 from tests.report.hand_made import GIB, hand_made_prediction
 
-from brim.memory.events import Place
-from brim.report.categories import LOOKS, total_by_part
-from brim.report.memory_table import facts, gib, headline, memory_table, place_in_words
+from brim.memory.trace import Place
+from brim.report import LOOKS, gib, headline, memory_table, total_by_part
+from brim.report.memory import facts, place_in_words
 
 
 def printed(prediction, width=100):

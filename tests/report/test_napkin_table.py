@@ -5,8 +5,9 @@ import io
 from rich.console import Console
 from tests.report.hand_made import GIB
 
-from brim.memory.napkin import Line, Napkin
-from brim.report.napkin_table import distance, napkin_table
+from brim.memory.closed_form import Line, Napkin
+from brim.report import napkin_table
+from brim.report.memory import distance
 
 LINES = (
     Line(

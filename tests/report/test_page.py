@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from brim.report.memory_plot import FAINT, INK, PAPER, memory_plot
-from brim.report.memory_tables import prediction_tables
-from brim.report.page import PageTable, page, svg
+from brim.report import PageTable, memory_plot, prediction_tables
+from brim.report.picture import FAINT, INK, PAPER, page, svg
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_the_same_figure_gives_the_same_text(prediction):
 
 
 def test_numbers_are_right_and_words_left():
-    from brim.report.matplotlib_import import new_figure
+    from brim.report.picture import new_figure
 
     table = PageTable(caption="c", heads=("a", "b"), rows=[("x", "1")])
     text = page(new_figure(2, 1, paper=PAPER), title="t", tables=[table])

@@ -15,9 +15,9 @@ from tests.planning.hand_made import (
     plan_that_moves,
 )
 
-from brim.report.phase_table import short_count
-from brim.report.plan_table import plan_table
-from brim.report.short_plan import short_plan
+from brim.planning import short_plan
+from brim.report import plan_table
+from brim.report.plan import short_count
 
 
 def printed(plan, width=80):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from brim.memory.events import CATEGORIES, Place
-from brim.memory.prediction import Timeline
-from brim.report.phases import aligned, phases
+from brim.memory import Timeline
+from brim.memory.trace import CATEGORIES, Place
+from brim.report.memory_figure import aligned, phases
 
 
 def timeline(marks, kinds):

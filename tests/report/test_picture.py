@@ -5,9 +5,8 @@ import builtins
 import pytest
 
 from brim.errors import InputError, OutputError
-from brim.report.matplotlib_import import new_figure
-from brim.report.page import PageTable
-from brim.report.picture import check_picture, save_picture
+from brim.report import PageTable, check_picture, save_picture
+from brim.report.picture import new_figure
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from rich.console import Console
 from tests.planning.hand_made import hand_made_plan, plan_that_does_not_fit
 
 from brim.notes import kind_of, topic_of
-from brim.report.plan_table import plan_table
-from brim.report.short_plan import short_plan
+from brim.planning import short_plan
+from brim.report import plan_table
 
 
 def printed(plan, width=80):

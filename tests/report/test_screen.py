@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from brim.notes import Note, kind_of, status, warning
-from brim.report.screen import MOST_LINES, Digest, Screen, in_lines, listening, show
+from brim.report import Screen, listening, show
+from brim.report.screen import MOST_LINES, Digest, in_lines
 
 TOPICS = ["configuration", "rows", "run", "plan", "memory", "time", ""]
 TEXTS = st.integers(0, 99).map(str)

@@ -3,7 +3,7 @@
 import pytest
 from tests.report.hand_made_runs import figures, two_by_three
 
-from brim.report.seed_notes import comparison_notes
+from brim.report import comparison_notes
 
 
 def notes(runs, *, rows=None, seeds=(0, 1, 2)):

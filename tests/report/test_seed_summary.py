@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.report.hand_made_runs import figures, two_by_three
 
-from brim.report.seed_summary import Estimate, Spread, final_split, summaries, verdict
+from brim.report import Estimate, Spread, final_split, summaries, verdict
 
 
 def test_means_and_what_the_runs_took():

@@ -2,8 +2,7 @@
 
 from tests.report.hand_made_runs import figures, two_by_three
 
-from brim.report.seed_summary import summaries
-from brim.report.seed_tables import cost_table, loss_tables, markdown, run_table
+from brim.report import cost_table, loss_tables, markdown, run_table, summaries
 
 
 def test_losses_and_differences():

@@ -3,9 +3,9 @@
 import numpy as np
 from tests.report.hand_made import hand_made_prediction, hand_made_timeline
 
-from brim.memory.events import CATEGORIES
-from brim.report.memory_plot import Overlay, memory_plot
-from brim.report.steps import with_steps
+from brim.memory.trace import CATEGORIES
+from brim.report import Overlay, memory_plot
+from brim.report.memory_figure import with_steps
 
 
 def test_later_steps_are_like_the_second():

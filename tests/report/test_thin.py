@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from brim.report.thin import thinned
+from brim.report.memory_figure import thinned
 
 
 def test_few_points_are_all_kept():

@@ -11,20 +11,22 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brim.batching.by_rows import ByRows
-from brim.config import FinetuneTrainer, GradientClippingConfig
-from brim.data import TokenRow, TokenRows
-from brim.models.precision import precision
-from brim.train.batch_schedule import length_of
-from brim.train.checkpoint import CheckpointStore
-from brim.train.job import Stopping, TrainJob
-from brim.train.learning_rate import LearningRate
-from brim.train.length import run_length
-from brim.train.loop import Loop
-from brim.train.optimizer import build_optimizer
-from brim.train.setup import learning_rate_of, measure_every
-from brim.train.state import TrainState
-from brim.train.update_rates import FixedBetas, update_rates
+from brim.batching import ByRows
+from brim.config.schema import FinetuneTrainer, GradientClippingConfig
+from brim.data.tokens import TokenRow, TokenRows
+from brim.models import precision
+from brim.train import (
+    CheckpointStore,
+    LearningRate,
+    Loop,
+    TrainState,
+    build_optimizer,
+    learning_rate_of,
+    length_of,
+    run_length,
+)
+from brim.train.job import Stopping, TrainJob, measure_every
+from brim.train.optimizer import FixedBetas, update_rates
 
 LENGTHS = [9, 4, 12, 7, 5, 10, 3, 6, 11, 8, 4, 9, 13, 5, 7, 6, 10, 3, 8, 12]  # 20 rows: two steps of 8 and one of 4
 VOCABULARY = 40

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from brim.batching.adaptation import Adaptation
-from brim.batching.noise_scale import NoiseMeasurement
-from brim.batching.schedule import constant, schedule_of
-from brim.train.batch_course import BatchCourse, StepTaken
-from brim.train.length import RunLength
+from brim.batching import Adaptation, NoiseMeasurement, constant, schedule_of
+from brim.train import RunLength
+from brim.train.schedule import BatchCourse, StepTaken
 
 RAMP = schedule_of([(0, 2), (6, 4), (10, 8)])
 

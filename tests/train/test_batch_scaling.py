@@ -2,7 +2,7 @@
 
 import pytest
 
-from brim.train.batch_scaling import batch_factor
+from brim.train.optimizer import batch_factor
 
 
 @pytest.mark.parametrize(

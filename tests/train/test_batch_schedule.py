@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from tests.train.scarce import rows_of
 
-from brim.batching.walk import num_steps
+from brim.batching import num_steps
 from brim.config import load_config
 from brim.errors import InputError
-from brim.train.batch_schedule import length_of
-from brim.train.length import RunLength
+from brim.train import RunLength, length_of
 
 ROWS = rows_of([4] * 1600)
 
@@ -84,7 +83,7 @@ def test_a_table_of_tokens_switches_at_the_row_that_reaches_them():
 
 
 def _order(num_rows, seed):
-    from brim.data.order import rows_of_step
+    from brim.data.tokens import rows_of_step
 
     return rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=0, size=num_rows)[1]
 

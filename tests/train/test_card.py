@@ -4,8 +4,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from brim.config import load_config
-from brim.train.card import CardFacts, card_apart, local_name, model_card
-from brim.train.state import TrainState
+from brim.train import TrainState
+from brim.workflows.runs import card_apart, local_name
+from brim.workflows.runs.files import CardFacts, model_card
 
 
 def card(**prompt):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from brim.errors import CheckpointError
-from brim.train.checkpoint import CheckpointStore
+from brim.train import CheckpointStore
 
 
 def save(store, step, best_step=None):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from brim.config import GradientClippingConfig
-from brim.train.clipping import clip_gradients
+from brim.config.schema import GradientClippingConfig
+from brim.train import clip_gradients
 
 
 def parameter(values):

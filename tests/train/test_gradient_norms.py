@@ -11,15 +11,12 @@ from tests.train.scarce import CPU, OUT, Given, make_model, rows_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.batching.by_rows import ByRows
-from brim.batching.noise_scale import measure
-from brim.data.collate import collate
+from brim.batching import ByRows, measure
+from brim.data.tokens import collate
 from brim.errors import OutOfMemoryError
-from brim.models.llm import _checkpoint_activations
-from brim.models.objective import next_token_loss
-from brim.models.precision import precision
-from brim.train.gradient import Gradient
-from brim.train.gradient_norms import GradientNorms
+from brim.models import next_token_loss, precision
+from brim.models.load import _checkpoint_activations
+from brim.train.gradient import Gradient, GradientNorms
 
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])
 FEW = BATCH[:5]

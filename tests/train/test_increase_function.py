@@ -10,8 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from brim.batching.schedule import Phase
-from brim.batching.walk import num_steps as steps_of
+from brim.batching import Phase, num_steps as steps_of
 from brim.errors import InputError
 from brim.train.increase_function import MAX_EPOCHS, RefusedIncrease, expand, load_increase_function
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import assume, example, given, strategies as st
 from tests.properties import examples
 
-from brim.batching.ramps import linear
-from brim.batching.schedule import constant
-from brim.batching.walk import stretches
+from brim.batching import constant, linear, stretches
 from brim.errors import ConfigError
-from brim.train.learning_rate import LearningRate, require_room
+from brim.train import LearningRate
+from brim.train.optimizer import require_room
 
 
 def rates(schedule, batch, total):

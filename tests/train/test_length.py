@@ -7,10 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.batching.adaptation import Adaptation
-from brim.batching.ramps import doubling, linear
-from brim.batching.schedule import constant, schedule_of
-from brim.train.length import RunLength, run_length
+from brim.batching import Adaptation, constant, doubling, linear, schedule_of
+from brim.train import RunLength, run_length
 
 
 def checkpoints(length):

@@ -5,9 +5,7 @@ import pytest
 import torch
 from tests.train.scarce import LENGTHS, OUT, Given, Run, Shortage, Watched, apart, equal
 
-from brim.batching.by_length import ByLength
-from brim.batching.costs import Costs
-from brim.batching.surface import Surface
+from brim.batching import ByLength, Costs, Surface
 from brim.errors import OutOfMemoryError
 
 FIRST_OF_STEP_2 = 5  # micro-batches of two rows: four in the first step

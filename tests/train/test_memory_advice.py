@@ -2,7 +2,7 @@
 
 import pytest
 
-from brim.train.memory_advice import for_a_row, for_an_update
+from brim.train.update import for_a_row, for_an_update
 
 SHORTER = "train anew with shorter rows (preprocessing.global_max_sequence_length)"
 CHECKPOINTING = "set trainer.enable_gradient_checkpointing: true, also with --resume"

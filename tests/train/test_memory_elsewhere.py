@@ -5,7 +5,7 @@ import torch
 from tests.train.scarce import OUT, Run, equal
 
 from brim.errors import OutOfMemoryError, Problem
-from brim.train import checkpoint as checkpoint_module, weight_update
+from brim.train import checkpoint as checkpoint_module, update as weight_update
 
 
 def out():

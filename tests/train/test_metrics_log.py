@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brim.errors import WriteError
-from brim.train.metrics_log import MetricsLog
+from brim.train import MetricsLog
 
 
 def lines(path):

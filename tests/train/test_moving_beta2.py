@@ -13,12 +13,11 @@ from hypothesis import given, strategies as st
 from tests.properties import examples
 from torch import nn
 
-from brim.batching.ramps import doubling
-from brim.batching.walk import stretches
+from brim.batching import doubling, stretches
 from brim.config import load_config
-from brim.train.moving_beta2 import MovingBeta2
-from brim.train.optimizer import build_optimizer, set_learning_rate
-from brim.train.tensors import optimizer_state, restore_optimizer
+from brim.train import build_optimizer
+from brim.train.checkpoint import optimizer_state, restore_optimizer
+from brim.train.optimizer import MovingBeta2, set_learning_rate
 
 FINAL = 16
 RAMP = doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16

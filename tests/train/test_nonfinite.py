@@ -10,7 +10,7 @@ from tests.conftest import make_llama, make_tokenizer
 from transformers import PhiConfig, PhiForCausalLM
 
 import brim
-from brim.train.nonfinite import MOST_IN_A_ROW, NotFinite
+from brim.train.update import MOST_IN_A_ROW, NotFinite
 
 LETTER_Z = "Z"
 SKIPPED = [2, 4, 5]  # once an epoch of two steps, by the order of the rows

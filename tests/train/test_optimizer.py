@@ -11,8 +11,9 @@ from torch import nn
 
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
-from brim.train.optimizer import build_optimizer, set_learning_rate, states_in_32_bits
-from brim.train.tensors import optimizer_state, restore_optimizer, restore_weights, trained_weights
+from brim.train import build_optimizer, restore_weights, states_in_32_bits
+from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
+from brim.train.optimizer import set_learning_rate
 
 EIGHT_BITS = ["adam_8bit", "adamw_8bit", "lion_8bit", "sgd_8bit", "rmsprop_8bit", "adagrad_8bit"]
 PAGED = ["paged_adam", "paged_adamw", "paged_lion", "paged_adam_8bit", "paged_adamw_8bit", "paged_lion_8bit"]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from brim.batching.microbatch import MicroBatch
-from brim.train.peaks import Peak, Peaks
+from brim.batching import MicroBatch
+from brim.train import Peak
+from brim.train.logs import Peaks
 
 
 def micro_batch(rows, length, peak_bytes):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from brim.data.order import rows_of_step
-from brim.train.run_clock import RunClock
+from brim.data.tokens import rows_of_step
+from brim.train.schedule import RunClock
 from brim.units import parse_duration
 
 LENGTHS = np.array([3, 5, 2, 7])

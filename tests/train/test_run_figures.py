@@ -6,7 +6,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.train.run_figures import MOST_POINTS, Curve, RunFigures, binned, run_figures
+from brim.train import Curve, RunFigures, binned, run_figures
+from brim.train.figures import MOST_POINTS
 
 
 def step(number, loss, *, tokens, supervised, seconds=0.5, peak=100):

@@ -5,21 +5,14 @@ import sys
 
 import pytest
 
-from brim.digests import write_manifest
 from brim.errors import CheckpointError, InputError, OutputError
-from brim.train.run_folder import (
-    RunFolder,
-    check_run_folder,
-    create_run_folder,
-    held,
-    open_run_folder,
-    require_whole_model,
-)
+from brim.storage import write_manifest
+from brim.train import RunFolder, check_run_folder, create_run_folder, held, open_run_folder, require_whole_model
 
 HOLD = """
 import sys
 from pathlib import Path
-from brim.train.run_folder import RunFolder, held
+from brim.train import RunFolder; from brim.train import held
 with held(RunFolder(Path(sys.argv[1])), resume=False):
     print("held", flush=True)
     sys.stdin.read()

@@ -4,12 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from brim.train.tensors import (
-    optimizer_state,
-    restore_optimizer,
-    restore_weights,
-    trained_weights,
-)
+from brim.train import restore_weights
+from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from brim.config import DeviceFacts, load_config, resolve
-from brim.train.moving_beta2 import MovingBeta2
-from brim.train.optimizer import build_optimizer
-from brim.train.update_rates import FixedBetas, update_rates
+from brim.train import build_optimizer
+from brim.train.optimizer import FixedBetas, MovingBeta2, update_rates
 
 
 def trainer(**keys):

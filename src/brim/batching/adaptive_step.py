@@ -1,11 +1,15 @@
-"""The gradient of a batch of any size, for people with a training loop of their own."""
+"""Accumulate the gradient of a batch of any size in a training loop that is not brim's own.
+
+A batch is whatever the loop has: its rows are counted and taken out by the first dimension of each column, or by the
+samples of a list. `require_sum` refuses a loss function that averages its rows' losses instead of adding them up.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,23 +19,28 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from brim.batching.by_length import ByLength
-from brim.batching.by_rows import ByRows
-from brim.batching.costs import Costs
-from brim.batching.cutter import Cutter
+from brim.batching.costs import Costs, Surface
+from brim.batching.microbatch import ByLength, ByRows, Cutter
+from brim.batching.oom import is_out_of_memory, random_states, restore_random_states
 from brim.batching.step import GradientStep
-from brim.batching.sum_check import require_sum
-from brim.batching.surface import Surface
-from brim.batching.user_batch import count_rows, take_rows
 from brim.errors import InputError, Problem
 
 Loss: TypeAlias = Callable[[Any], Tensor]
+
+
 Weight: TypeAlias = Callable[[Any], float | Tensor]
+
+
 Lengths: TypeAlias = Callable[[Any], Sequence[int] | NDArray[np.integer] | Tensor]
 
+
 _NO_LIMIT = 1 << 53  # more than any batch has, and still exact as a float
+
+
 # A micro-batch takes a "byte" a token, padding included. Times do not matter where the largest are asked for.
 _PADDED_TOKENS = Surface(base=0.0, lengths=(1,), tokens=((1, 2),), values=((1.0, 2.0),))
+
+
 _TOKEN_COSTS = Costs(peak=_PADDED_TOKENS, static_bytes=0, time=_PADDED_TOKENS)
 
 
@@ -263,3 +272,130 @@ def _log(event: Mapping[str, Any]) -> None:
         logger.warning("out of memory in the %s pass of %d rows: %s", event["where"], event["rows"], event["message"])
     elif event["event"] == "cap":
         logger.warning("at most %s %s at a time from now on", f"{event['after']:,}", event["unit"])
+
+
+# The same row goes through other kernels when it stands in a batch of three: in bf16 a loss can differ by as much.
+_TOLERANCE = 0.01
+
+
+def require_sum(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, samples: bool) -> None:
+    """Raises InputError where a row that is taken two and three times has the loss that it has when taken once.
+
+    A mean does not grow with copies of a row, whatever it is taken over; a sum does. Without dropout, so that a mean
+    is not missed; modes and random states are left as they were.
+    """
+    states = random_states()
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        losses = [loss(take_rows(batch, np.zeros(copies, dtype=np.intp), samples=samples)) for copies in (1, 2, 3)]
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return
+    finally:
+        for module in training:
+            module.training = True
+        restore_random_states(states)
+    if not all(isinstance(value, Tensor) for value in losses):
+        return  # the step itself says what is wrong with that
+    once, twice, thrice = (float(value.detach().sum()) for value in losses)
+    if once and math.isfinite(once) and all(abs(copies / once - 1) < _TOLERANCE for copies in (twice, thrice)):
+        raise InputError(
+            Problem(
+                what="the loss function averages: two copies of a row have the loss of one",
+                expected="the sum of the rows' losses, to be divided once, by the weight of the whole batch",
+                fix='reduction="sum" or "none"; weight= for a mean over something else than rows;'
+                " check=False if this is meant",
+            )
+        )
+
+
+Rows: TypeAlias = NDArray[np.intp] | slice
+
+
+def count_rows(batch: Any, *, samples: bool) -> int:
+    """Rows of a batch: of each of its columns the first dimension, or the samples of a list.
+
+    Columns are tensors and arrays of at least one dimension, and lists of texts or numbers, in tuples, lists and
+    dictionaries of any depth. Raises InputError where they disagree, or where there is none.
+    """
+    if samples:
+        if not isinstance(batch, Sequence) or isinstance(batch, (str, bytes)):
+            raise _wrong(f"samples=True, and the batch is a {type(batch).__name__}", "a list of samples")
+        return _at_least_one(len(batch))
+    columns = dict(_columns(batch, "batch"))
+    if not columns:
+        if isinstance(batch, Sequence):
+            raise _wrong("a list without a tensor", "columns of tensors", fix="samples=True, if these are samples")
+        raise _wrong(f"a batch of type {type(batch).__name__}", "columns of tensors")
+    if len(set(columns.values())) > 1:
+        counts = ", ".join(f"{name} has {num_rows}" for name, num_rows in columns.items())
+        raise _wrong(
+            f"columns of different numbers of rows: {counts}",
+            "the same number in each",
+            fix="let the loss function find what is not by row elsewhere than in the batch",
+        )
+    return _at_least_one(next(iter(columns.values())))
+
+
+def take_rows(batch: Any, rows: NDArray[np.intp], *, samples: bool) -> Any:
+    """A batch of these rows alone, in this order; everything that is not by row as it is.
+
+    Neighbours in their order are views, which take no memory.
+    """
+    if samples:
+        return [batch[int(row)] for row in rows]
+    first, last = int(rows[0]), int(rows[-1])
+    in_order = last - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return _take(batch, slice(first, last + 1) if in_order else rows)
+
+
+def _columns(value: Any, name: str) -> Iterator[tuple[str, int]]:
+    """Each column's name and rows."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        if value.ndim:
+            yield name, value.shape[0]
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _columns(item, f"{name}[{key!r}]")
+    elif _is_list_column(value):
+        yield name, len(value)
+    elif isinstance(value, (tuple, list)):
+        for number, item in enumerate(value):
+            yield from _columns(item, f"{name}[{number}]")
+
+
+def _take(value: Any, rows: Rows) -> Any:
+    if isinstance(value, Tensor) and value.ndim:
+        return value[rows if isinstance(rows, slice) else torch.as_tensor(rows, device=value.device)]
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value[rows]
+    if isinstance(value, Mapping):
+        taken = {key: _take(item, rows) for key, item in value.items()}
+        return taken if type(value) is dict else type(value)(taken)  # type: ignore[call-arg]
+    if _is_list_column(value):
+        return value[rows] if isinstance(rows, slice) else [value[int(row)] for row in rows]
+    if isinstance(value, tuple):
+        items = [_take(item, rows) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_take(item, rows) for item in value]
+    return value
+
+
+def _is_list_column(value: Any) -> bool:
+    """As PyTorch's loaders make of texts: a tuple or a list with an item for each row."""
+    return (
+        isinstance(value, (tuple, list)) and bool(value) and all(isinstance(i, (str, bytes, int, float)) for i in value)
+    )
+
+
+def _at_least_one(num_rows: int) -> int:
+    if not num_rows:
+        raise _wrong("an empty batch", "at least one row")
+    return num_rows
+
+
+def _wrong(what: str, expected: str, *, fix: str = "") -> InputError:
+    return InputError(Problem(what=f"AdaptiveStep was given {what}", expected=expected, fix=fix))

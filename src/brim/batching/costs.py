@@ -1,15 +1,17 @@
-"""What a micro-batch of a shape costs: its memory, and its time."""
+"""Predict the memory and the time of a micro-batch from its shape.
+
+Each is a `Surface`: a quantity such as peak bytes or seconds, interpolated between samples of shapes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from brim.batching.surface import Surface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +59,75 @@ class Costs:
             time=Surface.from_dict(saved["time"]),
             scale=saved["scale"],
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """Values over padded tokens N = rows × T, for some lengths T, with straight lines between the samples.
+
+    For one T, what a transformer takes is a maximum of sums that are linear in N, so it is convex: the line between
+    two samples is never below it. For one N it is linear in T (attention that keeps its scores: N·T) or flat. Beyond
+    the last N the last line goes on; before the first, the line to `base`; beyond the lengths the outermost one holds.
+    """
+
+    base: float  # with no tokens at all
+    lengths: tuple[int, ...]  # K ascending
+    tokens: tuple[tuple[int, ...], ...]  # of each length, ascending: rows × length
+    values: tuple[tuple[float, ...], ...]  # of each length, never falling
+
+    def __call__(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
+        """The value of micro-batches of `rows` rows, each of `length` tokens with its padding; shapes broadcast."""
+        lengths = np.asarray(length, dtype=np.float64)
+        num_tokens = np.asarray(rows, dtype=np.float64) * lengths
+        lines = _lines(self)
+        if len(lines) == 1:
+            return lines[0](num_tokens)
+        position = np.interp(lengths, self.lengths, np.arange(len(self.lengths)))
+        position = np.broadcast_to(position, num_tokens.shape)
+        below = np.minimum(position.astype(np.int64), len(self.lengths) - 2)
+        values = np.empty(num_tokens.shape)
+        for number in np.unique(below):
+            here = below == number
+            lower, upper = (line(num_tokens[here]) for line in lines[number : number + 2])
+            values[here] = lower + (upper - lower) * (position[here] - number)
+        return values
+
+    @property
+    def kinks(self) -> NDArray[np.int64]:
+        """Padded tokens at which a line may bend, ascending; between two of them each length's values are straight."""
+        return np.unique([number for line in self.tokens for number in line])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Surface:
+        return cls(
+            base=saved["base"],
+            lengths=tuple(saved["lengths"]),
+            tokens=tuple(tuple(line) for line in saved["tokens"]),
+            values=tuple(tuple(line) for line in saved["values"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """The samples of one length, from no tokens on."""
+
+    tokens: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+    def __call__(self, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        slope = (self.values[-1] - self.values[-2]) / (self.tokens[-1] - self.tokens[-2])
+        beyond = np.maximum(num_tokens - self.tokens[-1], 0) * slope
+        return np.asarray(np.interp(num_tokens, self.tokens, self.values) + beyond)
+
+
+@lru_cache(maxsize=64)
+def _lines(surface: Surface) -> list[_Line]:
+    """Kept, since an effective batch is cut with a dozen calls."""
+    return [
+        _Line(tokens=np.array([0.0, *tokens]), values=np.array([surface.base, *values]))
+        for tokens, values in zip(surface.tokens, surface.values, strict=True)
+    ]

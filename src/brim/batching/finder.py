@@ -1,23 +1,35 @@
-"""Find the largest batch size that fits, by trying as few as possible."""
+"""Find the largest batch size that fits, trying as few sizes as possible.
+
+Each search tries sizes until it knows enough; the answer is the largest size that fitted. With M the largest size
+allowed:
+
+    search    probes at most                        runs out of memory
+    halving   1 + log2(start)                       at each size but the last
+    doubling  2 + log2(M), and below start halving  once
+    binary    2 + log2(M)                           at about half of its probes
+    linear    3 where the peaks are on a line       never where they are
+    predict   1 where the prediction is right       never where it is
+
+Where the line or the prediction misleads, sizes are halved until one fits, and doubled or corrected from there: at
+most 2 · log2(M) + MOST_CORRECTIONS probes more. The sizes that may be tried are all up to M, or the powers of two
+among them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from math import ceil, isqrt
 from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
-from brim.batching.correction import Curve, curve_of
-from brim.batching.ladder import Ladder
-from brim.batching.probe import Fits, Outcome, Probe
-from brim.batching.searches import binary, doubling, halving, linear, predict
-from brim.batching.trials import Trials
-from brim.errors import InputError, NothingFitsError, Problem
+from brim.errors import InputError, NothingFitsError, ProbeError, Problem
 from brim.units import format_bytes
 
-__all__ = ["Fits", "Found", "Outcome", "Probe", "Search", "find_batch_size"]
-
 Search: TypeAlias = Literal["predict", "linear", "binary", "doubling", "halving"]
+
+
 Predicted: TypeAlias = int | Callable[[], int]
 
 
@@ -72,7 +84,7 @@ def find_batch_size(
     Raises NothingFitsError when size 1 does not fit, ProbeError for a probe that ran no step or another size, and
     InputError for arguments that make no sense.
     """
-    _require_sound(how, most, start)
+    _require_sound_search(how, most, start)
     ladder = Ladder(most=most, power_of_two=power_of_two)
     trials = Trials(fits, ladder, limit_bytes=limit_bytes, margin_bytes=margin_bytes)
     told = _search(trials, how, start=start, predicted=predicted, curve=curve_of(bytes_of))
@@ -144,7 +156,7 @@ def _nothing_fits(trials: Trials, helps: Sequence[str]) -> Problem:
     )
 
 
-def _require_sound(how: Search, most: int, start: int | None) -> None:
+def _require_sound_search(how: Search, most: int, start: int | None) -> None:
     problems = []
     if how not in get_args(Search):
         problems.append(Problem(what=f"how is {how!r}", expected=f"one of {', '.join(get_args(Search))}"))
@@ -159,3 +171,279 @@ def _require_sound(how: Search, most: int, start: int | None) -> None:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
+
+
+WORTH_A_PROBE = 1.02  # a size that is larger by less is not looked for
+
+
+_MOST_DOWN = 2  # peaks over the limit that are believed before sizes are halved
+
+
+MOST_CORRECTIONS = 5  # of the factor 2 between a size that failed and its half, five geometric means leave 2%
+
+
+def halving(trials: Trials, start: int) -> None:
+    """Half the size until it fits."""
+    size = trials.ladder.at_most(start)
+    while not trials.try_size(size) and size > 1:
+        size = trials.ladder.at_most(size // 2)
+
+
+def doubling(trials: Trials, start: int) -> None:
+    """Twice the size until it does not fit; where the first one does not, half of it until it does."""
+    ladder = trials.ladder
+    size = ladder.at_most(start)
+    if not trials.try_size(size):
+        halving(trials, size // 2 or 1)
+        return
+    while (larger := ladder.at_most(2 * size)) > size and trials.try_size(larger):
+        size = larger
+
+
+def binary(trials: Trials, start: int | None) -> None:
+    """The middle between a size that fits and one that does not, until they are neighbours."""
+    low, high = 0, trials.ladder.beyond
+    size = trials.ladder.between(low, high) if start is None else trials.ladder.at_most(start)
+    while size is not None:
+        low, high = (size, high) if trials.try_size(size) else (low, size)
+        size = trials.ladder.between(low, high)
+
+
+def linear(trials: Trials) -> None:
+    """Sizes 1 and 2 are measured; the line through their peaks gives the answer, which is verified."""
+    if trials.try_size(1) and trials.ladder.at_most(2) == 2:
+        trials.try_size(2)
+        correct(trials, Curve(None))
+
+
+def predict(trials: Trials, predicted: int, curve: Curve) -> None:
+    """The predicted size is verified, and corrected from what its probe measured."""
+    trials.try_size(trials.ladder.at_most(predicted))
+    correct(trials, curve)
+
+
+def correct(trials: Trials, curve: Curve) -> None:
+    """Smaller sizes until one fits, then larger ones while the measured peaks say that there is room."""
+    while not trials.fitted and trials.failed > 1:
+        trials.try_size(_below(trials, curve))
+    num_corrections, step_back = 0, 1.0
+    while num_corrections < MOST_CORRECTIONS and (size := _above(trials, curve, step_back)) is not None:
+        has_doubled = size >= 2 * trials.fitted
+        has_fitted = trials.try_size(size)
+        num_corrections += not (has_fitted and has_doubled)
+        if not has_fitted:
+            step_back = 1 + max(2 * (step_back - 1), WORTH_A_PROBE - 1)  # peaks that mislead once may do so again
+
+
+def _below(trials: Trials, curve: Curve) -> int:
+    """Nothing has fitted yet: what the peaks say of the sizes over the limit, else half of the smallest."""
+    told = None
+    if trials.aim_bytes is not None and len(trials.probes) <= _MOST_DOWN:
+        told = smaller_size(trials.peaks, limit_bytes=trials.aim_bytes, curve=curve)
+    half = trials.failed // 2
+    return trials.ladder.at_most(half if told is None or told >= trials.failed else told)
+
+
+def _above(trials: Trials, curve: Curve, step_back: float) -> int | None:
+    """A larger size that is worth a probe, smaller by a factor than one that failed; None: there is none."""
+    fitted, failed, ladder = trials.fitted, trials.failed, trials.ladder
+    if not fitted:
+        return None
+    told = None
+    if trials.aim_bytes is not None:
+        told = larger_size(trials.peaks, fitted, limit_bytes=trials.aim_bytes, curve=curve, most=ladder.most)
+    if failed < ladder.beyond and (told is None or told >= failed):
+        told = max(fitted + 1, isqrt(fitted * failed))  # the peaks do not tell of what it failed; from the safe side
+    if told is None:
+        return None
+    size = ladder.at_most(min(told, ceil((failed - 1) / step_back)))
+    return size if fitted * WORTH_A_PROBE <= size < failed else None
+
+
+Measured: TypeAlias = tuple[int, int]  # a size, and the bytes at its peak
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How peaks grow with the size: by the predicted bytes, or on a line where nothing is predicted."""
+
+    bytes_of: Callable[[int], float] | None
+
+    def __call__(self, size: int) -> float:
+        return float(size) if self.bytes_of is None else self.bytes_of(size)
+
+    def largest(self, limit: float, most: int) -> int:
+        """The largest size up to `most` at or below the limit of this curve, which does not fall; 0: none is."""
+        low, high = 0, most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self(middle) <= limit else (low, middle)
+        return low
+
+
+def curve_of(bytes_of: Callable[[int], float] | None) -> Curve:
+    """A curve that asks for each size once."""
+    return Curve(None if bytes_of is None else cache(bytes_of))
+
+
+def larger_size(peaks: Sequence[Measured], fitted: int, *, limit_bytes: int, curve: Curve, most: int) -> int | None:
+    """The largest size that should fit, seen from the largest that did; None: its peak was not measured.
+
+    peaks: of all sizes that were measured, ascending. Through two of them the peaks go on along the curve. With one
+    alone, what the shape adds may be off by a factor, or the whole by a constant: the one that leaves less room counts.
+    """
+    here = next((point for point in peaks if point[0] == fitted), None)
+    if here is None:
+        return None
+    other = _beside(peaks, here)
+    slope = None if other is None else _slope(here, other, curve)
+    if slope is None and other is not None and curve.bytes_of is None:
+        return min(2 * fitted, most)  # a peak that does not grow says nothing of where it begins to
+    if slope is None:
+        slope = _steepest(here, curve)
+    return curve.largest(curve(fitted) + (limit_bytes - here[1]) / slope, most)
+
+
+def smaller_size(peaks: Sequence[Measured], *, limit_bytes: int, curve: Curve) -> int | None:
+    """The largest size that should fit, where all that were measured are over the limit; None: nothing tells.
+
+    As for a larger size; with one peak alone, the error is whichever leaves the peak larger at the smaller size.
+    """
+    if not peaks:
+        return None
+    here = peaks[0]
+    slope = _slope(here, peaks[1], curve) if len(peaks) > 1 else _flattest(here, curve)
+    if slope is None:
+        return None
+    return curve.largest(curve(here[0]) + (limit_bytes - here[1]) / slope, here[0] - 1) or None
+
+
+def _beside(peaks: Sequence[Measured], here: Measured) -> Measured | None:
+    """The next larger measured size, or the next smaller one."""
+    at = peaks.index(here)
+    if at + 1 < len(peaks):
+        return peaks[at + 1]
+    return peaks[at - 1] if at else None
+
+
+def _slope(one: Measured, other: Measured, curve: Curve) -> float | None:
+    """Measured bytes for each of the curve; None where they do not grow."""
+    run, rise = curve(one[0]) - curve(other[0]), one[1] - other[1]
+    return rise / run if run and rise / run > 0 else None
+
+
+def _steepest(here: Measured, curve: Curve) -> float:
+    if curve.bytes_of is None:
+        return max(here[1], 1) / here[0]  # as if there were no bytes but those that the rows add
+    return max(1.0, _factor(here, curve))
+
+
+def _flattest(here: Measured, curve: Curve) -> float | None:
+    factor = 0.0 if curve.bytes_of is None else _factor(here, curve)
+    return min(1.0, factor) if factor > 0 else None
+
+
+def _factor(here: Measured, curve: Curve) -> float:
+    """Measured over predicted of what the shape adds, if what is there without rows is as predicted."""
+    without_rows = 2 * curve(1) - curve(2)
+    added = curve(here[0]) - without_rows
+    return (here[1] - without_rows) / added if added > 0 else 1.0
+
+
+class Trials:
+    """Tries each size once, and keeps what came of it. A peak above the limit counts as a size that does not fit.
+
+    limit_bytes: of peaks; None: only running out of memory counts. margin_bytes: of it, what sizes that have not been
+    tried are to leave free, since peaks vary.
+    """
+
+    def __init__(self, fits: Fits, ladder: Ladder, *, limit_bytes: int | None = None, margin_bytes: int = 0) -> None:
+        self.ladder = ladder
+        self.limit_bytes = limit_bytes
+        self.aim_bytes = None if limit_bytes is None else limit_bytes - margin_bytes
+        self.probes: list[Probe] = []
+        self._fits = fits
+        self._verdicts: dict[int, bool] = {}
+
+    @property
+    def fitted(self) -> int:
+        """The largest size that was executed and fitted; 0: none yet."""
+        return max((size for size, verdict in self._verdicts.items() if verdict), default=0)
+
+    @property
+    def failed(self) -> int:
+        """The smallest size above it that did not fit; the first that may not be tried where there is none."""
+        fitted = self.fitted
+        above = (size for size, verdict in self._verdicts.items() if not verdict and size > fitted)
+        return min(above, default=self.ladder.beyond)
+
+    @property
+    def peaks(self) -> list[tuple[int, int]]:
+        """Sizes that were run to their end and the peaks that they showed, ascending; also of those over the limit."""
+        ended = (probe for probe in self.probes if probe.outcome == "fits" and probe.peak_bytes is not None)
+        return sorted((probe.size, probe.peak_bytes or 0) for probe in ended)
+
+    def try_size(self, size: int) -> bool:
+        """Whether it fits. Raises ProbeError for a probe that shows nothing."""
+        if size not in self._verdicts:
+            probe = self._fits(size)
+            _require_sound_probe(probe, size)
+            self.probes.append(probe)
+            self._verdicts[size] = probe.outcome == "fits" and not self._is_over(probe)
+        return self._verdicts[size]
+
+    def _is_over(self, probe: Probe) -> bool:
+        known = probe.peak_bytes is not None and self.limit_bytes is not None
+        return known and (probe.peak_bytes or 0) > (self.limit_bytes or 0)
+
+
+def _require_sound_probe(probe: Probe, size: int) -> None:
+    if probe.size != size:
+        what = f"a probe of batch size {size} ran batch size {probe.size}"
+        raise ProbeError(Problem(what=what, fix="let the step take as many rows as it is asked for"))
+    if probe.outcome == "fits" and probe.steps < 1:
+        what = f"the probe of batch size {size} says that it fits, and ran no step"
+        fix = "let it run at least one step: a data loader of fewer rows than a batch yields none"
+        raise ProbeError(Problem(what=what, expected="steps of at least 1", fix=fix))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """1, 2, 3, … most; or 1, 2, 4, … up to it."""
+
+    most: int
+    power_of_two: bool = False
+
+    def at_most(self, size: int) -> int:
+        """The largest size that is not above `size`; the smallest one where there is none."""
+        capped = max(1, min(size, self.most))
+        return 1 << (capped.bit_length() - 1) if self.power_of_two else capped
+
+    @property
+    def beyond(self) -> int:
+        """The first size that may not be tried."""
+        return 2 * self.at_most(self.most) if self.power_of_two else self.most + 1
+
+    def between(self, low: int, high: int) -> int | None:
+        """The middle of the sizes above `low` and below `high`; None where there is none. low may be 0."""
+        if not self.power_of_two:
+            return (low + high) // 2 if high - low > 1 else None
+        first, last = low.bit_length(), high.bit_length() - 1  # exponents: above low's, below high's
+        return 1 << ((first + last) // 2) if first < last else None
+
+
+Outcome: TypeAlias = Literal["fits", "out_of_memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One size that was tried, and what came of it."""
+
+    size: int
+    steps: int  # that were run to their end; 0 with the outcome "fits" is a failure of the probe itself
+    outcome: Outcome
+    peak_bytes: int | None  # None: the device does not say, or the step did not end
+    seconds: float
+
+
+Fits: TypeAlias = Callable[[int], Probe]

@@ -1,15 +1,274 @@
-"""Cut one effective batch into micro-batches."""
+"""Partition one effective batch into micro-batches, under a limit that moves within the run.
+
+`ByLength` takes as many rows together as cost the least time under a cap in bytes; `ByRows` takes a fixed number of
+rows. `Cap` is the limit of either: it is lowered when memory runs out and raised again after clean steps. The state
+of a `Cutter` goes into the checkpoint, and `cutter_of` restores it. `groups_in_order` forms groups of neighbours in
+the batch's own order, for measurements that ask for random groups of rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching.costs import Costs
 from brim.batching.partition import Terms, borders
+
+
+def cutter_of(state: Mapping[str, Any]) -> Cutter:
+    """The cutter whose `state` this is, as it was then."""
+    cutter: ByLength | ByRows
+    if state["kind"] == "by_rows":
+        cutter = ByRows(max_rows=1)
+    else:
+        cutter = ByLength(costs=Costs.from_dict(state["costs"]), cap_bytes=0)
+    cutter.restore(state)
+    return cutter
+
+
+# What is left, of the bytes that the shape adds, after memory ran out: two such steps are less than a half, so that a
+# memory model that promises twice the room is corrected by the second.
+_NOTCH = 0.7
+
+
+class ByLength:
+    """A Cutter. Its costs are those of the launch, also in a resumed run."""
+
+    def __init__(self, *, costs: Costs, cap_bytes: int, most_rows: int | None = None, largest: bool = False) -> None:
+        """cap_bytes: allocated bytes that a micro-batch may reach. largest: the fewest micro-batches (see cut)."""
+        self._costs = costs
+        self._cap = Cap(now=cap_bytes)
+        self._most_rows = most_rows
+        self._largest = largest
+
+    @property
+    def cap_bytes(self) -> int:
+        """As it is now."""
+        return self._cap.now
+
+    def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
+        """See Cutter."""
+        return cut(
+            lengths,
+            costs=self._costs,
+            cap_bytes=self._cap.now,
+            most_rows=self._most_rows,
+            largest=self._largest,
+            lone_rows_may_exceed=True,
+        )
+
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """See Cutter."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        groups = groups_in_order(
+            len(tokens), num_groups=num_groups, longest=lambda start, most: self._rows_that_fit(tokens[start:], most)
+        )
+        borders = [0, *(stop for _, stop in groups)]
+        return priced(np.arange(len(tokens)), tokens, borders, self._costs) if groups else []
+
+    def lower(self, failed: MicroBatch) -> CapChange | None:
+        """See Cutter."""
+        if failed.num_rows == 1:
+            return None
+        assert failed.peak_bytes is not None, "a micro-batch that this cutter has not cut"
+        static_bytes = self._costs.static_bytes
+        added_bytes = min(self._cap.now, failed.peak_bytes) - static_bytes
+        to = min(static_bytes + int(_NOTCH * added_bytes), failed.peak_bytes - 1)
+        return self._change(self._cap.lowered(to, failed=failed.peak_bytes))
+
+    def clean_step(self) -> CapChange | None:
+        """See Cutter."""
+        return self._change(self._cap.after_clean_step())
+
+    def state(self) -> dict[str, Any]:
+        """See Cutter."""
+        return {
+            "kind": "by_length",
+            "costs": self._costs.as_dict(),
+            "cap": self._cap.as_dict(),
+            "most_rows": self._most_rows,
+            "largest": self._largest,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See Cutter."""
+        assert state["kind"] == "by_length", "the state of another cutter"
+        self._costs = Costs.from_dict(state["costs"])
+        self._cap = Cap.from_dict(state["cap"])
+        self._most_rows = state["most_rows"]
+        self._largest = state["largest"]
+
+    def _rows_that_fit(self, tokens: NDArray[np.int64], most: int) -> int:
+        """How many of the first rows fit together, at most so many; at least 1. With fewer of them nothing is over."""
+        padded = np.maximum.accumulate(tokens[: most if self._most_rows is None else min(most, self._most_rows)])
+        over = self._costs.peak_bytes(np.arange(1, len(padded) + 1), padded) > self._cap.now
+        return max(1, int(over.argmax()) if over.any() else len(padded))
+
+    def _change(self, cap: Cap) -> CapChange | None:
+        before, self._cap = self._cap, cap
+        if before.now == cap.now:
+            return None
+        return CapChange(before=before.now, after=cap.now, unit="bytes")
+
+
+class ByRows:
+    """A Cutter: neighbours in length together, the longest first; half as many rows once memory has run out."""
+
+    def __init__(self, *, max_rows: int) -> None:
+        self._cap = Cap(now=max_rows)
+
+    @property
+    def max_rows(self) -> int:
+        """As it is now."""
+        return self._cap.now
+
+    def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
+        """See Cutter."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        cuts = cut_by_rows(tokens, max_rows=self._cap.now)
+        return [MicroBatch(rows=rows, padded_length=int(tokens[rows[0]])) for rows in cuts]
+
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """See Cutter."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        groups = groups_in_order(
+            len(tokens), num_groups=num_groups, longest=lambda start, most: min(most, self._cap.now)
+        )
+        return [
+            MicroBatch(rows=np.arange(start, stop), padded_length=int(tokens[start:stop].max()))
+            for start, stop in groups
+        ]
+
+    def lower(self, failed: MicroBatch) -> CapChange | None:
+        """See Cutter."""
+        if failed.num_rows == 1:
+            return None
+        return self._change(self._cap.lowered(failed.num_rows // 2, failed=failed.num_rows))
+
+    def clean_step(self) -> CapChange | None:
+        """See Cutter."""
+        return self._change(self._cap.after_clean_step())
+
+    def state(self) -> dict[str, Any]:
+        """See Cutter."""
+        return {"kind": "by_rows", "cap": self._cap.as_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See Cutter."""
+        assert state["kind"] == "by_rows", "the state of another cutter"
+        self._cap = Cap.from_dict(state["cap"])
+
+    def _change(self, cap: Cap) -> CapChange | None:
+        before, self._cap = self._cap, cap
+        if before.now == cap.now:
+            return None
+        return CapChange(before=before.now, after=cap.now, unit="rows")
+
+
+FIRST_WAIT_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cap:
+    """In bytes or in rows. A lowering is undone, the last one first, after `wait_steps` clean steps in a row.
+
+    Each out-of-memory that follows a raise doubles the wait, so that in a run of n steps a limit that is too high is
+    tried again about log2(n) times.
+    """
+
+    now: int
+    before: tuple[int, ...] = ()  # what it was lowered from, the value at launch first
+    raised_from: int | None = None  # where the last change was a raise: what has gone well before it
+    num_clean_steps: int = 0  # since the last change
+    wait_steps: int = FIRST_WAIT_STEPS
+
+    def lowered(self, to: int, *, failed: int) -> Cap:
+        """Memory ran out at `failed`, and `to` is below it. Back to what went well, where that is more than `to`."""
+        assert to < failed, "a limit that does not exclude what failed would run out of memory again"
+        wait_steps = self.wait_steps
+        if self.raised_from is not None:
+            wait_steps *= 2
+            if self.raised_from < failed:
+                to = max(to, self.raised_from)
+        return Cap(now=to, before=(*self.before, self.now), wait_steps=wait_steps)
+
+    def after_clean_step(self) -> Cap:
+        """One more step has gone well."""
+        if not self.before:
+            return self
+        if self.num_clean_steps + 1 < self.wait_steps:
+            return replace(self, num_clean_steps=self.num_clean_steps + 1)
+        *before, now = self.before
+        return Cap(now=now, before=tuple(before), raised_from=self.now, wait_steps=self.wait_steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Cap:
+        return cls(**{**saved, "before": tuple(saved["before"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapChange:
+    """The limit on micro-batches was lowered or raised. `unit` says what it counts: bytes, or rows."""
+
+    before: int
+    after: int
+    unit: str
+
+
+class Cutter(Protocol):
+    """Deterministic: the same calls give the same cuts. Its state goes into the checkpoint."""
+
+    def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
+        """Every row of an effective batch once, none over the cap. lengths: tokens of each row.
+
+        A row that is over the cap alone is a micro-batch by itself: such rows are refused before a run is launched,
+        and one that is left over after the cap was lowered is tried.
+        """
+
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """Every row once, in the order of the batch: about `num_groups` micro-batches, more where the cap wants it.
+
+        Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
+        not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
+        """
+
+    def lower(self, failed: MicroBatch) -> CapChange | None:
+        """This micro-batch ran out of memory; cut smaller from now on. None where it is a single row."""
+
+    def clean_step(self) -> CapChange | None:
+        """A step went well; after enough of them in a row the limit is raised, up to its value at launch."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to cut the same, as JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Back to a saved state."""
+
+
+def groups_in_order(num_rows: int, *, num_groups: int, longest: Callable[[int, int], int]) -> list[tuple[int, int]]:
+    """The first row of each group and the first after it: every row once, in order, `num_groups` groups of equal size.
+
+    num_groups: at least 1. All groups are of one row where there are no more rows than groups. longest: of the rows
+    from a position, and of so many at most, how many fit together; at least 1. Where it is fewer than a group should
+    have, there are more groups.
+    """
+    groups: list[tuple[int, int]] = []
+    start = 0
+    while start < num_rows:
+        groups_left = max(1, num_groups - len(groups))
+        wanted = -(-(num_rows - start) // groups_left)
+        stop = start + longest(start, wanted)
+        groups.append((start, stop))
+        start = stop
+    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

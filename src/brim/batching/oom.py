@@ -1,16 +1,88 @@
-"""Whether an exception says that memory ran out."""
+"""Recognise an error that means out of memory, free cached memory, and retry.
+
+A retry rewinds the states of the random generators that a forward pass draws from, and begins with as much memory as
+can be given back.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import gc
 import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import Tensor
+
+
+def random_states() -> dict[str, Tensor]:
+    """The states of torch's generators: the CPU's, each CUDA device's, and that of Apple's GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def restore_random_states(states: Mapping[str, Tensor]) -> None:
+    """Rewind torch's generators; those of devices that are not here are left out."""
+    torch.set_rng_state(states["cpu"])
+    for index in range(torch.cuda.device_count()):
+        if f"cuda:{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda:{index}"], index)
+    if torch.backends.mps.is_available() and "mps" in states:
+        torch.mps.set_rng_state(states["mps"])
+
+
+T = TypeVar("T")
+
+
+def second_try(action: Callable[[], T], *, on_failure: Callable[[str], None] = lambda message: None) -> T:
+    """What the action gives. The second allocation that fails passes through, like any other exception.
+
+    on_failure: is told the first failure's message.
+    """
+    try:
+        return action()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        message = first_line(error)
+    # Here, after the `except` block: its traceback keeps tensors alive.
+    free_caches()
+    on_failure(message)
+    return action()
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, without the advice and the traces that some libraries add."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def free_caches() -> None:
+    """Collect cycles that hold tensors, then hand unused blocks back: the device's allocator's and the C library's."""
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing where no CUDA device is in use
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    _trim_heap()
+
+
+def _trim_heap() -> None:
+    """glibc keeps freed blocks of its heap; other C libraries have no such call, and need none."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # no such symbol; no handle of the process itself, as on Windows
+        return
+    trim(ctypes.c_size_t(0))
+
 
 # tests/batching/test_oom.py has the messages in full, each with where it was seen.
 _CERTAIN = re.compile(
@@ -33,6 +105,8 @@ _CERTAIN = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
+
+
 # What libraries say when they find no room for themselves, but also for other reasons.
 _WHERE_MEMORY_IS_SHORT = re.compile(
     r"""
@@ -42,8 +116,12 @@ _WHERE_MEMORY_IS_SHORT = re.compile(
     """,
     re.VERBOSE,
 )
+
+
 # oneDNN says neither what it wanted nor why it did not get it.
 _ONEDNN = re.compile(r"^could not (create|execute) a (primitive|memory object)\b(?P<descriptor> descriptor)?")
+
+
 # cuDNN wanted about 500 MB to load its kernels (pytorch/pytorch#81620): with more than that free, it was not memory.
 _SHORT_BYTES = 512 << 20
 

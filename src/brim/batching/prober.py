@@ -1,21 +1,59 @@
-"""Try a batch size on a device, with any training loop's step, and leave no trace of it."""
+"""Try a batch size on a device with any training loop's step, and leave everything as it was.
+
+The model, its optimizer and the random generators are put back, whatever ran in between. Their copies are kept where
+they do not count towards what is measured: those of a device's tensors in host memory, those of the host's in a file.
+Placeholder memory stands for what a steady step holds and the first one does not: gradients and optimizer state. A
+`peak_meter` reads the most memory that was in use since a mark, and how much there can be.
+"""
 
 from __future__ import annotations
 
+import copy
+import os
+import random
+import re
+import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from brim.batching.caches import free_caches
-from brim.batching.no_trace import Stateful, no_trace
-from brim.batching.oom import is_out_of_memory
-from brim.batching.peak_meter import Counts, PeakMeter, peak_meter
-from brim.batching.probe import Probe
+from brim.batching.finder import Probe
+from brim.batching.oom import free_caches, is_out_of_memory, random_states, restore_random_states
+from brim.errors import ProbeError, Problem
+
+
+@contextmanager
+def standing_for(num_bytes: int, device: torch.device | str) -> Iterator[None]:
+    """Hold so many bytes of the device while the block runs, written to, so that they are resident on a CPU."""
+    ballast = torch.empty(num_bytes, dtype=torch.uint8, device=device).fill_(1)
+    try:
+        yield
+    finally:
+        del ballast
+
+
+@contextmanager
+def gradients_at_hand(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Gradients of zeros where there are none, as in every micro-batch of a step but the first; dropped afterwards."""
+    without = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
+    try:
+        for parameter in without:
+            # Not zeros_like: what calloc gives is not resident before it is written to.
+            parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format).fill_(0)
+        yield
+    finally:
+        for parameter in without:
+            parameter.grad = None
 
 
 class Prober:
@@ -112,3 +150,319 @@ def _synchronize(model: nn.Module) -> None:
 def _device_of(model: nn.Module) -> torch.device:
     weight = next(model.parameters(), None)
     return torch.device("cpu") if weight is None else weight.device
+
+
+_PutBack: TypeAlias = Callable[[], Any]
+
+
+class Stateful(Protocol):
+    """A learning-rate schedule, a gradient scaler, a data loader that knows its position."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@contextmanager
+def no_trace(
+    model: nn.Module, optimizer: Optimizer | None = None, *, others: Sequence[Stateful] = ()
+) -> Iterator[None]:
+    """What the block changes is undone when it ends, also by an exception.
+
+    Weights (those that the optimizer has, and those that train), optimizer state and settings, gradients, buffers,
+    attributes of modules such as training modes, and the random states of torch, NumPy and Python are bit for bit as
+    they were. State that was born in the block is dropped. Without an optimizer weights are not copied.
+
+    Raises ProbeError where weights changed though no optimizer was given.
+    """
+    weights = _weights(model, optimizer)
+    versions = [weight._version for weight in weights]
+    with tempfile.TemporaryFile() as file:
+        copies = Copies(cast(BinaryIO, file))
+        put_back = [
+            *_keep_gradients(weights, copies),
+            *_keep_buffers(model, copies),
+            *_keep_attributes(model),
+            *_keep_random_states(),
+            *(_keep_other(other) for other in others),
+        ]
+        if optimizer is not None:
+            put_back += _keep_optimizer(optimizer, weights, copies)
+        try:
+            yield
+        finally:
+            for each in put_back:
+                each()
+            copies.put_back()
+    if optimizer is None and versions != [weight._version for weight in weights]:
+        what = "the step changed weights, and no optimizer was given whose steps could be undone"
+        raise ProbeError(Problem(what=what, fix="give the optimizer, too; these weights are no longer what they were"))
+
+
+def _weights(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
+    found = [parameter for parameter in model.parameters() if parameter.requires_grad or parameter.grad is not None]
+    groups = () if optimizer is None else optimizer.param_groups
+    given = (weight for group in groups for weight in group["params"])
+    return list({id(weight): weight for weight in (*found, *given)}.values())
+
+
+def _keep_gradients(weights: Sequence[Tensor], copies: Copies) -> Iterator[_PutBack]:
+    for weight in weights:
+        gradient = weight.grad
+        if gradient is not None:
+            copies.keep(gradient)
+        yield partial(setattr, weight, "grad", gradient)
+
+
+def _keep_buffers(model: nn.Module, copies: Copies) -> Iterator[_PutBack]:
+    for owner in model.modules():
+        for buffer in owner._buffers.values():
+            if buffer is not None:
+                copies.keep(buffer)
+        yield _putting_back(owner._buffers, dict(owner._buffers))
+
+
+def _keep_attributes(model: nn.Module) -> Iterator[_PutBack]:
+    """Training modes, and what else modules note down: rotary embeddings of some models, the longest row so far."""
+    kept = [(module, _public(module)) for module in model.modules()]
+
+    def put_back() -> None:
+        for module, attributes in kept:
+            for name in _public(module).keys() - attributes.keys():
+                del module.__dict__[name]
+            module.__dict__.update(attributes)
+
+    yield put_back
+
+
+def _public(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+
+
+def _keep_random_states() -> Iterator[_PutBack]:
+    of_torch, of_numpy, of_python = random_states(), np.random.get_state(), random.getstate()
+    yield partial(restore_random_states, of_torch)
+    yield partial(np.random.set_state, of_numpy)
+    yield partial(random.setstate, of_python)
+
+
+def _keep_other(other: Stateful) -> _PutBack:
+    return partial(other.load_state_dict, copy.deepcopy(other.state_dict()))
+
+
+def _keep_optimizer(optimizer: Optimizer, weights: Sequence[Tensor], copies: Copies) -> list[_PutBack]:
+    """The state's mappings are refilled with the tensors that they had; the tensors themselves with their values."""
+    for weight in weights:
+        copies.keep(weight)
+    put_back: list[_PutBack] = [
+        partial(optimizer.param_groups.__setitem__, slice(None), list(optimizer.param_groups)),
+        _putting_back(optimizer.state, dict(optimizer.state)),
+    ]
+    for mapping in (*_mappings(optimizer.state), *optimizer.param_groups):
+        for value in mapping.values():
+            if isinstance(value, Tensor):
+                copies.keep(value)
+        put_back.append(_putting_back(mapping, {key: _frozen(value) for key, value in mapping.items()}))
+    return put_back
+
+
+def _mappings(state: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    """The state of each parameter; bitsandbytes' optimizers keep further mappings inside."""
+    for entries in state.values():
+        if isinstance(entries, dict):
+            yield entries
+            yield from _mappings(entries)
+
+
+def _frozen(value: Any) -> Any:
+    """A value that the optimizer could change in place, copied; tensors, mappings and weights are kept as they are."""
+    is_kept = isinstance(value, Tensor | dict) or (isinstance(value, list) and any(torch.is_tensor(v) for v in value))
+    return value if is_kept else copy.deepcopy(value)
+
+
+def _putting_back(mapping: Any, saved: Mapping[Any, Any]) -> _PutBack:
+    def put_back() -> None:
+        mapping.clear()
+        mapping.update(saved)
+
+    return put_back
+
+
+class Copies:
+    """Of a device's tensors in the host's memory; of the host's in a file, which is the caller's to close."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._in_memory: list[tuple[Tensor, Tensor]] = []
+        self._in_file: list[tuple[Tensor, int]] = []
+        self._seen: set[int] = set()
+
+    def keep(self, tensor: Tensor) -> None:
+        """Remember what the tensor holds; of one that is given twice, what it held first."""
+        if id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        if tensor.device.type != "cpu":
+            self._in_memory.append((tensor, tensor.detach().to("cpu", copy=True)))
+        elif tensor.numel():
+            self._in_file.append((tensor, self._file.seek(0, os.SEEK_END)))
+            self._file.write(_bytes_of(tensor.detach().contiguous()))
+
+    def put_back(self) -> None:
+        """Every tensor holds, bit for bit, what it held."""
+        with torch.no_grad():
+            for tensor, copy in self._in_memory:
+                tensor.copy_(copy)
+            for tensor, start in self._in_file:
+                self._read(tensor.detach(), start)
+
+    def _read(self, tensor: Tensor, start: int) -> None:
+        target = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        into = _bytes_of(target)
+        self._file.seek(start)
+        num_bytes = self._file.readinto(into)  # type: ignore[attr-defined]
+        assert num_bytes == len(into), "what was written can be read"
+        if target is not tensor:
+            tensor.copy_(target)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview[Any]:
+    """The bytes of a contiguous tensor of the host, without a copy; of any dtype, which NumPy may not have."""
+    view: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(view)
+
+
+Counts: TypeAlias = Literal["reserved", "allocated"]
+
+
+_STATUS = Path("/proc/self/status")
+
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+_FORGET_PEAK = "5"  # proc(5): VmHWM becomes what is resident now
+
+
+class PeakMeter(Protocol):
+    """Reads one device."""
+
+    def begin(self) -> None:
+        """Free what nobody uses and forget the peak; what comes now counts."""
+
+    def peak_bytes(self) -> int | None:
+        """The most since `begin`; None: the device does not say."""
+
+    def limit_bytes(self) -> int | None:
+        """What the peak may reach as things stand; None: not known."""
+
+
+def peak_meter(device: torch.device, *, counts: Counts = "reserved") -> PeakMeter:
+    """The device's meter. counts: on CUDA, what PyTorch's allocator holds, or what of it tensors take."""
+    if device.type == "cuda":
+        return CudaPeak(device, counts)
+    if device.type == "cpu" and _CLEAR_REFS.exists():
+        return ResidentPeak() if _address_space_limit() is None else AddressSpacePeak()
+    return NoPeak()
+
+
+class NoPeak:
+    """A device that does not say."""
+
+    def begin(self) -> None: ...
+
+    def peak_bytes(self) -> int | None:
+        return None
+
+    def limit_bytes(self) -> int | None:
+        return None
+
+
+class CudaPeak:
+    """The caching allocator's counters. Reserved bytes are those that can run out."""
+
+    def __init__(self, device: torch.device, counts: Counts) -> None:
+        self._device, self._counts = device, counts
+
+    def begin(self) -> None:
+        torch.cuda.synchronize(self._device)
+        free_caches()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        most = torch.cuda.max_memory_reserved if self._counts == "reserved" else torch.cuda.max_memory_allocated
+        return most(self._device)
+
+    def limit_bytes(self) -> int:
+        """What is free, and what PyTorch holds already."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free + torch.cuda.memory_reserved(self._device)
+
+
+class ResidentPeak:
+    """This process's resident set, as Linux counts it."""
+
+    def begin(self) -> None:
+        free_caches()
+        _forget_peak()
+
+    def peak_bytes(self) -> int:
+        return _status("VmHWM")
+
+    def limit_bytes(self) -> int:
+        """What is available on the machine, and what this process has; a container's limit, where it is lower."""
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text(encoding="ascii"), re.MULTILINE)
+        assert found is not None, "every Linux since 3.14 has it"
+        available = int(found[1]) * 1024 + _status("VmRSS")
+        container = _CGROUP_LIMIT.read_text(encoding="ascii").strip() if _CGROUP_LIMIT.exists() else "max"
+        return available if container == "max" else min(available, int(container))
+
+
+class AddressSpacePeak:
+    """This process's address space, under RLIMIT_AS.
+
+    Linux keeps its peak, VmPeak, from the process's start on. While a stretch stays below an earlier peak, its own is
+    what was mapped before it and by how much the resident set rose: tensors are written to, so they are resident.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        free_caches()
+        _forget_peak()
+        self._mapped, self._resident, self._peak = _status("VmSize"), _status("VmRSS"), _status("VmPeak")
+
+    def peak_bytes(self) -> int:
+        peak = _status("VmPeak")
+        risen = self._mapped + max(_status("VmHWM") - self._resident, 0)
+        return peak if peak > self._peak else min(peak, risen)
+
+    def limit_bytes(self) -> int | None:
+        return _address_space_limit()
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    assert found is not None, "every Linux has it"
+    return int(found[1]) * 1024
+
+
+def _forget_peak() -> None:
+    _CLEAR_REFS.write_text(_FORGET_PEAK, encoding="ascii")
+
+
+def _address_space_limit() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -1,11 +1,154 @@
-"""The effective batch as a pure function of the samples that have been consumed."""
+"""Compute the effective batch as a pure function of the samples that have been consumed.
+
+A ramp leads from a first effective batch to the final one, upwards or downwards. The steps of a schedule are counted
+in closed form: a phase of 1e12 samples costs as much as one of ten.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+
+def doubling(*, initial: int, final: int, length_samples: int) -> BatchSchedule:
+    """Twice the batch at each stage, or half of it; the stages share the samples of the ramp equally.
+
+    The final batch follows the last stage that falls short of it, exactly, whatever the ratio is: from 6 to 20 the
+    stages are 6 and 12. So counts bert24's pull request 76, whose ratios are powers of two.
+    """
+    stages = _doubled(initial, final)
+    return _staged(stages, [1] * len(stages), final, length_samples)
+
+
+def equal_steps(*, initial: int, final: int, length_samples: int) -> BatchSchedule:
+    """The stages of `doubling`, each with the same number of steps, so that small batches take few samples."""
+    stages = _doubled(initial, final)
+    return _staged(stages, stages, final, length_samples)
+
+
+def linear(*, initial: int, final: int, length_samples: int, increment: int = 1) -> BatchSchedule:
+    """So many rows more, or fewer, at each of equal parts, as Megatron's `--rampup-batch-size` has it.
+
+    Where the increment does not divide the way, the last one is smaller, so that the final batch is exact.
+    """
+    stages = list(range(initial, final, increment if final > initial else -increment))
+    return _staged(stages, [1] * len(stages), final, length_samples)
+
+
+def _doubled(initial: int, final: int) -> list[int]:
+    """The sizes before the final one."""
+    stages = []
+    size = initial
+    while (size < final) if initial < final else (size > final):
+        stages.append(size)
+        size = 2 * size if initial < final else -(-size // 2)
+    return stages
+
+
+def _staged(stages: Sequence[int], shares: Sequence[int], final: int, length_samples: int) -> BatchSchedule:
+    """The stages take their shares of the length; a stage begins with the first whole sample of its share."""
+    whole, before = sum(shares), 0
+    steps = []
+    for size, share in zip(stages, shares, strict=True):
+        steps.append((-(-before * length_samples // whole), size))
+        before += share
+    return schedule_of([*steps, (length_samples if stages else 0, final)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """The steps that a run makes in one phase."""
+
+    size: int  # rows of a step
+    first_sample: int  # consumed before its first step
+    end_sample: int  # consumed after its last step
+    num_steps: int  # at least 1
+
+    @property
+    def num_samples(self) -> int:
+        return self.end_sample - self.first_sample
+
+
+def stretches(schedule: BatchSchedule, *, num_rows: int, total_samples: int) -> Iterator[Stretch]:
+    """What a run of so many samples makes of each phase that it reaches; O(phases).
+
+    num_rows: of an epoch, whose last step takes what is left of it.
+    A phase that lies within one step of the phase before it is never reached.
+    """
+    consumed = 0
+    ends = [*(phase.first_sample for phase in schedule.phases[1:]), total_samples]
+    for phase, end in zip(schedule.phases, ends, strict=True):
+        until = min(end, total_samples)
+        if consumed >= until:
+            continue
+        num_steps, reached = _until(consumed, phase.size, num_rows, until)
+        reached = min(reached, total_samples)
+        yield Stretch(size=phase.size, first_sample=consumed, end_sample=reached, num_steps=num_steps)
+        consumed = reached
+
+
+def num_steps(schedule: BatchSchedule, *, num_rows: int, total_samples: int) -> int:
+    """Steps of a run of so many samples."""
+    return sum(each.num_steps for each in stretches(schedule, num_rows=num_rows, total_samples=total_samples))
+
+
+def samples_of_steps(schedule: BatchSchedule, *, num_rows: int, num_steps: int) -> int:
+    """Samples that so many steps consume; O(phases)."""
+    consumed, left = 0, num_steps
+    for number, phase in enumerate(schedule.phases):
+        if number + 1 < len(schedule.phases):
+            until = schedule.phases[number + 1].first_sample
+            if consumed >= until:
+                continue
+            steps, reached = _until(consumed, phase.size, num_rows, until)
+            if steps <= left:
+                consumed, left = reached, left - steps
+                continue
+        return _after(consumed, phase.size, num_rows, left)
+    raise AssertionError("the last phase has no end")
+
+
+def total_of_steps(schedule_for: Callable[[int], BatchSchedule], *, num_rows: int, num_steps: int) -> int:
+    """The samples of a run of so many steps whose schedule depends on how many samples it has.
+
+    schedule_for: the schedule of a run of a number of samples. A number that is not below what its own schedule
+    consumes, while one less would be; the least of them where batches do not shrink. Shares of it are shares of the run
+    but for a few batches: there need not be a number that its schedule consumes exactly.
+    """
+    low, high = 1, num_steps * num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if samples_of_steps(schedule_for(middle), num_rows=num_rows, num_steps=num_steps) <= middle:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _until(consumed: int, size: int, num_rows: int, until: int) -> tuple[int, int]:
+    """Steps of `size` rows until at least `until` samples are consumed, and how many those are."""
+    left_of_epoch = num_rows - consumed % num_rows
+    if until - consumed <= left_of_epoch:
+        steps = -(-(until - consumed) // size)
+        return steps, consumed + min(steps * size, left_of_epoch)
+    steps, consumed = -(-left_of_epoch // size), consumed + left_of_epoch
+    epochs = (until - consumed) // num_rows
+    steps, consumed = steps + epochs * -(-num_rows // size), consumed + epochs * num_rows
+    rest = -(-(until - consumed) // size)
+    return steps + rest, consumed + min(rest * size, num_rows)
+
+
+def _after(consumed: int, size: int, num_rows: int, steps: int) -> int:
+    """Samples that are consumed after so many more steps of `size` rows."""
+    left_of_epoch = num_rows - consumed % num_rows
+    steps_of_epoch = -(-left_of_epoch // size)
+    if steps < steps_of_epoch:
+        return consumed + steps * size
+    steps, consumed = steps - steps_of_epoch, consumed + left_of_epoch
+    epochs, rest = divmod(steps, -(-num_rows // size))
+    return consumed + epochs * num_rows + min(rest * size, num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

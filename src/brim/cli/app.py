@@ -1,4 +1,4 @@
-"""The verbs of `brim VERB …`, and how one is run."""
+"""Register the verbs of `brim VERB …`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ import typer
 import brim
 from brim.cli.chat import chat
 from brim.cli.check import check
-from brim.cli.compare import compare
-from brim.cli.embed import embed
 from brim.cli.evaluate import evaluate
-from brim.cli.export import export
 from brim.cli.memory import memory
 from brim.cli.options import wrong_usage
-from brim.cli.plan import plan
-from brim.cli.predict import predict
-from brim.cli.schema import schema
-from brim.cli.train import train
-from brim.cli.upload import upload
-from brim.cli.verify_resume import verify_resume
+from brim.cli.predict import embed, predict
+from brim.cli.share import export, upload
+from brim.cli.studies import compare, verify_resume
+from brim.cli.train import plan, schema, train
 
 app = typer.Typer(
     name="brim",
@@ -31,18 +26,44 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
 app.command("check")(check)
+
+
 app.command("memory")(memory)
+
+
 app.command("plan")(plan)
+
+
 app.command("train")(train)
+
+
 app.command("verify-resume")(verify_resume)
+
+
 app.command("compare")(compare)
+
+
 app.command("evaluate")(evaluate)
+
+
 app.command("predict")(predict)
+
+
 app.command("embed")(embed)
+
+
 app.command("chat")(chat)
+
+
 app.command("export")(export)
+
+
 app.command("upload")(upload)
+
+
 app.command("schema")(schema)
 
 

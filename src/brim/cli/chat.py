@@ -1,4 +1,4 @@
-"""`brim chat`: a person talks with a model in the terminal."""
+"""Run `brim chat`: a person talks with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli.options import ConfigOrRun, Overrides, is_run
-from brim.cli.say import say
+from brim.cli.options import ConfigOrRun, Overrides, is_run, say
 from brim.errors import BrimError, InputError, Problem
 
 if TYPE_CHECKING:
-    from brim.api.conversation import Conversation
+    from brim.workflows.prediction import Conversation
+
 
 _PROMPT = "> "
+
+
 _COMMANDS = "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, /quit"
 
 
@@ -27,7 +29,7 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
 
     Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
     """
-    from brim.cli.opening import open_model
+    from brim.cli.options import open_model
 
     overrides = [*_conversing(config_or_run), *(overrides or [])]
     notes: list[str] = []  # kept until the line that is being answered has ended
@@ -44,7 +46,7 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
         except BrimError as error:
             if not is_person:
                 raise
-            from brim.cli.message import message
+            from brim.cli.options import message
 
             notes.append(message(error.problems))
         finally:
@@ -53,7 +55,7 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
 
 def _conversing(path: Path) -> list[str]:
     """What makes it a conversation where nobody could say so: of a base model's folder with a chat template."""
-    from brim.data.chat_template import has_template
+    from brim.data.chat import has_template
 
     return ["chat={}"] if path.is_dir() and not is_run(path) and has_template(path) else []
 

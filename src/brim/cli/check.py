@@ -1,9 +1,10 @@
-"""`brim check`: a configuration and its data, before anything is loaded."""
+"""Run `brim check`: check a configuration and its data before anything is loaded, and print advice and lengths."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -12,17 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from brim.cli.advice import advice_lines, histogram_lines, wrapped, write_advice_rows
-from brim.cli.message import printable
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, printable
 from brim.errors import InputError, Problem
 from brim.notes import kind_of
 from brim.units import format_count
 
 if TYPE_CHECKING:
-    from brim.config import Config
+    from brim.config.schema import Config
     from brim.data import CheckReport
-    from brim.models.folder import ModelFolder
+    from brim.data.advice import Bin, Finding
+    from brim.data.read import Source
+    from brim.models import ModelFolder
 
 
 def check(
@@ -42,8 +43,8 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, its base model's folder and its data. Loads no weights and no torch."""
-    from brim.cli.opening import open_config, problems_with_data
-    from brim.models.needs import notes_on_this_machine
+    from brim.cli.options import open_config, problems_with_data
+    from brim.models import notes_on_this_machine
 
     loaded = open_config(config, overrides or [], dataset)
     if config.is_dir():
@@ -62,7 +63,9 @@ def check(
     if rows is not None:
         _require_writable(rows, data)
     if data is not None:
-        from brim.data import check_data, load_encoder, read
+        from brim.data import check_data
+        from brim.data.read import read
+        from brim.data.tokens import load_encoder
 
         encoder = load_encoder(folder, trust_remote_code=loaded.config.trust_remote_code)
         source = read(data)
@@ -85,10 +88,7 @@ def check(
 
 def _base_model(config: Config) -> ModelFolder:
     """The folder of the base model, with which the configuration can be trained."""
-    from brim.models.adapter_folder import continued
-    from brim.models.folder import locate
-    from brim.models.needs import require_trainable
-    from brim.models.quantization import with_stored_quantization
+    from brim.models import continued, locate, require_trainable, with_stored_quantization
 
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
@@ -98,7 +98,7 @@ def _base_model(config: Config) -> ModelFolder:
 
 
 def _require_writable(rows: str, data: Sequence[str] | None) -> None:
-    from brim.api.prediction import check_output
+    from brim.workflows.prediction import check_output
 
     if data is None:
         raise InputError(
@@ -137,3 +137,81 @@ def _print_report(report: CheckReport) -> None:
         console.print()
     if report.samples:
         print("«…»: what the model learns to write")
+
+
+_SHOWN = 3  # places of a finding
+
+
+_BAR_CHARACTERS = 40
+
+
+def advice_lines(findings: Sequence[Finding], *, name: str, width: int) -> Iterator[str]:
+    """Each finding as what, what to do and where, wrapped. name: the data's, which then stands once a line."""
+    if not findings:
+        yield "advice: none"
+        return
+    yield "advice (it stops nothing; docs/data-advice.md has the reasons, --rows the rows):"
+    for number, finding in enumerate(findings, start=1):
+        yield from wrapped(f"{number:2}. {finding.what}", width)
+        yield from wrapped(f"    → {finding.fix}", width, indent=6)
+        if finding.places:
+            yield from wrapped(f"    {_places(finding, name)}", width)
+
+
+def histogram_lines(bins: Iterable[Bin], *, title: str, width: int) -> Iterator[str]:
+    """One line a bin: lengths, rows, and a bar whose full width is the fullest bin."""
+    bins = list(bins)
+    if len(bins) < 2:
+        return
+    labels = [f"{each.first:,}–{each.last:,}" if each.first < each.last else f"{each.first:,}" for each in bins]
+    counts = [f"{each.num_rows:,}" for each in bins]
+    label_width, count_width = max(len(title), *map(len, labels)), max(len("rows"), *map(len, counts))
+    most = max(each.num_rows for each in bins)
+    room = min(_BAR_CHARACTERS, width - label_width - count_width - 4)
+    yield f"{title:>{label_width}}  {'rows':>{count_width}}"
+    for label, count, each in zip(labels, counts, bins, strict=True):
+        bar = "█" * -(-each.num_rows * room // most)
+        yield f"{label:>{label_width}}  {count:>{count_width}}  {bar}".rstrip()
+
+
+def write_advice_rows(findings: Iterable[Finding], source: Source, path: Path) -> None:
+    """Write one line for each row of each finding: the row's number, what it repeats, and where both stand."""
+    import pandas as pd
+
+    from brim.workflows.prediction import write_predictions
+
+    lines = [
+        {
+            "advice": finding.kind,
+            "row": row,
+            "place": source.locate(row),
+            "like_row": like,
+            "like_place": None if like is None else source.locate(like),
+        }
+        for finding in findings
+        for row, like in zip(finding.rows.tolist(), _likes(finding), strict=True)
+        if row != like
+    ]
+    columns = ["advice", "row", "place", "like_row", "like_place"]
+    write_predictions(pd.DataFrame(lines, columns=columns, dtype=object), path)
+
+
+def _likes(finding: Finding) -> list[int | None]:
+    return [None] * len(finding.rows) if finding.like is None else finding.like.tolist()
+
+
+def _places(finding: Finding, name: str) -> str:
+    shown = ", ".join(finding.places[:_SHOWN])
+    for mark in (f"{name}:", f"{name}, row "):
+        at = shown.find(mark) + len(mark)
+        if at >= len(mark):
+            shown = shown[:at] + shown[at:].replace(mark, "")
+    num_more = finding.num_places - len(finding.places[:_SHOWN])
+    return f"{shown} and {num_more:,} more" if num_more > 0 else shown
+
+
+def wrapped(text: str, width: int, indent: int = 4) -> list[str]:
+    """A text's lines, the later ones indented; a path longer than a line stays whole."""
+    return textwrap.wrap(
+        text, width=max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )

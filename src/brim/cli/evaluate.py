@@ -1,4 +1,4 @@
-"""`brim evaluate`: a model's figures on a data set."""
+"""Run `brim evaluate`: print a model's metrics on a data set."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, 
 from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from brim.api.results import EvaluateResult
-    from brim.infer.bootstrap import Interval
+    from brim.infer import Interval
+    from brim.workflows.runs import EvaluateResult
 
 
 def evaluate(
@@ -51,12 +51,12 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Print loss, perplexity, accuracies and, with --texts, text metrics of a model, each with its 95% interval."""
-    from brim.cli.opening import open_model
+    from brim.cli.options import open_model
 
     other = _other(against, against_base=against_base)
     model = open_model(config_or_run, overrides or [], dataset)
-    from brim.api.prediction import check_output, write_predictions
-    from brim.data.split import check_split
+    from brim.data import check_split
+    from brim.workflows.prediction import check_output, write_predictions
 
     if rows is not None:
         check_output(Path(rows))
@@ -107,12 +107,12 @@ def _as_json(result: EvaluateResult) -> dict[str, Any]:
 
 
 def _numbers(figures: Mapping[str, float]) -> dict[str, float | None]:
-    from brim.cli.tables import finite_or_null
+    from brim.cli.options import finite_or_null
 
     return {name: finite_or_null(value) for name, value in figures.items()}
 
 
 def _ends(intervals: Mapping[str, Interval]) -> dict[str, list[float | None]]:
-    from brim.cli.tables import finite_or_null
+    from brim.cli.options import finite_or_null
 
     return {name: [finite_or_null(each.low), finite_or_null(each.high)] for name, each in intervals.items()}

@@ -1,14 +1,33 @@
-"""`brim memory`: what a configuration takes on a GPU, without the GPU."""
+"""Run `brim memory`: predict what a configuration takes on a GPU without the GPU, compare it, or measure it.
+
+The flags are checked before anything slow is imported.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional, cast, get_args
 
 import typer
+from rich.console import Console
 
-from brim.cli.options import ConfigOrRun, JsonOption, Overrides, config_file
-from brim.memory.bounds import MOST_GPUS, MOST_ROWS, MOST_TOKENS
+from brim.cli.options import ConfigOrRun, JsonOption, Overrides, config_file, say
+from brim.config import LoadedConfig
+from brim.config.schema import Config
+from brim.errors import InputError, Problem
+from brim.memory import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS
+from brim.memory.fsdp import Offload
+from brim.memory.trace import Phase
+from brim.models import locate, require_trainable, with_stored_quantization
+from brim.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from brim.memory import MemoryPrediction
+    from brim.memory.closed_form import Napkin
 
 
 def memory(
@@ -72,14 +91,6 @@ def memory(
     as_json: JsonOption = False,
 ) -> None:
     """Predict the GPU memory of a run from its base model's config.json. Needs no GPU, no weights and no data."""
-    from brim.cli.memory_request import (
-        MemoryRequest,
-        check_request,
-        collect_seldom,
-        device_memory,
-        named_offload,
-        named_phase,
-    )
 
     if not measure:
         collect_seldom()
@@ -100,10 +111,292 @@ def memory(
         as_json=as_json,
     )
     check_request(request)
-    from brim.cli.memory_run import run
     from brim.config import load_config, require_trust_said_again
 
     loaded = load_config(config_file(config_or_run), overrides or [])
     if config_or_run.is_dir():
         require_trust_said_again(loaded.config, overrides or [], config_or_run / "config.yaml")
     run(request, loaded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequest:
+    """The flags."""
+
+    batch_size: int | None
+    sequence_length: int | None
+    device: str | None
+    memory_bytes: int | None
+    phase: Phase | None
+    world_size: int
+    offload: Offload
+    compare: bool
+    explain: bool
+    measure: bool
+    layers: int | None
+    steps: int | None
+    plot: Path | None
+    as_json: bool
+
+
+def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
+    """Do what was asked for and print it. Results go to stdout, notes to stderr."""
+    config = loaded.config
+    for note in loaded.notes:
+        say(note)
+    # Before torch is imported: what is wrong with the base model's folder is told at once.
+    folder = locate(
+        config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
+    )
+    if request.compare:
+        _compare(request, config)
+        return
+    require_trainable(with_stored_quantization(config, folder), folder)
+    if request.measure:
+        _measure(request, config)
+    else:
+        _predict(request, config)
+
+
+def _predict(request: MemoryRequest, config: Config) -> None:
+    from brim.memory import predict_memory
+    from brim.report import memory_table
+
+    prediction = predict_memory(
+        config,
+        batch_size=request.batch_size,
+        sequence_length=request.sequence_length,
+        phase=request.phase,
+        device=request.device,
+        memory_bytes=request.memory_bytes,
+        world_size=request.world_size,
+        offload=request.offload,
+    )
+    napkin = _napkin(request, config, prediction)
+    if request.as_json:
+        print(json.dumps({**prediction.as_dict(), **_explained(napkin)}))
+    else:
+        console = _console()
+        console.print(memory_table(prediction, title=_title(config)))
+        _print_napkin(console, napkin, prediction)
+    if request.plot is not None:
+        from brim.report import memory_plot, prediction_tables
+
+        _save(request.plot, memory_plot(prediction, title=_title(config)), config, prediction_tables(prediction))
+
+
+def _compare(request: MemoryRequest, config: Config) -> None:
+    from brim.memory import Compared, Failed, compare_memory
+
+    found: list[Compared] = []
+    failed: list[Failed] = []
+    for each in compare_memory(
+        config,
+        batch_size=request.batch_size,
+        sequence_length=request.sequence_length,
+        device=request.device,
+        memory_bytes=request.memory_bytes,
+        world_size=request.world_size,
+        offload=request.offload,
+    ):
+        if isinstance(each, Compared):
+            say(f"{each.variant.name}: {each.prediction.reason}")
+            found.append(each)
+        else:
+            say(f"{each.variant.name}: cannot be")
+            failed.append(each)
+    if request.as_json:
+        print(json.dumps([*(each.as_dict() for each in found), *(each.as_dict() for each in failed)]))
+    else:
+        from brim.cli.memory_output import print_compared
+
+        print_compared(_console(), found, failed, title=_title(config))
+    if request.plot is not None:
+        from brim.cli.memory_output import compared_picture, compared_tables
+
+        _save(request.plot, compared_picture(found, title=_title(config)), config, compared_tables(found))
+
+
+def _measure(request: MemoryRequest, config: Config) -> None:
+    from brim.cli.memory_output import measured_picture, measured_tables, print_measured
+    from brim.workflows.measure import measure_memory
+
+    snapshot = (request.plot or Path("memory")).with_suffix(".pickle")
+    beside = measure_memory(
+        config,
+        batch_size=request.batch_size,
+        sequence_length=request.sequence_length,
+        phase=request.phase,
+        steps=request.steps,
+        layers=request.layers,
+        snapshot=snapshot,
+    )
+    napkin = _napkin(request, config, beside.main)
+    if request.as_json:
+        print(json.dumps({**beside.as_dict(), **_explained(napkin)}))
+    else:
+        console = _console()
+        print_measured(console, beside, title=_title(config))
+        _print_napkin(console, napkin, beside.main)
+    if request.plot is not None:
+        _save(request.plot, measured_picture(beside, title=_title(config)), config, measured_tables(beside))
+
+
+def _napkin(request: MemoryRequest, config: Config, prediction: MemoryPrediction) -> Napkin | None:
+    if not request.explain:
+        return None
+    from brim.memory import explain_memory
+
+    return explain_memory(config, prediction)
+
+
+def _explained(napkin: Napkin | None) -> dict[str, Any]:
+    return {} if napkin is None else {"napkin": napkin.as_dict()}
+
+
+def _print_napkin(console: Console, napkin: Napkin | None, prediction: MemoryPrediction) -> None:
+    if napkin is not None:
+        from brim.report import napkin_table
+
+        console.print()
+        console.print(napkin_table(napkin, prediction))
+
+
+def _save(path: Path, figure: Any, config: Config, tables: Any) -> None:
+    from brim.report import save_picture
+
+    save_picture(figure, path, title=f"{_title(config)}: memory", tables=tables)
+    say(f"picture: {path}")
+
+
+def _title(config: Config) -> str:
+    return Path(config.base_model).name
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None)
+
+
+def named_phase(text: str | None) -> Phase | None:
+    """The phase of a name. Raises InputError for another."""
+    if text is None or text in get_args(Phase):
+        return cast("Phase | None", text)
+    from brim.config import misspelt, show
+
+    meant = misspelt(text, get_args(Phase))
+    raise InputError(
+        Problem(
+            what=f"unknown phase {show(text)}",
+            where="--phase",
+            expected="load, train, evaluate or generate",
+            fix=f"did you mean {meant}?" if meant else "",
+        )
+    )
+
+
+def named_offload(text: str) -> Offload:
+    """What is kept on the CPU. Raises InputError for another name."""
+    if text in get_args(Offload):
+        return cast("Offload", text)
+    raise InputError(
+        Problem(what=f"unknown --offload {text[:60]!r}", where="--offload", expected="none, optimizer or weights")
+    )
+
+
+def device_memory(text: str | None) -> int | None:
+    """The bytes of "14GiB". Raises InputError for what is no size."""
+    if text is None:
+        return None
+    try:
+        num_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise InputError(
+            Problem(what=str(error), where="--memory", expected="a size with its unit, such as 14GiB")
+        ) from error
+    if num_bytes == 0:
+        raise InputError(Problem(what="the device has no memory", where="--memory", expected="a size such as 14GiB"))
+    if num_bytes > MOST_MEMORY_BYTES:
+        most = f"at most {format_bytes(MOST_MEMORY_BYTES)}"
+        raise InputError(Problem(what="no device has so much memory", where="--memory", expected=most))
+    return num_bytes
+
+
+def check_request(request: MemoryRequest) -> None:
+    """Refuse flags that contradict each other, an unknown device, and a picture that cannot be written.
+
+    Raises InputError with all of the first, else with the one of the others.
+    """
+    problems = list(_contradictions(request))
+    if problems:
+        raise InputError(*problems)
+    if request.device is not None:
+        from brim.memory import find_device
+
+        find_device(request.device)
+    if request.plot is not None:
+        from brim.report import check_picture
+
+        check_picture(request.plot)
+
+
+def _contradictions(request: MemoryRequest) -> Iterator[Problem]:
+    if request.device is not None and request.memory_bytes is not None:
+        yield _problem("both --device and --memory are given", "keep one: a device's memory is known by its name")
+    for name, value in (("--steps", request.steps), ("--layers", request.layers)):
+        if value is not None and not request.measure:
+            yield _problem(f"{name} is for measuring, and --measure is not given", f"add --measure, or remove {name}")
+    if request.steps is not None and request.layers is not None:
+        yield _problem("--steps records the whole model, and --layers cuts it", "keep one of them")
+    if request.steps is not None and request.phase not in (None, "train"):
+        yield _problem(f"--steps is of training, and --phase is {request.phase}", "remove one of them")
+    if request.compare:
+        yield from _beside_compare(request)
+    if request.measure:
+        yield from _beside_measure(request)
+
+
+def _beside_compare(request: MemoryRequest) -> Iterator[Problem]:
+    for name, is_given in (("--measure", request.measure), ("--explain", request.explain)):
+        if is_given:
+            yield _problem(f"--compare is of several configurations, {name} of one", f"remove --compare or {name}")
+    if request.phase not in (None, "train"):
+        yield _problem(f"--compare is of training, and --phase is {request.phase}", "remove one of them")
+
+
+def _beside_measure(request: MemoryRequest) -> Iterator[Problem]:
+    for name, value in (("--device", request.device), ("--memory", request.memory_bytes)):
+        if value is not None:
+            yield _problem(f"--measure is of the device at hand, and {name} names another", "remove one of them")
+    if request.world_size > 1:
+        yield _problem("--measure runs on one device, and --world-size is of several", "remove one of them")
+    if request.offload != "none":
+        yield _problem("--measure runs what brim trains today, which keeps all on the device", "remove --offload")
+
+
+def _problem(what: str, fix: str) -> Problem:
+    return Problem(what=what, where="command line", fix=fix)
+
+
+def collect_seldom() -> None:
+    """Let Python look for circles less often, in a process that only traces: its million objects hold no tensors.
+
+    It takes a tenth of the time otherwise.
+    """
+    gc.set_threshold(100_000, 20, 100)
+
+
+def check_device(device: str | None, memory_bytes: int | None) -> None:
+    """Refuse two devices, and one that is not known, before anything slow is imported."""
+    if device is None:
+        return
+    if memory_bytes is not None:
+        raise InputError(
+            Problem(
+                what="both --device and --memory are given",
+                where="command line",
+                fix="keep one: a device's memory is known by its name",
+            )
+        )
+    from brim.memory import find_device
+
+    find_device(device)

@@ -1,23 +1,143 @@
-"""The arguments and options that several verbs share, and what is said where a command line is wrong."""
+"""Share what several verbs need: their arguments and options, their error messages, their notes and tables.
+
+A verb's first argument is a configuration, a run's folder or a model's; all that is wrong with it and its data is
+reported together. The problems of a failed verb are printed plain and without secrets, as lines or, with --json, as
+JSON. Results go to stdout; everything else that a person should read goes to stderr.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from brim.errors import InputError, Problem
+from brim.config import mask_text
+from brim.errors import ConfigError, DataError, InputError, Problem
+
+if TYPE_CHECKING:
+    from brim.config import KeyPath, LoadedConfig
+    from brim.config.schema import Config
+    from brim.model import Model
+
+
+_LONGEST_LINE = 1_000  # characters
+
+
+def message(problems: Iterable[Problem]) -> str:
+    """Problems as lines."""
+    return "\n".join(plain(str(problem)) for problem in problems)
+
+
+def json_message(kind: str, problems: Iterable[Problem], exit_code: int) -> str:
+    """The same as one JSON object, on one line. kind: the error's class."""
+    told = [{name: mask_text(text) for name, text in asdict(problem).items()} for problem in problems]
+    return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "problems": told}})
+
+
+def plain(text: str) -> str:
+    """Without secrets, without characters that would steer the terminal, without endless lines."""
+    return "\n".join(_shortened(printable(line)) for line in mask_text(text).split("\n"))
+
+
+def printable(text: str, *, kept: str = "") -> str:
+    """A text whose characters that would steer the terminal are spelled out, but for those in `kept`."""
+    if text.isprintable():
+        return text
+    plain = ((each.isprintable() or each in kept, each) for each in text)
+    return "".join(each if is_plain else each.encode("unicode_escape").decode() for is_plain, each in plain)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
+
+
+def open_model(
+    config_or_run: Path,
+    overrides: Sequence[str],
+    dataset: str | Sequence[str] | None = None,
+    *,
+    with_answers: bool = True,
+) -> Model:
+    """The model of a configuration file, a run or a base model. dataset, with_answers: see `open_config`."""
+    require_exists(config_or_run)
+    if is_run(config_or_run):
+        from brim.model import Model
+
+        return Model.load(config_or_run, overrides=overrides)
+    open_config(config_or_run, overrides, dataset, with_answers=with_answers)
+    from brim.model import Model
+
+    return Model(config_or_run, overrides=overrides)
+
+
+def open_config(
+    config_or_run: Path, overrides: Sequence[str], dataset: str | Sequence[str] | None, *, with_answers: bool = True
+) -> LoadedConfig:
+    """The configuration of a file, or of a run.
+
+    with_answers: whether the verb reads the data's answers, too.
+    Raises ConfigError; or InputError, where something is wrong with the data as well, as far as that can be known.
+    """
+    from brim.config import LoadedConfig, examine_config
+
+    examined = examine_config(config_file(config_or_run), overrides)
+    if not examined.problems:
+        assert examined.config is not None, "without problems there is a configuration"
+        return LoadedConfig(config=examined.config, notes=examined.notes, name=examined.name)
+    others = []
+    if examined.config is not None:
+        own = None if ("dataset",) in examined.faulty else examined.config.dataset
+        data = own if dataset is None else dataset
+        others = problems_with_data(examined.config, data, with_answers=with_answers, faulty=examined.faulty)
+    raise (InputError if others else ConfigError)(*examined.problems, *others)
+
+
+def problems_with_data(
+    config: Config, dataset: str | Sequence[str] | None, *, with_answers: bool = True, faulty: Sequence[KeyPath] = ()
+) -> list[Problem]:
+    """What is wrong with the data, where something else keeps a verb from using it.
+
+    faulty: keys of the configuration that are wrong, in whose place it has defaults.
+    """
+    if dataset is None:
+        return []
+    from brim.data import data_problems
+    from brim.data.read import read
+
+    trains = config.trainer.type != "none" or ("trainer", "type") in faulty
+    try:
+        source = read(dataset)
+    except DataError as error:
+        return list(error.problems)
+    return data_problems(
+        config,
+        source,
+        with_answers=with_answers and trains,  # the base model as it is can be given prompts alone
+        only=None if trains else "full",
+        faulty=faulty,
+    )
+
 
 ConfigOrRun = Annotated[
     Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A YAML file, or the folder of a run or of a base model.")
 ]
+
+
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
     typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1."),
 ]
+
+
 DatasetOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
@@ -26,11 +146,17 @@ DatasetOption = Annotated[
         help="csv, tsv, json, jsonl, parquet, or a saved datasets folder; a glob in quotes. May be repeated.",
     ),
 ]
+
+
 SplitOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
 ]
+
+
 ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan anew, whatever earlier runs found out.")]
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -42,7 +168,7 @@ def config_file(config_or_run: Path, *, trains: bool = False) -> Path:
     """
     require_exists(config_or_run)
     if trains and config_or_run.is_dir() and not is_run(config_or_run):
-        from brim.config.source import yaml_files
+        from brim.config import yaml_files
 
         files = yaml_files(config_or_run)
         raise InputError(
@@ -70,8 +196,7 @@ def require_exists(path: Path, *, expected: str = "a YAML configuration, or the 
     except OSError:  # a name that no file can have
         exists = False
     if not exists:
-        from brim.config.source import yaml_files
-        from brim.config.wording import misspelt
+        from brim.config import misspelt, yaml_files
 
         there = {file.name: file for file in yaml_files(path.parent)}
         meant = misspelt(path.name, there) or misspelt(f"{path.name}.yaml", there)
@@ -110,7 +235,7 @@ def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[
 
 def _no_verb(arguments: Sequence[str], verbs: Mapping[str, Any]) -> Problem:
     """What stands where the verb should be."""
-    from brim.config.wording import misspelt  # here, since --help needs no configuration
+    from brim.config import misspelt  # here, since --help needs no configuration
 
     first = arguments[0] if arguments else ""
     later = next((each for each in arguments if each in verbs), None)
@@ -156,8 +281,7 @@ def _instead_of_flag(
     configuration: str | None,
 ) -> str:
     """What to write instead of a flag that the verb has not. others: the verbs that have it."""
-    from brim.config import as_override
-    from brim.config.wording import misspelt
+    from brim.config import as_override, misspelt
 
     name = flag.lstrip("-")
     begun = [each for each in options if len(name) > 2 and each.startswith(f"--{name.replace('_', '-')}")]
@@ -213,11 +337,21 @@ def _may_be_configuration(argument: str) -> bool:
 
 
 _PLACE = "command line"
+
+
 _NO_FLAG = re.compile(r"[^-]|-[\d.]")  # begins a value
+
+
 _ENDS = ("min", "max")
+
+
 _HELP = ("--help", "-h", "-help", "-?", "/?")
+
+
 # How other tools name the configuration, or the model, that brim takes without a flag.
 _POSITIONAL = ("config", "c", "config_file", "config_path", "model_path", "m", "model_dir", "run", "checkpoint")
+
+
 _OTHER_VERBS = {
     **dict.fromkeys(("finetune", "fine-tune", "fit", "sft", "experiment", "run"), "train"),
     **dict.fromkeys(("eval", "test", "benchmark"), "evaluate"),
@@ -227,3 +361,31 @@ _OTHER_VERBS = {
     **dict.fromkeys(("push", "publish"), "upload"),
     "estimate": "memory",
 }
+
+
+def say(line: str) -> None:
+    """Show a note, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_metrics(by_split: Mapping[str, Mapping[str, float]]) -> None:
+    """One row a metric, one column a split."""
+    if not by_split:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for split in by_split:
+        table.add_column(split, justify="right")
+    for name in next(iter(by_split.values())):
+        figures = (_figure(name, metrics[name]) for metrics in by_split.values())
+        table.add_row(name.removeprefix("num_").replace("_", " "), *figures)
+    Console(highlight=False).print(table)
+
+
+def finite_or_null(value: float) -> float | None:
+    """The figure for JSON, which has no word for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{value:,.0f}" if name.startswith("num_") else f"{value:.4f}"

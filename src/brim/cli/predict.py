@@ -1,4 +1,7 @@
-"""`brim predict`: one response for each row of a data set."""
+"""Run `brim predict` and `brim embed`: a response, or vectors, for each row of a data set.
+
+`brim predict --plan` prints the plan alone. `brim embed` writes a vector for each row, or for each of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,92 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from brim.cli.memory import check_device, device_memory
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
 from brim.errors import InputError, Problem
 from brim.units import format_count
 
 if TYPE_CHECKING:
-    from brim.api.results import PredictResult
+    from brim.model import Model
+    from brim.workflows.prediction import Wanted
+    from brim.workflows.runs import PredictResult
+
+
+_COLUMN = "embedding"
+
+
+def embed(
+    config_or_run: ConfigOrRun,
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="A new .parquet file for the vectors.")],
+    overrides: Overrides = None,
+    dataset: DatasetOption = None,
+    split: SplitOption = None,
+    layer: Annotated[
+        str,
+        typer.Option("--layer", metavar="NAME", help="last, the number of a decoder layer, or a module's name."),
+    ] = "last",
+    pooling: Annotated[
+        str,
+        typer.Option("--pooling", metavar="NAME", help="mean or last (token) of a row, or none: a vector a token."),
+    ] = "mean",
+    normalize: Annotated[bool, typer.Option("--normalize", help="Vectors of length 1.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what a layer makes of each row's prompt, in the input's order."""
+    from brim.cli.options import open_model
+
+    model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
+    from brim.data import check_split
+    from brim.units import format_count, format_seconds
+    from brim.workflows.prediction import check_pooling
+
+    how = check_pooling(pooling)
+    result = model.collect_activations(
+        layer,
+        dataset,
+        split=check_split(split) or "full",
+        pooling=how,
+        normalize=normalize,
+        output=output,
+        columns=[_COLUMN],
+    )
+    (width,) = result.widths.values()
+    num_rows, num_tokens = len(result.rows), int(result.num_tokens.sum())
+    if as_json:
+        told = {
+            "output": str(result.output),
+            "ledger": None if result.ledger is None else str(result.ledger),
+            "layer": layer,
+            "pooling": how,
+            "normalized": normalize,
+            "width": width,
+            "num_rows": num_rows,
+            "num_tokens": num_tokens,
+            "seconds": result.seconds,
+        }
+        print(json.dumps(told))
+        return
+    rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
+    print(f"{rows}, {tokens}, {width:,} numbers a vector, in {format_seconds(result.seconds)}")
+    print(f"embeddings: {result.output}")
+    if result.ledger is not None:
+        print(f"cut or left out: {result.ledger}")
+
 
 _Key = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--key", metavar="COLUMN", help="Tells which row is which. Default: the rows' order does."),
 ]
+
+
 _OnError = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--on-error", metavar="WHAT", help="Rows that cannot be used: stop, or skip and name them in the ledger."
     ),
 ]
+
+
 _OnOverlong = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
@@ -34,14 +106,19 @@ _OnOverlong = Annotated[
         help="Prompts that are too long: error, truncate_left (keeps their ends), or skip.",
     ),
 ]
+
+
 _Device = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--device", metavar="NAME", help="With --plan: such as t4, or cpu. Default: the one at hand."),
 ]
+
+
 _Memory = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--memory", metavar="SIZE", help="With --plan: of any other GPU, such as 14GiB."),
 ]
+
 
 _SHOWN = 10  # labels
 
@@ -71,17 +148,16 @@ def predict(
 ) -> None:
     """Generate a response for each row and write them beside the input's columns, in the input's order."""
     _check_flags(output, plan=plan, device=device, memory=memory)
-    from brim.cli.opening import open_model
+    from brim.cli.options import open_model
 
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
-    from brim.api.predict_policies import check_on_error, check_on_overlong
-    from brim.data.split import check_split
+    from brim.data import check_split
+    from brim.workflows.prediction import check_on_error, check_on_overlong
 
     rows = check_split(split) or "full"
     on_error, on_overlong = check_on_error(on_error), check_on_overlong(on_overlong)
     if plan:
-        from brim.api.predicting import Wanted
-        from brim.cli.predict_plan import show_plan
+        from brim.workflows.prediction import Wanted
 
         wanted = Wanted(
             output=None,
@@ -128,7 +204,7 @@ def _check_flags(output: Path | None, *, plan: bool, device: str | None, memory:
 
 
 def _as_json(result: PredictResult) -> dict[str, object]:
-    from brim.api.predict_files import summary_path
+    from brim.workflows.prediction import summary_path
 
     return {
         "output": str(result.output),
@@ -163,3 +239,26 @@ def _counted(labels: Mapping[str, int]) -> str:
     """The most frequent labels with their numbers."""
     told = [f"{label} {count:,}" for label, count in list(labels.items())[:_SHOWN]]
     return ", ".join(told) + (f" and {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
+
+
+def show_plan(
+    model: Model, dataset: list[str] | None, wanted: Wanted, *, device: str | None, memory: str | None, as_json: bool
+) -> None:
+    """As tables, or as JSON."""
+    from brim.report import Screen
+    from brim.workflows.prediction import plan_prediction
+
+    memory_bytes = device_memory(memory)
+    check_device(device, memory_bytes)
+    with Screen() as screen:
+        made = plan_prediction(
+            model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
+        )
+    if as_json:
+        print(json.dumps(made.as_dict()))
+        return
+    from rich.console import Console
+
+    from brim.report import generation_table
+
+    Console(highlight=False).print(generation_table(made, title=Path(model.config.base_model).name))

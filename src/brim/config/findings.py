@@ -1,21 +1,207 @@
-"""What is wrong with a configuration, before it is known where that stands."""
+"""Describe what is wrong with a configuration, before it is known where that stands.
+
+For an unknown key the finding names what other tools mean by it, the valid key that is meant, or the place where it
+belongs. Values in messages are put into words, and a misspelt name is matched with the nearest valid one.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
 from typing import Any, Literal
 
-from brim.config.places import Document, Path
-from brim.config.wording import line
+from pydantic import ValidationError
+
+from brim.config.foreign import FOREIGN_KEYS, FOREIGN_VALUES, ForeignKey, Help, Lines
+from brim.config.introspect import all_keys, expected, kinds_of_values, type_name
+from brim.config.schema import Config, NoTrainer, Section
+from brim.config.yaml import Document, KeyPath, dotted, mask_text, value_at
 from brim.errors import Problem
+
+_ELSEWHERE = 3  # more places than these say nothing
+
+
+_MINIMAL: dict[str, Any] = {"base_model": "model"}
+
+
+def unknown_key(path: KeyPath, sections: tuple[type[Section], ...], data: dict[str, Any]) -> Finding:
+    """The finding for a key that its section does not have."""
+    section, value = sections[0], value_at(data, path)
+    other_type = _type_that_has_it(path, section)
+    if other_type:
+        parent = dotted(path[:-1])
+        return Finding(
+            paths=(path,),
+            what=f"{dotted(path)} has no place with {parent}.type: {_given_type(path, data, section)}",
+            fix=f"remove it, or set {parent}.type: {other_type}",
+            kind="unknown",
+        )
+    what = f"unknown key {shortened(dotted(path))}"
+    helped = _foreign_help(path, data) or _elsewhere(path, data)
+    if helped is not None:
+        return Finding(
+            paths=(path,), what=what, fix=helped.words, instead=helped.lines, kind="unknown", is_idle=helped.is_idle
+        )
+    meant = misspelt_key(str(path[-1]), value, section)
+    if meant is not None:
+        return Finding(
+            paths=(path,), what=what, fix=f"did you mean {dotted((*path[:-1], meant))}?", kind="unknown", meant=meant
+        )
+    return Finding(
+        paths=(path,),
+        what=what,
+        expected="one of " + ", ".join(section.model_fields),
+        fix="remove it",
+        kind="unknown",
+    )
+
+
+def misspelt_key(name: str, value: Any, section: type[Section]) -> str | None:
+    """The key of a section that is surely meant; none that holds values of another kind."""
+    meant = misspelt(name, section.model_fields)
+    if meant is None or meant.lower() == name.lower().replace("-", "_") or value is None:
+        return meant
+    return meant if _kind(value) & kinds_of_values(section.model_fields[meant]) else None
+
+
+def foreign_value(path: KeyPath, data: dict[str, Any]) -> Help | None:
+    """What to write instead of a value of brim's key, where other tools mean something by it."""
+    value = value_at(data, path)
+    for entry in _named(path, FOREIGN_VALUES):
+        helped = entry.answer(value)
+        if helped.words and not helped.lines:
+            return helped
+        return _writable(helped, data) if helped.lines != ((dotted(path), value),) else None
+    return None
+
+
+def _foreign_help(path: KeyPath, data: dict[str, Any]) -> Help | None:
+    """What to do about a key of another tool's."""
+    value = value_at(data, path)
+    for entry in _named(path, FOREIGN_KEYS):
+        if value is None:
+            return Help(words="remove it: null asks for nothing", is_idle=True)
+        helped = entry.answer(value)
+        if helped.lines:
+            return _writable(helped, data) or Help(words=f"the key is {entry.target}: {_expected(entry.target)}")
+        return helped
+    return None
+
+
+def _named(path: KeyPath, entries: Iterable[ForeignKey]) -> Iterable[ForeignKey]:
+    """The entries that have the key's name, with the sections that theirs has."""
+    place = f".{dotted(path)}"
+    for entry in entries:
+        for name in entry.names:
+            if place.endswith(f".{name}") or (name.endswith("*") and str(path[-1]).startswith(name[:-1])):
+                yield entry
+                break
+
+
+def _elsewhere(path: KeyPath, data: dict[str, Any]) -> Help | None:
+    """Where a key of that very name belongs, with its value where there is one such place."""
+    name, value = str(path[-1]), value_at(data, path)
+    places = _places(name)
+    if not 1 <= len(places) <= _ELSEWHERE:
+        return None
+    if len(places) == 1 and "." not in places[0] and value_at(data, (name,)) is None:
+        return Help(words=f"{name} belongs to the root")
+    helped = _writable(Help(lines=((places[0], value),)), data) if len(places) == 1 and value is not None else None
+    return helped or Help(words=f"{name} belongs elsewhere: {' or '.join(places)}")
+
+
+def _writable(helped: Help, data: dict[str, Any]) -> Help | None:
+    """The lines with those that they need beside them; None where the schema refuses a value."""
+    lines: list[tuple[str, Any]] = []
+    for key, value in helped.lines:
+        whole = next((each for each in _forms(value) if _accepts(((key, each),))), None)
+        if whole is None and value is not None:
+            return None
+        lines.append((key, whole))
+    needed = tuple(each for each in _needed(key for key, _ in lines) if not _is_given(each, data) and each not in lines)
+    return Help(lines=(*lines, *needed), words=helped.words)
+
+
+def _forms(value: Any) -> list[Any]:
+    """A value, and what other tools write as a float though it counts."""
+    return [value, int(value)] if isinstance(value, float) and value.is_integer() else [value]
+
+
+def _needed(keys: Iterable[str]) -> Lines:
+    """The types without which keys have no place."""
+    needed: dict[str, Any] = {}
+    for key in keys:
+        head, _, rest = key.partition(".")
+        if head == "adapter":
+            needed["adapter.type"] = "lora"
+        elif head == "trainer" and rest.partition(".")[0] not in NoTrainer.model_fields:
+            needed["trainer.type"] = "finetune"
+    return tuple(needed.items())
+
+
+def _is_given(each: tuple[str, Any], data: dict[str, Any]) -> bool:
+    return bool(value_at(data, tuple(each[0].split("."))) == each[1])
+
+
+def _accepts(lines: Lines) -> bool:
+    """Whether the schema takes the lines."""
+    whole = dict(_MINIMAL)
+    for key, value in (*_needed(key for key, _ in lines), *lines):
+        *parents, last = key.split(".")
+        at = whole
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    try:
+        Config.model_validate(whole)
+    except ValidationError:
+        return False
+    return True
+
+
+def _expected(target: str) -> str:
+    path = tuple(target.split("."))
+    fields = [key.field for key in all_keys() if key.path == path and key.section is not NoTrainer]
+    return expected(fields[0])
+
+
+def _kind(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return {"text", "number"} if value.replace(".", "", 1).lstrip("-").isdecimal() else {"text"}
+    names = {bool: "true or false", int: "number", float: "number", list: "list", dict: "mapping"}
+    return {names.get(type(value), "text")}
+
+
+@cache
+def _places(name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(".".join(key.path).replace("*", "0") for key in all_keys() if key.name == name))
+
+
+def _type_that_has_it(path: KeyPath, section: type[Section]) -> str | None:
+    """Another type of the same section that has the key."""
+    pattern = tuple("*" if isinstance(part, int) else part for part in path)
+    for key in all_keys():
+        if key.path == pattern and key.section is not section and type_name(key.section) is not None:
+            return type_name(key.section)
+    return None
+
+
+def _given_type(path: KeyPath, data: dict[str, Any], section: type[Section]) -> str:
+    parent = value_at(data, path[:-1])
+    given = parent.get("type") if isinstance(parent, dict) else None
+    return str(given or type_name(section))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that is wrong with the keys at `paths`. Its place is the first that an override or the file gave."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[KeyPath, ...]
     what: str
     expected: str = ""
     fix: str = ""
@@ -25,7 +211,7 @@ class Finding:
     is_idle: bool = False  # it asks for nothing, which is told in a note
 
     @property
-    def path(self) -> Path:
+    def path(self) -> KeyPath:
         return self.paths[0]
 
 
@@ -50,6 +236,113 @@ def _with_lines(finding: Finding, *, as_override: bool) -> str:
     return f"write {' and '.join(texts)}" + (f" ({finding.fix})" if finding.fix else "")
 
 
-def is_within(path: Path, others: Iterable[Path]) -> bool:
+def is_within(path: KeyPath, others: Iterable[KeyPath]) -> bool:
     """Whether the path is one of the others, or lies below one."""
     return any(path[: len(other)] == other for other in others)
+
+
+_LONGEST_SHOWN = 60  # characters
+
+
+_PLAIN = re.compile(r"[A-Za-z_./~][\w./-]*|\d[\w.-]*[A-Za-z]")  # texts that need no quotes in YAML
+
+
+_NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off", "~", "y", "n")
+
+
+_SHELL_SAFE = re.compile(r"[\w@%+=:,./-]+")
+
+
+def show(value: Any) -> str:
+    """A value as it reads in YAML, short and without secrets."""
+    if isinstance(value, str):
+        return f"'{shortened(mask_text(value))}'" if value else "empty"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, (int, float)):
+        return shortened(repr(value))
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list):
+        return _show_list(value)
+    if isinstance(value, (datetime.date, datetime.datetime)):
+        return f"the date {value}"
+    return f"a Python {type(value).__name__}"
+
+
+def line(key: str, value: Any, *, as_override: bool = False) -> str:
+    """A key with its value as a configuration has it (`a.b: 1`), or the command line (`a.b=1`, quoted for a shell)."""
+    if not as_override:
+        return f"{key}: {flow(value)}"
+    text = f"{key}={flow(value)}"
+    return text if _SHELL_SAFE.fullmatch(text) else "'" + text.replace("'", "'\\''") + "'"
+
+
+def flow(value: Any) -> str:
+    """A value as YAML writes it on one line, without secrets."""
+    if isinstance(value, str):
+        text = mask_text(value)
+        return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else json.dumps(text, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(str(key))}: {flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(flow, value))}]"
+    return show(value)
+
+
+def misspelt(name: str, names: Iterable[str], *, at_most: int = 2) -> str | None:
+    """The one of the names that is surely meant: the same but for case and dashes, or within a slip of the keyboard.
+
+    A letter too many, too few, swapped, or, from five letters on, another one (`rat` is no slip of `cat`); two such
+    slips in a name of eight letters or more, unless `at_most` is one. None where two names are equally near: a wrong
+    guess is worse than none.
+    """
+    plain = folded(name)
+    most = 0 if len(plain) < 3 else 1 if len(plain) < 8 else at_most
+    distances = {other: _slips(plain, folded(other), most) for other in names}
+    near = [other for other, slips in distances.items() if slips == min(distances.values())]
+    return near[0] if len(near) == 1 and distances[near[0]] <= most else None
+
+
+def _slips(first: str, second: str, most: int) -> int:
+    """Letters to take out, put in, replace or swap to make one of the other; `most` + 1 stands for more than `most`."""
+    if abs(len(first) - len(second)) > most:
+        return most + 1
+    replaced = 1 if len(first) >= 5 else 2
+    before: list[int] = []
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, start=1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(second, start=1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + replaced * (a != b)))
+            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], most + 1)
+
+
+def nearest(name: str, names: Iterable[str], *, at_least: float = 0.6) -> str | None:
+    """The most similar of the names, if any is similar enough; 1 is equal."""
+    candidates = [(SequenceMatcher(None, folded(name), folded(other)).ratio(), other) for other in names]
+    ratio, best = max(candidates, default=(0.0, ""), key=lambda item: item[0])
+    return best if ratio >= at_least else None
+
+
+def folded(name: str) -> str:
+    """The name without what a slip is not: its case, and which of space, dash and underscore joins its words."""
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+def _show_list(value: list[Any]) -> str:
+    if not value:
+        return "an empty list"
+    if all(isinstance(item, (bool, int, float, str)) for item in value):
+        text = mask_text(json.dumps(value, ensure_ascii=False))
+        if len(text) <= _LONGEST_SHOWN:
+            return text
+    return f"a list of {len(value)} entries" if len(value) > 1 else "a list of one entry"
+
+
+def shortened(text: str) -> str:
+    """A text on one line, and not too long for a message."""
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

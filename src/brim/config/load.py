@@ -1,24 +1,41 @@
-"""Load a configuration: everything that is wrong with it is told at once, with its place."""
+"""Load a configuration, and report everything that is wrong with it at once, with its place.
+
+Before the check, overrides from the command line (`trainer.epochs=1`) are set, and spellings that Ludwig has for keys
+which brim calls otherwise are accepted with a note. What a configuration leaves open and the rest of it says is
+written out: the template of several inputs, the rules of labels.
+
+Trust is not inherited: a run's folder that somebody made does not decide that code is run here.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path as FilePath
+from dataclasses import dataclass, replace
+from pathlib import Path, Path as FilePath
 from typing import Any
 
-from brim.config.completed import completed
-from brim.config.findings import Finding, to_problems
-from brim.config.notes import notes_on
-from brim.config.overrides import apply_overrides
-from brim.config.places import Document, Path, dotted, value_at
-from brim.config.rules import broken_rules
-from brim.config.schema import Config
-from brim.config.source import read_source
-from brim.config.spelling import modernise
-from brim.config.unsupported import screen
+from brim.config.findings import Finding, line, to_problems
+from brim.config.foreign import DATA_FILES
+from brim.config.introspect import short_forms
+from brim.config.ludwig import screen
+from brim.config.rules import broken_rules, notes_on
+from brim.config.schema import CategoryExtractor, Config, FinetuneTrainer, MatchRule, OutputFeature
+from brim.config.template import SAMPLE_INPUT, is_plain_name, template_text
 from brim.config.validate import validate
-from brim.config.wording import line
+from brim.config.yaml import (
+    MAX_DEPTH,
+    Document,
+    KeyPath,
+    Place,
+    contains,
+    dotted,
+    mask_text,
+    read_source,
+    read_yaml,
+    value_at,
+)
 from brim.errors import ConfigError, Problem
 from brim.notes import as_warnings
 
@@ -38,7 +55,7 @@ class ExaminedConfig:
 
     problems: tuple[Problem, ...]
     config: Config | None  # with defaults in place of what is wrong; None if that does not do
-    faulty: tuple[Path, ...]  # the keys that are wrong
+    faulty: tuple[KeyPath, ...]  # the keys that are wrong
     notes: tuple[str, ...]
     name: str
 
@@ -116,3 +133,273 @@ def _examined(document: Document) -> tuple[Config | None, list[Finding]]:
     findings = [*screened.findings, *validated.findings]
     config = None if validated.config is None else completed(validated.config)
     return config, findings if config is None else [*findings, *broken_rules(config, findings)]
+
+
+def completed(config: Config) -> Config:
+    """The configuration with what follows from it written out; completed again, it is the same."""
+    if config.chat is not None:
+        return config
+    update: dict[str, object] = {}
+    template = _joined_template(config)
+    if template is not None:
+        update["prompt"] = config.prompt.model_copy(update={"template": template})
+    feature = config.output_features[0]
+    vocab = feature.preprocessing.vocab
+    if feature.categories is not None and feature.categories.match is None and vocab and feature.fallback_label:
+        update["output_features"] = (with_labels_matched(feature, vocab),)
+    return config.model_copy(update=update) if update else config
+
+
+def with_labels_matched(feature: OutputFeature, labels: tuple[str, ...]) -> OutputFeature:
+    """The category with a rule for each label, which finds the label's own text."""
+    decoder = feature.categories
+    assert isinstance(decoder, CategoryExtractor)
+    match = {label: MatchRule(type="contains", value=label) for label in _longer_first(labels)}
+    return feature.model_copy(update={"decoder": decoder.model_copy(update={"match": match})})
+
+
+def _joined_template(config: Config) -> str | None:
+    """The template that names each of several inputs; None where it is given, or not to be had."""
+    inputs, prompt = config.input_features, config.prompt
+    if len(inputs) == 1 or prompt.template is not None or not all(is_plain_name(each.column_name) for each in inputs):
+        return None
+    if prompt.num_examples and prompt.task is None:
+        return None
+    lines = "\n".join(f"{_literal(each.name)}: {{{each.column_name}}}" for each in inputs)
+    around = template_text(prompt)
+    if around is None:
+        return f"{lines}\n{_literal(config.output_features[0].name)}:\n"
+    return around.replace(SAMPLE_INPUT, f"SAMPLE INPUT:\n{lines}")
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _longer_first(labels: tuple[str, ...]) -> list[str]:
+    """In their order, but each label behind those that contain it, since the first rule that fits decides."""
+    ordered: list[str] = []
+    for label in labels:
+        longer = [each for each in labels if label.lower() in each.lower() and len(each) > len(label)]
+        for each in [*sorted(longer, key=len, reverse=True), label]:
+            if each not in ordered:
+                ordered.append(each)
+    return ordered
+
+
+_SEVERAL_FILES = "write --dataset before each file; or put a pattern in quotes, so that the shell hands it on as it is"
+
+
+_LONGEST_SHOWN = 80  # characters of an override, to name it
+
+
+_AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
+    """The document with every override set, the last one winning; and what is wrong with those that cannot be read."""
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(
+            Problem(
+                what=f"overrides is {'a text' if isinstance(overrides, str) else 'a mapping'}",
+                expected='a list of texts, each KEY=VALUE, such as ["trainer.epochs=1"]',
+                fix=f"write overrides={[overrides]!r}" if isinstance(overrides, str) else "",
+            )
+        )
+    data, places = document.data, dict(document.places)
+    problems: list[Problem] = []
+    for index, (text, is_whole) in enumerate(_in_one(overrides)):
+        shown = mask_text(text)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 1] + "…"
+        place = Place(where=f"override {shown}", order=(_AFTER_THE_FILE + index, 0), is_override=True)
+        try:
+            written, value = _read(text, place, is_whole=is_whole)
+            path, data = _set(data, written, value, (), place)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        places = {known: p for known, p in places.items() if known[: len(path)] != path}
+        places[path] = place
+        for length in range(1, len(path)):  # sections that the override makes
+            places.setdefault(path[:length], place)
+    return Document(name=document.name, data=data, places=places, has_lines=document.has_lines), problems
+
+
+def _read(text: str, place: Place, *, is_whole: bool) -> tuple[tuple[str, ...], Any]:
+    key, equals, written = text.partition("=")
+    path = tuple(key.strip().split("."))
+    fix = _meant(text, is_whole=is_whole)
+    if fix or not equals or not all(path) or len(path) > MAX_DEPTH:
+        expected = "KEY=VALUE, such as trainer.epochs=1"
+        raise ConfigError(Problem(what="not an override", where=place.where, expected=expected, fix=fix))
+    try:
+        value, _ = read_yaml(written, "value")
+    except ConfigError:
+        what = "the value cannot be read as YAML"
+        raise ConfigError(Problem(what=what, where=place.where, fix="put it in quotes")) from None
+    return path, value
+
+
+def _in_one(overrides: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Each override, in one piece where a shell made several of it, since spaces stood around its sign; else True."""
+    rest = list(overrides)
+    while rest:
+        text, is_whole = rest.pop(0), True
+        while rest and "=" not in rest[0].lstrip("=") and (rest[0].startswith("=") or _is_open(text)):
+            text, is_whole = f"{text} {rest.pop(0)}", False
+        yield text, is_whole
+
+
+def _is_open(text: str) -> bool:
+    return text.endswith("=") or (text.endswith(":") and "=" not in text)
+
+
+def _meant(text: str, *, is_whole: bool) -> str:
+    """What to write instead of what was surely meant as an override, and is none; empty where it is one, or unclear."""
+    if "=" not in text and text.lower().endswith(DATA_FILES):
+        return _SEVERAL_FILES
+    if "=" not in text and text.lower().endswith((".yaml", ".yml")):
+        return "name one configuration; `brim compare` takes several"
+    if text.startswith(_DASHES):
+        return f"it begins with a long dash, as word processors write one: write --{text.lstrip(''.join(_DASHES))}"
+    if text.startswith(_QUOTES) and text.endswith(_QUOTES):
+        return f"write {text.strip(''.join(_QUOTES))}; your shell hands quotes of this kind on: take plain double ones"
+    spaced = _SPACED.fullmatch(text)
+    if spaced is None or (is_whole and spaced[2] == "="):
+        return ""
+    return f"write {shlex.quote(f'{spaced[1]}={spaced[3]}')}, with = and no spaces around it"
+
+
+_DASHES, _QUOTES = ("–", "—"), ("'", '"', "“", "”", "‘", "’", "„")
+
+
+_SPACED = re.compile(r"([A-Za-z]\w+(?:\.\w+)*)\s*([:=])\s*([^\s=\\/].*)")
+
+
+def _set(data: Any, path: tuple[str, ...], value: Any, done: KeyPath, place: Place) -> tuple[KeyPath, Any]:
+    """The path with list positions as numbers, and a copy of the data in which it holds the value."""
+    if not path:
+        return done, value
+    head, rest = path[0], path[1:]
+    if isinstance(data, list) or (data is None and head == "0"):
+        entries = data or []
+        index = _index(head, entries, done, place)
+        known = entries[index] if index < len(entries) else None
+        done, changed = _set(known, rest, value, (*done, index), place)
+        return done, [*entries[:index], changed, *entries[index + 1 :]]
+    data = _as_mapping(data, done, place)
+    done, changed = _set(data.get(head), rest, value, (*done, head), place)
+    return done, {**data, head: changed}
+
+
+def _index(text: str, entries: list[Any], done: KeyPath, place: Place) -> int:
+    if text.isdecimal() and int(text) <= len(entries):
+        return int(text)
+    raise ConfigError(
+        Problem(
+            what=f"{dotted(done)} is a list and has no entry {text}",
+            where=place.where,
+            expected=f"a number from 0 to {len(entries)}, such as {dotted(done)}.0",
+        )
+    )
+
+
+def _as_mapping(data: Any, done: KeyPath, place: Place) -> dict[str, Any]:
+    """The section to set a key in: a new one where there is none, `{type: …}` where it was given in short."""
+    if data is None:
+        return {}
+    if isinstance(data, dict):
+        return data
+    pattern = tuple("*" if isinstance(part, int) else part for part in done)
+    if isinstance(data, str) and pattern in short_forms():
+        return {short_forms()[pattern]: data}
+    raise ConfigError(
+        Problem(
+            what=f"{dotted(done)} holds a single value and no keys",
+            where=place.where,
+            expected=f"{dotted(done)}=VALUE",
+        )
+    )
+
+
+_RENAMED: tuple[tuple[KeyPath, str], ...] = (
+    (("trainer", "learning_rate_scheduler", "wsd_decay_fraction"), "decay_fraction"),
+)
+
+
+def modernise(document: Document) -> tuple[Document, tuple[str, ...]]:
+    """The document in brim's spelling, and a note for each change; bare texts are written out (`{type: lora}`)."""
+    notes = []
+    document = replace(document, data=_expanded(document.data, ()))
+    for old, name in _RENAMED:
+        new = (*old[:-1], name)
+        if contains(document.data, old) and not contains(document.data, new):
+            document = _renamed(document, old, new)
+            notes.append(f"{document.place(old).where}: {dotted(old)} is read as {dotted(new)}")
+    if "ludwig_version" in document.data:
+        notes.append(f"{document.place(('ludwig_version',)).where}: ludwig_version has no effect")
+        document = replace(document, data={k: v for k, v in document.data.items() if k != "ludwig_version"})
+    return document, tuple(notes)
+
+
+def _renamed(document: Document, old: KeyPath, new: KeyPath) -> Document:
+    data = _rename(document.data, old, str(new[-1]))
+    places = dict(document.places)
+    if old in places:
+        places[new] = places[old]
+    return replace(document, data=data, places=places)
+
+
+def _expanded(value: Any, pattern: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {key: _expanded(item, (*pattern, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expanded(item, (*pattern, "*")) for item in value]
+    name = short_forms().get(pattern) if isinstance(value, str) else None
+    return value if name is None else {name: value}
+
+
+def _rename(data: Any, path: KeyPath, name: str) -> Any:
+    if len(path) == 1:
+        return {name if key == path[0] else key: value for key, value in data.items()}
+    return {**data, str(path[0]): _rename(value_at(data, path[:1]), path[1:], name)}
+
+
+_REMOTE_CODE = "trust_remote_code"
+
+
+_FUNCTION = "trainer.batch_increase_function"
+
+
+def require_trust_said_again(config: Config, overrides: Sequence[str], where: Path, *, begins: bool = False) -> None:
+    """Raise ConfigError where a run's configuration, and no override, asks to run code.
+
+    where: its config.yaml. begins: a run is planned or begun from it, which calls its batch_increase_function; a run
+    that goes on has the sizes in its checkpoint.
+    """
+    said = {override.partition("=")[0].strip() for override in overrides}
+    problems = []
+    if config.trust_remote_code and _REMOTE_CODE not in said:
+        problems.append(
+            Problem(
+                what=f"{_REMOTE_CODE} is true in the configuration of a run, which does not decide that for this "
+                "machine",
+                where=str(where),
+                expected="your own word for it",
+                fix=f"if you trust the base model's code, add {_REMOTE_CODE}=true to the command; otherwise "
+                f"{_REMOTE_CODE}=false",
+            )
+        )
+    function = config.trainer.batch_increase_function if isinstance(config.trainer, FinetuneTrainer) else None
+    if begins and isinstance(function, str) and _FUNCTION not in said:
+        problems.append(
+            Problem(
+                what=f"{_FUNCTION} names code in the configuration of a run, which does not decide that for this "
+                "machine",
+                where=str(where),
+                expected="your own word for it",
+                fix=f"if you trust {function}, add {_FUNCTION}={function} to the command; otherwise {_FUNCTION}=null",
+            )
+        )
+    if problems:
+        raise ConfigError(*problems)

@@ -1,29 +1,151 @@
-"""Rules between keys: values that are fine alone and contradict each other."""
+"""Check rules between keys: values that are fine alone and contradict each other.
+
+What is allowed and still has no effect, as the keys stand, becomes a note.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from brim.config.batch import BATCH, EFFECTIVE, fixes_the_cut, mismatch
-from brim.config.batch_rules import batch_rules
-from brim.config.category_rules import category_rules
+from brim.config.batch_rules import BATCH, EFFECTIVE, batch_rules, default_rows, fixes_the_cut, mismatch
 from brim.config.findings import Finding, is_within
-from brim.config.learning_rate_rules import learning_rate_rules
-from brim.config.mask import secrets_in
-from brim.config.moving_batch import moves_batch
-from brim.config.pattern import pattern_fault
-from brim.config.places import Path, dotted
 from brim.config.prompt_rules import (
+    MATCH,
+    VOCAB,
+    category_rules,
     retrieval_is_whole,
     several_inputs_are_put_together,
     template_names_what_is_set,
+    unreachable,
+    without_rule,
 )
-from brim.config.schema import Config, FinetuneTrainer, FixedSplit, SGDConfig
-from brim.config.template import names, parse_template
+from brim.config.schedule_rules import learning_rate_rules, moves_batch, takes_default_epochs
+from brim.config.schema import (
+    EIGHT_BIT_KEYS,
+    FOUR_BIT_KEYS,
+    Config,
+    FinetuneTrainer,
+    FixedSplit,
+    NoTrainer,
+    QuantizationConfig,
+    SGDConfig,
+    TrainerConfig,
+)
+from brim.config.template import names, parse_template, pattern_fault, prompt_columns
+from brim.config.yaml import Document, KeyPath, dotted, secrets_in
 from brim.errors import ConfigError
 
-TEMPLATE: Path = ("prompt", "template")
-OUTPUT: Path = ("output_features", 0)
+_TRAINING_KEYS = (
+    "learning_rate",
+    "epochs",
+    "train_steps",
+    "early_stop",
+    "steps_per_checkpoint",
+    "checkpoints_per_epoch",
+)
+
+
+def notes_on(config: Config, document: Document) -> tuple[str, ...]:
+    """Notes, each with its place."""
+    notes = []
+    if isinstance(config.trainer, NoTrainer):
+        untouched = NoTrainer()
+        given = [key for key in _TRAINING_KEYS if getattr(config.trainer, key) != getattr(untouched, key)]
+        if given:
+            where = document.place(("trainer", given[0])).where
+            keys = f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"
+            notes.append(f"{where}: {keys} no effect with trainer.type: none; set trainer.type: finetune to train")
+    if config.prompt.template is not None and not prompt_columns(config):
+        where = document.place(("prompt", "template")).where
+        notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
+    notes += _inputs(config, document)
+    notes += _epochs_told(config.trainer, document)
+    if isinstance(config.trainer, FinetuneTrainer):
+        notes += _batch_that_stays(config.trainer, document)
+    if isinstance(config.trainer, FinetuneTrainer) and config.trainer.batch_search != "predict":
+        fixed = fixes_the_cut(config.trainer)
+        where = document.place(("trainer", "batch_search")).where
+        notes += [] if fixed is None else [f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides"]
+    notes += _labels_never_found(config, document)
+    if config.quantization is not None:
+        notes += _keys_of_other_bits(config.quantization, document)
+    return tuple(notes)
+
+
+def _inputs(config: Config, document: Document) -> list[str]:
+    if config.chat is not None:
+        return []
+    notes = [
+        f"{document.place(('input_features', number, 'type')).where}: the {feature.type} {feature.name} is read as "
+        "text, as it stands in the data"
+        for number, feature in enumerate(config.input_features)
+        if feature.type != "text"
+    ]
+    if len(config.input_features) > 1:
+        used = prompt_columns(config)
+        notes += [
+            f"{document.place(('input_features', number)).where}: the model does not read {feature.name}, since "
+            "prompt.template does not name its column"
+            for number, feature in enumerate(config.input_features)
+            if feature.column_name not in used
+        ]
+    return notes
+
+
+def _epochs_told(trainer: TrainerConfig, document: Document) -> list[str]:
+    lengths = {"train_steps": trainer.train_steps}
+    if isinstance(trainer, FinetuneTrainer):
+        lengths["train_samples"] = trainer.train_samples
+    decides = [f"trainer.{name}" for name, length in lengths.items() if length is not None]
+    where = document.place(("trainer", "epochs")).where
+    if isinstance(trainer, FinetuneTrainer) and takes_default_epochs(trainer) and default_rows(trainer) is None:
+        return [f"{where}: trainer.epochs is not set: {trainer.epochs} epochs, the default (Ludwig's is 100)"]
+    if not decides or trainer.epochs == type(trainer)().epochs:
+        return []
+    return [f"{where}: trainer.epochs has no effect, {decides[0]} decides"]
+
+
+def _batch_that_stays(trainer: FinetuneTrainer, document: Document) -> list[str]:
+    ramp, initial = trainer.batch_rampup, trainer.initial_effective_batch_size
+    if ramp is not None and (ramp.initial or initial) == trainer.effective_batch_size:
+        where = document.place(("trainer", "batch_rampup")).where
+        return [f"{where}: trainer.batch_rampup has no effect, it begins with trainer.effective_batch_size"]
+    if moves_batch(trainer):
+        return []
+    asked = {"batch_lr_scaling": trainer.batch_lr_scaling != "none", "batch_beta2_scaling": trainer.batch_beta2_scaling}
+    return [
+        f"{document.place(('trainer', name)).where}: trainer.{name} has no effect, the effective batch stays what it is"
+        for name, is_asked in asked.items()
+        if is_asked is True
+    ]
+
+
+def _labels_never_found(config: Config, document: Document) -> list[str]:
+    feature, where = config.output_features[0], document.place(VOCAB).where
+    return [
+        *(f"{where}: the label {label!r} is never found, since it has no rule" for label in without_rule(feature)),
+        *(
+            f"{document.place((*MATCH, label)).where}: the label {label!r} is never found, since the rule of "
+            f"{earlier!r} stands before its own and fits whenever that does"
+            for label, earlier in unreachable(feature)
+        ),
+    ]
+
+
+def _keys_of_other_bits(quantization: QuantizationConfig, document: Document) -> list[str]:
+    bits, others = quantization.bits, EIGHT_BIT_KEYS if quantization.bits == 4 else FOUR_BIT_KEYS
+    untouched = QuantizationConfig()
+    given = [key for key in others if getattr(quantization, key) != getattr(untouched, key)]
+    return [
+        f"{document.place(('quantization', key)).where}: quantization.{key} has no effect with bits: {bits}"
+        for key in given
+    ]
+
+
+TEMPLATE: KeyPath = ("prompt", "template")
+
+
+OUTPUT: KeyPath = ("output_features", 0)
 
 
 def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:
@@ -33,7 +155,7 @@ def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in found if not any(_touches(path, faulty) for path in finding.paths)]
 
 
-def _touches(path: Path, faulty: Sequence[Path]) -> bool:
+def _touches(path: KeyPath, faulty: Sequence[KeyPath]) -> bool:
     return is_within(path, faulty) or any(is_within(other, [path]) for other in faulty)
 
 
@@ -59,7 +181,9 @@ def _chat_stands_alone(config: Config) -> Iterator[Finding]:
     """Keys that describe a prompt and an answer would have no effect on conversations."""
     if config.chat is None:
         return
-    given: list[Path] = [(name,) for name in ("input_features", "output_features") if name in config.model_fields_set]
+    given: list[KeyPath] = [
+        (name,) for name in ("input_features", "output_features") if name in config.model_fields_set
+    ]
     prompt = config.prompt
     said = {"template": prompt.template is not None, "task": prompt.task is not None, "retrieval": prompt.num_examples}
     given += [("prompt", name) for name, is_said in said.items() if is_said]
@@ -75,7 +199,7 @@ def _chat_stands_alone(config: Config) -> Iterator[Finding]:
 def _features_differ(config: Config) -> Iterator[Finding]:
     target, seen = config.output_features[0], set[str]()
     for number, source in enumerate(config.input_features):
-        path: Path = ("input_features", number)
+        path: KeyPath = ("input_features", number)
         if source.name == target.name:
             yield Finding(
                 paths=((*OUTPUT, "name"), (*path, "name")),
@@ -131,7 +255,7 @@ def _shares_sum_to_one(config: Config) -> Iterator[Finding]:
     split = config.preprocessing.split
     if isinstance(split, FixedSplit):
         return
-    path: Path = ("preprocessing", "split", "probabilities")
+    path: KeyPath = ("preprocessing", "split", "probabilities")
     shares = list(split.probabilities)
     if abs(sum(shares) - 1) > 1e-6:
         yield Finding(
@@ -216,7 +340,7 @@ def _validation_field_exists(config: Config) -> Iterator[Finding]:
 def _momentum_for_nesterov(config: Config) -> Iterator[Finding]:
     optimizer = config.trainer.optimizer if isinstance(config.trainer, FinetuneTrainer) else None
     if isinstance(optimizer, SGDConfig) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
-        section: Path = ("trainer", "optimizer")
+        section: KeyPath = ("trainer", "optimizer")
         yield Finding(
             paths=((*section, "nesterov"), (*section, "momentum"), (*section, "dampening")),
             what="trainer.optimizer.nesterov needs momentum above 0 and dampening 0",

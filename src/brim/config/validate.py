@@ -8,12 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from brim.config.findings import Finding, is_within
-from brim.config.places import Path, contains, dotted, value_at
+from brim.config.findings import Finding, foreign_value, is_within, misspelt, show, unknown_key
+from brim.config.introspect import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
 from brim.config.schema import Config, Section
-from brim.config.schema_walk import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
-from brim.config.suggest import foreign_value, unknown_key
-from brim.config.wording import misspelt, show
+from brim.config.yaml import KeyPath, contains, dotted, value_at
 
 _MAX_REPAIRS = 5
 
@@ -33,7 +31,9 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
     hides none in another.
     """
     findings: list[Finding] = []
-    written: dict[Path, Path] = {}  # for a key that is surely meant: the misspelt one, which is where its value stands
+    written: dict[
+        KeyPath, KeyPath
+    ] = {}  # for a key that is surely meant: the misspelt one, which is where its value stands
     for attempt in range(_MAX_REPAIRS):
         try:
             return Validated(config=Config.model_validate(data), findings=findings)
@@ -58,7 +58,7 @@ def _is_short_by_faults(detail: ErrorDetails) -> bool:
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
-def _at_written(finding: Finding, written: dict[Path, Path]) -> Finding:
+def _at_written(finding: Finding, written: dict[KeyPath, KeyPath]) -> Finding:
     """The finding, placed at the misspelt key if it is about such a key's value."""
     for meant, path in written.items():
         if is_within(finding.path, [meant]):
@@ -90,7 +90,7 @@ def _translate(detail: ErrorDetails, data: dict[str, Any]) -> Finding:
 class _Spot:
     """Where an error of pydantic's lies."""
 
-    path: Path
+    path: KeyPath
     field: Any  # the FieldInfo of the last key on the path that the schema knows
     sections: tuple[type[Section], ...]  # that may stand there
     is_entry: bool = False  # of the field's list or mapping, rather than its whole value
@@ -99,7 +99,7 @@ class _Spot:
 def _locate(loc: tuple[int | str, ...], data: dict[str, Any]) -> _Spot:
     """The key that a location means: pydantic adds the names of union branches, and goes below single values."""
     sections: tuple[type[Section], ...] = (Config,)
-    path: Path = ()
+    path: KeyPath = ()
     field: Any = None
     in_list = in_mapping = is_entry = False
     for part in loc:
@@ -205,7 +205,7 @@ def _repaired(data: Any, finding: Finding) -> Any:
     return _without(data, path)
 
 
-def _stand_in(path: Path) -> Any:
+def _stand_in(path: KeyPath) -> Any:
     name = path[-1]
     if name in ("input_features", "output_features"):
         return [{"name": f"({name})", "type": "text"}]
@@ -216,7 +216,7 @@ def _stand_in(path: Path) -> Any:
     return f"({dotted(path)})"
 
 
-def _with(data: Any, path: Path, value: Any) -> Any:
+def _with(data: Any, path: KeyPath, value: Any) -> Any:
     if not path:
         return value
     head, *rest = path
@@ -226,7 +226,7 @@ def _with(data: Any, path: Path, value: Any) -> Any:
     return {**inner, str(head): _with(inner.get(str(head)), tuple(rest), value)}
 
 
-def _without(data: Any, path: Path) -> Any:
+def _without(data: Any, path: KeyPath) -> Any:
     head, *rest = path
     if isinstance(data, list):
         kept = [(_without(x, tuple(rest)) if rest else None) if i == head else x for i, x in enumerate(data)]

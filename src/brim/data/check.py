@@ -1,4 +1,4 @@
-"""What a configuration makes of its data, in figures and in rendered rows, before anything is trained."""
+"""Report what a configuration makes of its data, in figures and rendered rows, before anything is trained."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brim.config import Config, RandomSplit
-from brim.config.resolve import new_tokens
-from brim.data.advice import Finding, Watcher, advise, eos_text, in_order
-from brim.data.advice.cuts import Cut, cut_findings, cuts, lengths_before
-from brim.data.advice.histogram import Bin, histogram
-from brim.data.advice.room import no_room
-from brim.data.encoder import TextEncoder
-from brim.data.known_labels import label_slips, with_labels_of_data
-from brim.data.label_tokens import label_room
-from brim.data.ledger import Ledger
-from brim.data.prepare import FULL, Prepared, prepare, prompts_of
+from brim.config import new_tokens
+from brim.config.schema import Config, RandomSplit
+from brim.data.advice import (
+    Bin,
+    Cut,
+    Finding,
+    Watcher,
+    advise,
+    cut_findings,
+    cuts,
+    eos_text,
+    histogram,
+    in_order,
+    lengths_before,
+    no_room,
+)
+from brim.data.labels import label_slips, with_labels_of_data
+from brim.data.preparation import FULL, Prepared, prepare, prompts_of
+from brim.data.read import Ledger, Source
 from brim.data.retrieval import without_embeddings
-from brim.data.rows import TokenRow, TokenRows
-from brim.data.source import Source
+from brim.data.tokens import TextEncoder, TokenRow, TokenRows, label_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +158,7 @@ def _lacking_answers(config: Config, source: Source) -> str | None:
         return None if answer in there else f"the data has no column `{answer}`"
     if config.chat.messages not in there:
         return None  # which `prepare` tells
-    from brim.data.chat_prompt import num_unanswered  # Jinja is for those who need it
+    from brim.data.chat import num_unanswered  # Jinja is for those who need it
 
     count = num_unanswered(source, config.chat.messages)
     return f"{count:,} of the {source.table.num_rows:,} rows do not end with an answer" if count else None

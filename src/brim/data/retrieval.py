@@ -1,4 +1,4 @@
-"""What stands for `{__context__}` in each row's prompt: labelled rows of the training split."""
+"""Fill `{__context__}` in each row's prompt with labelled rows of the training split."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from brim.config import Config, RetrievalConfig
-from brim.data.embedding_cache import embeddings_of
-from brim.data.example_pool import NONE, ExamplePool, Positions, example_pool, input_texts
-from brim.data.nearest_examples import NearestExamples
-from brim.data.random_examples import RandomExamples
-from brim.data.read import read
-from brim.data.row_faults import RowFaults
-from brim.data.sentence_encoder import INSTALL, is_installed, load_sentence_encoder
-from brim.data.source import Source
-from brim.data.split import SPLITS
+from brim.config.schema import Config, RetrievalConfig
+from brim.data.examples import NONE, ExamplePool, Positions, RandomExamples, example_pool, input_texts
+from brim.data.nearest_examples import INSTALL, NearestExamples, embeddings_of, is_installed, load_sentence_encoder
+from brim.data.read import SPLITS, RowFaults, Source, read
 from brim.errors import ConfigError, Problem
 from brim.notes import warning
 

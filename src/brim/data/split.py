@@ -1,9 +1,9 @@
-"""Which rows are for training, validation and test."""
+"""Sample a source's rows, and assign them to training, validation and test, as the configuration says."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -11,25 +11,132 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.data.order import random_order
-from brim.errors import InputError, Problem
+from brim.config.schema import Config, FixedSplit, HashSplit, RandomSplit
+from brim.data.read import (
+    BATCH_ROWS,
+    FIXED_VALUES,
+    SPLITS,
+    Source,
+    cell_texts,
+    missing,
+    normal_split_value,
+    places,
+    require_columns,
+    require_text,
+    spellings,
+)
+from brim.data.tokens import random_order
+from brim.data.usable import usable
+from brim.errors import DataError, InputError, Problem
+from brim.notes import warning
+
+Keys = npt.NDArray[np.int64]
+
+
+def sampled_rows(source: Source, config: Config) -> Keys:
+    """The rows that are used (sample_ratio, sample_size), in their order; none that has a fault."""
+    keys, preprocessing = source.usable_rows(), config.preprocessing
+    num_rows = len(keys)
+    size = preprocessing.sample_size
+    if size is None:
+        size = max(1, round(num_rows * preprocessing.sample_ratio))
+    return keys if size >= num_rows else keys[sample(num_rows, size, seed=config.random_seed)]
+
+
+def with_usable_splits(source: Source, config: Config) -> Source:
+    """The source with faults for the rows whose split column cannot be used, as preprocessing.on_bad_row says."""
+    split = config.preprocessing.split
+    return source if isinstance(split, RandomSplit) else usable(source, [split.column], config.preprocessing)
+
+
+def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collection[str] = ()) -> tuple[Codes, list[str]]:
+    """The split of each of these rows, and notes. Raises DataError for a column that does not say.
+
+    used: columns that are read as prompt or answer, whatever they are called.
+    """
+    split, seed = config.preprocessing.split, config.random_seed
+    if isinstance(split, RandomSplit):
+        notes: list[str] = []
+        if "split" in source.table.column_names and "split" not in used:
+            told = (
+                "the data has a column `split`, which is not used, since preprocessing.split.type is random; "
+                "to use it, set preprocessing.split: fixed"
+            )
+            notes.append(warning(told, topic="rows"))
+        return split_at_random(len(keys), split.probabilities, seed=seed), notes
+    _require_usable(source, split.column, keys)
+    texts = _texts(source, split.column, keys)
+    if isinstance(split, FixedSplit):
+        return _as_given(source, split.column, keys, list(texts)), []
+    if isinstance(split, HashSplit):
+        return split_by_hash(texts, split.probabilities), []
+    return split_stratified(list(texts), split.probabilities, seed=seed), []
+
+
+def _require_usable(source: Source, column: str, keys: Keys) -> None:
+    require_columns(source, {column: "preprocessing.split.column"})
+    require_text(source, [column])
+    empty = keys[missing(source.table[column])[keys]]
+    if len(empty):
+        raise DataError(
+            Problem(
+                what=f"column `{column}`, by which the data is split, is empty in {len(empty):,} "
+                f"{'row' if len(empty) == 1 else 'rows'}",
+                where=places(source, empty.tolist()),
+                expected="a value in every row",
+                fix="fill the cells, or split by another column or at random",
+            )
+        )
+
+
+def _texts(source: Source, column: str, keys: Keys) -> Iterator[str]:
+    cells = source.table[column]
+    for start in range(0, len(cells), BATCH_ROWS):
+        low, high = np.searchsorted(keys, [start, start + BATCH_ROWS])
+        if low < high:
+            texts = cell_texts(cells.slice(start, BATCH_ROWS))
+            yield from (texts[key - start] for key in keys[low:high].tolist())
+
+
+def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Codes:
+    codes, unknown = split_as_given(texts)
+    problems = [_unknown(source, column, keys, each) for each in unknown[:3]]
+    if len(unknown) > 3:
+        problems.append(
+            Problem(
+                what=f"column `{column}` holds {len(unknown) - 3:,} more values that are no split", where=source.name
+            )
+        )
+    for split, ways in spellings(texts).items():
+        problems.append(
+            Problem(
+                what=f"column `{column}` writes the {split} split in {len(ways)} ways: {', '.join(map(repr, ways))}",
+                where=source.name,
+                expected="one way of writing each split",
+                fix="write it the same in all rows",
+            )
+        )
+    if problems:
+        raise DataError(*problems)
+    return codes
+
+
+def _unknown(source: Source, column: str, keys: Keys, unknown: UnknownSplit) -> Problem:
+    rows = [int(keys[row]) for row in unknown.rows]
+    return Problem(
+        what=f"column `{column}` holds {unknown.value!r} in {len(rows):,} {'row' if len(rows) == 1 else 'rows'}, "
+        "which is no split",
+        where=places(source, rows),
+        expected="0, 1, 2 or train, validation, test",
+        fix="correct the cells, or name another column in preprocessing.split.column",
+    )
+
 
 Split = Literal["train", "validation", "test", "full"]  # full: all rows
-SPLITS = ("train", "validation", "test")
-FIXED_VALUES = {
-    "0": 0,
-    "1": 1,
-    "2": 2,
-    "train": 0,
-    "training": 0,
-    "validation": 1,
-    "valid": 1,
-    "val": 1,
-    "dev": 1,
-    "test": 2,
-}
+
 
 _SPLITTING, _SAMPLING = 1, 2  # part of the entropy, so that the draws of one seed do not repeat each other
+
 
 Codes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test; one a row
 
@@ -88,21 +195,6 @@ def split_as_given(texts: Sequence[str]) -> tuple[Codes, list[UnknownSplit]]:
         else:
             codes[row] = code
     return codes, [UnknownSplit(value=value, rows=tuple(rows)) for value, rows in unknown.items()]
-
-
-def spellings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Splits that are written in more than one way, with the ways: {"train": ["0", "train"]}."""
-    ways: dict[int, set[str]] = {}
-    for value in {normal_split_value(text) for text in set(texts)}:
-        if value in FIXED_VALUES:
-            ways.setdefault(FIXED_VALUES[value], set()).add(value)
-    return {SPLITS[code]: sorted(values) for code, values in sorted(ways.items()) if len(values) > 1}
-
-
-def normal_split_value(text: str) -> str:
-    """The value without what a spreadsheet adds: " Train" -> "train", "1.0" -> "1"."""
-    value = text.strip().lower()
-    return value[:-2] if value in ("0.0", "1.0", "2.0") else value
 
 
 def sample(num_rows: int, size: int, *, seed: int) -> npt.NDArray[np.int64]:

@@ -1,13 +1,19 @@
-"""What layers of a model make of rows: one vector a row, or one a token.
+"""Collect the outputs of a model's layers for rows: one vector a row, or one a token.
 
 Legend: B rows, T tokens, D width of a layer's output.
+
+Layers are named by module, by number, or as "last". The vectors, all of one width, may be written in any order: in
+memory, or in a file without a name where that would be much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,17 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize as to_unit_length
 
-from brim.data import TokenRows
-from brim.data.collate import collate
-from brim.errors import InputError, Problem
-from brim.infer.named_layers import LAST
-from brim.infer.passes import base_model
-from brim.infer.rows_at_once import Batches, batches, longest_first
-from brim.infer.vectors import VectorStore
-from brim.models.precision import Precision
+from brim.config import misspelt
+from brim.data.tokens import TokenRows, collate
+from brim.errors import InputError, Problem, WriteError
+from brim.infer.engines import Batches, base_model, batches, longest_first
+from brim.models import Precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 Pooling: TypeAlias = Literal["mean", "last"] | None
 
@@ -145,3 +149,140 @@ def _unusable(what: str) -> InputError:
             fix=f'name another, or "{LAST}"',
         )
     )
+
+
+LayerName: TypeAlias = str | int
+
+
+LAST = "last"
+
+
+def named_layers(model: PreTrainedModel, wanted: Sequence[LayerName]) -> dict[str, nn.Module]:
+    """Each name as it was given, and its module.
+
+    A number is that of a decoder layer, from 0; negative ones count from the end. "last" is what the output layer
+    reads: the last layer's output after the final normalisation. Any other name is that of a module, as in
+    `named_modules()` of the base model, with or without the prefix of its body.
+    Raises InputError, with the nearest name, for a layer that is not there, is named twice, or when none is named.
+    """
+    architecture = base_model(model)
+    if not wanted:
+        raise InputError(Problem(what="no layer is named", expected=_EXPECTED, fix=f'name "{LAST}", say'))
+    twice = [str(name) for position, name in enumerate(wanted) if str(name) in map(str, wanted[:position])]
+    if twice:
+        raise InputError(Problem(what=f"the layer {twice[0]} is named twice", fix="name it once"))
+    return {str(name): _named(architecture, name) for name in wanted}
+
+
+_EXPECTED = f'the number of a decoder layer, "{LAST}", or the name of a module'
+
+
+def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
+    body: nn.Module = architecture.base_model
+    if name == LAST and body is architecture:
+        what = f"{type(architecture).__name__} has no part before its output layer that is known"
+        raise InputError(Problem(what=what, fix="name a module, the final normalisation, say"))
+    if name == LAST:
+        return body
+    number = _number(name)
+    if number is not None:
+        return _numbered(body, number, count=architecture.config.get_text_config().num_hidden_layers)
+    prefix = architecture.base_model_prefix
+    modules: dict[str, nn.Module] = dict(architecture.named_modules())
+    for candidate in (str(name), f"{prefix}.{name}"):
+        if candidate and candidate in modules:
+            return modules[candidate]
+    likely = misspelt(str(name), [*modules, *(module.removeprefix(f"{prefix}.") for module in modules)])
+    raise InputError(
+        Problem(
+            what=f"the model has no layer {str(name)!r}",
+            expected=_EXPECTED,
+            fix=f"did you mean {likely!r}?" if likely else "`model.named_modules()` of transformers lists the names",
+        )
+    )
+
+
+def _number(name: LayerName) -> int | None:
+    """The number that was meant; a command line knows texts alone."""
+    if isinstance(name, int):
+        return name
+    return int(name) if name.removeprefix("-").isdecimal() else None
+
+
+def _numbered(body: nn.Module, number: int, *, count: int) -> nn.Module:
+    if not -count <= number < count:
+        raise InputError(
+            Problem(
+                what=f"the model has no layer {number}",
+                expected=f"0 to {count - 1}, or -1 to -{count} counted from the end",
+            )
+        )
+    for module in body.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module[number]
+    raise InputError(Problem(what="the layers of this architecture have no numbers", fix=f'name a module, or "{LAST}"'))
+
+
+Vectors = NDArray[np.float32]
+
+
+_ITEM_BYTES = 4
+
+
+class VectorStore:
+    """Places for N vectors of fp32, whose width is known once the first of them is there.
+
+    folder: where the file lies, which has no name and goes with the object; None keeps all in memory.
+    """
+
+    def __init__(self, num_vectors: int, *, folder: Path | None) -> None:
+        self._num_vectors, self._folder = num_vectors, folder
+        self.width = 0
+        self._held: Vectors = np.zeros((num_vectors, 0), dtype=np.float32)
+        with self._told():
+            self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+
+    def __enter__(self) -> VectorStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def put(self, first: int, vectors: Vectors) -> None:
+        """Take [n, D] for the places from `first` on. Raises WriteError when the disk does not take them."""
+        if not self.width:
+            self.width = vectors.shape[1]
+            if self._file is None:
+                self._held = np.zeros((self._num_vectors, self.width), dtype=np.float32)
+        assert vectors.shape[1] == self.width, "vectors of one width"
+        if self._file is None:
+            self._held[first : first + len(vectors)] = vectors
+            return
+        with self._told():
+            self._file.seek(first * self.width * _ITEM_BYTES)
+            self._file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
+            self._file.flush()
+
+    def read(self, first: int, end: int) -> Vectors:
+        """[end - first, D]: what was put there; a view of what is held in memory."""
+        if self._file is None:
+            return self._held[first:end]
+        self._file.seek(first * self.width * _ITEM_BYTES)
+        content = self._file.read((end - first) * self.width * _ITEM_BYTES)
+        return np.frombuffer(content, dtype=np.float32).reshape(end - first, self.width)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise WriteError(
+                Problem(
+                    what=f"what was collected cannot be kept: {error.strerror}",
+                    where=str(self._folder),
+                    fix="make room there, or name an output on a larger disk",
+                )
+            ) from error

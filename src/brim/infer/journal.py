@@ -1,7 +1,12 @@
-"""A file that only grows, of records that are known to be whole: what a job has done so far."""
+"""Keep what a job has done so far in a file that only grows, of records that are known to be whole.
+
+A record holds a response or its score as bytes, and prompts are known by a hash of their tokens. A job that nobody
+will resume holds its records in memory.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import time
@@ -11,23 +16,114 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.errors import OutputError, Problem
-from brim.files import writing
+from brim.infer.engines import FinishReason, Response
+from brim.storage import writing
+
+
+class DoneRows:
+    """Rows by their position, over records by their keys.
+
+    keys: of the rows. prompts: hashes of what the rows are to be done for. A record of the same key for another prompt
+    does not count: `changed` are the positions of such rows.
+    """
+
+    def __init__(self, records: Records, *, keys: UInts, prompts: UInts) -> None:
+        self._records, self._keys, self._prompts = records, keys, prompts
+        self._numbers = records.find(keys)
+        found = np.flatnonzero(self._numbers >= 0)
+        self.num_found = len(found)
+        self.changed = found[records.prompts(self._numbers[found]) != prompts[found]]
+        self._numbers[self.changed] = -1
+
+    @property
+    def num_done(self) -> int:
+        return int(np.count_nonzero(self._numbers >= 0))
+
+    def to_do(self) -> NDArray[np.intp]:
+        """Positions of the rows that are not done yet."""
+        return np.flatnonzero(self._numbers < 0)
+
+    def add(self, positions: Sequence[int], bodies: Sequence[bytes]) -> None:
+        """These rows are done."""
+        first = len(self._records)
+        self._records.append(
+            [
+                Record(key=int(self._keys[position]), prompt=int(self._prompts[position]), body=body)
+                for position, body in zip(positions, bodies, strict=True)
+            ]
+        )
+        self._numbers[list(positions)] = np.arange(first, first + len(positions))
+
+    def body(self, position: int) -> bytes:
+        """What was done for a row that is done."""
+        return self._records.body(int(self._numbers[position]))
+
+
+class Records(Protocol):
+    """What a journal keeps on disk (see journal.py)."""
+
+    def append(self, records: Sequence[Record]) -> None: ...
+    def find(self, keys: UInts) -> NDArray[np.int64]: ...
+    def prompts(self, numbers: NDArray[np.int64]) -> UInts: ...
+    def body(self, number: int) -> bytes: ...
+    def __len__(self) -> int: ...
+
+
+class HeldRecords:
+    """Records by their number."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def append(self, records: Sequence[Record]) -> None:
+        """See Journal."""
+        self._records += records
+
+    def find(self, keys: UInts) -> NDArray[np.int64]:
+        """See Journal."""
+        numbers = {record.key: number for number, record in enumerate(self._records)}
+        return np.array([numbers.get(key, -1) for key in keys.tolist()], dtype=np.int64)
+
+    def prompts(self, numbers: NDArray[np.int64]) -> UInts:
+        """See Journal."""
+        return np.array([self._records[number].prompt for number in numbers.tolist()], dtype=np.uint64)
+
+    def body(self, number: int) -> bytes:
+        """See Journal."""
+        return self._records[number].body
+
 
 # A kill loses nothing that was written, a failure of the machine what is younger than this. Synced after each write,
 # a job of short answers would wait for the disk most of its time.
 SYNC_EVERY_S = 2.0
 
+
 _MAGIC = b"brimjnl1"
+
+
 EMPTY_BYTES = len(_MAGIC)  # of a journal without records
-_HEAD = struct.Struct("<IIQQ")  # bytes of the body, checksum, key, prompt
+
+
+_RECORD_HEAD = struct.Struct("<IIQQ")  # bytes of the body, checksum, key, prompt
+
+
 _CHECKED = struct.Struct("<IQQ")  # what of the head the checksum covers, before the body
+
+
 _READ_BYTES = 1 << 20
+
+
 _MOST_BODY_BYTES = 1 << 28  # a longer one is a damaged head
+
 
 UInts = NDArray[np.uint64]
 
@@ -112,8 +208,8 @@ class Journal:
     def body(self, number: int) -> bytes:
         """What a record holds, read from the file. Raises OutputError where it has changed since it was opened."""
         place = self._places[number]
-        length, checksum, key, prompt = _HEAD.unpack(os.pread(self._file, _HEAD.size, place))
-        body = os.pread(self._file, length, place + _HEAD.size)
+        length, checksum, key, prompt = _RECORD_HEAD.unpack(os.pread(self._file, _RECORD_HEAD.size, place))
+        body = os.pread(self._file, length, place + _RECORD_HEAD.size)
         if checksum != _checksum(key, prompt, body):
             raise OutputError(Problem(what="the journal was changed by others", where=str(self._path)))
         return body
@@ -136,7 +232,7 @@ class Journal:
             if record is not None:
                 self._keys.append(record.key)
                 self._prompts.append(record.prompt)
-                self._places.append(end - _HEAD.size - len(record.body))
+                self._places.append(end - _RECORD_HEAD.size - len(record.body))
         return end
 
     def _write(self, data: bytes) -> None:
@@ -161,7 +257,7 @@ class Journal:
 
 def _packed(record: Record) -> bytes:
     checksum = _checksum(record.key, record.prompt, record.body)
-    return _HEAD.pack(len(record.body), checksum, record.key, record.prompt) + record.body
+    return _RECORD_HEAD.pack(len(record.body), checksum, record.key, record.prompt) + record.body
 
 
 def _checksum(key: int, prompt: int, body: bytes) -> int:
@@ -188,10 +284,55 @@ def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
             return
         end = len(_MAGIC)
         yield end, None
-        while len(head := reader.read(_HEAD.size)) == _HEAD.size:
-            length, checksum, key, prompt = _HEAD.unpack(head)
+        while len(head := reader.read(_RECORD_HEAD.size)) == _RECORD_HEAD.size:
+            length, checksum, key, prompt = _RECORD_HEAD.unpack(head)
             body = reader.read(length) if length <= _MOST_BODY_BYTES else b""
             if len(body) != length or checksum != _checksum(key, prompt, body):
                 return
-            end += _HEAD.size + length
+            end += _RECORD_HEAD.size + length
             yield end, Record(key=key, prompt=prompt, body=body)
+
+
+_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+
+
+_RESPONSE_HEAD = struct.Struct("<Bi")  # number of the reason, the token that ended it or _NO_END
+
+
+_NO_END = -1
+
+
+_SCORE = struct.Struct("<d")
+
+
+def response_bytes(response: Response) -> bytes:
+    """See response_of."""
+    end_id = _NO_END if response.end_id is None else response.end_id
+    head = _RESPONSE_HEAD.pack(_REASONS.index(response.finish_reason), end_id)
+    return head + np.asarray(response.token_ids, dtype="<i4").tobytes()
+
+
+def response_of(body: bytes) -> Response:
+    """What `response_bytes` was given."""
+    reason, end_id = _RESPONSE_HEAD.unpack_from(body)
+    return Response(
+        token_ids=np.frombuffer(body, dtype="<i4", offset=_RESPONSE_HEAD.size).tolist(),
+        finish_reason=_REASONS[reason],
+        end_id=None if end_id == _NO_END else end_id,
+    )
+
+
+def score_bytes(log_probability: float) -> bytes:
+    """See score_of."""
+    return _SCORE.pack(log_probability)
+
+
+def score_of(body: bytes) -> float:
+    """What `score_bytes` was given."""
+    return float(_SCORE.unpack(body)[0])
+
+
+def prompt_hash(token_ids: NDArray[np.int32] | Sequence[int]) -> int:
+    """64 bits that tell a prompt's tokens from all others'."""
+    tokens = np.asarray(token_ids, dtype="<i4").tobytes()
+    return int.from_bytes(hashlib.blake2b(tokens, digest_size=8).digest(), "little")

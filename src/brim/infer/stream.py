@@ -1,26 +1,76 @@
-"""One response, token by token as it is made."""
+"""Stream one response, token by token as it is made.
+
+The text of tokens that arrive one after the other comes in pieces that join up to the text of all of them. The keys
+and values of the one row are kept from one response to the next: what a prompt has in common with them is read once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from brim.batching.caches import free_caches
-from brim.batching.oom import is_out_of_memory
+from brim.batching import free_caches, is_out_of_memory
+from brim.data.tokens import TextEncoder
 from brim.errors import OutOfMemoryError, Problem
-from brim.infer.engine import Constraint
-from brim.infer.explained import explained
-from brim.infer.kept_cache import KeptCache
-from brim.infer.next_token import NextToken, Writing
-from brim.infer.passes import Passes
-from brim.infer.response import FinishReason
-from brim.models.precision import Precision
+from brim.infer.engines import Constraint, FinishReason, NextToken, Passes, Writing, explained
+from brim.models import Precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no character, or are not all there yet
+
+
+_UNASSIGNED = "\U000e1000"  # no vocabulary has a token for it: where bytes are tokens, its last one is a byte within
+
+
+class GrowingText:
+    """Says of each token what it adds to the text; what a later token could still change is held back.
+
+    A character may take several tokens, and a tokenizer that falls back to bytes throws away all of a run of them when
+    the last ones are no character. So text counts as settled only when a stray byte behind it would not change it.
+    Special tokens have no text. Only the last few tokens are decoded each time.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._decode = partial(encoder.decode, skip_special_tokens=True)
+        (tokens,) = encoder.encode([_UNASSIGNED], special_tokens=False)
+        self._stray = tokens[-1:]
+        self._tokens: list[int] = []  # the last ones: those of the piece before, and what came since
+        self._num_before = 0  # of them, belonging to the piece before
+        self._num_given = 0  # characters of their text
+
+    def add(self, token_id: int) -> str:
+        """What can be said now that this token has come."""
+        self._tokens.append(token_id)
+        text = self._decode(self._tokens)
+        settled = _common(text, self._decode([*self._tokens, *self._stray])).rstrip(_REPLACEMENT)
+        piece = settled[self._num_given :]
+        if piece and settled == text:
+            self._tokens, self._num_before = self._tokens[self._num_before :], len(self._tokens) - self._num_before
+            self._num_given = len(self._decode(self._tokens))
+        else:
+            self._num_given += len(piece)
+        return piece
+
+    def rest(self) -> str:
+        """What was held back, now that no token follows."""
+        return self._decode(self._tokens)[self._num_given :]
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    for at, (here, there) in enumerate(zip(one, other, strict=False)):
+        if here != there:
+            return one[:at]
+    return one[: len(other)]
 
 
 def stream_tokens(
@@ -102,3 +152,62 @@ def _no_room(num_tokens: int) -> OutOfMemoryError:
             "prompt",
         )
     )
+
+
+_HEADROOM = 2  # so that a conversation is read anew only each time that it has become twice as long
+
+
+class KeptCache:
+    """Reads prompts and writes tokens, for one row. Not for several responses at the same time.
+
+    most_columns: that the model's context allows; None: no limit. Its memory is given back by `clear`, and when a pass
+    raises.
+    """
+
+    def __init__(self, *, most_columns: int | None = None) -> None:
+        self._most_columns = most_columns
+        self._passes: Passes | None = None
+        self._tokens: list[int] = []  # whose keys and values are there
+
+    def read(self, prompt: Sequence[int], *, columns: int, begin: Callable[[int], Passes]) -> Tensor:
+        """Logits [1, V] of what follows the prompt. columns: that it and its response need; begin: makes so many."""
+        num_known = min(_num_in_common(self._tokens, prompt), len(prompt) - 1)  # the last token has to be read
+        if self._passes is not None and num_known and columns <= self._passes.cache.columns:
+            with self._pass() as passes:
+                passes.skip_to(num_known)
+                logits = passes.extend(prompt[num_known:])
+        else:
+            self.clear()
+            roomy = _HEADROOM * columns if self._most_columns is None else min(_HEADROOM * columns, self._most_columns)
+            self._passes = begin(max(roomy, columns))
+            with self._pass() as passes:
+                passes.lay_out(columns=passes.cache.columns, end=len(prompt))
+                logits = passes.prefill([prompt])
+        self._tokens = list(prompt)
+        return logits
+
+    def write(self, token: int) -> Tensor:
+        """Logits [1, V] of what follows this token, which follows the others."""
+        with self._pass() as passes:
+            logits = passes.decode([token])
+        self._tokens.append(token)
+        return logits
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        if self._passes is not None:
+            self._passes.cache.layers.clear()  # at once, even where a traceback still holds the passes
+        self._passes, self._tokens = None, []
+
+    @contextmanager
+    def _pass(self) -> Iterator[Passes]:
+        assert self._passes is not None, "a prompt has been read"
+        try:
+            yield self._passes
+        except BaseException:  # Ctrl-C, too: what is half written is no use
+            self.clear()
+            raise
+
+
+def _num_in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

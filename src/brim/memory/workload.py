@@ -1,45 +1,351 @@
-"""What is traced: a model, what is done with it, and how the device that is meant differs from this one."""
+"""Make what brim itself runs for a configuration a workload that can be traced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
-from torch import nn
-from torch.nn import Parameter
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter, functional
 from torch.optim import Optimizer
 
-from brim.memory.recorder import Temporaries, no_temporaries
+from brim.config import Choice, accumulates
+from brim.config.schema import Config, FinetuneTrainer, LoraConfig
+from brim.data.tokens import Batch, PromptBatch
+from brim.infer.engines import CacheShape, generation_settings
+from brim.memory.bitsandbytes import (
+    LoadedTensor,
+    LoadKind,
+    loaded_tensors,
+    of_all_layers,
+    quantize_stand_in,
+    warmup_bytes,
+    with_loading,
+)
+from brim.memory.cuda import (
+    CudaTarget,
+    FlashAttnPackage,
+    as_on_cuda,
+    cuda_temporaries,
+    foreach_as_on_cuda,
+    grouped_mm,
+    rows_not_packed,
+)
+from brim.memory.trace import (
+    EventStream,
+    Recording,
+    Training,
+    Workload,
+    full_prompts,
+    generate_some,
+    no_temporaries,
+    slots_at_their_peak,
+    traceable_optimizer,
+)
+from brim.models import (
+    LLM,
+    ModelFolder,
+    as_transformers_takes_it,
+    cast_products,
+    equip,
+    forget_generation_settings,
+    is_stored_quantised,
+    next_token_loss,
+    next_token_scores,
+    open_adapter,
+    precision,
+    skipped_modules,
+)
+from brim.storage import sha256
+from brim.train import clip_gradients
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """One optimizer step, in its parts, as the loop does them."""
-
-    micro_batch: Callable[[nn.Module, Any], None]  # forward and backward
-    optimizer: Callable[[Sequence[Parameter]], Optimizer]
-    accumulates: bool  # several micro-batches make a step
-    update: Callable[[Sequence[Parameter], Optimizer], None]  # from gradients to weights, gradients dropped
+_CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Everything that a trace runs, as callables that it runs on fake tensors.
+class ConfigWorkload:
+    """A resolved configuration's model and its steps, on fake tensors.
 
-    batch: the input of `rows` × `tokens`, as tensors on the device. run: of a phase without gradients; it is given
-    what to call when something begins, such as "prefill".
-    view: a context in which operators do what the device that is meant would do; None: the optimizer alone.
+    target: the GPU that is meant; None: this machine's CPU. architecture: what the folder's config.json describes.
     """
 
-    architecture: PretrainedConfig
-    build: Callable[[PretrainedConfig], nn.Module]  # on the meta device, with adapter and all, in training mode or not
-    batch: Callable[[int, int], Any]
-    training: Training | None = None
-    run: Callable[[nn.Module, Any, Callable[[str], None]], None] | None = None
-    view: Callable[[nn.Module | None], AbstractContextManager[Any]] = nullcontext
-    temporaries: Temporaries = no_temporaries
+    def __init__(
+        self, config: Config, folder: ModelFolder, architecture: PretrainedConfig, *, target: CudaTarget | None
+    ) -> None:
+        self._config = _without_weights(config)
+        self._is_adapted = _is_adapted(config)
+        self._folder = folder
+        self._architecture = architecture
+        self._target = target
+        self._precision = precision(cast(Any, config.precision))
+        self._llm: LLM | None = None
+        self._loaded: list[LoadedTensor] = []  # of the layers that the last model was built with
+        self.choices: tuple[Choice, ...] = ()  # made once the model has been built
+
+    @property
+    def micro_batches(self) -> int:
+        """Those that are simulated of a step: the third would be as the second."""
+        trainer = self._config.trainer
+        return 2 if isinstance(trainer, FinetuneTrainer) and accumulates(trainer) else 1
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that a trace of training depends on, as JSON."""
+        keys: Any = {
+            "adapter": True,
+            "initialize": True,
+            "model_parameters": True,
+            "precision": True,
+            "quantization": True,
+            "trainer": {
+                "optimizer",
+                "gradient_clipping",
+                "enable_gradient_checkpointing",
+                "chunked_loss",
+                "dropout_by_row",
+            },
+        }
+        code = self._folder.path.glob("*.py") if self._config.trust_remote_code else ()
+        return {
+            "architecture": self._folder.config,
+            "code": {path.name: sha256(path) for path in sorted(code)},
+            "config": self._config.model_dump(mode="json", include=keys),
+            "adapted": self._is_adapted,
+            "target": None if self._target is None else self._target.facts,
+        }
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether a GPU is meant."""
+        return self._target is not None
+
+    @property
+    def has_chunked_loss(self) -> bool:
+        """Of the model that was built last."""
+        return self._llm is not None and self._llm.head is not None
+
+    def training(self) -> Workload:
+        """An optimizer step."""
+        trainer = self._config.trainer
+        assert isinstance(trainer, FinetuneTrainer)
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=True),
+            batch=full_batch,
+            training=Training(
+                micro_batch=self._micro_batch,
+                accumulates=self.micro_batches > 1,
+                optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
+                update=self._update,
+            ),
+            view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
+        )
+
+    def evaluation(self) -> Workload:
+        """Scores of a batch of rows with answers."""
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=False),
+            batch=full_batch,
+            run=self._evaluate,
+            view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
+        )
+
+    def generation(self) -> Workload:
+        """Prompts, and the first tokens that follow them."""
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=False),
+            batch=full_prompts,
+            run=self._generate,
+            view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
+        )
+
+    def slots(self, shape: CacheShape) -> Workload:
+        """The passes of brim's own engine that take the most."""
+
+        def run(model: nn.Module, batch: None, begin: Callable[[str], None]) -> None:
+            slots_at_their_peak(cast(Any, model), shape, self.generation_settings, self._precision, begin)
+
+        return replace(self.generation(), batch=lambda rows, tokens: None, run=run)
+
+    @property
+    def generation_settings(self) -> dict[str, Any]:
+        """As a run has them, but for the tokens that end a text."""
+        return generation_settings(self._config.generation, pad_id=0, end_ids=[0])
+
+    def _build(self, architecture: PretrainedConfig, *, trainable: bool) -> nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        config = self._config
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            architecture,
+            dtype=self._weights_dtype,
+            attn_implementation=self._attention,
+            trust_remote_code=config.trust_remote_code,
+        ).eval()
+        forget_generation_settings(model)
+        if config.quantization is not None:
+            quantize_stand_in(
+                model,
+                config.quantization,
+                is_stored=is_stored_quantised(self._folder),
+                skip_modules=skipped_modules(self._folder),
+            )
+        if self._is_frozen and self._precision.autocast_dtype is not None:
+            cast_products(model, self._precision.autocast_dtype)
+        self._loaded = loaded_tensors(model, arriving_bytes=self._arriving_bytes)
+        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable or self._is_adapted)
+        self.choices = self._llm.choices
+        built: nn.Module = self._llm.model.train(trainable)
+        return built
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether the base model's weights are."""
+        return self._config.adapter is not None or not isinstance(self._config.trainer, FinetuneTrainer)
+
+    @property
+    def _weights_dtype(self) -> torch.dtype:
+        return self._precision.weights_dtype(frozen=self._is_frozen) or stored_dtype(self._folder)
+
+    @property
+    def _arriving_bytes(self) -> int | None:
+        """Of an element of a weight that is quantised on the device; None where none is."""
+        if self._config.quantization is None or is_stored_quantised(self._folder):
+            return None
+        return self._weights_dtype.itemsize
+
+    def with_loading(self, stream: EventStream, recording: Recording, *, device_bytes: int | None) -> EventStream:
+        """The stream with the load of the weights in the order of transformers, and what is there on the way.
+
+        recording: the one of which the stream was composed.
+        """
+        return with_loading(stream, self._all_loaded(recording), self._load_kind, device_bytes=device_bytes)
+
+    def warmup_bytes(self, recording: Recording, *, device_bytes: int | None) -> int:
+        """All by which the load differs between devices: the block that transformers takes first and gives back."""
+        return 0 if self._load_kind == "moved" else warmup_bytes(self._all_loaded(recording), device_bytes)
+
+    @property
+    def _load_kind(self) -> LoadKind:
+        if self._config.quantization is None:
+            return "moved"
+        return "placed" if is_stored_quantised(self._folder) else "quantized"
+
+    def _all_loaded(self, recording: Recording) -> list[LoadedTensor]:
+        """The tensors of all layers."""
+        depth = recording.depth
+        if depth.num_recorded == depth.num_layers:
+            return self._loaded
+        return of_all_layers(
+            self._loaded, layers_path=recording.layers_path, num_layers=depth.num_layers, template=depth.template
+        )
+
+    def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
+        assert self._llm is not None
+        num_rows, num_tokens = batch.input_ids.shape
+        dropout = self._llm.row_dropout
+        with nullcontext() if dropout is None else dropout.of_rows(range(num_rows), [num_tokens] * num_rows, step=0):
+            with self._precision.autocast(_CPU):
+                loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def _update(self, weights: Sequence[Parameter], optimizer: Optimizer) -> None:
+        trainer = self._config.trainer
+        assert isinstance(trainer, FinetuneTrainer)
+        clip_gradients(weights, trainer.gradient_clipping)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _evaluate(self, model: nn.Module, batch: Batch, begin: Callable[[str], None]) -> None:
+        assert self._llm is not None
+        begin("evaluate")
+        with torch.no_grad(), self._precision.autocast(_CPU, keeps_copies=False):
+            next_token_scores(model, batch, head=self._llm.head)
+
+    def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:
+        with self._precision.autocast(_CPU, keeps_copies=False):
+            generate_some(cast(Any, model), batch, self.generation_settings, begin)
+
+    @property
+    def _attention(self) -> str | None:
+        """What the model is built with; FlashAttention is put in later."""
+        setting = self._config.model_parameters.attn_implementation
+        return "eager" if self._flash_attention else as_transformers_takes_it(setting)
+
+    @property
+    def _flash_attention(self) -> FlashAttnPackage | None:
+        """The flash-attn package, which need not be installed to know what it would allocate."""
+        if self._target is None or self._config.model_parameters.attn_implementation != "flash_attention_2":
+            return None
+        return FlashAttnPackage(target=self._target)
+
+    @contextmanager
+    def _view(self, model: nn.Module | None) -> Iterator[None]:
+        """What the GPU that is meant does otherwise; without a model, of the optimizer alone."""
+        with ExitStack() as stack:
+            if self._target is None:
+                stack.enter_context(rows_not_packed())
+                # The rules for fake tensors know it in bf16 alone.
+                stack.enter_context(patch.object(functional, "grouped_mm", grouped_mm))
+            else:
+                stack.enter_context(foreach_as_on_cuda())
+                if model is not None:
+                    view = as_on_cuda(cast(Any, model), self._target, flash_attention=self._flash_attention)
+                    stack.enter_context(view)
+            yield
+
+
+def full_batch(rows: int, tokens: int) -> Batch:
+    """Rows without padding, all of whose tokens but the first are supervised: the most that this shape can take."""
+    positions = rows * (tokens - 1)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
+
+    return Batch(
+        input_ids=numbers(rows, tokens),
+        targets=numbers(positions),
+        target_rows=numbers(positions),
+        logit_positions=numbers(positions),
+        num_logits=tokens,
+    )
+
+
+def stored_dtype(folder: ModelFolder) -> torch.dtype:
+    """The dtype that the weights are stored in, by config.json; fp32 where it does not say."""
+    text = folder.config.get("text_config")
+    for section in (folder.config, text if isinstance(text, dict) else {}):
+        name = section.get("dtype", section.get("torch_dtype"))
+        found = getattr(torch, str(name).removeprefix("torch."), None)
+        if isinstance(found, torch.dtype):
+            return found
+    return torch.float32
+
+
+def _without_weights(config: Config) -> Config:
+    """A pretrained adapter becomes a new one with its settings: the values do not matter."""
+    adapter = config.adapter
+    if adapter is None or adapter.pretrained_adapter_weights is None:
+        return config
+    folder = open_adapter(adapter.pretrained_adapter_weights)
+    settings = folder.settings.model_dump(exclude={"pretrained_adapter_weights"})
+    return config.model_copy(update={"adapter": LoraConfig(**settings)})
+
+
+def _is_adapted(config: Config) -> bool:
+    """Whether the model has its adapter where nothing is trained: one that was trained, or will be before it is run."""
+    adapter = config.adapter
+    trains = isinstance(config.trainer, FinetuneTrainer)
+    return adapter is not None and (trains or adapter.pretrained_adapter_weights is not None)

@@ -1,6 +1,6 @@
-"""A trained adapter's folder, which we read first, so that PEFT gets nothing to act on that we do not know.
+"""Read a trained adapter's folder first, so that PEFT gets nothing to act on that brim does not know.
 
-Without torch and PEFT, so that `brim check` reads it, too.
+It needs neither torch nor PEFT, so that `brim check` reads it, too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from brim.config import LoraConfig, pattern_fault
+from brim.config import pattern_fault
+from brim.config.schema import LoraConfig
 from brim.errors import ModelError, Problem
-from brim.models.refusals import read_json, require_plain_files
+from brim.models.untrusted import read_json, require_plain_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
 
 # Our keys, with the names that PEFT gives them.
 _NAMES = {
@@ -31,6 +33,8 @@ _NAMES = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
+
+
 _PEFT_DEFAULTS: Mapping[str, Any] = {
     "r": 8,
     "lora_alpha": 8,
@@ -41,9 +45,14 @@ _PEFT_DEFAULTS: Mapping[str, Any] = {
     "use_dora": False,
 }
 
+
 # Settings that can make PEFT import modules, read files or build layers that the weights do not have.
 _REACH_OUT = ("auto_mapping", "megatron_core", "layer_replication", "trainable_token_indices")
+
+
 _HARMLESS_DEFAULTS: Mapping[str, Any] = {"megatron_core": "megatron.core", "qalora_group_size": 16}
+
+
 _MESSAGE_SHOWN = 300  # characters of another library's message, which can list every tensor of a model
 
 

@@ -1,8 +1,9 @@
-"""The cross-entropy of a language model's head in chunks of positions, so that logits never stand whole in memory.
+"""Compute the cross-entropy of a language model's head in chunks, so that logits never stand whole in memory.
 
-Where gradients are wanted they are computed in the forward pass, chunk by chunk, while the chunk's probabilities are at
-hand: the backward pass needs no logits, neither kept nor computed again, and the head costs the three matrix products
-that it costs without chunks. Only plain operators, no shape that depends on a value, nothing that waits for a GPU.
+The chunks are of positions. Where gradients are wanted they are computed in the forward pass, chunk by chunk, while
+the chunk's probabilities are available: the backward pass needs no logits, neither kept nor computed again, and the
+head costs the three matrix products that it costs without chunks. Only plain operators, no shape that depends on a
+value, nothing that waits for a GPU.
 
 Legend: S supervised positions, R of them in a chunk, D hidden, V vocabulary.
 """
@@ -21,13 +22,19 @@ from torch import Tensor, nn
 
 # Of a chunk's logits in fp32: 1,048 positions of a vocabulary of 32,000, 261 of 128,256.
 CHUNK_BYTES = 128 << 20
+
+
 # The head's weights are read once a chunk: below so many positions a matrix product waits for them. In 16 bits, an A100
 # (312 TFLOP/s, 2.0 TB/s) balances at 156, a T4 at 203 and an H100 (990, 3.35) at 296.
 FEWEST_ROWS = 256
+
+
 # Where the head trains, each chunk reads and writes the sum of its gradients, too, 12 bytes a weight against 6 FLOPs a
 # position: that takes as long as the products at 312 positions on an A100, a quarter of it at 1,248. Such a run keeps
 # 12 bytes a weight and more, beside which larger chunks are small.
 TRAINED_HEAD_FACTOR = 4
+
+
 _ARE_FULL = ContextVar("_ARE_FULL", default=False)
 
 

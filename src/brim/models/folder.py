@@ -1,23 +1,63 @@
-"""Where a base model lies and what its folder says, read without torch and without the weights."""
+"""Locate a base model and read what its folder says, without torch and without the weights.
+
+It also checks the oldest versions of libraries that brim trusts with foreign folders.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from brim.errors import ModelError, Problem
-from brim.models.refusals import TOKENIZER_BYTES, read_json, refusals, require_plain_files
+from brim.errors import InputError, ModelError, Problem
+from brim.models.untrusted import TOKENIZER_BYTES, read_json, refusals, require_plain_files
+
+FLOORS = {
+    "transformers": ((5, 3), "earlier ones could be made to run a model's code unasked"),
+    "accelerate": ((1, 15), "earlier ones could lose parts of an adapter"),
+}
+
+
+def require_floors() -> None:
+    """Raise InputError where an older version is installed: pip only warns when another package asks for one."""
+    problems = []
+    for name, (floor, why) in FLOORS.items():
+        version = importlib.metadata.version(name)
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < floor:
+            oldest = ".".join(map(str, floor))
+            problems.append(
+                Problem(
+                    what=f"{name} {version} is too old",
+                    where="this Python environment",
+                    expected=f"{oldest} or later: {why}",
+                    fix=f"pip install '{name}>={oldest}'",
+                )
+            )
+    if problems:
+        raise InputError(*problems)
+
 
 Initialize = Literal["pretrained", "random"]
 
+
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+
+
 _KIND = re.compile(r"[\w.-]+")
+
+
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+
+
 _PICKLED_WEIGHT_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt", "tekken.json")
+
+
 _HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer*", "*.model", "vocab*", "merges*"]
 
 

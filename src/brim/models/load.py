@@ -1,33 +1,136 @@
-"""A base model's weights, loaded or drawn at random."""
+"""Load a language model ready to work: base weights, adapter and precision, as the configuration says.
+
+The base weights are loaded, or drawn at random. Whether the loss is computed in chunks depends on the configuration
+and on the model. What libraries say to programmers is silenced: progress bars that would stand between brim's own,
+and warnings of their own code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import nn
 
-from brim.config import QuantizationConfig
-from brim.errors import BrimError, ModelError, Problem
-from brim.models.attention_choice import as_transformers_takes_it
-from brim.models.bitsandbytes_import import require_bitsandbytes
+from brim.config import Choice
+from brim.config.schema import Config, FinetuneTrainer, QuantizationConfig
+from brim.errors import BrimError, ConfigError, ModelError, Problem
+from brim.models.adapters import RowDropout, add_adapter, as_transformers_takes_it, attention_choice, drop_by_row
+from brim.models.chunked_loss import chunk_rows
+from brim.models.device import Precision, cast_products, precision
 from brim.models.folder import Initialize, ModelFolder
-from brim.models.precision import cast_products
+from brim.models.loss import LogitHead, NoLogitHead, logit_head
 from brim.models.quantization import (
     comes_in_mxfp4,
     is_stored_quantised,
     quantization_for,
+    require_bitsandbytes,
     settle_layers,
     without_quantization,
 )
-from brim.models.quiet import no_library_bars
+from brim.units import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLM:
+    """The model and what is needed to run it."""
+
+    model: PreTrainedModel  # or a PEFT model around one; it forwards and generates alike
+    folder: ModelFolder
+    device: torch.device
+    precision: Precision
+    head: LogitHead | None = None  # the loss is computed in chunks; None: all logits stand at once
+    row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
+    choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
+
+
+_LIBRARIES = "accelerate|bitsandbytes|datasets|huggingface_hub|peft|tokenizers|torch|transformers"
+
+
+_SPEAK_TO_PEOPLE = "peft|transformers"  # in plain UserWarnings, of settings that brim has chosen
+
+
+@contextmanager
+def no_library_warnings() -> Iterator[None]:
+    """Without libraries' warnings that what they, or brim, call will change: a user can do nothing about them.
+
+    Warnings of other modules, the user's own among them, are shown as before, and in the end all are.
+    """
+    with warnings.catch_warnings():
+        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+            warnings.filterwarnings("ignore", category=category, module=rf"({_LIBRARIES}|brim)(\.|$)")
+        warnings.filterwarnings("ignore", category=UserWarning, module=rf"({_SPEAK_TO_PEOPLE})(\.|$)")
+        yield
+
+
+@no_library_warnings()
+def load_llm(
+    config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool, keeps_digits: bool = False
+) -> LLM:
+    """Load what the configuration names, to be trained or only to be run.
+
+    config: resolved. keeps_digits: of the weights as they are stored, under autocast, too; for those who want the
+    weights themselves. Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when
+    the loss is to be computed in chunks and cannot be.
+    """
+    kind = precision(cast(Any, config.precision))
+    assert not trainable or config.quantization is None or config.adapter is not None, "see require_trainable"
+    frozen = config.adapter is not None or not trainable
+    model = load_base(
+        folder,
+        initialize=config.initialize,
+        dtype=kind.weights_dtype(frozen=frozen),
+        attn_implementation=config.model_parameters.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+        seed=config.random_seed,
+        device=device,
+        quantization=config.quantization,
+        products_dtype=kind.autocast_dtype if frozen and not keeps_digits else None,
+    )
+    return equip(model, config, folder, device, trainable=trainable)
+
+
+def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
+    """Give a base model, whose weights are there, all else that the configuration names.
+
+    Raises as `load_llm` does.
+    """
+    attention = attention_choice(config.model_parameters.attn_implementation, model)
+    trainer = config.trainer if trainable and isinstance(config.trainer, FinetuneTrainer) else None
+    if trainer is not None and trainer.enable_gradient_checkpointing is True:  # without a plan, `auto` is off
+        _checkpoint_activations(model)
+    if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
+        model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
+    head, choices = chunked_head(config.trainer.chunked_loss, model)
+    by_row = trainer is not None and trainer.dropout_by_row and config.adapter is not None
+    return LLM(
+        model=model,
+        folder=folder,
+        device=device,
+        precision=precision(cast(Any, config.precision)),
+        head=head,
+        row_dropout=drop_by_row(model, seed=config.random_seed) if by_row else None,
+        choices=(*attention, *choices),
+    )
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    # transformers renamed the method; versions before that know only the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 _SHOWN = 3  # a message names this many weights
+
 
 # What transformers and safetensors raise over a damaged or foreign folder.
 LOADING_ERRORS = (
@@ -43,6 +146,7 @@ LOADING_ERRORS = (
     SafetensorError,
     StrictDataclassError,
 )
+
 
 _OF_THE_CONFIGURATION = (
     StrictDataclassError,
@@ -244,3 +348,49 @@ def explain(error: Exception, folder: ModelFolder) -> Problem:
         expected="whole safetensors files that match config.json",
         fix="copy the folder anew from where it came",
     )
+
+
+_KEY = "trainer.chunked_loss"
+
+
+def chunked_head(setting: bool | Literal["auto"], model: nn.Module) -> tuple[LogitHead | None, tuple[Choice, ...]]:
+    """The head to compute the loss with in chunks, None where all logits are to stand at once; and what was chosen.
+
+    setting: trainer.chunked_loss. Raises ConfigError when it is true and the model does not allow it.
+    """
+    if setting is False:
+        return None, ()
+    found = logit_head(model)
+    if isinstance(found, NoLogitHead):
+        if setting is True:
+            raise ConfigError(_not_in_chunks(found.reason))
+        return None, (Choice(key=_KEY, value=False, reason=found.reason),)
+    if setting is True:
+        return found, ()
+    return found, (Choice(key=_KEY, value=True, reason=_size_of_chunks(found)),)
+
+
+def _size_of_chunks(head: LogitHead) -> str:
+    vocabulary_size, weight = head.projection.out_features, head.projection.weight
+    rows = chunk_rows(vocabulary_size, head_trains=weight.requires_grad)
+    return f"logits of {rows:,} tokens at a time take {format_bytes(4 * rows * vocabulary_size)}"
+
+
+def _not_in_chunks(reason: str) -> Problem:
+    return Problem(
+        what=f"{_KEY} is true, which this model does not allow: {reason}", where=_KEY, fix=f"set {_KEY}: auto"
+    )
+
+
+@contextmanager
+def no_library_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which are put back as they were."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

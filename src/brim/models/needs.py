@@ -1,4 +1,4 @@
-"""What a configuration needs of its base model and of the machine, as far as that can be told without torch."""
+"""Say what a configuration needs of the machine that it runs on, as far as that is known without torch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.config import Config, FinetuneTrainer
+from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
 from brim.models.folder import ModelFolder
 from brim.notes import warning
 
 # Of NVIDIA's driver, of Windows' for Linux beside it, and of AMD's, whose GPUs torch calls CUDA devices, too.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+
 _NOTHING_TO_TRAIN = Problem(
     what="a quantised base model is frozen, and without an adapter there is nothing to train",
     where="quantization",
     fix="set adapter: lora; to train all weights, start from weights that are not quantised, without quantization",
 )
+
+
 _VERBS = {True: "`brim train`", False: "`brim predict`"}
 
 

@@ -1,24 +1,26 @@
-"""What one way to run would cost with a data set, an effective batch and a budget."""
+"""Compute what each strategy costs for a data set, a batch and a budget, and choose the fastest that fits.
+
+A strategy's memory is predicted for every shape that a plan may ask for, from a few traces. When a shape is tried on
+a device, real rows of about its size stand for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from brim.batching.costs import Costs
-from brim.batching.totals import Totals, cut_totals, cut_totals_by_rows
-from brim.batching.widths import longest_row_that_fits
-from brim.planning.budget import Budget
-from brim.planning.plan import BoundBy, Candidate, TimeSource, Way
-from brim.units import format_bytes
-
-RowsAndTokens: TypeAlias = tuple[int, int]
+from brim.batching import Costs, Surface, Totals, cut_totals, cut_totals_by_rows, longest_row_that_fits
+from brim.memory import Budget
+from brim.planning.costs import BoundBy, Sample, TracedShapes, passing, region, sampled
+from brim.planning.plan import Candidate, RowsAndTokens, Task, TimeSource, Way
+from brim.units import format_bytes, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
+
+
 _NO_CAP = 2**62
 
 
@@ -36,20 +38,6 @@ class WayCosts:
     advice: Callable[[Sequence[RowsAndTokens]], tuple[str, ...]]  # on what would make it faster
     time_source: TimeSource
     traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a run is to do, whatever the way."""
-
-    lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
-    effective_batch_size: int  # the most that a step has
-    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: cut by length
-    largest: bool  # the largest micro-batches instead of the fastest
-
-    @property
-    def longest(self) -> int:
-        return int(self.lengths.max())
 
 
 def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
@@ -83,7 +71,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
     )
 
 
-def verified(known: WayCosts, task: Task, budget: Budget) -> tuple[WayCosts, Candidate]:
+def verified_strategy(known: WayCosts, task: Task, budget: Budget) -> tuple[WayCosts, Candidate]:
     """The candidate; where its cap binds, after a trace of its widest micro-batch, which decides whether it fits.
 
     Between traces a peak is predicted from above, so that a little room can be lost; or, rarely, from below.
@@ -212,3 +200,130 @@ def _alone_in_all(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int
 
 def _shapes(totals: Totals) -> list[RowsAndTokens]:
     return [(shape.rows, shape.padded_length) for shape in totals.shapes]
+
+
+# As they are preferred: recomputing costs time and saves memory, whole logits take memory and save none.
+WAYS = (
+    Way(gradient_checkpointing=False, chunked_loss=True),
+    Way(gradient_checkpointing=False, chunked_loss=False),
+    Way(gradient_checkpointing=True, chunked_loss=True),
+    Way(gradient_checkpointing=True, chunked_loss=False),
+)
+
+
+_WORTH = 0.02  # a later way must be faster by this share: times are not known better
+
+
+def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
+    """The ways that the configuration leaves open, best first. None: it says `auto`."""
+    return [
+        way
+        for way in WAYS
+        if checkpointing in (None, way.gradient_checkpointing) and chunked in (None, way.chunked_loss)
+    ]
+
+
+def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[Candidate | None, str]:
+    """The fastest that fits, and why; of ways as fast as each other the one that is preferred.
+
+    candidates: in the order of preference. None where none fits. has_more: there are further ways, which are not
+    looked at, since the last of these would not be faster with more memory.
+    """
+    best: Candidate | None = None
+    for each in candidates:
+        if each.fits and (best is None or _is_faster(each, best)):
+            best = each
+    if best is None:
+        return None, "; ".join(f"{describe(each.way)}: {each.reason}" for each in candidates)
+    return best, _why(best, candidates, has_more=has_more)
+
+
+def describe(way: Way) -> str:
+    """The way in words."""
+    loss = "loss in chunks" if way.chunked_loss else "whole logits"
+    return f"{'checkpointing' if way.gradient_checkpointing else 'no checkpointing'}, {loss}"
+
+
+def _is_faster(one: Candidate, other: Candidate) -> bool:
+    assert one.seconds_per_epoch is not None, "it fits"
+    assert other.seconds_per_epoch is not None, "it fits"
+    return one.seconds_per_epoch < other.seconds_per_epoch * (1 - _WORTH)
+
+
+def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) -> str:
+    others = [each for each in candidates if each is not best]
+    fitting = [each for each in others if each.seconds_per_epoch is not None]
+    if not others:
+        return "it fits, and more memory would not make it faster" if has_more else "the only way that is left open"
+    if not fitting:
+        return f"the only way that fits: {others[0].reason}"
+    assert best.seconds_per_epoch is not None, "it fits"
+    second = min(fitting, key=lambda each: each.seconds_per_epoch or 0.0)
+    assert second.seconds_per_epoch is not None, "filtered above"
+    told = (
+        f"an epoch takes {format_seconds(best.seconds_per_epoch)}, {describe(second.way)} "
+        f"{format_seconds(second.seconds_per_epoch)}"
+    )
+    is_tie = second.seconds_per_epoch < best.seconds_per_epoch
+    return f"{told}, which is no difference that is known" if is_tie else told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Bytes that PyTorch has allocated, with weights, gradients and the optimizer's state at hand."""
+
+    peak: Surface  # of a micro-batch's forward and backward pass
+    static_bytes: int  # there whatever the shape
+    state_bytes: int  # of them the optimizer's state, which the first step bears
+    update_peak_bytes: int  # of the optimizer's own step, the first and the later ones
+    load_peak_bytes: int  # of the load of the weights
+
+    @property
+    def least_bytes(self) -> int:
+        """What a run takes even if its rows took nothing."""
+        return max(self.static_bytes, self.update_peak_bytes, self.load_peak_bytes)
+
+
+def memory_model(
+    shapes: TracedShapes, lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context_length: int | None
+) -> MemoryModel:
+    """The model of the shapes that these lengths give, best near the cap.
+
+    lengths: tokens of each row. most_rows: of a micro-batch, the effective batch at most. cap_bytes: what may be
+    allocated at most, as far as it is known. context_length: tokens that the model takes at most; None: no limit.
+    """
+    basics = shapes.basics
+    where = region(
+        lengths,
+        most_rows=most_rows,
+        cap_bytes=cap_bytes,
+        context=context_length,
+        chunk_positions=basics.chunk_positions,
+    )
+    found = MemoryModel(
+        peak=sampled(shapes.peak_bytes, where),
+        static_bytes=basics.static_bytes,
+        state_bytes=basics.state_bytes,
+        update_peak_bytes=max(basics.first_update_bytes, basics.update_bytes),
+        load_peak_bytes=basics.load_bytes,
+    )
+    shapes.save()
+    return found
+
+
+def verified_memory(model: MemoryModel, shapes: TracedShapes, *, rows: int, tokens: int) -> MemoryModel:
+    """The model after one more trace, of the widest micro-batch of a plan: exact there."""
+    sample = Sample(rows=rows, tokens=tokens, peak_bytes=shapes.peak_bytes(rows, tokens))
+    shapes.save()
+    return replace(model, peak=passing(model.peak, sample))
+
+
+def rows_of_shape(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDArray[np.intp]:
+    """Positions of `rows` rows of at most `tokens` tokens, the longest of them, so that padding is least.
+
+    lengths: tokens of each row of the data. A row is taken more than once where there are too few.
+    """
+    short_enough = np.flatnonzero(lengths <= tokens)
+    assert len(short_enough), "a shape of the data has a row of its length"
+    order = short_enough[np.argsort(-lengths[short_enough], kind="stable")]
+    return np.resize(order, rows).astype(np.intp)

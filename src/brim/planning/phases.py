@@ -1,54 +1,273 @@
-"""The phases of a run before it begins: those that cannot be gone through as they are asked for."""
+"""Put the phases of a run into its plan, or refuse phases that the run cannot go through.
+
+What a phase takes is that of steps of each size, made of rows as the phase meets them and partitioned as the run
+partitions them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from brim.batching.schedule import BatchSchedule
-from brim.errors import Problem
+import numpy as np
 
-
-def faults(schedule: BatchSchedule, *, num_rows: int, total_samples: int, where: str = "") -> list[Problem]:
-    """Why a run cannot go through all of its phases; nothing where it can.
-
-    num_rows: of an epoch, whose end no step crosses. where: the key that asks for the phases.
-    One size for the whole run is never at fault: a batch that is larger than the data is all of it.
-    """
-    if schedule.is_constant:
-        return []
-    return [*_too_large(schedule, num_rows, where), *_never_begun(schedule, total_samples, where)]
+from brim.batching import Costs, Stretch, constant, num_steps, rows_that_fit, stretches
+from brim.config import EFFECTIVE, Choice, dotted, ways_given, with_effective_rows
+from brim.errors import ConfigError
+from brim.planning.candidates import epoch
+from brim.planning.plan import Candidate, PhasePlan, Task, TrainingPlan, faults, larger_than_an_epoch
+from brim.planning.training_costs import PlanRequest
+from brim.train import LearningRate, RunLength, learning_rate_of, length_of
 
 
-def larger_than_an_epoch(who: str, size: int, *, num_rows: int, where: str) -> Problem:
-    """A size that no step could have. who: asks for it."""
-    return Problem(
-        what=f"{who} asks for {size:,} rows a step, and there are {num_rows:,} to train on: a step ends with its "
-        "epoch, so none would be that large",
-        where=where,
-        expected=f"at most {num_rows:,} rows a step",
-        fix=f"lower it to {num_rows:,} or less, or train on more rows",
+def require_phases(request: PlanRequest) -> None:
+    """Raise ConfigError where the run could not take all the sizes that it asks for, or its learning rate no course."""
+    length, where = request.length, _key(request)
+    learning_rate_of(request.trainer, request.rows, length, seed=request.config.random_seed)
+    problems = faults(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples, where=where)
+    if length.adaptation is not None and length.adaptation.largest > length.num_rows:
+        largest = length.adaptation.largest
+        problems.append(larger_than_an_epoch("max", largest, num_rows=length.num_rows, where=where))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def phase_notes(request: PlanRequest, *, fits: bool = True) -> Iterator[str]:
+    """What is worth knowing of the batch and its phases. fits: whether there is a way that fits the memory."""
+    length = request.length
+    if request.is_sized_by_memory and fits:
+        yield str(largest_choice(request))
+    yield from length.notes
+    every, taken = len(length.schedule.phases), sum(1 for _ in _stretches(length))
+    if taken < every:
+        none = f"{every - taken:,} {'takes' if every - taken == 1 else 'take'} no step"
+        yield f"{_key(request)}: of {every:,} phases {none}, since a step of the one before reaches beyond"
+
+
+def with_phases(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
+    """The plan with what the phases of the run take in the way that is chosen, and so with the seconds of the run."""
+    length = request.length
+    plan = replace(
+        plan,
+        total_samples=length.total_samples,
+        smallest_batch_size=length.sizes[0],
+        num_phases=sum(1 for _ in _stretches(length)),
+        steps_between=None if length.adaptation is None else steps_between(length),
+    )
+    if plan.chosen is None or plan.costs is None:
+        return plan
+    found = phase_costs(length, request.task, plan.chosen, plan.costs)
+    is_known = length.adaptation is None
+    return with_learning_rates(
+        replace(
+            plan,
+            phases=found.phases,
+            seconds=found.seconds[0] if is_known else None,
+            seconds_between=None if is_known else found.seconds,
+        ),
+        request,
     )
 
 
-def _too_large(schedule: BatchSchedule, num_rows: int, where: str) -> Iterator[Problem]:
-    phases = enumerate(schedule.phases, start=1)
-    found = [(number, phase.size) for number, phase in phases if phase.size > num_rows]
-    if found:
-        number, size = max(found, key=lambda each: each[1])
-        who = f"phase {number:,} of {len(schedule.phases):,}"
-        yield larger_than_an_epoch(who, size, num_rows=num_rows, where=where)
+def with_learning_rates(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
+    """The plan with the learning rates of today: an earlier plan for the same work may have had others."""
+    length = request.length
+    rate = learning_rate_of(request.trainer, request.rows, length, seed=request.config.random_seed)
+    phases = tuple(
+        replace(phase, learning_rates=None if phase.first_sample is None else _rates(phase, rate, length.num_rows))
+        for phase in plan.phases
+    )
+    return replace(plan, phases=phases)
 
 
-def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Iterator[Problem]:
-    late = [number for number, phase in enumerate(schedule.phases, start=1) if phase.first_sample >= total_samples]
-    if late:
-        phase, after = schedule.phases[late[0] - 1], len(late) - 1
-        more = f", nor are the {after:,} after it" if after > 1 else ", nor is the one after it" if after else ""
-        yield Problem(
-            what=f"phase {late[0]:,} of {len(schedule.phases):,}, {phase.size:,} rows a step after "
-            f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
-            where=where,
-            expected="phases that begin before the run ends",
-            fix="let the batch move earlier, or train longer: trainer.epochs, train_steps or train_samples"
-            + (f"; for a short trial, leave it out: {where}=null" if where else ""),
+def largest_batch(plan: TrainingPlan, request: PlanRequest) -> int:
+    """How many of the longest rows fit together, up to all rows; 1 where the plan cannot tell."""
+    if plan.chosen is None or plan.costs is None:
+        return 1
+    longest, most = [request.task.longest], len(request.rows)
+    (rows,) = rows_that_fit(plan.costs, longest, cap_bytes=plan.chosen.cap_bytes, most=most).tolist()
+    return max(int(rows), 1)
+
+
+def bounded(request: PlanRequest, bound: int) -> PlanRequest:
+    """The request of a run whose batch is of so many rows, or may not be led beyond them by batch_increase_function."""
+    if request.is_sized_by_memory:
+        request = replace(request, config=with_effective_rows(request.config, bound))
+    known = request.length.increases
+    length = length_of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound, known=known)
+    return replace(request, length=length)
+
+
+def largest_choice(request: PlanRequest, *, found: str = "") -> Choice:
+    """The effective batch of a run that takes as many rows as fit together. found: how a search found it."""
+    rows, tokens = request.trainer.effective_batch_size, request.task.longest
+    limit = "all rows to train on" if rows == len(request.rows) else f"{rows:,} of the longest rows, {tokens:,} tokens"
+    limit = "trainer.max_batch_size" if rows == request.trainer.max_batch_size else limit
+    return Choice(
+        key=dotted(EFFECTIVE),
+        value=rows,
+        reason=f"use_maximum_batch_size, the largest that fits: {found or limit}; so the memory decides what is "
+        "learned, and another card may learn otherwise",
+    )
+
+
+def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, float]:
+    assert phase.first_sample is not None, "it is known"
+    assert phase.num_samples is not None, "it is known"
+    first = min(phase.size, num_rows - phase.first_sample % num_rows, phase.num_samples)
+    before_last, last = last_step(phase, num_rows=num_rows)
+    return (
+        rate(consumed_samples=phase.first_sample, batch_samples=first, size=phase.size),
+        rate(consumed_samples=before_last, batch_samples=last, size=phase.size),
+    )
+
+
+def _stretches(length: RunLength) -> Iterator[Stretch]:
+    return stretches(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples)
+
+
+def _key(request: PlanRequest) -> str:
+    return ".".join(map(str, next(iter(ways_given(request.trainer)), ("trainer", "effective_batch_size"))))
+
+
+_MOST_PHASES = 16
+
+
+_MOST_ROWS = 1 << 13  # of a phase that are cut, or one step: for 16 phases that is some tenths of a second in all
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCosts:
+    """The phases that were looked at, and the seconds of the whole run, from and to: they differ where it adapts."""
+
+    phases: tuple[PhasePlan, ...]
+    seconds: tuple[float, float]
+
+
+def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
+    """What becomes of a run that goes the chosen way. costs: of that way.
+
+    Of more than 16 phases as many are looked at, evenly chosen; a row of the others is taken to cost what lies between
+    rows of the next smaller and the next larger size.
+    """
+    if length.adaptation is not None:
+        return _adapting(length, task, chosen, costs)
+    every = list(stretches(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples))
+    if length.schedule.is_constant:
+        phase, row_s = _as_chosen(length, chosen)
+        steps = {phase.size: _Step(plan=phase, row_s=row_s)}
+    else:
+        steps = _steps(task, chosen, costs, {each.size: each.first_sample for each in reversed(looked_at(every))})
+    phases = tuple(
+        replace(
+            steps[each.size].plan,
+            number=number,
+            first_sample=each.first_sample,
+            num_samples=each.num_samples,
+            num_tokens=_tokens(task, each.end_sample) - _tokens(task, each.first_sample),
+            num_steps=each.num_steps,
         )
+        for number, each in looked_at(list(enumerate(every, start=1)))
+    )
+    seconds = _seconds(every, steps, chosen.update_s)
+    return PhaseCosts(phases=phases, seconds=(seconds, seconds))
+
+
+def steps_between(length: RunLength) -> tuple[int, int]:
+    """The fewest and the most steps that a run may take which follows what is measured."""
+    fewest, most = (
+        num_steps(constant(size), num_rows=length.num_rows, total_samples=length.total_samples)
+        for size in (length.sizes[-1], length.sizes[0])
+    )
+    return fewest, most
+
+
+def last_step(phase: PhasePlan, *, num_rows: int) -> tuple[int, int]:
+    """What is consumed before the last step of a phase, and the rows of it. num_rows: of an epoch."""
+    assert phase.first_sample is not None, "asked of phases that are known"
+    assert phase.num_samples is not None, "asked of phases that are known"
+    end = phase.first_sample + phase.num_samples
+    start = max(phase.first_sample, (end - 1) // num_rows * num_rows)  # of its part of the last epoch
+    consumed = start + (end - start - 1) // phase.size * phase.size
+    return consumed, end - consumed
+
+
+def looked_at(every: Sequence[_T]) -> Sequence[_T]:
+    """All, or 16 evenly chosen ones, with the first and the last."""
+    if len(every) <= _MOST_PHASES:
+        return every
+    return [every[round(number * (len(every) - 1) / (_MOST_PHASES - 1))] for number in range(_MOST_PHASES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    plan: PhasePlan  # of a size, whenever it is taken
+    row_s: float  # seconds of a row's passes, on average
+
+
+def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
+    steps = _steps(task, chosen, costs, dict.fromkeys(looked_at(length.sizes), 0))
+    runs = [
+        step.row_s * length.total_samples
+        + chosen.update_s * num_steps(constant(size), num_rows=length.num_rows, total_samples=length.total_samples)
+        for size, step in steps.items()
+    ]
+    return PhaseCosts(phases=tuple(step.plan for step in steps.values()), seconds=(min(runs), max(runs)))
+
+
+def _as_chosen(length: RunLength, chosen: Candidate) -> tuple[PhasePlan, float]:
+    """One size from the first step to the last: an epoch has been cut with it."""
+    assert chosen.seconds_per_epoch is not None, "it fits"
+    assert chosen.micro_batches_per_step is not None, "it fits"
+    assert chosen.total_bytes is not None, "it fits"
+    size = length.schedule.final_size
+    steps_per_epoch = -(-length.num_rows // size)
+    phase = PhasePlan(
+        size=size,
+        micro_batches_per_step=chosen.micro_batches_per_step,
+        total_bytes=chosen.total_bytes,
+        seconds_per_step=chosen.seconds_per_epoch / steps_per_epoch,
+    )
+    return phase, (chosen.seconds_per_epoch - chosen.update_s * steps_per_epoch) / length.num_rows
+
+
+def _steps(task: Task, chosen: Candidate, costs: Costs, first_samples: Mapping[int, int]) -> dict[int, _Step]:
+    """Steps of each size, from the sample on with which a run first takes them."""
+    return {size: _step(task, chosen, costs, size, first_samples[size]) for size in sorted(first_samples)}
+
+
+def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: int) -> _Step:
+    """Whole steps are cut of rows in the order of the first epoch, each row once: other epochs have others like it."""
+    assert chosen.widest is not None, "it fits"
+    assert chosen.total_bytes is not None, "it fits"
+    num_rows = len(task.lengths)
+    rows_per_step = min(size, num_rows)
+    num_cut = min(max(_MOST_ROWS // rows_per_step, 1), num_rows // rows_per_step) * rows_per_step
+    rows = (first_sample + np.arange(num_cut)) % num_rows
+    window = replace(task, lengths=task.lengths[rows], effective_batch_size=rows_per_step)
+    totals = epoch(window, costs, cap_bytes=chosen.cap_bytes)
+    more_bytes = totals.widest.peak_bytes - int(np.ceil(costs.peak_bytes(*chosen.widest)))
+    row_s = totals.seconds / num_cut
+    plan = PhasePlan(
+        size=size,
+        micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
+        total_bytes=max(chosen.total_bytes + more_bytes, chosen.single_row_bytes),
+        seconds_per_step=rows_per_step * row_s + chosen.update_s,
+    )
+    return _Step(plan=plan, row_s=row_s)
+
+
+def _tokens(task: Task, samples: int) -> int:
+    """Of the first so many samples."""
+    return samples * int(task.lengths.sum()) // len(task.lengths)
+
+
+def _seconds(every: Sequence[Stretch], steps: Mapping[int, _Step], update_s: float) -> float:
+    known = sorted(steps)
+    row_s = np.interp([each.size for each in every], known, [steps[size].row_s for size in known])
+    passes_s = float(np.dot(row_s, [each.num_samples for each in every]))
+    return passes_s + update_s * sum(each.num_steps for each in every)

@@ -1,19 +1,181 @@
-"""What is decided before a run starts: the candidates, the one that was chosen, and why."""
+"""Hold what is decided before a run starts: the candidates, the one that was chosen, and why.
+
+Phases that a run cannot go through as they are asked for are found here, and the lengths of a data set's rows are
+summarised. The plan of a generation is beside that of a training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from brim.batching.costs import Costs
-from brim.planning.budget import Budget
-from brim.planning.lengths import LengthSummary
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brim.batching import BatchSchedule, Costs
+from brim.errors import Problem
+from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
+from brim.memory import Budget
+from brim.planning.costs import BoundBy
 from brim.units import format_bytes, format_seconds
 
-BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]
+RowsAndTokens: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a run is to do, whatever the way."""
+
+    lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
+    effective_batch_size: int  # the most that a step has
+    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: cut by length
+    largest: bool  # the largest micro-batches instead of the fastest
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+
+Source: TypeAlias = Literal["traced", "closed form", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRows:
+    """Rows that run together from some point of the job on, the longest prompts first."""
+
+    first_row: int  # by length
+    rows: int
+    columns: int  # that the cache has for each: the longest prompt, and the response but for its last token
+    peak_bytes: int  # allocated
+
+    def cache_shape(self, costs: CacheCosts) -> CacheShape:
+        """The cache, and as many prompts as pass together."""
+        tokens = max(self.columns - costs.response_columns, 1)
+        return CacheShape(
+            rows=self.rows,
+            columns=self.columns,
+            prompts=int(costs.prompts_of_pass(self.rows, tokens)),
+            prompt_tokens=tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """Of one job."""
+
+    budget: Budget
+    prompts: LengthSummary
+    max_new_tokens: int
+    num_beams: int
+    costs: CacheCosts | None  # None: the architecture cannot be traced
+    source: Source  # of the costs
+    cap_bytes: int  # that may be allocated
+    fixed_rows: int | None  # where the configuration or the caller says so
+    most_rows: int  # more bring nothing, or are not there
+    memory_rows: int | None  # as many of the longest as there is memory for; None: not known
+    rows_reason: str
+    prefill_tokens: int
+    prefill_reason: str
+    shapes: tuple[PlannedRows, ...]  # at the start, and as prompts become shorter
+    total_bytes: int | None  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
+    fits: bool  # the longest prompt alone, at least; a number by hand: so many of them
+    seconds: float | None  # estimated of the passes alone, were every response as long as it may be
+    engine: str
+    engine_reason: str
+    proof: str = ""  # what was tried of it
+    would_take: int | None = None  # rows, were their number not given
+    would_take_reason: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """At the start."""
+        return self.shapes[0].rows
+
+    @property
+    def rows_at_most(self) -> int:
+        """Over the whole job."""
+        return max(shape.rows for shape in self.shapes)
+
+    @property
+    def uncorrected_bytes(self) -> int:
+        """Allocated at the peak of the first rows, as it was predicted before anything was measured."""
+        assert self.costs is not None, "without costs nothing is predicted"
+        first = self.shapes[0]
+        return round(float(replace(self.costs, scale=1.0).peak_bytes(first.rows, first.columns)))
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether there is so much more than it needs that no prediction is off by enough to matter."""
+        return self.total_bytes is not None and self.total_bytes <= AMPLE_SHARE * self.budget.limit_bytes
+
+    def room(self) -> Room:
+        """A new one, for one run of an engine."""
+        if self.fixed_rows is not None or self.costs is None:
+            return FixedRoom(self.rows, prefill_tokens=self.prefill_tokens)
+        return MemoryRoom(self.costs, cap_bytes=self.cap_bytes, most_rows=self.most_rows)
+
+    def with_engine(self, name: str, reason: str) -> GenerationPlan:
+        """The plan, run by that engine."""
+        return replace(self, engine=name, engine_reason=reason)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, but for the costs."""
+        return {name: value for name, value in asdict(self).items() if name != "costs"}
+
+
+def faults(schedule: BatchSchedule, *, num_rows: int, total_samples: int, where: str = "") -> list[Problem]:
+    """Why a run cannot go through all of its phases; nothing where it can.
+
+    num_rows: of an epoch, whose end no step crosses. where: the key that asks for the phases.
+    One size for the whole run is never at fault: a batch that is larger than the data is all of it.
+    """
+    if schedule.is_constant:
+        return []
+    return [*_too_large(schedule, num_rows, where), *_never_begun(schedule, total_samples, where)]
+
+
+def larger_than_an_epoch(who: str, size: int, *, num_rows: int, where: str) -> Problem:
+    """A size that no step could have. who: asks for it."""
+    return Problem(
+        what=f"{who} asks for {size:,} rows a step, and there are {num_rows:,} to train on: a step ends with its "
+        "epoch, so none would be that large",
+        where=where,
+        expected=f"at most {num_rows:,} rows a step",
+        fix=f"lower it to {num_rows:,} or less, or train on more rows",
+    )
+
+
+def _too_large(schedule: BatchSchedule, num_rows: int, where: str) -> Iterator[Problem]:
+    phases = enumerate(schedule.phases, start=1)
+    found = [(number, phase.size) for number, phase in phases if phase.size > num_rows]
+    if found:
+        number, size = max(found, key=lambda each: each[1])
+        who = f"phase {number:,} of {len(schedule.phases):,}"
+        yield larger_than_an_epoch(who, size, num_rows=num_rows, where=where)
+
+
+def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Iterator[Problem]:
+    late = [number for number, phase in enumerate(schedule.phases, start=1) if phase.first_sample >= total_samples]
+    if late:
+        phase, after = schedule.phases[late[0] - 1], len(late) - 1
+        more = f", nor are the {after:,} after it" if after > 1 else ", nor is the one after it" if after else ""
+        yield Problem(
+            what=f"phase {late[0]:,} of {len(schedule.phases):,}, {phase.size:,} rows a step after "
+            f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
+            where=where,
+            expected="phases that begin before the run ends",
+            fix="let the batch move earlier, or train longer: trainer.epochs, train_steps or train_samples"
+            + (f"; for a short trial, leave it out: {where}=null" if where else ""),
+        )
+
+
 TimeSource: TypeAlias = Literal["measured", "estimated"]
+
+
 AMPLE_SHARE = 0.5  # of the budget
+
 
 _Number = TypeVar("_Number", int, float)
 
@@ -187,4 +349,36 @@ def _candidate(saved: Mapping[str, Any]) -> Candidate:
             "too_long": tuple(saved["too_long"]),
             "advice": tuple(saved["advice"]),
         }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSummary:
+    """Tokens of the rows."""
+
+    num_rows: int
+    num_tokens: int
+    shortest: int
+    median: int
+    p90: int
+    p99: int
+    longest: int
+    histogram: tuple[tuple[int, int], ...]  # (longest length of the bin, rows), bins doubling in length
+
+
+def summarize_lengths(lengths: ArrayLike) -> LengthSummary:
+    """lengths: tokens of each of at least one row."""
+    tokens = np.asarray(lengths, dtype=np.int64)
+    assert len(tokens), "there is no summary of no rows"
+    p50, p90, p99 = (int(np.percentile(tokens, share, method="inverted_cdf")) for share in (50, 90, 99))
+    bins = np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64)
+    return LengthSummary(
+        num_rows=len(tokens),
+        num_tokens=int(tokens.sum()),
+        shortest=int(tokens.min()),
+        median=p50,
+        p90=p90,
+        p99=p99,
+        longest=int(tokens.max()),
+        histogram=tuple((int(2**number), int(np.sum(bins == number))) for number in range(bins.min(), bins.max() + 1)),
     )

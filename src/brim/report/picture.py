@@ -1,20 +1,29 @@
-"""A picture as a file: PNG, or HTML with its numbers."""
+"""Write a picture as a file: PNG, or one HTML file with its numbers that needs nothing else.
+
+The page comes in light and dark. matplotlib, where it is installed, draws without a screen.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.errors import OutputError, Problem
-from brim.files import write_text
-from brim.report.matplotlib_import import require_matplotlib
-from brim.report.page import PageTable, page
+from brim.errors import InputError, OutputError, Problem
+from brim.storage import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 _SUFFIXES = (".png", ".html")
+
+
 _DOTS_PER_INCH = 160
 
 
@@ -60,3 +69,114 @@ def save_picture(
         figure.savefig(path, dpi=_DOTS_PER_INCH)
     else:
         write_text(path, page(figure, title=title, tables=tables, lines=lines))
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1b; --paper: #fefefd; --faint: #8a8a8b; --line: #d8d8d8; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ececec; --paper: #17181a; --faint: #9a9a9c; --line: #3a3b3d; }
+}
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+svg { width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1.5rem 0; }
+caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
+th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+i { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTable:
+    """A table of the page."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    colours: Sequence[str] = ()  # of each row, a square before its first cell; none where this is empty
+    num_texts: int = 1  # cells at the left of a row that are words; the others are numbers
+
+
+def page(figure: Figure, *, title: str, tables: Sequence[PageTable], lines: Sequence[str] = ()) -> str:
+    """The file's text."""
+    body = "\n".join([f'<div class="scroll">{svg(figure)}</div>', *(f"<p>{escape(line)}</p>" for line in lines)])
+    told = "\n".join(_table(table) for table in tables)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n{told}\n</body>\n</html>\n"
+    )
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG element, its ink and paper in the page's colours; the same figure, the same text."""
+    import matplotlib as mpl
+
+    stream = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "brim", "font.family": "sans-serif"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    for colour, name in ((INK, "ink"), (PAPER, "paper"), (FAINT, "faint")):
+        text = re.sub(colour, f"var(--{name})", text, flags=re.IGNORECASE)
+    return text
+
+
+def _table(table: PageTable) -> str:
+    heads = "".join(_cell("th", head, number) for number, head in zip(_numbers(table), table.heads, strict=True))
+    rows = []
+    for position, row in enumerate(table.rows):
+        mark = f'<i style="background:{table.colours[position]}"></i>' if table.colours else ""
+        cells = [_cell("td", cell, number) for number, cell in zip(_numbers(table), row, strict=True)]
+        rows.append("<tr>" + "".join(cells).replace("<td>", f"<td>{mark}", 1) + "</tr>")
+    return (
+        f'<div class="scroll"><table>\n<caption>{escape(table.caption)}</caption>\n'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table></div>"
+    )
+
+
+def _numbers(table: PageTable) -> list[bool]:
+    return [column >= table.num_texts for column in range(len(table.heads))]
+
+
+def _cell(tag: str, text: str, is_number: bool) -> str:
+    attribute = ' class="number"' if is_number else ""
+    return f"<{tag}{attribute}>{escape(text)}</{tag}>"
+
+
+INK, PAPER, FAINT = "#1A1A1B", "#FEFEFD", "#8A8A8B"  # each once only, so that a page can put its own in their place
+
+
+def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figure:
+    """An empty figure whose texts can be measured. Raises InputError where matplotlib is missing."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        """In a notebook its picture is shown, whether or not pyplot was imported there."""
+
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    figure = Shown(figsize=(width_inches, height_inches), facecolor=paper)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def require_matplotlib() -> None:
+    """Raise InputError, with the command to install it, where there is none."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            Problem(
+                what=f"a picture needs matplotlib, which cannot be imported: {error}",
+                fix="pip install 'brim[plots]', or do without the picture",
+            )
+        ) from error

@@ -1,5 +1,4 @@
-"""What a person sees while a run goes on: a line that is rewritten on a terminal and in a notebook, and lines now and
-then elsewhere."""
+"""Show how far a run has come: a line that is rewritten on a terminal and in a notebook, and lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +17,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from brim.train.observer import Record
+from brim.train import Record
 from brim.units import format_bytes, format_count, format_seconds
 
 _SECONDS_BETWEEN_LINES = 10.0
+
+
 _REDRAWS_PER_S = 2  # rich's 10 cost 1.2% of a core, taken from the training
+
+
 _SMOOTHING = 0.9  # share of the past in the loss and the speed that are shown
 
 

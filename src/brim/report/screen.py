@@ -1,4 +1,4 @@
-"""What brim shows while it works, on the command line and in Python: notes, what is being done, steps, rows."""
+"""Show what brim does while it works, on the command line and in Python: notes, status, steps, rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from typing import IO, Protocol
 from brim.errors import InputError, Problem
 from brim.notes import Say, is_told, kind_of, short_of, topic_of
 from brim.report.progress import LiveLine, RowProgress, TrainProgress
-from brim.train.observer import Observer, Record
+from brim.train import Observer, Record
 
 MOST_LINES = 8  # before the first step
+
+
 # How many lines there may be once the notes on a topic are shown: what comes later has room left, one line a topic.
 _MOST_UNTIL = {"configuration": 2, "rows": 2, "run": 3}
+
+
 _MOST_BEFORE_END = MOST_LINES - 2  # one for what comes last, one for where the others are
+
+
 _MATTER = ("warning", "plan")
 
 

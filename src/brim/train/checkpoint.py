@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved whole or not at all, read only when every digest is right.
+"""Save checkpoints of a run whole or not at all, and read them only when every digest is right.
 
     checkpoints/step-00000042/
         model.safetensors      the weights that train
@@ -8,29 +8,36 @@
         manifest.json          the SHA-256 of each file
 
 A folder is written under a temporary name, synced and renamed. The newest two and the best one are kept; an older one
-goes only after the new one has been read back.
+goes only after the new one has been read back. `TrainState` holds all that a resumed run must know beside tensors.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from brim.digests import MANIFEST, verified, write_manifest
 from brim.errors import CheckpointError, Problem
-from brim.files import remove_folder, remove_unfinished, whole_folder, writing
+from brim.storage import MANIFEST, remove_folder, remove_unfinished, verified, whole_folder, write_manifest, writing
 
 _STATE = "state.json"
+
+
 _REQUIRED = {_STATE, "model.safetensors", "optimizer.safetensors", "random.safetensors"}
+
+
 _NAME = re.compile(r"step-(\d{8,})")
+
 
 TensorFiles = Mapping[str, Mapping[str, Tensor]]  # file name without ending -> tensors
 
@@ -156,3 +163,112 @@ class CheckpointStore:
 
 def _damaged(step: int, folder: Path, why: str) -> CheckpointError:
     return CheckpointError(Problem(what=f"the checkpoint of step {step} is damaged ({why})", where=str(folder)))
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Counted since the run's first step, over all its sessions. Saved as JSON in each checkpoint."""
+
+    step: int = 0
+    consumed_samples: int = 0
+    num_tokens: int = 0
+    num_supervised_tokens: int = 0
+    best_step: int | None = None
+    best_metric: float | None = None
+    evaluations_without_improvement: int = 0
+    num_skipped: int = 0  # steps that were no update, since their loss or gradient was not finite
+    num_skipped_in_a_row: int = 0  # the last ones
+    loss_scaler: dict[str, Any] = field(default_factory=dict)  # fp16 alone
+    batch_course: dict[str, Any] = field(default_factory=dict)  # of the effective batch
+    rows_digest: str = ""  # of the training and validation rows, so that a run is not continued on other data
+
+    def counts(self) -> dict[str, int]:
+        """What a line of metrics.jsonl says of the run so far."""
+        return {
+            "num_samples": self.consumed_samples,
+            "num_tokens": self.num_tokens,
+            "num_supervised_tokens": self.num_supervised_tokens,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def improve(self, metric: float, *, higher_is_better: bool) -> bool:
+        """Take a validation metric in; whether it is the best so far. NaN and infinity never are."""
+        better = math.isfinite(metric) and (
+            self.best_metric is None or (metric > self.best_metric if higher_is_better else metric < self.best_metric)
+        )
+        if better:
+            self.best_metric, self.best_step, self.evaluations_without_improvement = metric, self.step, 0
+        else:
+            self.evaluations_without_improvement += 1
+        return better
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by name; tied ones once."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy weights into the model. Raises CheckpointError when their names are not those of the weights that train."""
+    weights = trained_weights(model)
+    if weights.keys() != tensors.keys():
+        strange = sorted(weights.keys() ^ tensors.keys())
+        raise CheckpointError(
+            Problem(
+                what=f"the checkpoint holds other weights than those that train: {', '.join(strange[:3])} …",
+                expected="the versions of transformers and peft in the run's environment.json",
+                fix="install those versions, or train anew into another folder",
+            )
+        )
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(tensors[name])
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state as tensors and as plain numbers, both under `<parameter>.<name>`."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    storages: set[int] = set()
+    for parameter, entries in optimizer.state_dict()["state"].items():
+        for name, value in _unwrapped(entries):
+            key = f"{parameter}.{name}"
+            if not isinstance(value, Tensor):
+                numbers[key] = value
+                continue
+            # The tables of 8-bit numbers are one tensor in the states of all parameters; safetensors wants each apart.
+            shared = value.untyped_storage().data_ptr() in storages
+            storages.add(value.untyped_storage().data_ptr())
+            tensors[key] = value.clone() if shared else value
+    return tensors, numbers
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """Put a saved state back; the settings stay those that the optimizer was built with."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **numbers}.items():
+        parameter, name = key.split(".", 1)
+        state.setdefault(int(parameter), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    if getattr(optimizer, "is_paged", False):
+        _page(optimizer)
+
+
+def _unwrapped(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A parameter's state; bitsandbytes' optimizers keep what is no plain tensor of it in a mapping inside."""
+    for name, value in entries.items():
+        if isinstance(value, Mapping):
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def _page(optimizer: Any) -> None:
+    """Move states that have been read back into pages, where bitsandbytes made them."""
+    for parameter, entries in optimizer.state.items():
+        for name in ("state1", "state2"):
+            if name in entries:
+                page = optimizer.get_state_buffer(parameter, dtype=entries[name].dtype)
+                entries[name] = page.copy_(entries[name])

@@ -1,23 +1,39 @@
-"""The gradient of a job's effective batch: its rows through the model, in micro-batches."""
+"""Compute the gradient of a job's effective batch: its rows through the model, in micro-batches.
+
+Each micro-batch goes through the model forward and backward; the norm of its own gradient can be taken while the
+gradients are summed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from brim.batching.noise_scale import NUM_GROUPS, NoiseMeasurement, measure
-from brim.batching.oom import is_out_of_memory
-from brim.batching.random_states import random_states, restore_random_states
-from brim.batching.step import GradientStep, Part, StepOutcome
-from brim.train.gradient_norms import GradientNorms
+from brim.batching import (
+    NUM_GROUPS,
+    GradientStep,
+    NoiseMeasurement,
+    Part,
+    StepOutcome,
+    is_out_of_memory,
+    measure,
+    random_states,
+    restore_random_states,
+)
+from brim.data.tokens import TokenRows, collate
+from brim.models import LogitHead, Precision, RowDropout, next_token_loss
 from brim.train.job import TrainJob
-from brim.train.micro_batch_pass import MicroBatchPass
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -139,3 +155,128 @@ class Gradient:
         if event["event"] == "oom":
             event = {**event, "rows": [int(key) for key in self._job.rows.keys[self._last]]}
         self._on_event(event)
+
+
+# Sums in fp32 over so many numbers are right to 1e-6 on a CPU, too, which adds them up one after the other: the norm of
+# 50 million at once came out 0.4% too small.
+_BLOCK = 1024
+
+
+class GradientNorms:
+    """A GroupMeter (batching/step.py), in effect while it is entered.
+
+    As soon as autograd has a parameter's gradient, its norm is taken and it is added to a sum kept here, so that no
+    more than one parameter's gradient stands beside the sums: a step takes the memory that it takes otherwise. The sums
+    are added up as autograd does it, and equal its own to the bit. What autograd hands over in several pieces within
+    one backward pass (a weight in two reentrant checkpoints) would be measured piece by piece, which is refused.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._sums: dict[int, Tensor] = {}  # by the parameter's position
+        self._norms: dict[int, Tensor] = {}  # of the micro-batch that is being made
+        self._groups: list[Tensor] = []  # each micro-batch's norms by parameter, on the device; last those of the sums
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> GradientNorms:
+        for number, parameter in enumerate(self._parameters):
+            hook = parameter.register_post_accumulate_grad_hook(partial(self._take, number))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._sums, self._norms = {}, {}
+
+    def drop(self) -> None:
+        """See GroupMeter."""
+        self._sums, self._norms, self._groups = {}, {}, []
+
+    def end_group(self) -> None:
+        """See GroupMeter."""
+        self._groups.append(self._stacked(self._norms.values()))
+        self._norms = {}
+
+    def end(self) -> None:
+        """See GroupMeter."""
+        self._groups.append(self._stacked(_norm(total) for total in self._sums.values()))
+        for number, total in self._sums.items():
+            self._parameters[number].grad = total
+        self._sums = {}
+
+    def squared(self) -> list[float]:
+        """The squared norm of each micro-batch's gradient, and last that of their sum; one wait for the device."""
+        norms = iter(torch.cat(self._groups).tolist())
+        return [math.fsum(next(norms) ** 2 for _ in range(len(group))) for group in self._groups]
+
+    def _take(self, number: int, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None, "autograd has just put it there"
+        assert number not in self._norms, "a parameter whose gradient comes in pieces"
+        parameter.grad = None
+        self._norms[number] = _norm(gradient)
+        if number in self._sums:
+            self._sums[number] += gradient
+        else:
+            self._sums[number] = gradient
+
+    def _stacked(self, norms: Iterable[Tensor]) -> Tensor:
+        """Scalars as one vector, which is empty where no parameter had a part."""
+        scalars = list(norms)
+        return torch.stack(scalars) if scalars else torch.zeros(0, device=self._parameters[0].device)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """A scalar in fp32."""
+    flat = gradient.flatten()
+    whole = flat.numel() // _BLOCK * _BLOCK
+    blocks = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1, dtype=torch.float32)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([blocks, rest[None]]))
+    return norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchPass:
+    """What a training step does with some rows; gradients are added to those that the weights have."""
+
+    model: nn.Module
+    head: LogitHead | None  # the loss is computed in chunks; None: all logits stand at once
+    rows: TokenRows
+    pad_id: int
+    device: torch.device
+    precision: Precision
+    scaler: torch.amp.GradScaler  # of the loss, where arithmetic is fp16; not enabled elsewhere
+    row_dropout: RowDropout | None = None  # of the model
+
+    def __call__(self, rows: NDArray[np.intp], num_supervised: int, *, step: int) -> Tensor:
+        """Add the rows' gradient; their part of the mean loss over `num_supervised` tokens, a scalar on the device.
+
+        rows: positions among all rows. num_supervised: supervised tokens of the whole effective batch. step: its
+        number, for the dropout.
+        """
+        batch = collate([self.rows[int(i)] for i in rows], pad_id=self.pad_id).to(self.device)
+        with self._dropout_of(rows, step):
+            with self.precision.autocast(self.device):
+                loss = next_token_loss(
+                    self.model, batch, head=self.head, gradient_scale=self._gradient_scale(num_supervised)
+                )
+                loss = loss / num_supervised
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _dropout_of(self, rows: NDArray[np.intp], step: int) -> AbstractContextManager[None]:
+        """The backward pass is in it, too: checkpointed activations are computed once more, with the same masks."""
+        if self.row_dropout is None:
+            return nullcontext()
+        keys, lengths = self.rows.keys[rows].tolist(), self.rows.lengths[rows].tolist()
+        return self.row_dropout.of_rows(keys, lengths, step=step)
+
+    def _gradient_scale(self, num_supervised: int) -> Tensor | None:
+        """What the backward pass multiplies the loss sum's gradient by, where fp16 needs to know it beforehand."""
+        if not self.scaler.is_enabled():
+            return None
+        return self.scaler.scale(torch.ones((), device=self.device)) / num_supervised

@@ -1,4 +1,4 @@
-"""`trainer.batch_increase_function`: a function of the user's, called for every epoch before training begins."""
+"""Call `trainer.batch_increase_function`, the user's own, for every epoch before training begins."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.batching.schedule import BatchSchedule, schedule_of
+from brim.batching import BatchSchedule, schedule_of
 from brim.errors import InputError, Problem
 
 _KEY = "trainer.batch_increase_function"
+
+
 _SIGNATURE = "a Python function of (epoch, current_batch_size) that returns how many rows to add"
+
+
 # Each epoch is a call, and may be a phase that every checkpoint holds.
 MAX_EPOCHS = 100_000
 

@@ -1,30 +1,201 @@
-"""All that a training run is made of."""
+"""Build all that a training run is made of from a resolved configuration, a model and its rows.
+
+The model that a run ends with is written as PEFT and transformers open it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
 
-from brim.batching.cutter import Cutter
-from brim.config import GradientClippingConfig
-from brim.data import TokenRows
-from brim.models.logit_head import LogitHead
-from brim.models.precision import Precision
-from brim.models.row_dropout import RowDropout
-from brim.train.checkpoint import CheckpointStore
-from brim.train.learning_rate import LearningRate
-from brim.train.length import RunLength
-from brim.train.observer import Observer
-from brim.train.state import TrainState
-from brim.train.update_rates import UpdateRates
+from brim.batching import Cutter, first_line, is_out_of_memory, second_try
+from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
+from brim.data.chat import TemplateTexts, store_template
+from brim.data.tokens import TokenRows
+from brim.errors import CheckpointError, OutOfMemoryError, Problem
+from brim.models import LLM, LogitHead, Precision, RowDropout, no_library_bars, no_library_warnings
+from brim.storage import whole_folder, write_manifest
+from brim.train.checkpoint import CheckpointStore, TrainState
+from brim.train.figures import Observer
+from brim.train.optimizer import LearningRate, UpdateRates, build_optimizer, require_room, update_rates
+from brim.train.schedule import RunClock, RunLength
+from brim.units import parse_duration
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+)
+
+
+@no_library_warnings()
+def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:
+    """Write the adapter (PEFT's format) or the full model (transformers'), tokenizer, chat template, generation config.
+
+    generation: of transformers' GenerationConfig. chat: the template that was used; None: the base's own.
+    Raises CheckpointError when the folder cannot be written, OutOfMemoryError when memory runs out twice.
+    """
+    try:
+        second_try(lambda: _export(llm, path, generation=generation, chat=chat))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            Problem(
+                what=f"the model could not be written: {error}",
+                where=str(path),
+                fix="make room or make the folder writable, then run again with --resume",
+            )
+        ) from error
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            Problem(
+                what=f"memory ran out twice when the model was written: {first_line(error)}",
+                where=str(path),
+                fix="free memory on this machine, then run again with --resume: what was learned is in the checkpoints",
+            )
+        ) from None
+
+
+def _export(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:
+    from transformers import GenerationConfig
+
+    with whole_folder(path) as folder, no_library_bars():
+        llm.model.save_pretrained(str(folder))
+        GenerationConfig(**generation).save_pretrained(str(folder))
+        for name in _TOKENIZER_FILES:
+            if (llm.folder.path / name).exists():
+                shutil.copyfile(llm.folder.path / name, folder / name)
+        if chat is not None:
+            store_template(chat, folder)
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form; the run's own card stands beside
+        write_manifest(folder)
+
+
+# A measured step takes about 1.6 times another (benchmarks/noise_scale.py); once in ten steps that is 6%.
+MEASURED_EVERY = 10
+
+
+def build_job(
+    config: Config,
+    trainer: FinetuneTrainer,
+    llm: LLM,
+    rows: TokenRows,
+    *,
+    length: RunLength,
+    cutter: Cutter,
+    pad_id: int,
+    evaluate: Evaluate | None,
+    store: CheckpointStore,
+    observer: Observer,
+    sync_logs: SyncLogs = dict,
+) -> TrainJob:
+    """The job that a resolved configuration asks for."""
+    optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
+    return TrainJob(
+        model=llm.model,
+        head=llm.head,
+        rows=rows,
+        pad_id=pad_id,
+        device=llm.device,
+        precision=llm.precision,
+        optimizer=optimizer,
+        rates=update_rates(trainer, optimizer, final_size=length.schedule.final_size),
+        learning_rate=learning_rate_of(trainer, rows, length, seed=config.random_seed),
+        length=length,
+        measure_every=measure_every(trainer),
+        cutter=cutter,
+        clipping=trainer.gradient_clipping,
+        on_nonfinite=trainer.on_nonfinite,
+        seed=config.random_seed,
+        evaluate=evaluate,
+        stopping=stopping_of(trainer),
+        store=store,
+        observer=observer,
+        sync_logs=sync_logs,
+        row_dropout=llm.row_dropout,
+        settings=config.model_dump(mode="json"),
+    )
+
+
+def stopping_of(trainer: FinetuneTrainer) -> Stopping:
+    """When evaluations end the run."""
+    return Stopping(
+        metric=trainer.validation_metric or "loss",
+        higher_is_better=(trainer.validation_metric or "loss").endswith("accuracy"),
+        patience=trainer.early_stop,
+    )
+
+
+def measure_every(trainer: FinetuneTrainer) -> int | None:
+    """Steps between measurements of the gradient's noise; None: it is not asked for."""
+    if trainer.noise_scale_every is not None or trainer.batch_adaptation is None:
+        return trainer.noise_scale_every
+    return MEASURED_EVERY
+
+
+def learning_rate_of(trainer: FinetuneTrainer, rows: TokenRows, length: RunLength, *, seed: int) -> LearningRate:
+    """The learning rate's course over a run of this length; fractions are of the run's samples.
+
+    seed: of the rows' order. Raises ConfigError where warm-up and decay are longer than the run.
+    """
+    assert isinstance(trainer.learning_rate, float), "resolved before"
+    schedule, total, final_size = trainer.learning_rate_scheduler, length.total_samples, length.schedule.final_size
+    clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total, final_size=final_size)
+
+    def samples(duration: str | None, fraction: float) -> int:
+        return round(fraction * total) if duration is None else clock.samples(parse_duration(duration))
+
+    warmup_samples = samples(schedule.warmup_length, schedule.warmup_fraction)
+    decay_samples = samples(schedule.decay_length, schedule.decay_fraction)
+    is_wsd = schedule.decay == "wsd"
+    require_room(warmup_samples=warmup_samples, decay_samples=decay_samples if is_wsd else 0, total_samples=total)
+    return LearningRate(
+        peak=trainer.learning_rate,
+        floor=schedule.eta_min,
+        decay=schedule.decay or "constant",
+        warmup_samples=warmup_samples,
+        decay_samples=decay_samples,
+        total_samples=total,
+        scaling=trainer.batch_lr_scaling,
+        final_size=final_size,
+    )
+
+
+def rows_digest(splits: Iterable[TokenRows]) -> str:
+    """A digest of all that the loop sees of the rows, so that a run is not continued on other data."""
+    digest = hashlib.sha256()
+    for rows in splits:
+        digest.update(len(rows).to_bytes(8, "little"))
+        for row in rows:
+            digest.update(len(row.input_ids).to_bytes(8, "little"))
+            digest.update(row.input_ids.tobytes())
+            digest.update(row.supervised.tobytes())
+    return digest.hexdigest()
+
 
 Metrics: TypeAlias = Mapping[str, float]
+
+
 Evaluate: TypeAlias = Callable[[], Mapping[str, Metrics]]  # split -> its metrics
+
+
 SyncLogs: TypeAlias = Callable[[], Mapping[str, Any]]  # what is to be known of the logs, as JSON, once on the disk
 
 

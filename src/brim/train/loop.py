@@ -1,10 +1,17 @@
-"""The training loop: for each step, take an effective batch, sum its gradient, update once."""
+"""Run the training loop: for each step, take an effective batch, sum its gradient, update once.
+
+Ctrl-C is heard between two steps.
+"""
 
 from __future__ import annotations
 
+import importlib
+import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,23 +19,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.batching.by_length import ByLength
-from brim.batching.oom import is_out_of_memory
-from brim.batching.random_states import random_states, restore_random_states
-from brim.batching.second_try import second_try
-from brim.batching.step import StepOutcome
-from brim.data.order import rows_of_step
+from brim.batching import ByLength, StepOutcome, is_out_of_memory, random_states, restore_random_states, second_try
+from brim.data.tokens import rows_of_step
 from brim.errors import BrimError, OutOfMemoryError, Problem
-from brim.train.batch_course import BatchCourse, StepTaken
-from brim.train.checkpoint import Checkpoint
+from brim.train.checkpoint import (
+    Checkpoint,
+    TrainState,
+    optimizer_state,
+    restore_optimizer,
+    restore_weights,
+    trained_weights,
+)
 from brim.train.gradient import Gradient
-from brim.train.interrupt import interruption
 from brim.train.job import TrainJob
-from brim.train.out_of_memory import failure_event, of_a_row, while_saving, with_checkpoint
-from brim.train.peaks import Peak, Peaks
-from brim.train.state import TrainState
-from brim.train.tensors import optimizer_state, restore_optimizer, restore_weights, trained_weights
-from brim.train.weight_update import WeightUpdate
+from brim.train.logs import Peak, Peaks
+from brim.train.schedule import BatchCourse, StepTaken
+from brim.train.update import WeightUpdate, failure_event, of_a_row, while_saving, with_checkpoint
 
 
 class Loop:
@@ -268,3 +274,41 @@ class Loop:
             self.num_out_of_memory += 1
             self._last_event = event
         self._job.observer.write({"step": self.state.step + 1 if step is None else step, **event})
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_request() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C (or SIGTERM) sets, so that the step ends and is saved; a second one ends at once.
+
+    Outside the main thread, where signals cannot be caught, the event is never set.
+    """
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def request(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, request) for number in _SIGNALS}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interruption(problem: Problem) -> KeyboardInterrupt:
+    """Return Python's own exception for Ctrl-C, which tells what was saved and how to go on.
+
+    When Python exits, torch._dynamo imports tabulate, whose `eval` makes Python forget that it was interrupted: it
+    would leave with 1 instead of 130. So that is imported before.
+    """
+    with suppress(ImportError):
+        importlib.import_module("tabulate")
+    return KeyboardInterrupt(problem)

@@ -1,16 +1,217 @@
-"""The optimizer that the configuration names."""
+"""Build the optimizer that the configuration names, and set its rates before each update.
+
+The learning rate is a pure function of consumed samples and of the batch; at another batch than the final one it is
+multiplied by a factor. Adam's second beta may move with the batch: then it forgets as fast in samples at every size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from brim.config import OptimizerConfig
-from brim.models.bitsandbytes_import import require_bitsandbytes
+from brim.config import has_beta2
+from brim.config.schema import FinetuneTrainer, OptimizerConfig
+from brim.errors import ConfigError, Problem
+from brim.models import require_bitsandbytes
+
+Decay = Literal["constant", "linear", "cosine", "wsd"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRate:
+    """Linear warm-up to the peak, then a decay to the floor, on a clock of samples.
+
+    During warm-up a step's rate is that of its last sample, so the first step learns something; afterwards it is that
+    of its first sample. wsd (warm-up, stable, decay) stays at the peak until the last `decay_samples`, then falls
+    linearly.
+
+    With a scaling, all of it, the floor too, is multiplied by a factor of the batch. Nothing of that is stored, so it
+    cannot be applied twice.
+    """
+
+    peak: float
+    floor: float = 0.0
+    decay: Decay = "constant"
+    warmup_samples: int = 0
+    decay_samples: int = 0  # wsd alone
+    total_samples: int
+    scaling: BatchScaling = "none"
+    final_size: int | None = None  # rows of a step at which the factor is 1; needed with a scaling
+
+    def __call__(self, *, consumed_samples: int, batch_samples: int, size: int | None = None) -> float:
+        """The rate of the step that follows `consumed_samples` and takes `batch_samples` more.
+
+        size: rows of the step as the schedule says, of which the end of an epoch may have cut some; needed with a
+            scaling.
+        """
+        rate = self._unscaled(consumed_samples, batch_samples)
+        if self.scaling == "none":
+            return rate
+        assert size is not None, "a scaling needs the size of the step"
+        assert self.final_size is not None, "a scaling needs the final size"
+        return rate * batch_factor(self.scaling, size=size, final_size=self.final_size)
+
+    def _unscaled(self, consumed_samples: int, batch_samples: int) -> float:
+        reached = consumed_samples + batch_samples
+        if reached < self.warmup_samples:
+            return self.peak * reached / self.warmup_samples
+        share = self._share(consumed_samples)
+        # The sum below may miss the peak by a rounding.
+        return self.peak if share == 1 else self.floor + (self.peak - self.floor) * share
+
+    def _share(self, consumed_samples: int) -> float:
+        """What is left of the way from the floor to the peak, 1 to 0."""
+        if self.decay == "constant":
+            return 1.0
+        length = self.decay_samples if self.decay == "wsd" else self.total_samples - self.warmup_samples
+        progress = 1 - (self.total_samples - consumed_samples) / length if length > 0 else 0.0
+        progress = min(max(progress, 0.0), 1.0)
+        return 0.5 * (1 + math.cos(math.pi * progress)) if self.decay == "cosine" else 1 - progress
+
+
+def require_room(*, warmup_samples: int, decay_samples: int, total_samples: int) -> None:
+    """Raise ConfigError where a warm-up and a decay take more samples than the run has.
+
+    decay_samples: those of wsd; 0 with another decay, which takes what the warm-up leaves.
+    Both are rounded to whole samples, so that two halves of an odd number may come to one more: that passes.
+    """
+    if warmup_samples + decay_samples <= total_samples + 1 and max(warmup_samples, decay_samples) <= total_samples:
+        return
+    asked = [
+        f"a {name} of {samples:,} samples"
+        for name, samples in (("warm-up", warmup_samples), ("decay", decay_samples))
+        if samples
+    ]
+    raise ConfigError(
+        Problem(
+            where="trainer.learning_rate_scheduler",
+            what=f"{' and '.join(asked)} in a run of {total_samples:,}",
+            expected="at most the run in all",
+            fix="shorten warmup_length or decay_length, or train for longer",
+        )
+    )
+
+
+BatchScaling = Literal["none", "sqrt", "linear"]
+
+
+def batch_factor(scaling: BatchScaling, *, size: int, final_size: int) -> float:
+    """1 at the final size, and always with `none`.
+
+    size: rows of a step as the schedule says, not those that the end of an epoch leaves of it.
+    The square root suits Adam (Malladi et al. 2022, arXiv 2205.10287), the linear rule SGD (Goyal et al. 2017,
+    arXiv 1706.02677); both keep the gradient's noise in an epoch, and neither holds above the noise scale.
+    """
+    if scaling == "none" or size == final_size:
+        return 1.0
+    share = size / final_size
+    return math.sqrt(share) if scaling == "sqrt" else share
+
+
+class UpdateRates(Protocol):
+    """The rates of an optimizer, from update to update."""
+
+    def set(self, *, size: int, learning_rate: float) -> None:
+        """Before an update; size: rows of the step as the schedule says."""
+
+    def stepped(self) -> None:
+        """The update for which rates were set took place; one that was left out is not told."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON."""
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Back to what `state` gave."""
+
+
+class FixedBetas:
+    """The learning rate alone changes."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def set(self, *, size: int, learning_rate: float) -> None:
+        set_learning_rate(self._optimizer, learning_rate)
+
+    def stepped(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        pass
+
+
+def update_rates(trainer: FinetuneTrainer, optimizer: Optimizer, *, final_size: int) -> UpdateRates:
+    """The rates that a resolved configuration asks for; a beta2 that moves is the optimizer's own at `final_size`."""
+    assert isinstance(trainer.batch_beta2_scaling, bool), "resolved before"
+    if trainer.batch_beta2_scaling:
+        return MovingBeta2(trainer.optimizer, optimizer, final_size=final_size)
+    return FixedBetas(optimizer)
+
+
+class MovingBeta2:
+    """Sets an Adam's rates before each update: beta2 becomes beta2^(size / final size).
+
+    The average of squared gradients starts at 0, so after updates with betas b1 … bn its weights sum to 1 - b1·…·bn:
+    that is what it has to be divided by. Adam's implementations divide by 1 - bn^n instead, with the present beta for
+    all. With k² = (1 - bn^n) / (1 - b1·…·bn), the right update is theirs with the learning rate and eps divided by k;
+    decoupled weight decay, which they multiply by the learning rate, is multiplied by k. While all sizes are the final
+    one, k is 1, exactly.
+
+    A weight that had no gradient in some updates has an n of its own, and its k would be another one; it gets that of
+    the others.
+    """
+
+    def __init__(self, settings: OptimizerConfig, optimizer: Optimizer, *, final_size: int) -> None:
+        assert has_beta2(settings), "a rule refuses other optimizers"
+        keys = settings.model_dump()
+        self._optimizer = optimizer
+        self._final_size = final_size
+        self._beta1, self._beta2 = keys["betas"]
+        self._eps: float = keys["eps"]
+        self._weight_decay: float = keys["weight_decay"]
+        self._is_decoupled = settings.type != "adam"  # that of torch; bitsandbytes' Adam takes it off as AdamW does
+        self._num_updates = 0
+        self._exponents = 0.0  # of the betas of those updates, summed
+        self._next_exponent = 1.0
+
+    def set(self, *, size: int, learning_rate: float) -> None:
+        """The rates of an update on a step of this size, as the schedule says."""
+        self._next_exponent = size / self._final_size
+        beta2 = self._beta2**self._next_exponent
+        k = self._correction(beta2)
+        for group in self._optimizer.param_groups:
+            group["betas"] = (self._beta1, beta2)
+            group["lr"] = learning_rate / k
+            group["eps"] = self._eps / k
+            group["weight_decay"] = self._weight_decay * k if self._is_decoupled else self._weight_decay
+
+    def stepped(self) -> None:
+        """The update for which rates were set took place."""
+        self._num_updates += 1
+        self._exponents += self._next_exponent
+
+    def state(self) -> dict[str, Any]:
+        """The betas used so far, as JSON."""
+        return {"num_updates": self._num_updates, "exponents": self._exponents}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self._num_updates, self._exponents = saved["num_updates"], saved["exponents"]
+
+    def _correction(self, beta2: float) -> float:
+        """k of the update to come."""
+        theirs = 1 - beta2 ** (self._num_updates + 1)
+        right = 1 - self._beta2 ** (self._exponents + self._next_exponent)
+        return math.sqrt(theirs / right)
+
 
 _OF_TORCH: dict[str, type[Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -18,6 +219,8 @@ _OF_TORCH: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adafactor": torch.optim.Adafactor,
 }
+
+
 _OF_BITSANDBYTES = {
     "lion": "Lion",
     "adam_8bit": "Adam8bit",

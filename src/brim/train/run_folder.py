@@ -1,4 +1,4 @@
-"""The folder of a run: what stands where, and whether it may be written to."""
+"""Lay out the folder of a run: what stands where, and whether it may be written to."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from brim.digests import MANIFEST, verified
 from brim.errors import CheckpointError, InputError, OutputError, Problem
-from brim.files import finish_replacing, is_half_replaced, make_folder, write_text
+from brim.storage import MANIFEST, finish_replacing, is_half_replaced, make_folder, verified, write_text
 
 _PROBE = ".brim-can-write"
+
+
 _RECORDED_PACKAGES = (
     "brim", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "numpy",
     "pyarrow",

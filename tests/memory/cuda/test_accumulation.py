@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.memory.cuda.accumulation import AccumulationInPlace
+from brim.memory.cuda.autocast import AccumulationInPlace
 
 WATCHED = {
     f"aten::{name}{place}"

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from brim.memory.cuda.efficient_workspace import Tile, tile_of, workspace_bytes
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda import CudaTarget
+from brim.memory.cuda.attention import Tile, tile_of, workspace_bytes
 
 
 @pytest.mark.parametrize(

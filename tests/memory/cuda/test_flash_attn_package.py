@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from brim.memory.cuda.flash_attn_package import FlashAttnPackage
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda import CudaTarget, FlashAttnPackage
 
 pytestmark = pytest.mark.usefixtures("fake")
 

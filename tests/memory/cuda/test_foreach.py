@@ -3,7 +3,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brim.memory.cuda.foreach import foreach_as_on_cuda
+from brim.memory.cuda import foreach_as_on_cuda
 
 pytestmark = pytest.mark.usefixtures("fake")
 

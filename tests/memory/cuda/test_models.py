@@ -4,9 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from brim.memory.cuda.as_on_cuda import as_on_cuda
-from brim.memory.cuda.flash_attn_package import FlashAttnPackage
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda import CudaTarget, FlashAttnPackage, as_on_cuda
 
 pytestmark = pytest.mark.usefixtures("fake")
 

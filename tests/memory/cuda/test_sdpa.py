@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.cuda.view import cuda_kernels
+from brim.memory.cuda import CudaTarget
+from brim.memory.cuda.dispatch import cuda_kernels
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -110,7 +110,7 @@ def test_math_holds_scores_in_fp32(births):
 
 def test_math_computes_attention():
     """The only stand-in that computes: as PyTorch does."""
-    from brim.memory.cuda.math_kernel import math_attention
+    from brim.memory.cuda.sdpa import math_attention
 
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         torch.manual_seed(0)

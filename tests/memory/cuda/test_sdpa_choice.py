@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from brim.memory.cuda.sdpa_choice import Attention, choose
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda import CudaTarget
+from brim.memory.cuda.sdpa import Attention, choose
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 

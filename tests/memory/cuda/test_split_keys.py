@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from brim.memory.cuda.split_keys import num_splits, split_buffers
-from brim.memory.cuda.target import CudaTarget
+from brim.memory.cuda import CudaTarget
+from brim.memory.cuda.attention import num_splits, split_buffers
 
 A100 = CudaTarget(compute_capability=(8, 0), multiprocessors=108)
 

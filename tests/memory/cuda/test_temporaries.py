@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from brim.memory.cuda.temporaries import cuda_temporaries
+from brim.memory.cuda import cuda_temporaries
 
 pytestmark = pytest.mark.usefixtures("fake")
 

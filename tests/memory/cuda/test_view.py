@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from brim.memory.cuda.target import CudaTarget
-from brim.memory.cuda.view import cuda_kernels
+from brim.memory.cuda import CudaTarget
+from brim.memory.cuda.dispatch import cuda_kernels
 
 pytestmark = pytest.mark.usefixtures("fake")
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from brim.config import load_config
-from brim.memory.measure.request import Request
-from brim.models.folder import locate
+from brim.models import locate
+from brim.workflows.measure.messages import Request
 
 
 @pytest.fixture

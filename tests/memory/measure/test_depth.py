@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brim.memory.measure.depth import Depths, depths, extrapolated, num_layers, with_layers
-from brim.memory.measure.result import PhasePeak
+from brim.workflows.measure import PhasePeak
+from brim.workflows.measure.run import Depths, depths, extrapolated, num_layers, with_layers
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.memory.measure.leak import rise_per_step
+from brim.workflows.measure.messages import rise_per_step
 
 
 def test_a_rise_at_every_step_after_the_first_is_told_by_its_median():

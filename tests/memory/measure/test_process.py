@@ -12,12 +12,11 @@ import pytest
 
 from brim.config import load_config
 from brim.errors import BrimError, ConfigError, InputError
-from brim.memory.measure import process
-from brim.memory.measure.process import measure, measured_alone
-from brim.memory.measure.report import Report
-from brim.memory.measure.result import PhasePeak
-from brim.memory.measure.work import run
-from brim.models.folder import locate
+from brim.models import locate
+from brim.workflows.measure import PhasePeak, run as process
+from brim.workflows.measure.messages import Report
+from brim.workflows.measure.run import measure, measured_alone
+from brim.workflows.measure.work import run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 TRAINS = {"trainer": {"type": "finetune", "learning_rate": 0.001}}

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from brim.memory.events import Place
-from brim.memory.measure.report import Report
-from brim.memory.measure.request import Request
-from brim.memory.measure.result import MeasuredTimeline, PhasePeak, Spike, Stayed
+from brim.memory.trace import Place
+from brim.workflows.measure import PhasePeak, Stayed
+from brim.workflows.measure.messages import MeasuredTimeline, Report, Request, Spike
 
 
 def test_a_request_comes_back_equal(asked, tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brim.data.order import rows_of_step
-from brim.memory.measure.rows import in_order_of_steps, random_rows
+from brim.data.tokens import rows_of_step
+from brim.workflows.measure.work import in_order_of_steps, random_rows
 
 
 def test_each_step_of_the_loop_gets_its_lengths_and_later_ones_the_last():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from brim.memory.measure.result import Stayed
-from brim.memory.measure.stayed import living
+from brim.workflows.measure import Stayed
+from brim.workflows.measure.record import living
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from brim.memory.events import Place
-from brim.memory.measure.result import Spike
-from brim.memory.measure.timeline import timeline
+from brim.memory.trace import Place
+from brim.workflows.measure.messages import Spike, timeline
 
 
 def test_each_part_has_its_first_highest_point():

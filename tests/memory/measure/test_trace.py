@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brim.memory.events import Place
-from brim.memory.measure.result import Stayed
-from brim.memory.measure.trace import curve, line_of, stayed, stream
+from brim.memory.trace import Place
+from brim.workflows.measure import Stayed
+from brim.workflows.measure.record import curve, line_of, stayed, stream
 
 MIB = 2**20
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from brim.errors import BrimError
-from brim.memory.measure.rehearsal import NoMeter, tiny
-from brim.memory.measure.work import run_on
+from brim.workflows.measure.work import NoMeter, run_on, tiny
 
 CPU = torch.device("cpu")
 
@@ -56,7 +55,7 @@ def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, monkeyp
 
 def test_micro_batches_and_lengths_are_those_that_were_asked_for(asked, monkeypatch):
     shapes = []
-    from brim.train import micro_batch_pass
+    from brim.train import gradient as micro_batch_pass
 
     collate = micro_batch_pass.collate
 
@@ -105,7 +104,7 @@ def test_a_recorded_step_names_its_parts_and_where_their_spikes_are(asked):
 
 
 def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch, few_objects):
-    from brim.train import micro_batch_pass
+    from brim.train import gradient as micro_batch_pass
 
     kept = []
     loss_of = micro_batch_pass.next_token_loss
@@ -125,7 +124,7 @@ def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch,
 
 
 def test_a_list_of_losses_whose_graphs_stay_is_found(asked, monkeypatch, few_objects):
-    from brim.train import micro_batch_pass
+    from brim.train import gradient as micro_batch_pass
 
     kept = []
     loss_of = micro_batch_pass.next_token_loss

@@ -1,4 +1,4 @@
-"""What every section of the configuration shares: frozen, strict, no unknown keys; and how a key is declared."""
+"""Define what every section of the configuration shares: frozen, strict, no unknown keys; and declare keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ from pydantic_core import CoreSchema, core_schema
 
 Item = TypeVar("Item")
 
+
 # Lists in YAML, tuples in Python: a frozen section holds nothing that can be changed in place.
 Items: TypeAlias = Annotated[tuple[Item, ...], Strict(False)]
+
+
 PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
+
+
 NonNegativeInt: TypeAlias = Annotated[int, Field(ge=0)]
+
+
 NonNegativeFloat: TypeAlias = Annotated[float, Field(ge=0)]
+
+
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+
+
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 

@@ -1,20 +1,22 @@
-"""The whole configuration."""
+"""Declare the whole configuration."""
+
+from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from brim.config.schema.adapter import LoraConfig
-from brim.config.schema.backend import BackendConfig, BackendField
 from brim.config.schema.base import Items, Section, Text, Typed, key, required
-from brim.config.schema.chat import ChatConfig
-from brim.config.schema.features import InputFeature, OutputFeature
-from brim.config.schema.generation import GenerationConfig
-from brim.config.schema.memory import MemoryConfig
-from brim.config.schema.model import ModelParameters
-from brim.config.schema.preprocessing import PreprocessingConfig
-from brim.config.schema.prompt import PromptConfig
-from brim.config.schema.quantization import QuantizationConfig
+from brim.config.schema.data import ChatConfig, InputFeature, OutputFeature, PreprocessingConfig, PromptConfig
+from brim.config.schema.model import (
+    BackendConfig,
+    BackendField,
+    GenerationConfig,
+    LoraConfig,
+    MemoryConfig,
+    ModelParameters,
+    QuantizationConfig,
+)
 from brim.config.schema.trainer import NoTrainer, TrainerField
 
 

@@ -1,7 +1,5 @@
-"""Advice on a data set: what tends to spoil fine-tuning, found in its texts and lengths. None of it stops a run."""
+"""Advise on a data set: find what tends to spoil fine-tuning in its texts and lengths. It never stops a run."""
 
-from brim.data.advice.advise import advise, eos_text
-from brim.data.advice.facts import Watcher
-from brim.data.advice.finding import Finding, in_order
+from brim.lazy import lazy_names
 
-__all__ = ["Finding", "Watcher", "advise", "eos_text", "in_order"]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The GPU and the PyTorch that a step is traced for."""
+"""Describe the GPU and the PyTorch that a step is traced for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 import torch
 
 _Asked = ParamSpec("_Asked")
+
+
 _Answer = TypeVar("_Answer")
+
 
 FlashAttnVersion: TypeAlias = Literal["2.5", "2.6", "2.7", "2.8"]
 

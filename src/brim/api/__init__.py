@@ -1,1 +1,0 @@
-"""The Python front: brim.Model and what it returns."""

@@ -1,0 +1,134 @@
+"""Run a verb of the `brim` command, and turn errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NoReturn
+
+from brim.errors import BrimError, InputError, Problem
+from brim.storage import secrets_of_environment
+
+_INTERRUPTED = 130
+
+
+# What libraries would do unasked: send statistics, fetch and run compiled code, have weights converted elsewhere.
+_SWITCHED_OFF = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "USE_HUB_KERNELS": "NO",
+    "DISABLE_SAFETENSORS_CONVERSION": "true",
+}
+
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # any of them counts
+
+
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # there where the driver is loaded; not within WSL
+
+
+_OUT_OF_MEMORY = Problem(
+    what="the memory of the device, or of the machine, is used up",
+    fix="free memory, load the base in fewer bits (quantization.bits: 4), or cut rows with "
+    "preprocessing.global_max_sequence_length; `brim memory` says what takes how much",
+)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0; 1 the run failed; 2 the user's input; 130 interrupted."""
+    # Libraries speak to programmers through these; a user can do nothing about them.
+    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    for name, value in _SWITCHED_OFF.items():
+        os.environ.setdefault(name, value)
+    _let_segments_grow()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal does not take every sign
+    try:
+        from brim.cli.app import run  # here, so that Ctrl-C while Python imports is no traceback either
+
+        _require_no_secrets()
+        run(sys.argv[1:])
+    except BrimError as error:
+        _tell(type(error).__name__, error.problems, error.exit_code)
+    except KeyboardInterrupt as stopped:
+        problems = [each for each in stopped.args if isinstance(each, Problem)]
+        _tell("KeyboardInterrupt", problems or [Problem(what="interrupted")], _INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails once more when it ends
+        sys.exit(1)
+    except OSError as error:
+        # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
+        _tell(type(error).__name__, [Problem(what=str(error))], 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            _leave_with_traceback()
+        _tell("OutOfMemoryError", [_OUT_OF_MEMORY], 1)
+    except Exception:
+        _leave_with_traceback()
+
+
+def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
+    """Leave with the problems: as lines on stderr, or where --json was asked for as JSON on stdout."""
+    from brim.cli.options import (
+        json_message,
+        message,  # here, since --help needs no configuration
+    )
+
+    if "--json" not in sys.argv:
+        _leave(message(problems), exit_code)
+    print(json_message(kind, problems, exit_code))
+    sys.exit(exit_code)
+
+
+def _let_segments_grow() -> None:
+    """Ask PyTorch's allocator for expandable segments where there is a GPU of CUDA's and the user asks for nothing.
+
+    Micro-batches of many shapes leave gaps in segments of fixed size. It is read when torch is imported; predictions
+    read the same variable, so that they are of the allocator that the run has.
+    """
+    if _NVIDIA_DRIVER.exists() and not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+
+
+def _leave(message: str, exit_code: int) -> NoReturn:
+    print(f"brim: {message}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _require_no_secrets() -> None:
+    """Refuse a secret of the environment in an argument, or in the folder's path: files of a run would repeat it."""
+    secrets = secrets_of_environment()
+    places = {"the path of the current folder": str(Path.cwd())} if secrets else {}
+    places |= {f"argument {number}": argument for number, argument in enumerate(sys.argv) if number}
+    problems = [
+        Problem(
+            what=f"{place} holds a secret that also stands in the environment",
+            where="command line",
+            expected="no access tokens and no passwords",
+            fix="take it out; what needs a token finds it in the environment (HF_TOKEN for the Hub)",
+        )
+        for place, text in places.items()
+        if any(secret in text for secret in secrets)
+    ]
+    if problems:
+        raise InputError(*problems)
+
+
+def _leave_with_traceback() -> NoReturn:
+    """For a mistake of brim's own. A library's words may repeat a token, which a traceback would show."""
+    from brim.cli.options import plain
+
+    print(plain(traceback.format_exc().strip()), file=sys.stderr)
+    _leave("this is a mistake of brim's own; please report it with the lines above", 1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Told by name and words, since torch, whose error it mostly is, is not imported here."""
+    words = ("out of memory", "can't allocate memory")
+    kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return kind or any(each in str(error) for each in words)

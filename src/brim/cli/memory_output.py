@@ -1,0 +1,282 @@
+"""Print training variants side by side, and measurements beside predictions, for `brim memory`.
+
+Each comes as a table in the terminal, as a picture, and as tables of an HTML page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from brim.memory import Compared, Failed, MemoryPrediction, OnCard, find_device
+from brim.memory.trace import CATEGORIES
+from brim.report import (
+    LOOKS,
+    Card,
+    Filled,
+    Overlay,
+    PageTable,
+    Part,
+    gib,
+    headline,
+    memory_plot,
+    operator_and_module,
+    prediction_tables,
+    squares_plot,
+    total_by_part,
+)
+from brim.workflows.measure import Beside, Leak, PhasePeak, Stayed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+_CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles, where the user names no device
+
+
+_SQUARES_A_LINE = 40
+
+
+def print_compared(console: Console, found: Sequence[Compared], failed: Sequence[Failed] = (), *, title: str) -> None:
+    """A table, what could not be in it and why, then each way as squares."""
+    console.print(Text(_headline(found, title=title), style="bold"))
+    console.print()
+    parts = [part for part in LOOKS if any(total_by_part(each.prediction)[part] for each in found)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("GiB")
+    for each in found:
+        table.add_column(each.variant.name.replace(" + ", "\n+ "), justify="right", vertical="bottom")
+    for part in parts:
+        cells = (gib(total_by_part(each.prediction)[part]) for each in found)
+        table.add_row(Text(LOOKS[part].label, style=LOOKS[part].colour), *cells)
+    table.add_row("needed", *(_needed(each.prediction) for each in found), style="bold")
+    table.add_row("fits on", *(smallest(each) for each in found))
+    table.add_row("needed there", *(_there(each) for each in found))
+    console.print(table)
+    console.print()
+    for line in (*_remarks(found), *_failures(failed)):
+        console.print(Text(line))
+    for each in found:
+        console.print()
+        changes = ", ".join(f"{key}: {value}" for key, value in each.variant.changes.items()) or "as configured"
+        console.print(
+            Text.assemble((each.variant.name, "bold"), f"  {gib(each.prediction.total_bytes)} GiB  ({changes})")
+        )
+        console.print(
+            Card(
+                parts=total_by_part(each.prediction),
+                budget_bytes=each.prediction.budget_bytes,
+                per_line=_SQUARES_A_LINE,
+                legend_parts=parts if each is found[-1] else (),
+            )
+        )
+
+
+def smallest(each: Compared) -> str:
+    """The least device of the catalogue that is large enough."""
+    return "none" if each.smallest is None else each.smallest.name
+
+
+def _there(each: Compared) -> str:
+    card = each.smallest
+    return "" if card is None else _needed(card)
+
+
+def _needed(taken: MemoryPrediction | OnCard) -> str:
+    return f"{gib(taken.total_bytes)}{' c' if taken.gradient_checkpointing else ''}"
+
+
+def _remarks(found: Sequence[Compared]) -> Iterator[str]:
+    prediction = found[0].prediction
+    yield f"needed: on {prediction.device}; fits on: the smallest card that has room, in the precision that it has"
+    taken = [*(each.smallest for each in found), *(each.prediction for each in found)]
+    if any(each is not None and each.gradient_checkpointing for each in taken):
+        yield "c: with gradient checkpointing, which brim train takes where it does not fit without"
+
+
+def _failures(failed: Sequence[Failed]) -> Iterator[str]:
+    for each in failed:
+        for problem in each.problems:
+            yield f"{each.variant.name} is not shown: {problem.what}" + (f"; {problem.fix}" if problem.fix else "")
+
+
+def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
+    """The ways as piles of squares, with devices across: the one that was named, or some common ones."""
+    prediction = found[0].prediction
+    if prediction.budget_bytes is not None:
+        cards = {prediction.device: prediction.budget_bytes}
+    else:
+        highest = max(each.prediction.total_bytes for each in found)
+        common = {name: find_device(name).memory_bytes for name in _CARDS}
+        cards = {name: num_bytes for name, num_bytes in common.items() if num_bytes < 1.1 * highest}
+    return squares_plot(
+        [Filled(name=each.variant.name, parts=total_by_part(each.prediction)) for each in found],
+        title=_headline(found, title=title),
+        subtitle="what a training step needs on a GPU, at its peak, with what lies outside PyTorch",
+        cards=cards,
+    )
+
+
+def compared_tables(found: Sequence[Compared]) -> list[PageTable]:
+    """GiB by part and way; what each way changes, and where it fits."""
+    parts: list[Part] = [*CATEGORIES, "unused", "outside"]
+    by_way = [total_by_part(each.prediction) for each in found]
+    shown = [part for part in parts if any(way[part] for way in by_way)]
+    return [
+        PageTable(
+            caption="GiB at the peak",
+            heads=("part", *(each.variant.name for each in found)),
+            rows=[(LOOKS[part].label, *(gib(way[part]) for way in by_way)) for part in shown]
+            + [("needed on the device", *(gib(each.prediction.total_bytes) for each in found))],
+            colours=[*(LOOKS[part].colour for part in shown), "transparent"],
+        ),
+        PageTable(
+            caption="What each way changes, and the devices that have room for it",
+            heads=("way", "keys", "fits on"),
+            rows=[
+                (
+                    each.variant.name,
+                    ", ".join(f"{key}: {value}" for key, value in each.variant.changes.items()),
+                    ", ".join(each.fits_on) or "none of the catalogue",
+                )
+                for each in found
+            ],
+            num_texts=3,
+        ),
+    ]
+
+
+def _headline(found: Sequence[Compared], *, title: str) -> str:
+    prediction = found[0].prediction
+    rows = "row" if prediction.batch_size == 1 else "rows"
+    return f"{title}: ways to train it, {prediction.batch_size:,} {rows} × {prediction.sequence_length:,} tokens"
+
+
+_SHOWN = 5  # kinds of tensors that stayed
+
+
+_SHOWN_SPIKES = 6
+
+
+def print_measured(console: Console, beside: Beside, *, title: str) -> None:
+    """Each phase predicted and measured, the highest points in time, a leak."""
+    measured = beside.measured
+    shape = headline(beside.main, title=title).rpartition(", on ")[0]
+    console.print(Text(f"{shape}: predicted, and measured on {measured.device}", style="bold"))
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in ("predicted GiB", "measured GiB", "difference"):
+        table.add_column(name, justify="right")
+    for row in _rows(beside):
+        table.add_row(*row)
+    console.print(table)
+    for line in (*_points_in_time(beside), *_about(beside)):
+        console.print(Text(line))
+
+
+def measured_picture(beside: Beside, *, title: str) -> Figure:
+    """The predicted timeline with the measured line over it, where one was recorded."""
+    timeline, measured = beside.measured.timeline, beside.measured
+    overlay = None
+    if timeline is not None:
+        on_cpu = measured.kind == "cpu"
+        overlay = Overlay(
+            label=f"measured on {measured.device}" + (", resident set" if on_cpu else ""),
+            live_bytes=timeline.live_bytes,
+            marks=timeline.marks,
+            num_steps=sum(peak.phase == "train" for peak in measured.peaks),
+            baseline_bytes=_before(beside),
+        )
+    return memory_plot(beside.main, title=title, overlay=overlay)
+
+
+def measured_tables(beside: Beside) -> list[PageTable]:
+    """Predicted beside measured, the highest points of both, and what was said of it."""
+    timeline = beside.measured.timeline
+    tables = [
+        PageTable(
+            caption="Predicted and measured, GiB",
+            heads=("phase", "predicted", "measured", "difference"),
+            rows=list(_rows(beside)),
+        )
+    ]
+    if timeline is not None:
+        rows = [
+            (label, operator_and_module(spike.place), gib(spike.live_bytes - _before(beside)))
+            for (_, label), spike in zip(timeline.marks, timeline.spikes, strict=True)
+        ]
+        tables.append(
+            PageTable(
+                caption="Measured: the highest points",
+                heads=("phase", "operator and module", "GiB"),
+                rows=rows,
+                num_texts=2,
+            )
+        )
+    about = [(line,) for line in _about(beside)]
+    return [
+        *tables,
+        PageTable(caption="About the measurement", heads=("",), rows=about),
+        *prediction_tables(beside.main),
+    ]
+
+
+def _rows(beside: Beside) -> Iterator[tuple[str, str, str, str]]:
+    for peak in beside.measured.peaks:
+        predicted, measured = beside.predicted_bytes(peak), beside.measured_bytes(peak)
+        yield _name(peak), gib(predicted), gib(measured), f"{predicted / measured - 1:+.1%}" if measured > 0 else ""
+        if peak.reserved_bytes:
+            reserved = beside.predictions[peak.phase].reserved_bytes
+            yield "  reserved", gib(reserved), gib(peak.reserved_bytes), f"{reserved / peak.reserved_bytes - 1:+.1%}"
+
+
+def _name(peak: PhasePeak) -> str:
+    return peak.phase if peak.step is None else f"{peak.phase}, step {peak.step}"
+
+
+def _points_in_time(beside: Beside) -> Iterator[str]:
+    """The highest of the phases over time, in their order."""
+    timeline = beside.measured.timeline
+    if timeline is None:
+        return
+    before = _before(beside)
+    found = list(zip(timeline.marks, timeline.spikes, strict=True))
+    highest = {id(each) for each in sorted(found, key=lambda each: -each[1].live_bytes)[:_SHOWN_SPIKES]}
+    for each in found:
+        if id(each) in highest:
+            (_, label), spike = each
+            yield f"{label}: {gib(spike.live_bytes - before)} GiB at most, {operator_and_module(spike.place)}"
+
+
+def _before(beside: Beside) -> int:
+    """What was there before, in the figures of a measurement over time."""
+    return beside.measured.baseline_bytes if beside.measured.kind == "cpu" else 0
+
+
+def _about(beside: Beside) -> Iterator[str]:
+    measured = beside.measured
+    if measured.kind == "cpu":
+        yield f"measured: the resident set, less the {gib(measured.baseline_bytes)} GiB that were there before"
+    yield from measured.notes
+    if measured.snapshot is not None:
+        yield f"memory snapshot, for pytorch.org/memory_viz: {measured.snapshot}"
+    if measured.leak is not None:
+        yield from _leak(measured.leak)
+
+
+def _leak(leak: Leak) -> Iterator[str]:
+    yield f"warning: a leak? {leak}"
+    for stayed in leak.stayed[:_SHOWN]:
+        yield f"  {_stayed(stayed)}"
+
+
+def _stayed(stayed: Stayed) -> str:
+    shape = "" if stayed.shape is None else f" of {'×'.join(map(str, stayed.shape)) or 'one number'}"
+    kind = f" {stayed.dtype}" if stayed.dtype else ""
+    made = f", made at {stayed.made_at}" if stayed.made_at else ""
+    return f"{stayed.count:,}{kind} tensors{shape} stayed, {stayed.num_bytes:,} bytes{made}"

@@ -1,0 +1,103 @@
+"""Run `brim export` and `brim upload`: put a trained model into a folder of its own, or on the Hub.
+
+`export` writes what a run has learned, merged into its base model where that is asked for; `upload` sends a run's
+model, or an exported folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists
+from brim.units import format_count
+
+if TYPE_CHECKING:
+    from brim.workflows.runs import ExportResult
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+
+
+def export(
+    run: Run,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="A new or an empty folder.")],
+    overrides: Overrides = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the adapter into the base: a model for plain transformers.")
+    ] = False,
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", metavar="NAME", help="Of merged weights: bf16, fp16 or fp32. Default: bf16."),
+    ] = None,
+    max_divergence: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--max-divergence",
+            metavar="X",
+            help="Refuse a merge that moves predictions by more nats a token. Default: a tenth of what the adapter "
+            "does, from 0.001 to 0.01.",
+        ),
+    ] = None,
+    dataset: DatasetOption = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="There is no other than safetensors.")
+    ] = "safetensors",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the adapter, the whole model, or with --merge both in one, with tokenizer, chat template and card."""
+    from brim.cli.options import open_model
+
+    model = open_model(run, overrides or [])
+    given: dict[str, Any] = {"dtype": dtype, "max_divergence": max_divergence, "dataset": dataset}
+    result = model.export(output, merge=merge, format=output_format, **given)
+    if as_json:
+        print(json.dumps(_as_dict(result)))
+        return
+    print("\n".join(result.lines()))
+
+
+def _as_dict(result: ExportResult) -> dict[str, Any]:
+    return {
+        "output": str(result.path),
+        "kind": result.kind,
+        "num_bytes": result.num_bytes,
+        "divergence": asdict(result.divergence) if result.divergence is not None else None,
+        "tokens_of": result.probe,
+    }
+
+
+def upload(
+    run_or_export: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run's folder, or one that `brim export` wrote.")
+    ],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository; made if there is none.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make it private; a public one of this name is refused.")
+    ] = False,
+    revision: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--revision", metavar="NAME", help="A branch; made if there is none. Default: main."),
+    ] = None,
+    commit_message: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--commit-message", metavar="TEXT", help="Default: Upload … by brim."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send the model and its card to the Hub, with the token in HF_TOKEN. Nothing else of the run is sent."""
+    require_exists(run_or_export, expected="a run's folder, or one that `brim export` wrote")
+    from brim.workflows.export import upload as send
+
+    result = send(run_or_export, repository, private=private, revision=revision, commit_message=commit_message)
+    if as_json:
+        print(json.dumps(asdict(result)))
+        return
+    files = format_count(len(result.files), "file")
+    seen_by = "private" if result.private else "public"
+    print(f"{files}, {result.num_bytes:,} bytes, {seen_by}: {', '.join(result.files)}")
+    print(f"commit: {result.url}")

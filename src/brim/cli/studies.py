@@ -1,0 +1,224 @@
+"""Run `brim compare` and `brim verify-resume`: experiments of several runs.
+
+`compare` trains several configurations on equal tokens with several seeds. `verify-resume` tries on the user's own
+run whether an interruption changes anything, and prints as a table what was compared, what is guaranteed and what
+differs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists
+from brim.units import format_count
+
+if TYPE_CHECKING:
+    from brim.workflows.compare import CompareResult
+    from brim.workflows.verify_resume import Check, Difference, ResumeProof
+
+
+def compare(
+    config: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG", help="A YAML file, or a run's folder: what the others are compared to."),
+    ],
+    others: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        typer.Argument(
+            metavar="CONFIG_OR_KEY=VALUE",
+            help="The other ones; and dotted keys to override in all of them, such as trainer.epochs=1.",
+        ),
+    ] = None,
+    dataset: DatasetOption = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, metavar="N", help="Runs of each: random_seed, random_seed + 1, …")
+    ] = 3,
+    output_directory: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--output-directory", metavar="DIR", help="Default: results/<A>-vs-<B>."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in that folder; finished runs are not repeated.")
+    ] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train configurations with several seeds on equal tokens, and compare their final losses, steps, time, memory."""
+    from brim.workflows.compare import compare as compared
+
+    files, overrides = _apart([config, *(others or [])])
+    result = compared(
+        files,
+        dataset=dataset,
+        seeds=seeds,
+        output_directory=output_directory,
+        resume=resume,
+        overrides=overrides,
+    )
+    if as_json:
+        print(json.dumps(result.as_json(with_curves=False)))
+    elif as_markdown:
+        print(result.markdown(), end="")
+    else:
+        _print(result)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Configurations and overrides: what has an equals sign and is no file is an override."""
+    overrides = [each for each in arguments if "=" in each and not Path(each).exists()]
+    return [each for each in arguments if each not in overrides], overrides
+
+
+def _print(result: CompareResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=False)
+    for shown in result.tables():
+        console.print(Text(shown.caption, style="bold"))
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for number, head in enumerate(shown.heads):
+            table.add_column(Text(head), justify="left" if number < shown.num_texts else "right")
+        for row in shown.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        console.print()
+    for note in result.notes:
+        print(f"- {note}")
+    print(f"folder: {result.output_directory}")
+
+
+def verify_resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or not. It is only read.")],
+    overrides: Overrides = None,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", help="Steps that are made with and without interruptions.")
+    ] = 4,
+    from_step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--from-step",
+            metavar="K",
+            help="After which step, such as one before the batch size changes. Default: the newest checkpoint that "
+            "leaves so many steps, else the first step.",
+        ),
+    ] = None,
+    dataset: DatasetOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave both runs in their temporary folder.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop, kill and resume copies of a run, and compare them with one that nobody disturbed."""
+    require_exists(run, expected="the folder of a run")
+    from brim.workflows.verify_resume import verify_resume as verify
+
+    with _ends_as_ctrl_c():
+        proof = verify(
+            run,
+            steps=steps,
+            from_step=from_step,
+            dataset=dataset,
+            overrides=overrides or [],
+            keep=keep,
+        )
+    if as_json:
+        print(json.dumps(_finite(proof.as_dict())))
+    else:
+        print_proof(proof)
+    if not proof.holds:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _ends_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed: the temporary folder and the process that trains go then, too."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as with nohup
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finite(value: Any) -> Any:
+    """Infinity and NaN as null: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def print_proof(proof: ResumeProof) -> None:
+    """The table, the verdict, and each difference in full."""
+    console = Console(highlight=False)
+    for line in _head(proof):
+        console.print(Text(line))
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "compared", "promised", "found"):
+        table.add_column(name)
+    for check in proof.checks:
+        style = "" if check.holds else "bold red"
+        table.add_row(
+            *(Text(cell) for cell in (check.name, check.compared, _promised(check), check.found)), style=style
+        )
+    console.print(table)
+    console.print()
+    for check in proof.checks:
+        if check.difference is not None:
+            console.print(Text(_difference(check, check.difference)))
+    console.print(Text(f"the run's own log {proof.own_log}"))
+    console.print(Text(proof.verdict, style="bold"))
+
+
+def _head(proof: ResumeProof) -> Iterator[str]:
+    first, last = proof.start_step + 1, proof.start_step + proof.num_steps
+    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    source = f"the checkpoint of step {proof.checkpoint_step:,}" if proof.checkpoint_step else "the start of the run"
+    yield f"{steps} of {proof.run}, from {source}; {proof.device}, {proof.precision}"
+    yield f"rows of a step: {_sizes(proof.effective_batch_sizes)}"
+    stopped = (
+        "" if proof.stopped_after is None else f"stopped by Ctrl-C after step {proof.stopped_after:,}, continued, "
+    )
+    yield f"disturbed: {stopped}killed by SIGKILL in step {proof.killed_in:,} {proof.killed_where}, continued"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """8 (6 steps), then 16 (2 steps)."""
+    runs = [(size, len(list(group))) for size, group in groupby(sizes)]
+    return ", then ".join(f"{size:,} ({format_count(num, 'step')})" for size, num in runs)
+
+
+def _promised(check: Check) -> str:
+    if check.promise == "open":
+        return "nothing"
+    return "equal" if check.promise == "bits" else f"within {check.tolerance:g}"
+
+
+def _difference(check: Check, difference: Difference) -> str:
+    size = "" if difference.max_abs is None else f"; at most by {difference.max_abs:.3g}"
+    if difference.relative is not None and math.isfinite(difference.relative):
+        size += f" ({difference.relative:.3g} relative)"
+    more = f"; {difference.num:,} values differ" if difference.num > 1 else ""
+    return (
+        f"{check.name}: first at {difference.where}: {difference.undisturbed} without a break, {difference.disturbed} "
+        f"with{more}{size}"
+    )

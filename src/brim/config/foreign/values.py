@@ -1,0 +1,285 @@
+"""Convert other tools' values: each function takes a value as they write it, and returns brim's, or a `Help`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Lines: TypeAlias = tuple[tuple[str, Any], ...]
+
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+
+KERNEL = "model_parameters.attn_implementation"
+
+
+SCHEDULER = "trainer.learning_rate_scheduler"
+
+
+SHARES = "preprocessing.split.probabilities"
+
+
+DATA_FILES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """What to do instead: dotted keys of brim with their values, and words."""
+
+    lines: Lines = ()
+    words: str = ""
+    is_idle: bool = False  # the value asks for nothing that brim does not do in any case: the key may stay
+
+
+PRECISIONS: dict[Any, Any] = {
+    "bf16": "bf16-mixed",
+    "bfloat16": "bf16-true",
+    "amp_bf16": "bf16-mixed",
+    "fp16": "fp16-mixed",
+    "float16": "fp16-mixed",
+    "amp_fp16": "fp16-mixed",
+    "16-mixed": "fp16-mixed",
+    "float32": "fp32",
+    "32-true": "fp32",
+    "32": "fp32",
+    32: "fp32",
+}
+
+
+# transformers' and torchtune's dtype of the weights themselves.
+DTYPES: dict[Any, Any] = {
+    "bf16": "bf16-true",
+    "bfloat16": "bf16-true",
+    "fp16": Help(lines=(("precision", "fp16-mixed"),), words="weights themselves are never trained in fp16"),
+    "float16": Help(lines=(("precision", "fp16-mixed"),), words="weights themselves are never trained in fp16"),
+    "float32": "fp32",
+}
+
+
+OPTIMIZERS: dict[Any, Any] = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "bitsandbytes.optim.adamw8bit": "adamw_8bit",
+    "bitsandbytes.optim.pagedadamw8bit": "paged_adamw_8bit",
+    "bitsandbytes.optim.pagedadamw": "paged_adamw",
+    "paged_adamw_32bit": "paged_adamw",
+    "paged_lion_32bit": "paged_lion",
+    "lion_32bit": "lion",
+    "rmsprop_bnb_8bit": "rmsprop_8bit",
+}
+
+
+SCHEDULES: dict[Any, Any] = {
+    "constant_with_warmup": "constant",
+    "cosine_with_warmup": "cosine",
+    "cosine_with_min_lr": "cosine",
+    "linear_decay_with_warmup": "linear",
+    "warmup_stable_decay": "wsd",
+    "cosine_with_restarts": Help(words="a cosine with restarts is not supported yet; brim's cosine falls once"),
+    "rex": Help(words="REX is not supported yet; brim's schedules are constant, linear, cosine and wsd"),
+}
+
+
+KERNELS: dict[Any, Any] = {
+    True: "flash_attention_2",
+    "fa2": "flash_attention_2",
+    "flash": "flash_attention_2",
+    "flash_attn": "flash_attention_2",
+    "disabled": "eager",
+    "torch": "sdpa",
+    False: Help(words="remove it: brim takes sdpa where the architecture has it", is_idle=True),
+}
+
+
+ADAPTERS: dict[Any, Any] = {
+    "qlora": Help(lines=(("adapter.type", "lora"), ("quantization.bits", 4))),
+    "dora": Help(lines=(("adapter.type", "lora"), ("adapter.use_dora", True))),
+    "rslora": Help(lines=(("adapter.type", "lora"), ("adapter.use_rslora", True))),
+    "full": Help(words="leave the adapter out: without one all weights are trained"),
+    "none": Help(words="leave the adapter out: without one all weights are trained"),
+}
+
+
+BITS: dict[Any, Any] = {"4": 4, "8": 8, "nf4": 4, "fp4": 4, "int4": 4, "int8": 8}
+
+
+CUT_BY_MEMORY = Help(
+    words="remove it: brim cuts each effective batch (trainer.effective_batch_size) so that it fits the memory"
+)
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value switches off what its key is about: null, false, 0, nothing. YAML 1.2 reads no as a text."""
+    if isinstance(value, dict):
+        return all(map(is_off, value.values()))
+    return not value or (isinstance(value, str) and value.lower() in ("no", "off", "false", "none"))
+
+
+def choice(choices: Mapping[Any, Any]) -> Convert:
+    """Brim's value for each of the other tools'; others stay as they are."""
+
+    def chosen(value: Any) -> Any:
+        if not isinstance(value, str):
+            return choices.get(value, value) if isinstance(value, bool | int | float) else value
+        plain = value.lower().removeprefix("torch.optim.").removeprefix("torch.")
+        return choices.get(plain, plain)
+
+    return chosen
+
+
+def switch(*lines: tuple[str, Any], words: str = "", off: str = "brim does nothing of the kind unasked") -> Convert:
+    """What to write where a switch is on; off, it asks for nothing."""
+    return lambda value: (
+        Help(words=f"remove it: {off}", is_idle=True) if is_off(value) else Help(lines=lines, words=words)
+    )
+
+
+def bfloat16(value: Any) -> Any:
+    """transformers' mixed precision; `auto` is what brim does."""
+    left_out = "brim takes bfloat16 wherever the GPU has it"
+    if value == "auto":
+        return Help(words=f"remove it: {left_out}", is_idle=True)
+    if is_off(value):
+        return Help(words=f"{left_out}; set precision: fp32 or fp16-mixed where it is not to")
+    return Help(lines=(("precision", "bf16-mixed"),), words=f"left out, {left_out}")
+
+
+def warm_up(value: Any) -> Any:
+    """Updates, or a share of the run."""
+    if _is_share(value):
+        return Help(lines=((f"{SCHEDULER}.warmup_fraction", value),))
+    if value == 0:
+        return Help(words="remove it: there is no warm-up unasked", is_idle=True)
+    return f"{value}ba" if _is_count(value) else value
+
+
+def steps_between(value: Any) -> Any:
+    """Updates between checkpoints; Composer writes 500ba or 1ep."""
+    if _is_share(value):
+        return Help(words="shares of the run have no key; trainer.checkpoints_per_epoch says how often in an epoch")
+    number, unit = _duration(value)
+    if unit == "ep":
+        return Help(words="remove it: brim evaluates and saves at the end of each epoch")
+    return number if unit == "ba" else value
+
+
+def run_length(value: Any) -> Any:
+    """Composer's max_duration."""
+    number, unit = _duration(value)
+    keys = {"ep": "trainer.epochs", "ba": "trainer.train_steps", "sp": "trainer.train_samples"}
+    return Help(lines=((keys[unit], number),)) if unit in keys else value
+
+
+def num_steps(value: Any) -> Any:
+    """-1 is no limit."""
+    return Help(words="remove it: trainer.epochs decides then", is_idle=True) if value in (-1, 0) else value
+
+
+def micro_batch(value: Any) -> Any:
+    """Composer's `auto` is what brim does."""
+    return CUT_BY_MEMORY if value == "auto" else value
+
+
+def clipped(value: Any) -> Any:
+    """0 is no clipping."""
+    return Help(lines=(("trainer.gradient_clipping", None),)) if value == 0 else value
+
+
+def checkpointing(value: Any) -> Any:
+    """Ways of checkpointing (`unsloth`, `offload`) that brim has not."""
+    return not is_off(value) if isinstance(value, str) and value != "auto" else value
+
+
+def optimizer(value: Any) -> Any:
+    """A name, a mapping with keys, or torchtune's component."""
+    if not isinstance(value, dict):
+        return choice(OPTIMIZERS)(value)
+    name = choice(OPTIMIZERS)(value.get("_component_", value.get("type", value.get("name"))))
+    keys = {key: each for key, each in value.items() if key not in ("_component_", "type", "name", "lr", "fused")}
+    rate = (("trainer.learning_rate", value["lr"]),) if "lr" in value else ()
+    return Help(lines=(("trainer.optimizer", {"type": name, **keys}), *rate))
+
+
+def nested(value: Any) -> Any:
+    """Keys of the optimizer that stand a level too deep, as older Ludwig notebooks have them."""
+    if not isinstance(value, dict):
+        return Help(words="its keys stand in trainer.optimizer itself")
+    return Help(
+        lines=tuple(
+            ("trainer.learning_rate" if name == "lr" else f"trainer.optimizer.{name}", each)
+            for name, each in value.items()
+        ),
+        words="one level up",
+    )
+
+
+def held_out(value: Any) -> Any:
+    """The share of the rows that validates."""
+    if value == 0 and not isinstance(value, bool):
+        return [1.0, 0.0, 0.0]
+    if _is_share(value):
+        return [round(1 - value, 9), value, 0.0]
+    return Help(words=f"the key is {SHARES}: the shares of train, validation and test, such as [0.95, 0.05, 0.0]")
+
+
+def data_file(value: Any) -> Any:
+    """The paths of the data sets, where all are local files."""
+    paths: list[Any] = []
+    for entry in value if isinstance(value, list) else [value]:
+        path = (entry.get("data_files") or entry.get("path")) if isinstance(entry, dict) else entry
+        paths += path if isinstance(path, list) else [path]
+    if paths and all(isinstance(path, str) and path.endswith(DATA_FILES) for path in paths):
+        return paths[0] if len(paths) == 1 else paths
+    return Help(
+        words="save the rows to local files and name them: dataset: FILE or [FILE, FILE], or --dataset FILE; "
+        "input_features, output_features and prompt (or chat) say what their columns are"
+    )
+
+
+def modules(value: Any) -> Any:
+    """LLaMA-Factory's names, with commas between them."""
+    if value == "all":
+        return "all-linear"
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
+    return names if len(names) > 1 else value
+
+
+def ramp(value: Any) -> Any:
+    """Megatron's first size, increment and samples."""
+    if isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)):
+        first, increment, samples = value
+        return {"length": f"{samples}sp", "from": first, "shape": "linear", "increment": increment}
+    return value
+
+
+def gibibytes(value: Any) -> Any:
+    """A bare whole number is one of GiB."""
+    return f"{value} GiB" if _is_count(value) else value
+
+
+def template_file(value: Any) -> Any:
+    """A Jinja file; names of templates are other tools' own."""
+    if isinstance(value, str) and value.endswith((".jinja", ".jinja2", ".j2")):
+        return value
+    return Help(
+        words="set chat: {} for conversations: the tokenizer's own template writes them, or the file in chat.template"
+    )
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < 1
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _duration(value: Any) -> tuple[int, str]:
+    """500ba and 500 are 500 updates; what is no such duration has no unit."""
+    text = f"{value}ba" if _is_count(value) else str(value)
+    return (int(text[:-2]), text[-2:]) if text[:-2].isdecimal() else (0, "")

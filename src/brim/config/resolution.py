@@ -1,0 +1,279 @@
+"""Replace every `auto`, and every default that depends on others, by a value and a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from brim.config.batch_rules import ACCUMULATION, BATCH, DEFAULT_ROWS, EFFECTIVE, BatchSizes, batch_sizes, default_rows
+from brim.config.findings import Finding
+from brim.config.rules import biases_in_16_bits, quantised_base
+from brim.config.schedule_rules import has_beta2, implied_effective_rows, moves_batch, takes_default_epochs
+from brim.config.schema import Config, FinetuneTrainer, Section
+from brim.config.yaml import KeyPath, dotted
+from brim.errors import ConfigError, Problem
+
+DEFAULT_MAX_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What choices depend on."""
+
+    kind: Literal["cpu", "cuda", "mps"]
+    bf16: bool  # bfloat16 arithmetic in hardware
+    num_processes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One automatic choice: the key, the value, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.value} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """A configuration without `auto`, and what was chosen."""
+
+    config: Config
+    choices: tuple[Choice, ...]
+
+
+def resolve(config: Config, device: DeviceFacts, *, context_length: int | None = None) -> Resolution:
+    """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
+
+    What depends on more than the device stays `auto`, too: `trainer.chunked_loss` and
+    `model_parameters.attn_implementation` wait for the model (models/llm.py); `trainer.batch_size` with
+    `gradient_accumulation_steps`, `trainer.enable_gradient_checkpointing` and the section `memory` for the plan.
+
+    context_length: tokens that the model reaches; None where it sets no limit.
+
+    Raises ConfigError when the batch sizes do not multiply up for this number of processes, or when the precision
+    does not fit an adapter's settings, which can come with trained weights, or quantization, which can come with the
+    base model's folder, does not fit the rest; or when the device cannot do what the optimizer needs.
+    """
+    found = [*biases_in_16_bits(config), *quantised_base(config), *_optimizer_on(config, device)]
+    if found:
+        raise ConfigError(*(Problem(what=f.what, where=dotted(f.path), fix=f.fix) for f in found))
+    choices: list[Choice] = []
+    changes: dict[KeyPath, Any] = {}
+    for path, value, reason in _decisions(config, device, context_length):
+        changes[path] = value
+        if reason:
+            choices.append(Choice(key=dotted(path), value=value, reason=reason))
+    return Resolution(config=_changed(config, changes), choices=tuple(choices))
+
+
+def bounded_by_rows(config: Config, choices: tuple[Choice, ...], num_rows: int) -> tuple[Config, tuple[Choice, ...]]:
+    """A resolved configuration whose default effective batch is of no more than all rows to train on, and its choices.
+
+    A batch that was set, or that a schedule names, stays what it is.
+    """
+    trainer, key = config.trainer, dotted(EFFECTIVE)
+    chosen = next((each for each in choices if each.key == key), None)
+    if chosen is None or not isinstance(trainer, FinetuneTrainer) or trainer.batch_size != "auto":
+        return config, choices
+    if moves_batch(trainer) or chosen.value <= num_rows:
+        return config, choices
+    fewer = Choice(key=key, value=num_rows, reason=f"all rows to train on, since they are fewer; {chosen.reason}")
+    return with_effective_rows(config, num_rows), tuple(fewer if each is chosen else each for each in choices)
+
+
+def with_effective_rows(config: Config, rows: int) -> Config:
+    """The configuration of a run whose updates are of so many rows."""
+    return _changed(config, {EFFECTIVE: rows})
+
+
+def new_tokens(config: Config, context_length: int | None) -> int:
+    """generation.max_new_tokens as it is set, or as it will be chosen."""
+    given = config.generation.max_new_tokens
+    return _max_new_tokens(config, context_length)[0] if given is None else given
+
+
+def _decisions(config: Config, device: DeviceFacts, context_length: int | None) -> Iterator[tuple[KeyPath, Any, str]]:
+    """Key, value, and the reason; an empty reason where there was no choice."""
+    if config.precision == "auto":
+        yield ("precision",), *_precision(config, device)
+    quantization = config.quantization
+    if quantization is not None and quantization.bits == 4 and quantization.bnb_4bit_compute_dtype == "auto":
+        yield ("quantization", "bnb_4bit_compute_dtype"), *_compute_dtype(config, device)
+    if config.adapter is not None and config.adapter.alpha is None:
+        yield ("adapter", "alpha"), 2 * config.adapter.r, "twice adapter.r"
+    if isinstance(config.trainer, FinetuneTrainer):
+        yield from _sizes(config.trainer, device.num_processes)
+        yield from _learning_rate(config, config.trainer, device.num_processes)
+        if config.trainer.batch_beta2_scaling == "auto":
+            yield ("trainer", "batch_beta2_scaling"), *_beta2_scaling(config.trainer)
+    if config.generation.max_new_tokens is None:
+        yield ("generation", "max_new_tokens"), *_max_new_tokens(config, context_length)
+
+
+def _precision(config: Config, device: DeviceFacts) -> tuple[str, str]:
+    if device.kind == "cpu":
+        return "fp32", "the device is a CPU"
+    if device.bf16:
+        if config.adapter is not None and config.adapter.bias_type != "none":
+            return "bf16-mixed", "the GPU has bfloat16; the biases that are trained stay in fp32"
+        if not isinstance(config.trainer, FinetuneTrainer):
+            return "bf16-true", "the GPU has bfloat16, and nothing is trained"
+        if config.adapter is not None:
+            return "bf16-true", "the GPU has bfloat16; the base is frozen, the adapter stays in fp32"
+        return "bf16-mixed", "the GPU has bfloat16; weights stay in fp32, since 16 bits would lose small updates"
+    if device.kind == "mps":
+        return "fp32", "the device has no bfloat16"
+    return "fp16-mixed", "the GPU has no bfloat16"
+
+
+def _compute_dtype(config: Config, device: DeviceFacts) -> tuple[str, str]:
+    """The data type of 4-bit layers' arithmetic is that of the others'."""
+    precision = config.precision if config.precision != "auto" else _precision(config, device)[0]
+    names = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+    return names[precision], f"precision is {precision}"
+
+
+def _optimizer_on(config: Config, device: DeviceFacts) -> Iterator[Finding]:
+    """Paged states lie in memory that CUDA shares with the machine; bitsandbytes would quietly do without elsewhere."""
+    optimizer = config.trainer.optimizer if isinstance(config.trainer, FinetuneTrainer) else None
+    if optimizer is not None and optimizer.type.startswith("paged_") and device.kind != "cuda":
+        yield Finding(
+            paths=(("trainer", "optimizer", "type"),),
+            what=f"trainer.optimizer {optimizer.type} needs a CUDA device, and this is a "
+            f"{'CPU' if device.kind == 'cpu' else device.kind} machine",
+            fix=f"set trainer.optimizer.type: {optimizer.type.removeprefix('paged_')}",
+        )
+
+
+def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
+    sizes = batch_sizes(trainer, num_processes=num_processes)
+    if isinstance(sizes, Finding):
+        raise ConfigError(
+            Problem(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix),
+        )
+    if sizes.accumulation_steps is not None:
+        yield from _fixed_cut(trainer, sizes, num_processes)
+    if trainer.effective_batch_size == "auto" and sizes.effective_rows is not None:
+        yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes, num_processes)
+
+
+def _fixed_cut(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
+    if trainer.batch_size == "auto":
+        yield BATCH, sizes.micro_batch_rows, _why_batch(trainer, sizes, num_processes)
+    if trainer.gradient_accumulation_steps == "auto":
+        yield ACCUMULATION, sizes.accumulation_steps, _why_accumulation(trainer, sizes, num_processes)
+
+
+def _why_batch(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+    if trainer.effective_batch_size == "auto":
+        return "no effective batch is set"
+    if trainer.gradient_accumulation_steps == "auto":
+        return "an update is of one row" + (" a process" if num_processes > 1 else "")
+    return (
+        f"effective batch {sizes.effective_rows} / accumulation {sizes.accumulation_steps}{_processes(num_processes)}"
+    )
+
+
+def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+    implied = implied_effective_rows(trainer)
+    if implied is not None:
+        return implied[1]
+    if default_rows(trainer) is not None:
+        is_bounded = trainer.max_batch_size is not None and trainer.max_batch_size < DEFAULT_ROWS
+        return ("trainer.max_batch_size; " if is_bounded else "") + _defaults(trainer)
+    times = f" × {num_processes} processes" if num_processes > 1 else ""
+    return f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}{times}"
+
+
+def _defaults(trainer: FinetuneTrainer) -> str:
+    """What is said of the default batch, and of the default epochs where they, too, hold."""
+    if takes_default_epochs(trainer):
+        return f"the defaults are {trainer.epochs} epochs of {DEFAULT_ROWS} rows an update; Ludwig's are 100 and 1"
+    return f"the default is {DEFAULT_ROWS} rows an update; Ludwig's is 1"
+
+
+def _why_accumulation(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+    if trainer.effective_batch_size == "auto":
+        return "no effective batch is set"
+    return f"effective batch {sizes.effective_rows} / batch {sizes.micro_batch_rows}{_processes(num_processes)}"
+
+
+def _processes(num_processes: int) -> str:
+    return f" / {num_processes} processes" if num_processes > 1 else ""
+
+
+def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
+    rate, reason = trainer.learning_rate, ""
+    if rate == "auto":
+        rate, reason = _automatic_rate(config)
+    factor = {"constant": 1.0, "sqrt": math.sqrt(num_processes), "linear": float(num_processes)}
+    scale = factor[trainer.learning_rate_scaling]
+    if scale != 1:
+        rule = f"scaled for {num_processes} processes ({trainer.learning_rate_scaling})"
+        if rate * scale > 1:
+            raise ConfigError(
+                Problem(
+                    what=f"trainer.learning_rate {rate:g} {rule} is {rate * scale:g}",
+                    where="trainer.learning_rate",
+                    expected="a number from 0 to 1",
+                    fix="set trainer.learning_rate_scaling: constant",
+                )
+            )
+        yield ("trainer", "learning_rate"), rate * scale, f"{reason}; {rule}" if reason else rule
+        yield ("trainer", "learning_rate_scaling"), "constant", "the learning rate is scaled already"
+    elif reason:
+        yield ("trainer", "learning_rate"), rate, reason
+
+
+def _beta2_scaling(trainer: FinetuneTrainer) -> tuple[bool, str]:
+    """Without a reason where nothing was to be chosen."""
+    if trainer.batch_lr_scaling != "sqrt" or not moves_batch(trainer):
+        return False, ""
+    if not has_beta2(trainer.optimizer):
+        return False, f"{trainer.optimizer.type} has no second beta as Adam's"
+    return True, "batch_lr_scaling is sqrt, and the batch moves"
+
+
+def _automatic_rate(config: Config) -> tuple[float, str]:
+    if config.adapter is not None:
+        return 1e-4, "usual with LoRA"
+    if config.initialize == "random":
+        return 1e-3, "usual from scratch"
+    return 1e-5, "usual when all weights of a pretrained model are trained"
+
+
+def _max_new_tokens(config: Config, context_length: int | None) -> tuple[int, str]:
+    """A length that nobody set leaves at least half of the context to the prompt."""
+    tokens, reason = _length_of_answers(config)
+    if context_length is not None and tokens > context_length // 2:
+        return context_length // 2, f"half of the model's context; {reason} would leave too little for prompts"
+    return tokens, reason
+
+
+def _length_of_answers(config: Config) -> tuple[int, str]:
+    of_output = config.output_features[0].preprocessing.max_sequence_length
+    if of_output is not None:
+        return of_output, "the output feature's max_sequence_length"
+    of_all = config.preprocessing.global_max_sequence_length
+    if of_all is not None:
+        return of_all, "preprocessing.global_max_sequence_length"
+    return DEFAULT_MAX_NEW_TOKENS, "no length is set"
+
+
+def _changed(config: Config, changes: dict[KeyPath, Any]) -> Config:
+    """A copy with the values at the paths; sections between are copied, too."""
+    updates: dict[str, Any] = {}
+    for path, value in changes.items():
+        name = str(path[0])
+        if len(path) == 1:
+            updates[name] = value
+        else:
+            section: Section = updates.get(name, getattr(config, name))
+            updates[name] = section.model_copy(update={str(path[1]): value})
+    return config.model_copy(update=updates)

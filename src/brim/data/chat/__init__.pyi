@@ -1,0 +1,15 @@
+from .render import (
+    ChatPrompter as ChatPrompter,
+    chat_prompter as chat_prompter,
+    chat_template as chat_template,
+    num_unanswered as num_unanswered,
+)
+from .template import (
+    TEMPLATE_FILE as TEMPLATE_FILE,
+    TemplateTexts as TemplateTexts,
+    end_ids_of_turns as end_ids_of_turns,
+    has_template as has_template,
+    read_template as read_template,
+    settled_day as settled_day,
+    store_template as store_template,
+)

@@ -1,0 +1,244 @@
+"""Draw examples for each row at random from the training split, by the seed and the row's input alone.
+
+The pool holds the rows that may stand in a prompt as examples: those of the training split, the first of each input,
+with answers. Their texts lie in an Arrow table, on disk where they are many; a digest of each input stays in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from brim.config import prompt_columns
+from brim.config.schema import Config
+from brim.data.read import (
+    Column,
+    Source,
+    answer_column,
+    blocks,
+    cell_texts,
+    gather,
+    input_columns,
+    missing_of,
+    require_columns,
+    require_filled,
+    require_text,
+)
+from brim.data.split import assign_splits, sampled_rows, with_usable_splits
+from brim.data.usable import usable
+from brim.errors import DataError, Problem
+
+_RETRIEVAL = 4  # ends the entropy, so that the draws of one seed do not repeat those of splits, samples and epochs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomExamples:
+    """Draws from a pool of so many examples.
+
+    No state, and no row's number: a row has the same examples wherever it stands and in whatever company.
+    """
+
+    num_pooled: int
+    num_examples: int
+    seed: int
+
+    def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
+        """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
+        rows = zip(digests_of(inputs).tolist(), own.tolist(), strict=True)
+        return np.array([self._drawn(*row) for row in rows], np.int64).reshape(len(inputs), self.num_examples)
+
+    def _drawn(self, digest: int, own: int) -> list[int]:
+        if own == NONE:
+            return drawn(self.num_pooled, self.num_examples, self.seed, digest, _RETRIEVAL)
+        others = drawn(self.num_pooled - 1, self.num_examples, self.seed, digest, _RETRIEVAL)
+        return [position + (position >= own) for position in others]
+
+
+def drawn(population: int, size: int, *entropy: int) -> list[int]:
+    """`size` different numbers below `population`, in a random order, from these numbers as entropy.
+
+    The first steps of a Fisher-Yates shuffle, of which only what was moved is kept. A remainder of 64 random bits
+    favours no number by more than population / 2^64.
+    """
+    assert size <= population, "who asks has counted"
+    bits = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(size).tolist()
+    moved: dict[int, int] = {}
+    picked = []
+    for step, random in enumerate(bits):
+        at = step + random % (population - step)
+        picked.append(moved.get(at, at))
+        moved[at] = moved.get(step, step)
+    return picked
+
+
+NONE = -1  # the position of an input that is not in the pool
+
+
+_SCHEMA = pa.schema([("input", pa.large_string()), ("example", pa.large_string())])
+
+
+Positions = npt.NDArray[np.int64]
+
+
+class ExamplePool:
+    """Examples by position, 0 to len - 1, in the order of their rows; no two have the same input.
+
+    table: columns `input` (the text that inputs are compared by) and `example` (the row as text).
+    num_unknown: training rows that are no examples, since their answer is no label of the category.
+    """
+
+    def __init__(self, table: pa.Table, *, num_unknown: int = 0) -> None:
+        self.num_unknown = num_unknown
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        digests = np.concatenate([np.zeros(0, np.uint64), *map(digests_of, self.inputs())])
+        self._order = np.argsort(digests, kind="stable")
+        self._digests = digests[self._order]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def inputs(self) -> Iterator[list[str]]:
+        """The inputs of all examples, in their order, some at once."""
+        for batch in self._batches:
+            yield batch.column("input").to_pylist()
+
+    def positions_of(self, inputs: Sequence[str]) -> Positions:
+        """Where the example with this very input stands; NONE where there is none."""
+        digests = digests_of(inputs)
+        at = np.minimum(np.searchsorted(self._digests, digests), max(len(self) - 1, 0))
+        if not len(self):
+            return np.full(len(inputs), NONE, dtype=np.int64)
+        return np.where(self._digests[at] == digests, self._order[at], NONE).astype(np.int64)
+
+    def context(self, positions: Sequence[int]) -> str:
+        """These examples, in this order, as they stand in a prompt: as Python writes a list of dicts."""
+        return f"[{', '.join(map(self._example, positions))}]"
+
+    def _example(self, position: int) -> str:
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        batch = self._batches[number]
+        return str(batch.column("example")[position - (int(self._ends[number]) - batch.num_rows)].as_py())
+
+
+def example_pool(config: Config, source: Source) -> ExamplePool:
+    """What a configuration's training split holds of examples.
+
+    Raises DataError: missing columns, missing cells whose strategy is `error`, an unusable split column, no rows.
+    """
+    fields = _fields(config)
+    keys, source = _training_rows(config, source, fields)
+    num_rows = len(keys)
+    keys = _with_known_label(config.output_features[0].labels, fields.answer, source, keys)
+    first = _first_of_each(np.concatenate([np.zeros(0, np.uint64), *_input_digests(fields, source, keys)]))
+    table = gather(_batches(fields, source, keys[first]), schema=_SCHEMA)
+    pool = ExamplePool(table, num_unknown=num_rows - len(keys))
+    num_examples = config.prompt.num_examples
+    if len(pool) < num_examples:
+        raise DataError(
+            Problem(
+                what=f"the training split has {len(pool):,} different inputs, and prompt.retrieval.k asks for "
+                f"{num_examples:,} examples",
+                where=source.name,
+                fix="lower prompt.retrieval.k, or look at preprocessing.split",
+            )
+        )
+    return pool
+
+
+def digests_of(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """64 bits of each text: among a million, two different ones have the same with a probability of 3e-8."""
+    whole = b"".join(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(whole, dtype="<u8")
+
+
+def input_texts(cells: Mapping[str, list[str]], columns: Iterable[str]) -> list[str]:
+    """The text by which each row's input is compared: its column, or its columns line by line."""
+    return ["\n".join(values) for values in zip(*(cells[name] for name in columns), strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fields:
+    """What an example tells of a row: the columns that the prompt reads, and the answer."""
+
+    inputs: tuple[Column, ...]
+    answer: Column
+    names: tuple[str, ...]  # as they are called in the example
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (*self.inputs, self.answer)
+
+
+def _fields(config: Config) -> _Fields:
+    target = config.output_features[0]
+    columns, named = prompt_columns(config), {each.column_name: each.name for each in config.input_features}
+    return _Fields(
+        inputs=input_columns(config, columns),
+        answer=answer_column(target, target.column_name),
+        names=(*(named.get(name, name) for name in columns), target.name),
+    )
+
+
+def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Positions, Source]:
+    """The keys of the rows that train, without those that have no value in a column whose strategy drops them."""
+    names = [column.name for column in fields.columns]
+    require_columns(source, {column.name: column.feature for column in fields.columns})
+    source = with_usable_splits(usable(source, names, config.preprocessing), config)
+    require_text(source, names)
+    keys = sampled_rows(source, config)
+    codes, _ = assign_splits(source, config, keys)
+    keys = keys[codes == 0]
+    require_filled(source, fields.columns, keys)
+    for column in fields.columns:
+        if column.missing_value_strategy == "drop_row":
+            keys = keys[~missing_of(source, column)[keys]]
+    return keys, source
+
+
+def _with_known_label(labels: Sequence[str], answer: Column, source: Source, keys: Positions) -> Positions:
+    """The rows whose answer is one of the labels; all, where there are none."""
+    if not labels:
+        return keys
+    known = frozenset(labels)
+    kept = [np.zeros(0, np.int64)]
+    for block_keys, block in blocks(source.table.select([answer.name]), keys):
+        texts = cell_texts(block[answer.name], fill=answer.fill_value)
+        kept.append(block_keys[[text.strip() in known for text in texts]])
+    return np.concatenate(kept)
+
+
+def _input_digests(fields: _Fields, source: Source, keys: Positions) -> Iterator[npt.NDArray[np.uint64]]:
+    names = [column.name for column in fields.inputs]
+    for _, block in blocks(source.table.select(names), keys):
+        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.inputs}
+        yield digests_of(input_texts(cells, names))
+
+
+def _first_of_each(digests: npt.NDArray[np.uint64]) -> Positions:
+    _, first = np.unique(digests, return_index=True)
+    return np.sort(first)
+
+
+def _batches(fields: _Fields, source: Source, keys: Positions) -> Iterator[pa.RecordBatch]:
+    inputs = [column.name for column in fields.inputs]
+    for _, block in blocks(source.table.select(list(dict.fromkeys([*inputs, fields.answer.name]))), keys):
+        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.columns}
+        values = [_values(block[column.name], cells[column.name]) for column in fields.columns]
+        examples = [repr(dict(zip(fields.names, row, strict=True))) for row in zip(*values, strict=True)]
+        columns = [pa.array(texts, pa.large_string()) for texts in (input_texts(cells, inputs), examples)]
+        yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _values(column: pa.ChunkedArray, texts: list[str]) -> list[object]:
+    """Numbers and truth values as such, all else as text."""
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_float64(kind)):
+        return list(texts)
+    values = zip(column.to_pylist(), texts, strict=True)
+    return [text if value is None or value != value else value for value, text in values]

@@ -1,0 +1,291 @@
+"""Find the labels of a category in the data, and the rows whose answer is none of them.
+
+Texts that are too long to tokenize are found here, too: a tokenizer takes some hundred bytes of memory for each
+character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.config import Choice, category_rules, dotted, folded, misspelt, shortened, with_labels_matched
+from brim.config.schema import Config, OutputFeature
+from brim.data.advice import Slip
+from brim.data.read import OUTPUT, RowFaults, Source, cell_texts, places, require_columns, require_text
+from brim.data.tokens import Texts
+from brim.data.usable import data_problems, usable
+from brim.errors import ConfigError, DataError, Problem
+from brim.notes import warning
+
+MAX_CHARACTERS = 1 << 24  # of a prompt or an answer; no model's context holds a tenth
+
+
+def bounded(texts: Iterable[Texts], faults: RowFaults, *, most: int = MAX_CHARACTERS) -> Iterator[Texts]:
+    """The texts without rows that are too long, which are added to the faults."""
+    for batch in texts:
+        keep = []
+        for number, key in enumerate(batch.keys.tolist()):
+            length = max(len(each[number]) for each in (batch.prompts, batch.answers) if each)
+            if length <= most:
+                keep.append(number)
+            else:
+                faults.add(key, _too_long(length, most))
+        if keep:
+            yield batch.only(keep)
+
+
+def _too_long(length: int, most: int) -> Problem:
+    return Problem(
+        what=f"a text of {length:,} characters",
+        expected=f"at most {most:,} characters",
+        fix="cut it before, or remove the row",
+    )
+
+
+MOST_LABELS = 1000
+
+
+_FEW_LABELS = 20  # which may be each of one row
+
+
+_SHOWN = 10  # labels in a message
+
+
+_MANY_TIMES = 10  # as many rows has a label at least that others are slips of
+
+
+_MATCH = "output_features.0.decoder.match"
+
+
+_VOCAB = "output_features.0.preprocessing.vocab"
+
+
+_FALLBACK = "output_features.0.preprocessing.fallback_label"
+
+
+_NAME_THEM = f"name the labels in {_VOCAB}, such as [positive, negative], or give each a rule in {_MATCH}"
+
+
+def lacks_labels(config: Config) -> bool:
+    """Whether the answer is a category whose labels are to come from the data."""
+    feature = config.output_features[0]
+    return config.chat is None and feature.categories is not None and not feature.rules
+
+
+def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[Choice, ...]]:
+    """The configuration with the labels of its category, where they are to come from the data, and what was chosen.
+
+    They are all values of the answer's column, in alphabetical order.
+    Raises DataError: no such column; fewer than two labels; more than MOST_LABELS, or so many that they are no labels;
+    labels that differ in case or white space alone. Raises ConfigError for labels that no rule could tell apart.
+    """
+    if not lacks_labels(config):
+        return config, ()
+    feature = config.output_features[0]
+    name = feature.column_name
+    if name not in source.table.column_names:
+        try:
+            require_columns(source, {name: OUTPUT})
+        except DataError as error:
+            (problem,) = error.problems
+            what = f"the labels of `{feature.name}` are not known: {problem.what}, and {_MATCH} is not given"
+            fix = f"{_NAME_THEM}; or take a data set with the column, or the folder of a run, which knows its labels"
+            fix = problem.fix if misspelt(name, source.table.column_names) else fix
+            unknown = Problem(what=what, where=source.name, expected=problem.expected, fix=fix)
+            raise DataError(unknown, *data_problems(config, source, with_answers=False)) from None
+    try:
+        source = usable(source, [name], config.preprocessing)
+        require_text(source, [name])
+    except DataError:  # and what else is wrong
+        raise DataError(*data_problems(config, source, with_answers=True)) from None
+    counts = _counted(source.table[name])
+    _require_labels(counts, name, source)
+    labels = tuple(sorted(counts, key=lambda label: (label.casefold(), label)))
+    fallback = feature.fallback_label or max(labels, key=lambda label: counts[label])
+    preprocessing = feature.preprocessing.model_copy(update={"fallback_label": fallback})
+    matched = with_labels_matched(feature.model_copy(update={"preprocessing": preprocessing}), labels)
+    config = config.model_copy(update={"output_features": (matched,)})
+    faults = [
+        Problem(what=found.what, where=dotted(found.path), fix=f"rename a label in the data, or {_NAME_THEM}")
+        for found in category_rules(config)
+    ]
+    if faults:
+        raise ConfigError(*faults)
+    return config, _choices(feature, labels, fallback, num_rows=counts[fallback])
+
+
+def label_slips(config: Config, source: Source) -> list[Slip]:
+    """Return the labels from the data that are probably misspelt: beside one of ten times as many rows, but for one
+    letter the same.
+
+    Labels that differ in digits or in a word of one or two letters are none: `level 1` and `level 2`, `class a`.
+    """
+    if not lacks_labels(config):
+        return []
+    name = config.output_features[0].column_name
+    column = usable(source, [name], config.preprocessing).table[name]
+    counts = _counted(column)
+    near: dict[str, set[str]] = {}
+    for label in counts:
+        for text in _without_a_letter(label):
+            near.setdefault(text, set()).add(label)
+    found = {}
+    for label, count in counts.items():
+        alike = sorted(set[str]().union(*(near[text] for text in _without_a_letter(label))))
+        common = [other for other in alike if counts[other] >= _MANY_TIMES * count and not _is_numbered(label, other)]
+        meant = misspelt(label, common, at_most=1)
+        if meant is not None:
+            found[label] = meant
+    rows = _rows_with(found, column)
+    slips = [
+        Slip(label=label, meant=meant, rows=rows[label], num_meant=counts[meant]) for label, meant in found.items()
+    ]
+    return sorted(slips, key=lambda slip: slip.rows)
+
+
+def slip_notes(config: Config, source: Source) -> list[str]:
+    """Return what a person who trains should know of `label_slips`, in one note."""
+    slips = label_slips(config, source)
+    if not slips:
+        return []
+    told = "; ".join(
+        f"{slip.label!r} ({_rows_at(slip.rows, source)}) beside {slip.meant!r} ({slip.num_meant:,} rows)"
+        for slip in slips[:_SHOWN]
+    )
+    more = f"; and {len(slips) - _SHOWN:,} more, which `brim check` names" if len(slips) > _SHOWN else ""
+    what = "a label of its own is probably misspelt" if len(slips) == 1 else "labels of their own are probably misspelt"
+    return [warning(f"{what}: {told}{more}; correct the data, or name the labels in {_VOCAB}", topic="rows")]
+
+
+def _without_a_letter(label: str) -> set[str]:
+    """Return the label, and the rest without each of its letters: where a slip parts two labels, two of these meet."""
+    plain = folded(label)
+    return {plain, *(plain[:at] + plain[at + 1 :] for at in range(len(plain)))}
+
+
+def _is_numbered(label: str, other: str) -> bool:
+    """Whether two labels differ in digits, or in words of one or two letters, which stand for different things."""
+    if _DIGITS.sub("", label) == _DIGITS.sub("", other):
+        return True
+    words, others = label.split(), other.split()
+    if len(words) != len(others):
+        return False
+    return all(max(len(a), len(b)) < 3 for a, b in zip(words, others, strict=True) if a != b)
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def _rows_with(labels: Iterable[str], column: pa.ChunkedArray) -> dict[str, list[int]]:
+    """The rows in which each of these labels stands."""
+    rows: dict[str, list[int]] = {label: [] for label in labels}
+    if rows:
+        for row, text in enumerate(cell_texts(column)):
+            if text.strip() in rows:
+                rows[text.strip()].append(row)
+    return rows
+
+
+def _rows_at(rows: list[int], source: Source) -> str:
+    return f"{len(rows):,} {_rows(len(rows))}: {places(source, rows)}"
+
+
+def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: RowFaults) -> Iterator[Texts]:
+    """The texts without rows of unknown labels, which are added to the faults; all of them, where answers are texts.
+
+    As in Ludwig, white space around a label does not count.
+    """
+    labels = feature.labels
+    known = frozenset(labels)
+    for batch in texts:
+        if not known or not batch.answers:
+            yield batch
+            continue
+        keep = []
+        for number, answer in enumerate(batch.answers):
+            if answer.strip() in known:
+                keep.append(number)
+            else:
+                faults.add(int(batch.keys[number]), _unknown(answer.strip(), labels, feature.column_name))
+        if keep:
+            yield batch.only(keep)
+
+
+def _counted(column: pa.ChunkedArray) -> Counter[str]:
+    """How many rows have each value, white space around it aside; empty ones are no label."""
+    counts: Counter[str] = Counter()
+    found = pc.value_counts(column)
+    values = cell_texts(pa.chunked_array([found.field("values")]))
+    for value, count in zip(values, found.field("counts").to_pylist(), strict=True):
+        if value.strip():
+            counts[value.strip()] += count
+    return counts
+
+
+def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
+    num_rows, where = counts.total(), source.name
+    if len(counts) < 2:
+        what = f"column `{column}` holds {len(counts)} label{'' if len(counts) == 1 else 's'}"
+        raise DataError(Problem(what=what, where=where, expected="at least two", fix=_NAME_THEM))
+    if len(counts) > MOST_LABELS or (len(counts) > _FEW_LABELS and len(counts) * 2 > num_rows):
+        raise DataError(
+            Problem(
+                what=f"column `{column}` holds {len(counts):,} different values in {num_rows:,} rows: no labels",
+                where=where,
+                expected=f"at most {MOST_LABELS:,} labels, each of at least two rows on average",
+                fix=f"set output_features.0.type: text, name another column, or {_NAME_THEM}",
+            )
+        )
+    ways: dict[str, list[str]] = {}
+    for label in counts:
+        ways.setdefault(" ".join(label.split()).casefold(), []).append(label)
+    alike = sorted(
+        sorted(labels, key=lambda label: (-counts[label], label)) for labels in ways.values() if len(labels) > 1
+    )[:_SHOWN]
+    if alike:
+        rows = _rows_with([label for _, *others in alike for label in others], source.table[column])
+        raise DataError(
+            *(
+                Problem(
+                    what=f"column `{column}` writes one label in {1 + len(others)} ways: "
+                    f"{common!r} ({counts[common]:,} {_rows(counts[common])}), "
+                    + ", ".join(f"{label!r} ({_rows_at(rows[label], source)})" for label in others),
+                    where=where,
+                    expected="labels that differ in more than case and white space",
+                    fix=f"write {common!r} in all of these rows",
+                )
+                for common, *others in alike
+            )
+        )
+
+
+def _choices(feature: OutputFeature, labels: Sequence[str], fallback: str, *, num_rows: int) -> tuple[Choice, ...]:
+    values = f"the values of column `{feature.column_name}`: {_listed(labels)}"
+    chosen = [Choice(key=_MATCH, value=f"{len(labels)} labels", reason=values)]
+    if feature.fallback_label is None:
+        reason = f"the most frequent label, of {num_rows:,} {_rows(num_rows)}"
+        chosen.append(Choice(key=_FALLBACK, value=fallback, reason=reason))
+    return tuple(chosen)
+
+
+def _unknown(label: str, labels: Sequence[str], column: str) -> Problem:
+    meant = misspelt(label, labels)
+    return Problem(
+        what=f"column `{column}` holds the label {shortened(label)!r}, which is unknown"
+        + (f" (did you mean {meant}?)" if meant else ""),
+        expected=_listed(labels),
+        fix="correct the data, or give the label a rule in output_features.0.decoder.match",
+    )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:_SHOWN]) + (f" or {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"

@@ -1,0 +1,420 @@
+"""Turn a source and a configuration into token rows, a ledger and notes.
+
+Training, evaluation and prediction use it. Errors and notes about the rows are given once all are tokenized.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from brim.config.schema import Config, PreprocessingConfig
+from brim.data.labels import bounded, with_known_labels
+from brim.data.prompts import Prompter, learning_limits, prompt_limits, prompter, require_room_for_template
+from brim.data.read import (
+    MAX_PLACES,
+    SPLITS,
+    BadRowPolicy,
+    Entry,
+    Ledger,
+    RowFaults,
+    Source,
+    gather,
+    missing_of,
+    notes_on_mixed,
+    places,
+    require_filled,
+)
+from brim.data.split import assign_splits, sampled_rows, with_usable_splits
+from brim.data.tokens import SCHEMA, Chat, Findings, Limits, Piece, Policy, TextEncoder, Texts, TokenRows, tokenize
+from brim.data.usable import dropped_faults, leaving_none_unasked, most_unasked
+from brim.errors import DataError, Problem, problems_of
+from brim.notes import warning
+
+if TYPE_CHECKING:
+    from brim.data.chat import ChatPrompter
+
+
+FULL = "full"  # the name of all rows together, where they are not split
+
+
+Keys = npt.NDArray[np.int64]
+
+
+Watch: TypeAlias = Callable[[Texts], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Token rows by split (train, validation, test; each may be empty), what happened to rows, and what to know."""
+
+    splits: dict[str, TokenRows]
+    ledger: Ledger
+    notes: tuple[str, ...]
+    num_spare: int = 0  # rows that may yet be left out by preprocessing.max_dropped_fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """Token rows in the order of the source, what happened to rows, and what to know."""
+
+    rows: TokenRows
+    ledger: Ledger
+    notes: tuple[str, ...]
+    num_spare: int = 0  # as in Prepared
+
+
+def prepare(
+    source: Source,
+    config: Config,
+    encoder: TextEncoder,
+    *,
+    context_length: int | None,
+    only: str | None = None,
+    watch: Watch | None = None,
+) -> Prepared:
+    """Sample, split, render, tokenize and cut, as the configuration says.
+
+    only: a split to prepare alone, or "full" for every row of the source under that name, in its order. What training
+    leaves out of a split is left out of the split alone, too.
+    watch: sees each batch of texts before it is tokenized.
+    Raises DataError: missing columns, missing cells, an unusable split column, no rows to train on; more than a few
+    rows that cannot be used, are beyond the model's context where no length is set, or have nothing to learn from.
+    """
+    asked = prompter(config, source, with_answers=True, encoder=encoder, split=only)
+    limits = learning_limits(config, context_length)
+    if only is not None:
+        source, keys, notes, num_all = _rows_of(only, asked, config)
+        done = _tokenized(
+            asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch, num_all=num_all
+        )
+        notes = [*notes, *done.notes]
+        return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=tuple(notes), num_spare=done.num_spare)
+    source = with_usable_splits(asked.source, config)
+    keys = sampled_rows(source, config)
+    codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
+    code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
+    code_of_key[keys] = codes
+    done = _tokenized(
+        asked,
+        source,
+        keys,
+        encoder,
+        limits,
+        config,
+        split_of=lambda key: SPLITS[code_of_key[key]],
+        watch=watch,
+        num_all=len(keys),
+    )
+    row_codes = code_of_key[done.rows.keys]
+    splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
+    notes += _require_train(splits, source, config)
+    return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes), num_spare=done.num_spare)
+
+
+def prompts_of(
+    source: Source,
+    config: Config,
+    encoder: TextEncoder,
+    *,
+    only: str = FULL,
+    watch: Watch | None = None,
+    context_length: int | None = None,
+) -> Tokenized:
+    """The prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
+
+    Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
+    context_length: where nothing is to follow the prompts: longer ones are treated as preprocessing.on_overlong says.
+    Raises DataError: missing columns or cells, an unusable split column, prompts beyond the context.
+    """
+    asked = prompter(config, source, with_answers=False, encoder=encoder, split=only)
+    config = config.model_copy(update={"preprocessing": leaving_none_unasked(config.preprocessing)})
+    source, keys, notes, _ = _rows_of(only, asked, config)
+    limits = prompt_limits(config, context_length)
+    done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch, num_all=0)
+    return replace(done, notes=(*notes, *done.notes))
+
+
+def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bool = False) -> TokenRows:
+    """Finished prompts as rows to be continued; keys are their positions.
+
+    are_chats: a chat template has written them, and nothing is added to what it writes.
+    """
+    chats = [Chat(pieces=(Piece(text=text, supervised=False),), own_texts=(), reply=None) for text in texts]
+    batch = Texts(keys=np.arange(len(texts)), prompts=list(texts), answers=[], chats=chats if are_chats else None)
+    policy = Policy(split_of=lambda key: FULL)
+    return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
+
+
+def _rows_of(split: str, asked: Prompter | ChatPrompter, config: Config) -> tuple[Source, Keys, list[str], int]:
+    """The usable rows of one split, or all for "full"; the source with the faults of the others; notes; how many rows
+    all splits have.
+    """
+    if split == FULL:
+        keys = asked.source.usable_rows()
+        return asked.source, keys, [], len(keys)
+    source = with_usable_splits(asked.source, config)
+    keys = sampled_rows(source, config)
+    codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
+    return source, keys[codes == SPLITS.index(split)], notes, len(keys)
+
+
+def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
+    """Notes on empty splits; none to train on is an error."""
+    if config.trainer.type != "none" and not len(splits["train"]):
+        raise DataError(
+            Problem(
+                what="no rows are left to train on",
+                where=source.name,
+                expected="at least one row in the train split",
+                fix="look at preprocessing.split and at what was dropped",
+            )
+        )
+    return [f"the {name} split has no rows" for name in ("validation", "test") if not len(splits[name])]
+
+
+def _tokenized(
+    asked: Prompter | ChatPrompter,
+    source: Source,
+    keys: Keys,
+    encoder: TextEncoder,
+    limits: Limits,
+    config: Config,
+    *,
+    split_of: Callable[[int], str],
+    watch: Watch | None,
+    num_all: int,
+) -> Tokenized:
+    """num_all: usable rows of all splits, of which a share is left out unasked; 0: none is."""
+    preprocessing = config.preprocessing
+    if isinstance(asked, Prompter):
+        require_room_for_template(asked, encoder, limits, source)
+    require_filled(source, asked.columns, keys)
+    ledger = Ledger(num_rows=len(keys) + len(source.faults))
+    keys = _without_missing(asked, keys, ledger, split_of)
+    findings = Findings()
+    policy = Policy(
+        split_of=split_of,
+        special_in_template=encoder.count_special(asked.bare_template),
+    )
+    texts = bounded(_watched(asked.texts(keys), watch), asked.faults)
+    if config.chat is None:
+        texts = with_known_labels(texts, config.output_features[0], asked.faults)
+    batches = tokenize(texts, encoder, limits, findings, policy)
+    rows = TokenRows(gather(batches, schema=SCHEMA))
+    bad = {**source.faults, **asked.faults.problems}
+    few = few_of(bad, findings, preprocessing, num_rows=num_all + len(source.faults) if num_all else 0)
+    rows = without_unusable(
+        rows, findings, preprocessing, source, limits=limits, split_of=split_of, few=few.why or None
+    )
+    problems = problems_of(
+        lambda: ledger.entries.extend(_bad_rows(asked, source, preprocessing.on_bad_row, few, len(keys), split_of)),
+        lambda: require_fitting(findings, source, limits, num_rows=len(keys)),
+        lambda: require_learnable(findings, source, num_rows=len(keys)),
+    )
+    if problems:
+        raise DataError(*problems)
+    ledger.entries += findings.entries
+    ledger.entries.sort(key=lambda entry: entry.key)
+    read_notes = (*source.notes, *notes_on_mixed(source, asked.used_columns))
+    notes = (*read_notes, *asked.notes(), *notes_of(findings, source, limits))
+    return Tokenized(rows=rows, ledger=ledger, notes=notes, num_spare=max(0, few.num_more))
+
+
+def _bad_rows(
+    asked: Prompter | ChatPrompter,
+    source: Source,
+    policy: BadRowPolicy,
+    few: Few,
+    num_rows: int,
+    split_of: Callable[[int], str],
+) -> list[Entry]:
+    """The ledger's entries for the rows that cannot be used. Raises DataError where they are not to be left out."""
+    unasked = few.why if policy == "auto" else ""
+    if policy == "error" or (policy == "auto" and not few.why):
+        faults = RowFaults(locate=source.locate, problems={**source.faults, **asked.faults.problems})
+        num_rows += len(source.faults)
+        return faults.settle("error", num_rows=num_rows, name=source.name, split_of=split_of, most=few.most)
+    entries = asked.faults.settle("drop", num_rows=num_rows, name=source.name, split_of=split_of, unasked=unasked)
+    return [*dropped_faults(source, unasked=unasked), *entries]
+
+
+def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:
+    for batch in texts:
+        if watch is not None:
+            watch(batch)
+        yield batch
+
+
+def _without_missing(
+    asked: Prompter | ChatPrompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]
+) -> Keys:
+    """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
+    dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
+    filled = np.zeros_like(dropped)
+    empty = {column: missing_of(asked.source, column) for column in asked.columns}
+    for column, rows in empty.items():
+        (dropped if column.missing_value_strategy == "drop_row" else filled)[rows] = True
+    for key in keys[(dropped | filled)[keys]].tolist():
+        names = ", ".join(f"`{column.name}`" for column, rows in empty.items() if rows[key])
+        event, why = "dropped_missing" if dropped[key] else "filled_missing", sys.intern(f"no value in {names}")
+        ledger.entries.append(Entry(key=key, split=split_of(key), event=event, why=why))
+    return keys[~dropped[keys]]
+
+
+_FIX_LENGTH = "set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted)"
+
+
+_FIX_FEATURE_LENGTH = "set max_sequence_length of a feature to cut prompts or answers alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few:
+    """Whether the rows are left out of which nobody says what becomes of them."""
+
+    most: int  # rows that may be left out so
+    num_more: int  # of these, how many are not yet; negative where there are too many
+    why: str  # the setting that leaves them out; empty where there are too many
+
+
+def few_of(bad: Collection[int], findings: Findings, policy: PreprocessingConfig, *, num_rows: int) -> Few:
+    """Judge all kinds of unusable rows together. bad: keys of rows that cannot be used. num_rows: of all splits."""
+    keys = {*(bad if policy.on_bad_row == "auto" else ())}
+    keys |= {key for key, _ in findings.unlearnable} if policy.drop_unlearnable == "auto" else set()
+    keys |= {key for key, _ in findings.overlong} if policy.on_overlong == "auto" else set()
+    most = most_unasked(policy, num_rows)
+    if len(keys) > most:
+        findings.most_dropped = most
+    why = f"preprocessing.max_dropped_fraction {policy.max_dropped_fraction:g} leaves out up to {most:,}"
+    return Few(most=most, num_more=most - len(keys), why=why if len(keys) <= most else "")
+
+
+def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_rows: int) -> None:
+    """Raise DataError when rows are longer than the context, naming the longest."""
+    if not findings.overlong:
+        return
+    longest = sorted(findings.overlong, key=lambda each: (-each[1], each[0]))
+    located = ", ".join(f"{source.locate(key)} ({tokens:,} tokens)" for key, tokens in longest[:MAX_PLACES])
+    more = f" and {len(longest) - MAX_PLACES:,} more" if len(longest) > MAX_PLACES else ""
+    raise DataError(
+        Problem(
+            what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context{_too_many(findings)}",
+            where=f"{located}{more}",
+            expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
+            fix=_FIX_LENGTH if findings.are_chats else f"{_FIX_LENGTH}; or {_FIX_FEATURE_LENGTH}",
+        )
+    )
+
+
+def without_unusable(
+    rows: TokenRows,
+    findings: Findings,
+    policy: PreprocessingConfig,
+    source: Source,
+    *,
+    limits: Limits,
+    split_of: Callable[[int], str],
+    few: str | None,
+) -> TokenRows:
+    """The rows without those that `preprocessing` leaves out; they are no findings any more, but in the ledger.
+
+    Those are rows without anything to learn from, and rows that are longer than the context. few: the setting that
+    leaves them out where nobody says what becomes of them; None: they stay.
+    """
+    drop = _Drop(findings=findings, source=source, split_of=split_of, unasked=few)
+    of_unlearnable = {True: "preprocessing.drop_unlearnable is true", "auto": few}.get(policy.drop_unlearnable)
+    rows = drop(rows, "dropped_unlearnable", findings.unlearnable, of_unlearnable)
+    of_overlong = {"drop": "preprocessing.on_overlong is drop", "auto": few}.get(policy.on_overlong)
+    context = f", and the context is {limits.context_length or 0:,} tokens"
+    return drop(rows, "dropped_overlong", findings.overlong, of_overlong, context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drop:
+    """Takes rows out, and writes them down."""
+
+    findings: Findings
+    source: Source
+    split_of: Callable[[int], str]
+    unasked: str | None  # the reason with which nobody asked for it, so that places are told
+
+    def __call__(
+        self, rows: TokenRows, event: str, found: list[tuple[int, int]], why: str | None, more: str = ""
+    ) -> TokenRows:
+        """The rows that are left. found: key and tokens of those to drop. why: None: they stay, as findings."""
+        if why is None or not found:
+            return rows
+        self.findings.entries += [
+            Entry(
+                key=key,
+                split=self.split_of(key),
+                event=event,
+                why=why + more,
+                tokens_before=tokens,
+                tokens_after=0,
+                place=self.source.locate(key) if why == self.unasked else "",
+            )
+            for key, tokens in found
+        ]
+        keys = {key for key, _ in found}
+        found.clear()
+        self.findings.overlong[:] = [each for each in self.findings.overlong if each[0] not in keys]
+        return rows.take(np.flatnonzero(~np.isin(rows.keys, list(keys))))
+
+
+def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> None:
+    """Raise DataError when rows have no supervised token."""
+    if not findings.unlearnable:
+        return
+    raise DataError(
+        Problem(
+            what=f"{len(findings.unlearnable):,} of {num_rows:,} rows have nothing to learn from: "
+            f"no token of the answer is left{_too_many(findings)}",
+            where=places(source, [key for key, _ in findings.unlearnable]),
+            expected="at least one token of the answer after all cuts",
+            fix="raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
+        )
+    )
+
+
+def _too_many(findings: Findings) -> str:
+    """What of such rows would have been left out."""
+    if not findings.most_dropped:
+        return ""
+    return f", more than the {findings.most_dropped:,} that preprocessing.max_dropped_fraction leaves out"
+
+
+def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
+    """What a person should know about the rows, though nothing is wrong."""
+    notes: list[str] = []
+    if limits.joined is not None and "the model's context" in limits.joined.why:
+        notes.append(f"{limits.joined.why}: rows are cut at {limits.joined.num_tokens:,} tokens")
+    if findings.empty:
+        told = (
+            f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
+            f"{places(source, findings.empty)} (an empty text is no missing value)"
+        )
+        notes.append(warning(told, topic="rows", short=f"the answer of {_rows(len(findings.empty))} is empty"))
+    if findings.otherwise:
+        notes.append(
+            f"the tokens of {_rows(len(findings.otherwise))} are others where the text is encoded at once, not in the "
+            "pieces of prompt and answer: programs that do so give the model somewhat other prompts than it learned "
+            f"from: {places(source, findings.otherwise)}"
+        )
+    if findings.special:
+        short = f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>)"
+        told = f"{short}, which the model reads as those tokens: {places(source, findings.special)}"
+        notes.append(warning(told, topic="rows", short=short))
+    if findings.doubled_bos:
+        short = f"the prompt of {_rows(findings.doubled_bos)} begins with the beginning-of-sequence token twice"
+        notes.append(warning(f"{short}: the text has it and the tokenizer adds it", topic="rows", short=short))
+    return notes
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

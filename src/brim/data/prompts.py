@@ -1,0 +1,286 @@
+"""Make prompt and answer texts of rows, and set the lengths at which rows are cut.
+
+The lengths are those of the configuration and of the model's context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from brim.config import CONTEXT, SAMPLE, Parts, names, prompt_columns, prompt_parts, render
+from brim.config.schema import Config, PreprocessingConfig
+from brim.data.read import (
+    INPUT,
+    OUTPUT,
+    Column,
+    RowFaults,
+    Source,
+    answer_column,
+    blocks,
+    cell_texts,
+    has_decimal_commas,
+    input_columns,
+    require_columns,
+    require_text,
+)
+from brim.data.tokens import Limit, Limits, TextEncoder, Texts
+from brim.data.usable import data_problems, leaving_none_unasked, usable, wanted_columns
+from brim.errors import DataError, Problem
+from brim.notes import warning
+
+if TYPE_CHECKING:
+    from brim.data.chat import ChatPrompter
+    from brim.data.retrieval import Contexts
+
+
+_GLOBAL = "preprocessing.global_max_sequence_length"
+
+
+_TRUNCATE = "preprocessing.on_overlong is truncate"
+
+
+def learning_limits(config: Config, context_length: int | None) -> Limits:
+    """Limits for rows with an answer. A global length beyond the context counts as the context's.
+
+    Without one, the context is the limit where preprocessing.on_overlong is truncate.
+    """
+    return Limits(
+        prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT),
+        answer=_feature_limit(config.output_features[0].preprocessing.max_sequence_length, OUTPUT),
+        joined=_joined_limit(config.preprocessing, context_length),
+        context_length=context_length,
+    )
+
+
+def prompt_limits(config: Config, context_length: int | None = None) -> Limits:
+    """Limits for prompts alone. context_length: where nothing is to follow them."""
+    preprocessing = config.preprocessing.model_copy(update={"global_max_sequence_length": None})  # of whole rows
+    return Limits(
+        prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT),
+        joined=_joined_limit(preprocessing, context_length),
+        context_length=context_length,
+    )
+
+
+def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Limits, source: Source) -> None:
+    """Raise DataError when the template alone, with nothing filled in, is longer than a limit."""
+    if asked.template is None:
+        return
+    num_tokens = len(encoder.encode([asked.bare_template], special_tokens=True)[0])
+    problems = [
+        Problem(
+            what=f"the prompt template alone takes {num_tokens:,} tokens, and {limit.why}",
+            where=asked.template_key,
+            expected="a length that leaves room for the row's values",
+            fix=f"raise the length or shorten the {asked.template_key.removeprefix('prompt.')}",
+        )
+        for limit in (limits.prompt, limits.joined)
+        if limit is not None and num_tokens > limit.num_tokens
+    ]
+    if problems:
+        raise DataError(*problems)
+
+
+def _feature_limit(length: int | None, feature: str) -> Limit | None:
+    if length is None:
+        return None
+    return Limit(num_tokens=length, why=f"{feature}.preprocessing.max_sequence_length is {length:,}")
+
+
+def _joined_limit(preprocessing: PreprocessingConfig, context_length: int | None) -> Limit | None:
+    length = preprocessing.global_max_sequence_length
+    if length is None:
+        if preprocessing.on_overlong != "truncate" or context_length is None:
+            return None
+        return Limit(num_tokens=context_length, why=f"{_TRUNCATE}, and the context is {context_length:,} tokens")
+    if context_length is not None and length > context_length:
+        return Limit(num_tokens=context_length, why=f"{_GLOBAL} is {length:,}, the model's context {context_length:,}")
+    return Limit(num_tokens=length, why=f"{_GLOBAL} is {length:,}")
+
+
+_NUMBER_FORMATS = frozenset("bcdeEfFgGnoxX%")
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompter:
+    """What a configuration makes of a source's columns."""
+
+    source: Source
+    template: Parts | None
+    template_key: str  # of the configuration, which gives the template
+    input_column: str
+    prompt_columns: tuple[Column, ...]
+    answer_column: Column | None  # None where only prompts are asked for
+    faults: RowFaults  # takes the rows that the template cannot be filled with, which are left out of the texts
+    contexts: Contexts | None = None  # where examples are asked for
+    num_escaped: int = 0  # rows, drawn so far, whose input reads otherwise as {__sample__}
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self.prompt_columns if self.answer_column is None else (*self.prompt_columns, self.answer_column)
+
+    @property
+    def used_columns(self) -> tuple[str, ...]:
+        """The names of all columns that are read, with that of the examples' answers."""
+        names = [column.name for column in self.columns]
+        return tuple(names) if self.contexts is None else (*names, self.contexts.answer_column)
+
+    @property
+    def bare_template(self) -> str:
+        """What stands in the prompt of every row, the task with it."""
+        return "".join(part for part in self.template or () if isinstance(part, str))
+
+    def notes(self) -> list[str]:
+        """What a person should know of the rows drawn so far."""
+        notes = [] if self.contexts is None else self.contexts.notes()
+        if self.num_escaped:
+            rows = "1 row" if self.num_escaped == 1 else f"{self.num_escaped:,} rows"
+            told = (
+                f"{{{SAMPLE}}} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in "
+                f"Ludwig, which changes the input of {rows}; in a template, {{{self.input_column}}} is the plain text"
+            )
+            short = f"{{{SAMPLE}}} changes the input of {rows}, as in Ludwig"
+            notes.append(warning(told, topic="rows", short=short))
+        return notes
+
+    def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
+        """These rows (ascending) in batches; no cell of theirs may be missing unless its strategy fills it."""
+        table = self.source.table.select(list(dict.fromkeys(column.name for column in self.columns)))
+        for batch_keys, block in blocks(table, keys):
+            texts = self._texts(batch_keys, block)
+            if len(texts.keys):
+                yield texts
+
+    def _texts(self, keys: npt.NDArray[np.int64], block: pa.Table) -> Texts:
+        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in self.columns}
+        answers = cells[self.answer_column.name] if self.answer_column is not None else []
+        prompts, own_prompts = self._prompts(keys, cells)
+        made = [number for number, prompt in enumerate(prompts) if prompt is not None]
+        return Texts(
+            keys=keys[made],
+            prompts=[prompt for prompt in prompts if prompt is not None],
+            answers=[answers[number] for number in made] if answers else [],
+            own_prompts=None if own_prompts is None else [own_prompts[number] for number in made],
+        )
+
+    def _prompts(
+        self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]
+    ) -> tuple[Sequence[str | None], Sequence[str] | None]:
+        """The prompt of each row, None where it cannot be made; and, where they have examples, those without them."""
+        if self.template is None:
+            return cells[self.input_column], None
+        columns = {name: self._values(name, cells) for name in names(self.template) if name != CONTEXT}
+        schema = self.source.table.schema
+        cell_types = {name: _CommaCell for name in columns if name in cells and has_decimal_commas(schema.field(name))}
+        contexts = None if self.contexts is None else self.contexts.of(keys, cells, self.faults)
+        prompts: list[str | None] = []
+        own_prompts: list[str] = []
+        for number, key in enumerate(keys.tolist()):
+            values = {name: cell_types.get(name, _Cell)(texts[number]) for name, texts in columns.items()}
+            context = "" if contexts is None else contexts[number]
+            try:
+                own = render(self.template, {**values, CONTEXT: ""})
+                prompt = own if not context else render(self.template, {**values, CONTEXT: context})
+            except DataError as error:
+                self.faults.add(key, error.problems[0])
+                own, prompt = "", None
+            own_prompts.append(own)
+            prompts.append(None if context is None else prompt)
+        return prompts, own_prompts if contexts is not None else None
+
+    def _values(self, name: str, cells: Mapping[str, list[str]]) -> list[str]:
+        """The text of each row that stands for a name of the template."""
+        if name != SAMPLE:
+            return cells[name]
+        texts = cells[self.input_column]
+        escaped = [as_sample(text) for text in texts]
+        self.num_escaped += sum(text != sample for text, sample in zip(texts, escaped, strict=True))
+        return escaped
+
+
+def prompter(
+    config: Config,
+    source: Source,
+    *,
+    with_answers: bool,
+    encoder: TextEncoder | None = None,
+    split: str | None = None,
+    with_examples: bool = True,
+) -> Prompter | ChatPrompter:
+    """Check that the data has the columns that a configuration asks for, and rows that can be used.
+
+    The rows that cannot be used for these columns are among the faults of the result's source, or an error, as
+    preprocessing.on_bad_row says.
+
+    encoder: with `chat`, the tokenizer whose template writes the conversations.
+    split: of the source, that is prepared alone; None where all are. with_examples: False where the answers alone are
+    wanted, and none need be retrieved.
+    Raises DataError naming each column that is missing or holds no plain values; see chat_prompter for conversations,
+    contexts_of for examples.
+    """
+    wanted = wanted_columns(config, with_answers=with_answers)
+    read = list(wanted) if config.chat is None else []  # as texts; a conversation is looked at row by row
+    try:
+        require_columns(source, wanted)
+        policy = config.preprocessing if with_answers else leaving_none_unasked(config.preprocessing)
+        source = usable(source, read, policy)
+        require_text(source, read)
+    except DataError:  # and what else is wrong
+        raise DataError(*data_problems(config, source, with_answers=with_answers, only=split)) from None
+    if config.chat is not None:
+        from brim.data.chat import chat_prompter  # Jinja is for those who need it
+
+        assert encoder is not None, "conversations need a tokenizer's template"
+        return chat_prompter(config.chat, source, encoder, with_answers=with_answers)
+    feature, target = config.input_features[0], config.output_features[0]
+    columns = prompt_columns(config)
+    contexts = None
+    if with_examples and config.prompt.num_examples:
+        from brim.data.retrieval import contexts_of  # which reads prompts' columns itself
+
+        contexts = contexts_of(config, source, columns=columns, split=split)
+    return Prompter(
+        source=source,
+        template=prompt_parts(config),
+        template_key="prompt.task" if config.prompt.template is None else "prompt.template",
+        input_column=feature.column_name,
+        prompt_columns=input_columns(config, columns),
+        answer_column=answer_column(target, target.column_name) if with_answers else None,
+        faults=RowFaults(locate=source.locate),
+        contexts=contexts,
+    )
+
+
+def as_sample(text: str) -> str:
+    """A text as Ludwig writes `{__sample__}`: as JSON, without the quotes at its ends (and the text's own there)."""
+    return json.dumps(text).strip('"')
+
+
+class _Cell(str):
+    """A cell's text, which a number format of the template reads as a number."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        if spec[-1:] not in _NUMBER_FORMATS:
+            return format(str(self), spec)
+        try:
+            return format(int(self), spec)
+        except ValueError:
+            return format(float(self), spec)
+
+
+class _CommaCell(_Cell):
+    """A cell whose number has a decimal comma."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(_Cell(self.replace(",", ".")), spec) if spec else str(self)

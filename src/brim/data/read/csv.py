@@ -1,0 +1,487 @@
+"""Read csv and tsv so that what stands in the file is what the model sees.
+
+Cells are text, verbatim. A column becomes a number column only where writing the numbers again gives the file's text
+back ("007" and "1.10" stay text). A csv column holds whole numbers, numbers, numbers in a form of their own, or text.
+An empty cell is missing in each of them: csv has no other way of saying so. "NaN", "NULL" and "NA" are missing in
+columns of numbers, and words elsewhere.
+
+Records are read one by one only for places in messages and for files that Arrow's parser refuses: that is slow and
+exact. A note points out rows that have gone into a cell: a quote that is left open is closed by the next one, lines
+further down.
+"""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from brim.data.read.cells import FAULT
+from brim.data.read.encoding import (
+    ESCAPED_NUL,
+    CsvForm,
+    UndecodableText,
+    csv_form,
+    first_bad_byte,
+    long_fields,
+    notes_on_form,
+    require_marked,
+    require_utf8,
+)
+from brim.data.read.ledger import Faulty, Unreadable, is_majority
+from brim.data.read.source import MAX_PLACES, Source, source_of
+from brim.data.read.spill import gather, kept_or
+from brim.errors import DataError, Problem
+from brim.notes import warning
+
+BLOCK_BYTES = 8 * 2**20  # parsed at a time; doubled while a single row is longer
+
+
+_MOST_BLOCK_BYTES = 2**30
+
+
+_BATCH_ROWS = 4096  # where rows are parsed one by one
+
+
+def read_csv(path: Path, *, separator: str) -> Source:
+    """A delimited text file with a header line. A line that is no row is a row with a fault.
+
+    separator: the sign between fields that the ending says; the file may show another, which is noted.
+    Raises DataError where the file is of another kind, or where it cannot be told which lines are rows.
+    """
+    form = csv_form(path, usual=separator)
+    header = read_header(path, form)
+    table = kept_or(partial(_read_table, path, header, form), path)
+    source = source_of(table, name=path.name, locate=_locator(path, form))
+    if form.is_utf8 and is_majority(source.faults, table.num_rows):
+        require_utf8(path)  # tells best why nothing can be read
+    notes = (
+        *notes_on_form(path, form, usual=separator),
+        *_notes_on_unnamed(header, source),
+        *notes_on_swallowed(source, form.separator),
+    )
+    return replace(source, notes=notes)
+
+
+def _notes_on_unnamed(header: Header, source: Source) -> list[str]:
+    """Say what became of columns without a name in the header: a spreadsheet writes empty ones that were once used."""
+    is_read = {name: name in source.table.column_names for _, name in header.unnamed}
+    empty = [f"{number:,}" for number, name in header.unnamed if not is_read[name]]
+    called = [f"column {number:,} as `{name}`" for number, name in header.unnamed if is_read[name]]
+    notes = []
+    if empty:
+        them = f"column {empty[0]} has" if len(empty) == 1 else f"columns {', '.join(empty)} have"
+        notes.append(f"{source.name}: {them} neither a name nor a value, and {_IS[len(empty) == 1]} left out")
+    if called:
+        them = "a column without a name is" if len(called) == 1 else "columns without a name are"
+        notes.append(f"{source.name}: {them} read: {', '.join(called)}")
+    return notes
+
+
+_IS = {True: "is", False: "are"}
+
+
+def _read_table(path: Path, header: Header, form: CsvForm, keep_as: Path) -> pa.Table:
+    if form.is_marked:
+        require_marked(path, form.encoding)
+    if form.is_marked or first_bad_byte(path, form.encoding) is None:
+        try:
+            return _read_whole(path, header, form, keep_as)
+        except Faulty:
+            pass
+    return _read_row_by_row(path, header, form, keep_as)
+
+
+def _read_whole(path: Path, header: Header, form: CsvForm, keep_as: Path) -> pa.Table:
+    """A file without faults. Raises Faulty where Arrow's parser does not take it, or reads it as what it is not."""
+    block_bytes = BLOCK_BYTES
+    while True:
+        open_batches = partial(_text_batches, path, header, form, block_bytes)
+        try:
+            kinds, last = _kinds(open_batches(), path, form)
+            if _ends_in_line_break(last) and ends_in_open_quote(path, form):
+                raise Faulty
+            schema = pa.schema(_fields(header, kinds))
+            converted = (_converted(batch, kinds, schema) for batch in open_batches())
+            return gather(converted, schema=schema, keep_as=keep_as)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error) or block_bytes >= _MOST_BLOCK_BYTES:
+                raise Faulty from None
+            block_bytes *= 2
+
+
+def _text_batches(path: Path, header: Header, form: CsvForm, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The file's rows, every cell as text."""
+    with pa_csv.open_csv(
+        path,
+        read_options=pa_csv.ReadOptions(
+            block_size=block_bytes, skip_rows=form.num_lines_before, encoding="utf8" if form.is_utf8 else form.encoding
+        ),
+        parse_options=pa_csv.ParseOptions(delimiter=form.separator, newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(
+            column_types={name: pa.string() for name in header.written}, strings_can_be_null=False
+        ),
+    ) as reader:
+        assert reader.schema.names == header.written, "both parsers read the same header"
+        yield from (batch.rename_columns(header.names) for batch in reader if batch.num_rows)
+
+
+def _kinds(batches: Iterator[pa.RecordBatch], path: Path, form: CsvForm) -> tuple[list[ColumnKind], pa.RecordBatch]:
+    """What each column is, from all of its cells; and the last batch."""
+    kinds: list[ColumnKind] | None = None
+    batch = None
+    for batch in batches:
+        kinds = kinds or [ColumnKind.EMPTY] * batch.num_columns
+        kinds = [
+            refine(kind, column, decimal_commas=form.has_decimal_commas)
+            for kind, column in zip(kinds, batch.columns, strict=True)
+        ]
+    if batch is None or kinds is None:
+        raise DataError(
+            Problem(what="there is a header but no rows", where=path.name, expected="at least one row of data")
+        )
+    return kinds, batch
+
+
+def _ends_in_line_break(last: pa.RecordBatch) -> bool:
+    """Whether it may be that a quote is never closed: it swallows the rest of the file without complaint."""
+    return any("\n" in (cell.as_py() or "") for cell in (column[-1] for column in last.columns))
+
+
+def _fields(header: Header, kinds: list[ColumnKind]) -> list[pa.Field]:
+    """The columns that are kept: all but those without a name and without a value, beside others."""
+    fields = [kind.field(name) for name, kind in zip(header.names, kinds, strict=True)]
+    unnamed = {name for _, name in header.unnamed}
+    is_left_out = [name in unnamed and kind is ColumnKind.EMPTY for name, kind in zip(header.names, kinds, strict=True)]
+    return fields if all(is_left_out) else [field for field, out in zip(fields, is_left_out, strict=True) if not out]
+
+
+def _converted(batch: pa.RecordBatch, kinds: list[ColumnKind], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of the schema, each as its kind."""
+    kind_of = dict(zip(batch.schema.names, kinds, strict=True))
+    columns = [convert(kind_of[name], batch[name]) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _read_row_by_row(path: Path, header: Header, form: CsvForm, keep_as: Path) -> pa.Table:
+    """A file with faults: the last column says what is wrong with a row, whose cells are missing then."""
+    open_batches = partial(_judged_batches, path, header, form)
+    kinds, _ = _kinds((batch.select(header.names) for batch in open_batches()), path, form)
+    schema = pa.schema([*_fields(header, kinds), (FAULT, pa.string())])
+    converted = (_converted(batch, [*kinds, ColumnKind.TEXT], schema) for batch in open_batches())
+    return gather(converted, schema=schema, keep_as=keep_as)
+
+
+def _judged_batches(path: Path, header: Header, form: CsvForm) -> Iterator[pa.RecordBatch]:
+    faulty = Unreadable(name=path.name, explain=partial(require_utf8, path) if form.is_utf8 else lambda: None)
+    schema = pa.schema([(name, pa.string()) for name in (*header.names, FAULT)])
+    rows = enumerate(judged_rows(path, form, num_cells=len(header.names)))
+    while block := list(islice(rows, _BATCH_ROWS)):
+        cells: list[list[str | None]] = []
+        for row, (record, problem) in block:
+            if problem is None:
+                cells.append([*record.cells, None])
+            else:
+                fault = faulty.fault(row, problem, where=f"{path.name}:{record.line}")
+                cells.append([*[None] * len(header.names), fault])
+        columns = [pa.array(column, type=pa.string()) for column in zip(*cells, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _locator(path: Path, form: CsvForm) -> Callable[[int], str]:
+    """Places as file:line. A cell may hold line breaks, so the lines are looked up in the file, at the first need."""
+
+    @lru_cache(maxsize=1)
+    def lines() -> Sequence[int]:
+        return first_lines(path, form)
+
+    return lambda row: f"{path.name}:{lines()[row]}"
+
+
+_DECIMAL_COMMA = b"brim.decimal_comma"
+
+
+_WITH_COMMA = r"^-?[0-9]+,[0-9]+$"
+
+
+_MISSING_NUMBERS = ["", "nan", "NaN", "NAN", "null", "NULL", "Null", "NA", "N/A", "n/a", "<NA>", "None"]
+
+
+class ColumnKind(Enum):
+    """Ordered from the narrowest to the widest; a column is the widest of its parts."""
+
+    EMPTY = 0  # no cell holds anything yet
+    WHOLE = 1  # 64-bit whole numbers, written plainly
+    NUMBER = 2  # numbers, written as Python writes them
+    WRITTEN_NUMBER = 3  # numbers in another form (007, 1.10, 1e3), which are kept as they are written
+    WITH_COMMAS = 4  # numbers with a decimal comma (1,5), which are kept as they are written
+    TEXT = 5
+
+    def field(self, name: str) -> pa.Field:
+        """A column of this kind."""
+        types = {ColumnKind.WHOLE: pa.int64(), ColumnKind.NUMBER: pa.float64()}
+        metadata = {_DECIMAL_COMMA: b""} if self is ColumnKind.WITH_COMMAS else None
+        return pa.field(name, types.get(self, pa.string()), metadata=metadata)
+
+
+def has_decimal_commas(field: pa.Field) -> bool:
+    """Whether a column holds numbers as text, with a comma before their decimals."""
+    return _DECIMAL_COMMA in (field.metadata or {})
+
+
+def refine(kind: ColumnKind, cells: pa.Array, *, decimal_commas: bool = False) -> ColumnKind:
+    """What the column is, knowing also these cells (text; missing in rows that cannot be read)."""
+    if kind is ColumnKind.TEXT:
+        return kind
+    cells = cells.drop_null()
+    filled = cells.filter(pc.invert(pc.is_in(cells, pa.array(_MISSING_NUMBERS))))
+    here = _kind_of(filled, decimal_commas=decimal_commas)
+    if {kind, here} == {ColumnKind.WHOLE, ColumnKind.NUMBER}:
+        return ColumnKind.WRITTEN_NUMBER  # 3 beside 3.5: as a float it would be written 3.0
+    if ColumnKind.WITH_COMMAS in (kind, here) and {kind, here} & {ColumnKind.NUMBER, ColumnKind.WRITTEN_NUMBER}:
+        return ColumnKind.TEXT  # 1,5 beside 1.5
+    return max(kind, here, key=lambda each: each.value)
+
+
+def convert(kind: ColumnKind, cells: pa.Array) -> pa.Array:
+    """The cells (text) as the column's kind."""
+    is_text = kind in (ColumnKind.TEXT, ColumnKind.EMPTY)
+    missing = pc.is_in(cells, pa.array([""] if is_text else _MISSING_NUMBERS))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), cells).cast(kind.field("").type)
+
+
+def _kind_of(cells: pa.Array, *, decimal_commas: bool) -> ColumnKind:
+    if len(cells) == 0:
+        return ColumnKind.EMPTY
+    if decimal_commas:
+        has_comma = pc.match_substring_regex(cells, _WITH_COMMA)
+        if pc.any(has_comma).as_py():
+            others = _kind_of(cells.filter(pc.invert(has_comma)), decimal_commas=False)
+            return ColumnKind.WITH_COMMAS if others in (ColumnKind.EMPTY, ColumnKind.WHOLE) else ColumnKind.TEXT
+    whole = _cast(cells, pa.int64())
+    if whole is not None:
+        return ColumnKind.WHOLE if whole.cast(pa.string()).equals(cells) else ColumnKind.WRITTEN_NUMBER
+    numbers = _cast(cells, pa.float64())
+    if numbers is None:
+        return ColumnKind.TEXT
+    written = [repr(number) for number in numbers.to_pylist()]
+    return ColumnKind.NUMBER if written == cells.to_pylist() else ColumnKind.WRITTEN_NUMBER
+
+
+def _cast(cells: pa.Array, kind: pa.DataType) -> Any:
+    try:
+        return cells.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+_NEVER_ENDS = "unexpected end of data"  # as the csv module says it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvRecord:
+    """The cells that stand between two line ends."""
+
+    line: int  # 1-based, on which it begins
+    cells: list[str]
+    text: str  # as the file has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The column names of a csv file."""
+
+    written: list[str]  # as the file has them
+    names: list[str]  # the same, with one for each column that has none
+
+    @property
+    def unnamed(self) -> list[tuple[int, str]]:
+        """The number (from 1) of each column without a name in the file, and the name that it is given."""
+        pairs = enumerate(zip(self.written, self.names, strict=True), start=1)
+        return [(number, name) for number, (written, name) in pairs if not written.strip()]
+
+
+def read_header(path: Path, form: CsvForm) -> Header:
+    """Read the column names; one that is blank becomes `Unnamed: 3`, as pandas calls the fourth column.
+
+    Raises DataError when there are none, one stands twice or one is no text.
+    """
+    header = next(_records(path, form), None)
+    if header is None:
+        raise DataError(
+            Problem(what="the file is empty", where=path.name, expected="a header line and at least one row of data")
+        )
+    names = header.cells
+    undecodable = UndecodableText(path, form.encoding).problem_in(header.text)
+    if undecodable is not None:
+        if form.is_utf8:
+            require_utf8(path)
+        raise DataError(replace(undecodable, where=f"{path.name}:{header.line}"))
+    twice = sorted({name for name in names if name.strip() and names.count(name) > 1})
+    if twice:
+        listed = ", ".join(f"`{name}`" for name in twice)
+        raise DataError(
+            Problem(
+                what=f"column names stand twice in the header: {listed}",
+                where=f"{path.name}:{header.line}",
+                expected="a name of its own for each column",
+                fix="rename or remove one of them",
+            )
+        )
+    return Header(written=names, names=_all_named(names))
+
+
+def _all_named(names: list[str]) -> list[str]:
+    taken = {name for name in names if name.strip()}
+    named = []
+    for number, name in enumerate(names):
+        if not name.strip():
+            name = f"Unnamed: {number}"
+            while name in taken:
+                name += ".1"
+            taken.add(name)
+        named.append(name)
+    return named
+
+
+def first_lines(path: Path, form: CsvForm) -> Sequence[int]:
+    """The line (1-based) on which each row begins; the header is no row."""
+    lines = array("q", (record.line for record in _records(path, form)))
+    return lines[1:]
+
+
+def judged_rows(path: Path, form: CsvForm, *, num_cells: int) -> Iterator[tuple[CsvRecord, Problem | None]]:
+    """Each row with what is wrong with it, if anything is.
+
+    Raises DataError where a quote that is not closed leaves open which lines are rows.
+    """
+    undecodable = UndecodableText(path, form.encoding)
+    records = _records(path, form)
+    next(records)  # the header
+    record = next(records, None)
+    while record is not None:
+        following = next(records, None)
+        problem = None
+        if len(record.cells) != num_cells:
+            problem = _quote_problem(path, record, form) or _ragged(len(record.cells), num_cells)
+        elif following is None and _strict_error(record, form) == _NEVER_ENDS:
+            problem = _quote_problem(path, record, form)
+        yield record, undecodable.problem_in(record.text) or problem
+        record = following
+
+
+def ends_in_open_quote(path: Path, form: CsvForm) -> bool:
+    """Whether a quote is never closed, so that the last cell has swallowed the rest of the file."""
+    last = deque(_records(path, form), maxlen=1)
+    return any(_strict_error(record, form) == _NEVER_ENDS for record in last)
+
+
+def _records(path: Path, form: CsvForm) -> Iterator[CsvRecord]:
+    """Each record, read as Arrow's parser reads it; empty lines are no records."""
+    seen: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in file:
+            line = line.replace("\0", ESCAPED_NUL)
+            seen.append(line)
+            yield line
+
+    encoding = "utf-8-sig" if form.is_utf8 else form.encoding
+    with path.open(encoding=encoding, errors="surrogateescape", newline="") as file, long_fields():
+        before = len(list(islice(file, form.num_lines_before)))
+        reader = csv.reader(lines(), delimiter=form.separator)
+        line = 1 + before
+        for cells in reader:
+            if cells:
+                yield CsvRecord(line=line, cells=cells, text="".join(seen))
+            seen.clear()
+            line = before + reader.line_num + 1
+
+
+def _strict_error(record: CsvRecord, form: CsvForm) -> str | None:
+    """What a parser that forgives nothing says of a record."""
+    with long_fields():
+        try:
+            list(csv.reader([record.text], delimiter=form.separator, strict=True))
+        except csv.Error as error:
+            return _NEVER_ENDS if _NEVER_ENDS in str(error) else str(error)
+    return None
+
+
+def _quote_problem(path: Path, record: CsvRecord, form: CsvForm) -> Problem | None:
+    """What is wrong with a record's quotes.
+
+    Raises DataError where the record runs over several lines: which of them are rows of their own cannot be told.
+    """
+    error = _strict_error(record, form)
+    if error is None:
+        return None
+    if error == _NEVER_ENDS:
+        problem = Problem(
+            what="a quoted cell begins in this row and never ends",
+            expected='a closing "',
+            fix='close the quote; inside a quoted cell, write a quote twice: ""',
+        )
+    else:
+        problem = Problem(
+            what="text follows a closing quote",
+            expected="the separator or the end of the line",
+            fix='inside a quoted cell, write a quote twice: ""',
+        )
+    num_lines = len(record.text.rstrip("\r\n").replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    if num_lines > 1:
+        what = f"{problem.what}; where the next row begins, in the {num_lines:,} lines that it takes, cannot be told"
+        raise DataError(replace(problem, what=what, where=f"{path.name}:{record.line}"))
+    return problem
+
+
+def _ragged(found: int, expected: int) -> Problem:
+    return Problem(
+        what=f"{found} {'field' if found == 1 else 'fields'} where the header has {expected}",
+        expected=f"{expected} fields",
+        fix='put cells that hold commas, quotes or line breaks in "double quotes"' if found > expected else "",
+    )
+
+
+_FEWEST_LINES = 3  # within a cell, beside its first and last
+
+
+def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
+    """A note where each line within a cell would be a row of its own. It may be one: a table in a cell is no error."""
+    most = max(MAX_PLACES, source.table.num_rows // 10)  # where there are more, such cells are what the data is about
+    found = list(islice(_swallowed(source.table, delimiter), most + 1))
+    if not 0 < len(found) <= most:
+        return []
+    shown = ", ".join(f"{source.locate(row)} ({num_lines:,} of them)" for row, num_lines in found[:MAX_PLACES])
+    more = f" and {len(found) - MAX_PLACES:,} more" if len(found) > MAX_PLACES else ""
+    cells = "1 cell holds" if len(found) == 1 else f"{len(found):,} cells hold"
+    told = (
+        f"{cells} lines that look like rows of their own: "
+        f'{shown}{more}; look whether a " was left open there: the next one closes it, and all between is one cell'
+    )
+    return [warning(told, topic="rows")]
+
+
+def _swallowed(table: pa.Table, delimiter: str) -> Iterator[tuple[int, int]]:
+    """The row of each such cell, and how many lines it holds that look like rows."""
+    num_separators = table.num_columns - 1
+    for column in table.columns if num_separators else []:
+        if not pa.types.is_string(column.type):
+            continue
+        has_lines = pc.greater(pc.count_substring(column, "\n"), _FEWEST_LINES)
+        has_fields = pc.greater_equal(pc.count_substring(column, delimiter), _FEWEST_LINES * num_separators)
+        for row in pc.indices_nonzero(pc.and_(has_lines, has_fields)).to_pylist():
+            lines = column[row].as_py().split("\n")[1:-1]
+            if all(line.count(delimiter) == num_separators and all(line.split(delimiter)) for line in lines):
+                yield row, len(lines)

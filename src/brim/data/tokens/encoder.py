@@ -1,0 +1,383 @@
+"""Load the tokenizer of a base model through `tokenizers` alone: no torch, no transformers.
+
+An adapter's tokens are compared with those that the base model reads: a base of the same shapes can have others. What
+is wrong with a tokenizer, or between it and the model, is reported as the folder's fault, with what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Tokenizer
+
+from brim.errors import InputError, ModelError, Problem
+from brim.models import ModelFolder, read_json
+
+_CHUNK_TEXTS = 1024
+
+
+_PROBE = "a"
+
+
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class TextEncoder(Protocol):
+    """Texts to token ids and back."""
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, where the tokenizer has one."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the tokenizer's files lie."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of the tokens that have a role: bos_token, eos_token and so on."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """All special tokens."""
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text. special_tokens: begin it as the tokenizer does (BOS), and leave its end open."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def count_special(self, text: str) -> int:
+        """How often the text spells out a special token, such as </s>, which encoding turns into that token."""
+
+
+class FolderEncoder:
+    """A `tokenizers.Tokenizer` with its special tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        eos_id: int,
+        pad_id: int,
+        bos_id: int | None,
+        begin: list[int],
+        folder: Path,
+        special_tokens: Mapping[str, str],
+        vocabulary: int | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._begin = begin
+        self._eos_id, self._pad_id, self._bos_id = eos_id, pad_id, bos_id
+        self.folder, self.special_tokens = folder, special_tokens
+        special = {key: token.content for key, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset(special)
+        longest_first = sorted((re.escape(text) for text in special.values() if text), key=len, reverse=True)
+        self._special = re.compile("|".join(longest_first)) if longest_first else None
+
+    @property
+    def eos_id(self) -> int:
+        return self._eos_id
+
+    @property
+    def pad_id(self) -> int:
+        return self._pad_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._bos_id
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        begin = self._begin if special_tokens else []
+        encoded: list[list[int]] = []
+        for start in range(0, len(texts), _CHUNK_TEXTS):
+            chunk = list(texts[start : start + _CHUNK_TEXTS])
+            with tokenizer_errors(self._file):
+                made = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            ids = [each.ids for each in made]
+            require_within(ids, self._vocabulary, self._file)
+            encoded += [begin + each for each in ids]
+        return encoded
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens))
+
+    def count_special(self, text: str) -> int:
+        return sum(1 for _ in self._special.finditer(text)) if self._special else 0
+
+
+def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> TextEncoder:
+    """The tokenizer of a base model's folder. trust_remote_code: run code of the folder's own, where it needs that.
+
+    EOS, BOS and padding come from tokenizer_config.json, special_tokens_map.json, generation_config.json or
+    config.json, the first that names one; padding falls back to EOS, which is safe as masks go by position.
+    Raises ModelError when the tokenizer is damaged, asks for code of its own that is not trusted, or names no EOS.
+    """
+    if folder.tokenizer_file is None:
+        return _from_transformers(folder, trust_remote_code=trust_remote_code)
+    with tokenizer_errors(folder.tokenizer_file):
+        tokenizer = Tokenizer.from_file(str(folder.tokenizer_file))
+        tokenizer.no_truncation()  # a tokenizer.json can carry limits of its own
+        tokenizer.no_padding()
+        begin = _begin(tokenizer.encode(_PROBE).ids, tokenizer.encode(_PROBE, add_special_tokens=False).ids)
+    facts = _Facts(folder)
+    _add_named_tokens(tokenizer, facts)
+    eos_id = facts.token_id(tokenizer, "eos")
+    if eos_id is None:
+        raise ModelError(_no_eos(folder))
+    vocabulary = vocabulary_of(folder.config)
+    if vocabulary is not None and eos_id >= vocabulary:
+        what = f"the end-of-sequence token is {eos_id:,}"
+        raise ModelError(beyond(what, vocabulary, folder.tokenizer_file))
+    bos_id = facts.token_id(tokenizer, "bos")
+    pad_id = facts.token_id(tokenizer, "pad")
+    return FolderEncoder(
+        tokenizer,
+        eos_id=eos_id,
+        pad_id=eos_id if pad_id is None or (vocabulary is not None and pad_id >= vocabulary) else pad_id,
+        bos_id=bos_id,
+        begin=begin,
+        folder=folder.path,
+        special_tokens=facts.named_tokens(),
+        vocabulary=vocabulary,
+    )
+
+
+class _Facts:
+    """What the folder's small files say about special tokens."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        files = ("tokenizer_config.json", "special_tokens_map.json")
+        self._names = [_read_json(folder.path / file) for file in files]
+        self._ids = [_read_json(folder.path / "generation_config.json"), folder.config]
+        self._folder = folder.path
+
+    def token(self, role: str) -> Any:
+        """The token's text, or its mapping with `content`; None where no file names it."""
+        token = next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
+        if token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str):
+            return token
+        raise ModelError(
+            Problem(
+                what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is no token",
+                where=str(self._folder),
+                expected=f'"{role}_token": "…", or a mapping with the key content',
+                fix="copy tokenizer_config.json from the original model again",
+            )
+        )
+
+    def named_tokens(self) -> dict[str, str]:
+        """The text of each role's token: bos_token, eos_token and so on."""
+        tokens = {f"{role}_token": self.token(role) for role in _ROLES}
+        return {name: _content(token) for name, token in tokens.items() if token is not None}
+
+    def token_id(self, tokenizer: Tokenizer, role: str) -> int | None:
+        named = self.token(role)
+        if named is not None:
+            token_id = tokenizer.token_to_id(_content(named))
+            if token_id is not None:
+                return int(token_id)
+        for ids in self._ids:
+            token_id = ids.get(f"{role}_token_id")
+            if isinstance(token_id, list) and token_id:
+                token_id = token_id[0]
+            if type(token_id) is int and 0 <= token_id < 1 << 32 and tokenizer.id_to_token(token_id) is not None:
+                return token_id
+        return None
+
+
+def _content(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return {}
+
+
+def _add_named_tokens(tokenizer: Tokenizer, facts: _Facts) -> None:
+    """Make the named EOS, BOS and padding tokens special, as transformers does, where tokenizer.json knows them."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    for role in ("bos", "eos", "pad"):
+        named = facts.token(role)
+        if named is not None and _content(named) not in special and tokenizer.token_to_id(_content(named)) is not None:
+            tokenizer.add_special_tokens([AddedToken(_content(named), special=True, normalized=False)])
+
+
+def _begin(whole: Sequence[int], bare: Sequence[int]) -> list[int]:
+    """The ids that a tokenizer puts before a text, seen on a probe.
+
+    What it adds behind a text (some add EOS) is left off, since the answer comes there. As in transformers 5,
+    tokenizer.json alone decides: `add_bos_token` in tokenizer_config.json has no say.
+    """
+    starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
+    return list(whole[: starts[0]]) if starts else []
+
+
+def _no_eos(folder: ModelFolder) -> Problem:
+    return Problem(
+        what="the tokenizer names no end-of-sequence token, so an answer could not be taught to end",
+        where=str(folder.path),
+        expected="eos_token in tokenizer_config.json, as a token of tokenizer.json",
+        fix='add e.g. "eos_token": "</s>" to tokenizer_config.json, or set eos_token_id in config.json',
+    )
+
+
+def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextEncoder:
+    """The tokenizer of a folder without tokenizer.json, through transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        # Left open, it would ask at the terminal whether to run the folder's code.
+        tokenizer = AutoTokenizer.from_pretrained(str(folder.path), trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever an older format's conversion needs or trips over
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ModelError(
+                Problem(
+                    what="the tokenizer asks for its own code to be run",
+                    where=folder.name,
+                    fix="read that code; if you trust it, set `trust_remote_code: true`",
+                )
+            ) from None
+        raise ModelError(
+            Problem(
+                what=f"transformers cannot read the tokenizer: {error}",
+                where=str(folder.path),
+                expected="tokenizer.json",
+                fix="save the tokenizer anew with `tokenizer.save_pretrained(folder)`, which writes tokenizer.json",
+            )
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise ModelError(_no_eos(folder))
+    return TransformersEncoder(tokenizer, folder=folder.path)
+
+
+class TransformersEncoder:
+    """A transformers tokenizer behind the same interface."""
+
+    def __init__(self, tokenizer: Any, *, folder: Path) -> None:
+        self._tokenizer = tokenizer
+        self.folder = folder
+        self.special_tokens: dict[str, str] = dict(tokenizer.special_tokens_map)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        longest_first = sorted(
+            (re.escape(text) for text in tokenizer.all_special_tokens if text), key=len, reverse=True
+        )
+        self._special = re.compile("|".join(longest_first))
+        bare = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+        self._begin = _begin(tokenizer(_PROBE)["input_ids"], bare)
+
+    @property
+    def eos_id(self) -> int:
+        return int(self._tokenizer.eos_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        return self.eos_id if self._tokenizer.pad_token_id is None else int(self._tokenizer.pad_token_id)
+
+    @property
+    def bos_id(self) -> int | None:
+        return None if self._tokenizer.bos_token_id is None else int(self._tokenizer.bos_token_id)
+
+    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        begin = self._begin if special_tokens else []
+        return [begin + ids for ids in self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        ids = [int(token) for token in ids]
+        return str(
+            self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
+
+    def count_special(self, text: str) -> int:
+        return sum(1 for _ in self._special.finditer(text))
+
+
+def require_same_tokens(trained: Path, base: ModelFolder) -> None:
+    """Raise InputError when a token of the trained model's folder has another number in the base, or none.
+
+    A base that has more tokens will do. Folders without tokenizer.json are not looked at.
+    """
+    ours, theirs = trained / "tokenizer.json", base.tokenizer_file
+    if theirs is None or not ours.is_file() or ours.read_bytes() == theirs.read_bytes():
+        return
+    numbers = _numbers(theirs)
+    for token, number in sorted(_numbers(ours).items(), key=lambda each: each[1]):
+        if numbers.get(token) != number:
+            there = f"is {numbers[token]:,}" if token in numbers else "is missing"
+            raise InputError(
+                Problem(
+                    what=f"this base model has other tokens than the run: {token!r} {there} there and {number:,} here",
+                    where=base.name,
+                    expected="the base that the run was trained on",
+                    fix="name that one with base_model=…",
+                )
+            )
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    with tokenizer_errors(file):
+        return Tokenizer.from_file(str(file)).get_vocab()
+
+
+COPY = "copy tokenizer.json from the original model again"
+
+
+@contextmanager
+def tokenizer_errors(file: Path) -> Iterator[None]:
+    """Turn whatever `tokenizers` raises into a ModelError: it raises bare exceptions, and panics over some files."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        words = " ".join(str(error).split())
+        raise ModelError(Problem(what=f"the tokenizer cannot be read: {words}", where=str(file), fix=COPY)) from None
+
+
+def vocabulary_of(config: dict[str, Any]) -> int | None:
+    """Tokens that the model has embeddings for, from its config.json; None where it does not say."""
+    nested = config.get("text_config")
+    for section in (config, nested if isinstance(nested, dict) else {}):
+        if isinstance(section.get("vocab_size"), int):
+            return int(section["vocab_size"])
+    return None
+
+
+def require_within(encoded: Sequence[Sequence[int]], vocabulary: int | None, file: Path) -> None:
+    """Raise ModelError for token ids that the model has no embedding for."""
+    if vocabulary is None:
+        return
+    highest = max((max(ids) for ids in encoded if ids), default=0)
+    if highest >= vocabulary:
+        raise ModelError(beyond(f"the tokenizer makes the token {highest:,}", vocabulary, file))
+
+
+def beyond(what: str, vocabulary: int, file: Path) -> Problem:
+    """A token that the model does not have."""
+    return Problem(
+        what=f"{what}, and the base model has only tokens 0 to {vocabulary - 1:,}",
+        where=str(file),
+        expected="tokens below vocab_size in config.json",
+        fix="use the tokenizer that came with the model, or give the model room (resize_token_embeddings)",
+    )

@@ -1,0 +1,384 @@
+"""Hold token rows, what the model sees of each source row, over an Arrow table that may lie on disk.
+
+`collate` makes padded tensors of them; targets go by position, so the padding token may equal EOS. The order in which
+a run sees its rows is a pure function of the seed and of the samples consumed so far. `Texts` holds rows before they
+are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from brim.data.read import gather
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Right-padded rows to learn from. B rows, T tokens of the longest, S supervised tokens.
+
+    No attention mask: with causal attention a token sees only what stands before it, and padding stands behind.
+    Where the targets are is worked out here, on the CPU, so that a GPU need not be waited for.
+    """
+
+    input_ids: torch.Tensor  # [B, T] int64
+    targets: torch.Tensor  # [S] int64: the supervised tokens
+    target_rows: torch.Tensor  # [S] int64: the row of each
+    logit_positions: torch.Tensor  # [S] int64: which of the B × num_logits positions predicts each
+    num_logits: int  # logits are needed at this many positions, the last ones: before them, all rows are prompt
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(
+            input_ids=_move(self.input_ids, device),
+            targets=_move(self.targets, device),
+            target_rows=_move(self.target_rows, device),
+            logit_positions=_move(self.logit_positions, device),
+            num_logits=self.num_logits,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """Left-padded prompts to continue. B rows, T tokens of the longest."""
+
+    input_ids: torch.Tensor  # [B, T] int64
+    attention_mask: torch.Tensor  # [B, T] int64; 1 on the prompt
+
+    def to(self, device: torch.device) -> PromptBatch:
+        return PromptBatch(input_ids=_move(self.input_ids, device), attention_mask=_move(self.attention_mask, device))
+
+
+def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
+    """Rows padded on the right to the longest. A row's first token has nothing before it and is never a target."""
+    rows = list(rows)
+    input_ids = np.full((len(rows), _longest(rows)), pad_id, dtype=np.int64)
+    supervised = np.zeros(input_ids.shape, dtype=np.bool_)
+    for number, row in enumerate(rows):
+        length = len(row.input_ids)
+        input_ids[number, :length] = row.input_ids
+        supervised[number, 1:length] = row.supervised[1:]
+    target_rows, target_columns = np.nonzero(supervised)
+    before = target_columns - 1  # a token is predicted at the position before it
+    first = int(before.min()) if len(before) else 0
+    num_logits = input_ids.shape[1] - first
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        targets=torch.from_numpy(input_ids[target_rows, target_columns]),
+        target_rows=torch.from_numpy(target_rows.astype(np.int64)),
+        logit_positions=torch.from_numpy((target_rows * num_logits + before - first).astype(np.int64)),
+        num_logits=num_logits,
+    )
+
+
+def collate_prompts(rows: Iterable[TokenRow], *, pad_id: int) -> PromptBatch:
+    """The tokens of each row before its first supervised one, padded on the left to the longest."""
+    prompts = [row.input_ids[: row.num_prompt_tokens] for row in rows]
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    input_ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
+    attention_mask = np.zeros_like(input_ids)
+    for number, prompt in enumerate(prompts):
+        start = longest - len(prompt)
+        input_ids[number, start:] = prompt
+        attention_mask[number, start:] = 1
+    return PromptBatch(input_ids=torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask))
+
+
+def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device that a CUDA stream makes by itself while the CPU goes on."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _longest(rows: list[TokenRow]) -> int:
+    return max((len(row.input_ids) for row in rows), default=0)
+
+
+def rows_of_step(*, num_rows: int, seed: int, consumed_samples: int, size: int) -> tuple[int, npt.NDArray[np.int64]]:
+    """The epoch and the rows (positions, in order) of the next effective batch.
+
+    Each epoch is a permutation of all rows, drawn from (seed, epoch). A batch never crosses an epoch's end: the last
+    one of an epoch may hold fewer than `size` rows.
+    """
+    assert num_rows > 0, "there is no order of no rows"
+    assert size > 0, "a batch holds at least one row"
+    epoch, start = divmod(consumed_samples, num_rows)
+    return epoch, _epoch_order(num_rows, seed, epoch)[start : start + size]
+
+
+def random_order(num_rows: int, *entropy: int) -> npt.NDArray[np.int64]:
+    """A permutation drawn from these numbers; the same with every version of numpy.
+
+    The raw stream of PCG64 and SeedSequence are promised never to change, numpy's own `permutation` is not.
+    """
+    keys = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(num_rows)
+    return np.argsort(np.asarray(keys, dtype=np.uint64), kind="stable").astype(np.int64)
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    order = random_order(num_rows, seed, epoch)
+    order.setflags(write=False)
+    return order
+
+
+SCHEMA = pa.schema([("key", pa.int64()), ("input_ids", pa.list_(pa.int32())), ("supervised", pa.list_(pa.bool_()))])
+
+
+_BATCH_ROWS = 1024
+
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One row: `supervised[t]` says that token t is a target of the loss."""
+
+    key: int  # 0-based row number in the source
+    input_ids: npt.NDArray[np.int32]  # [T]
+    supervised: npt.NDArray[np.bool_]  # [T]
+
+    @property
+    def num_supervised(self) -> int:
+        """Targets that the loss sees; the first token has nothing before it to be predicted from."""
+        return int(np.count_nonzero(self.supervised[1:]))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens before the first target; all where there is none."""
+        return int(self.supervised.argmax()) if self.supervised.any() else len(self.supervised)
+
+    def prompt(self) -> TokenRow:
+        """The tokens before the first target."""
+        return self.first(self.num_prompt_tokens)
+
+    def first(self, num_tokens: int) -> TokenRow:
+        """The row with its first tokens only."""
+        return TokenRow(key=self.key, input_ids=self.input_ids[:num_tokens], supervised=self.supervised[:num_tokens])
+
+    def last(self, num_tokens: int, *, after: int | None) -> TokenRow:
+        """The row with its last tokens only; behind `after`, which counts, too, where the row begins with it."""
+        if len(self.input_ids) <= num_tokens:
+            return self
+        kept = np.arange(len(self.input_ids) - num_tokens, len(self.input_ids))
+        if self.input_ids[0] == after:
+            kept[0] = 0
+        return TokenRow(key=self.key, input_ids=self.input_ids[kept], supervised=self.supervised[kept])
+
+
+class TokenRows(Sequence[TokenRow]):
+    """Rows of a table with SCHEMA, in a given order; a row is read when it is asked for.
+
+    table: its buffers may be memory-mapped. indices: positions in the table; all of them in order by default.
+    """
+
+    def __init__(self, table: pa.Table, indices: npt.ArrayLike | None = None) -> None:
+        self._table = table
+        self._chunks = [_Chunk(batch) for batch in table.select(SCHEMA.names).to_batches() if batch.num_rows]
+        self._ends = np.cumsum([chunk.num_rows for chunk in self._chunks], dtype=np.int64)
+        given = np.arange(table.num_rows) if indices is None else np.asarray(indices)
+        self._indices: Integers = given.astype(np.int64)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[TokenRow]) -> TokenRows:
+        """A small set of rows held in memory."""
+        return cls(pa.Table.from_batches([batch_of(list(rows))], schema=SCHEMA))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return self.take(np.arange(len(self))[position])
+        index = int(self._indices[position])
+        chunk_number = int(np.searchsorted(self._ends, index, side="right"))
+        chunk = self._chunks[chunk_number]
+        return chunk.row(index - (int(self._ends[chunk_number]) - chunk.num_rows))
+
+    def __iter__(self) -> Iterator[TokenRow]:
+        for position in range(len(self)):
+            yield self[position]
+
+    def take(self, indices: npt.ArrayLike) -> TokenRows:
+        """These positions, in this order, as rows over the same table."""
+        taken = object.__new__(TokenRows)
+        taken._table, taken._chunks, taken._ends = self._table, self._chunks, self._ends
+        taken._indices = self._indices[np.asarray(indices, dtype=np.int64)]
+        return taken
+
+    def prompts(self) -> TokenRows:
+        """What stands before the first target of each row, as rows to be continued."""
+        return TokenRows(gather(self._batches(TokenRow.prompt), schema=SCHEMA))
+
+    def cut_to(self, num_tokens: int) -> TokenRows:
+        """The same rows with their first tokens only."""
+        return TokenRows(gather(self._batches(lambda row: row.first(num_tokens)), schema=SCHEMA))
+
+    def cut_to_last(self, num_tokens: int, *, after: int | None) -> TokenRows:
+        """The same rows with their last tokens only; see TokenRow.last."""
+        return TokenRows(gather(self._batches(lambda row: row.last(num_tokens, after=after)), schema=SCHEMA))
+
+    def with_keys(self, keys: npt.NDArray[np.uint64]) -> TokenRows:
+        """The same rows under other names."""
+        return _Renamed(self, keys.astype(np.int64))
+
+    @cached_property
+    def keys(self) -> Integers:
+        """Source row number of each row."""
+        return self._of_all([chunk.keys for chunk in self._chunks])
+
+    @cached_property
+    def lengths(self) -> Integers:
+        """Tokens of each row."""
+        return self._of_all([np.diff(chunk.offsets) for chunk in self._chunks])
+
+    @cached_property
+    def num_supervised(self) -> Integers:
+        """Targets of each row that the loss sees (the first token is none)."""
+        return self._of_all([chunk.num_supervised() for chunk in self._chunks])
+
+    @cached_property
+    def num_prompt_tokens(self) -> Integers:
+        """Tokens before the first target of each row."""
+        return self._of_all([chunk.num_prompt_tokens() for chunk in self._chunks])
+
+    def _batches(self, changed: Callable[[TokenRow], TokenRow]) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(self), _BATCH_ROWS):
+            yield batch_of([changed(row) for row in self[start : start + _BATCH_ROWS]])
+
+    def _of_all(self, parts: list[npt.NDArray[Any]]) -> Integers:
+        whole = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+        return whole[self._indices]
+
+
+class _Renamed(TokenRows):
+    """Rows of which each has another key."""
+
+    def __init__(self, rows: TokenRows, keys: Integers) -> None:
+        self.__dict__.update(rows.__dict__)
+        self.keys = keys
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return super().__getitem__(position)
+        return replace(super().__getitem__(position), key=int(self.keys[position]))
+
+    def take(self, indices: npt.ArrayLike) -> TokenRows:
+        return _Renamed(super().take(indices), self.keys[np.asarray(indices, dtype=np.int64)])
+
+
+def made_up_rows(lengths: npt.ArrayLike) -> TokenRows:
+    """Return rows of which nothing but the lengths is known, for plans of data that are not there yet.
+
+    lengths: tokens of each row; all but the first are supervised.
+    """
+    return _MadeUp(lengths)
+
+
+class _MadeUp(TokenRows):
+    """Rows without tokens."""
+
+    def __init__(self, lengths: npt.ArrayLike) -> None:
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self._indices = self.keys = np.arange(len(self.lengths))
+        self.num_supervised = np.maximum(self.lengths - 1, 0)
+        self.num_prompt_tokens = np.minimum(self.lengths, 1)
+
+    def __getitem__(self, position: Any) -> Any:
+        raise TypeError("rows that are made up hold no tokens")
+
+
+def batch_of(rows: Sequence[TokenRow]) -> pa.RecordBatch:
+    """Rows as one record batch of SCHEMA."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum([len(row.input_ids) for row in rows])]).astype(np.int32))
+    ids = np.concatenate([row.input_ids for row in rows]) if rows else np.zeros(0)
+    supervised = np.concatenate([row.supervised for row in rows]) if rows else np.zeros(0)
+    columns = [
+        pa.array(np.asarray([row.key for row in rows], dtype=np.int64)),
+        pa.ListArray.from_arrays(offsets, pa.array(ids.astype(np.int32))),
+        pa.ListArray.from_arrays(offsets, pa.array(supervised.astype(bool))),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class _Chunk:
+    """One record batch, with views of its buffers that cost nothing to slice."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        keys, ids, supervised = batch.columns
+        self.num_rows = int(batch.num_rows)
+        self.keys = keys.to_numpy()
+        self.offsets = ids.offsets.to_numpy()
+        self._ids = ids.values.to_numpy()
+        self._supervised = supervised.values
+        self._supervised_offsets = supervised.offsets.to_numpy()
+
+    def row(self, number: int) -> TokenRow:
+        start, end = int(self.offsets[number]), int(self.offsets[number + 1])
+        marks = self._supervised.slice(int(self._supervised_offsets[number]), end - start)
+        return TokenRow(
+            key=int(self.keys[number]),
+            input_ids=self._ids[start:end],
+            supervised=marks.to_numpy(zero_copy_only=False),
+        )
+
+    def num_supervised(self) -> Integers:
+        marks = self._supervised.to_numpy(zero_copy_only=False)
+        before = np.concatenate([[0], np.cumsum(marks, dtype=np.int64)])
+        starts, ends = self._supervised_offsets[:-1], self._supervised_offsets[1:]
+        firsts = np.minimum(starts + 1, ends)
+        return np.asarray(before[ends] - before[firsts], dtype=np.int64)
+
+    def num_prompt_tokens(self) -> Integers:
+        marks = np.flatnonzero(self._supervised.to_numpy(zero_copy_only=False))
+        starts, ends = self._supervised_offsets[:-1], self._supervised_offsets[1:]
+        firsts = np.append(marks, ends[-1])[np.searchsorted(marks, starts)]
+        return np.asarray(np.minimum(firsts, ends) - starts, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a row's text that is encoded apart, and whether the model learns to write it."""
+
+    text: str
+    supervised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """What is known of a conversation beside its last prompt and answer."""
+
+    pieces: tuple[Piece, ...]  # the whole text
+    own_texts: tuple[str, ...]  # what the data says, without what the template writes around it
+    reply: str | None  # the content of the last answer, where it has one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Prompts and answers of some rows, as text."""
+
+    keys: npt.NDArray[np.int64]  # 0-based row numbers in the source
+    prompts: list[str]  # of a conversation: all that stands before the last answer
+    answers: list[str]  # empty when only prompts were asked for
+    chats: list[Chat] | None = None  # with `chat`, for each row
+    own_prompts: list[str] | None = None  # prompts without the examples that were retrieved for them
+
+    def only(self, numbers: Sequence[int]) -> Texts:
+        """Some of the rows, by their positions."""
+        if len(numbers) == len(self.keys):
+            return self
+        return Texts(
+            keys=self.keys[list(numbers)],
+            prompts=[self.prompts[number] for number in numbers],
+            answers=[self.answers[number] for number in numbers] if self.answers else [],
+            chats=None if self.chats is None else [self.chats[number] for number in numbers],
+            own_prompts=None if self.own_prompts is None else [self.own_prompts[number] for number in numbers],
+        )

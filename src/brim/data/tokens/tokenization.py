@@ -1,0 +1,304 @@
+"""Tokenize texts and conversations into token rows, cut where a length is set; every cut goes to the ledger.
+
+Each piece of a conversation is encoded apart, as a prediction has to encode what it goes on from. A category's labels
+are tokenized in every form in which a model would write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from brim.config import dotted
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data.read import Entry
+from brim.data.tokens.encoder import TextEncoder
+from brim.data.tokens.rows import Chat, Texts, TokenRow, batch_of
+from brim.errors import ConfigError, Problem
+
+Tokens: TypeAlias = tuple[int, ...]
+
+
+_BEFORE = "\n"  # no tokenizer takes it together with a word behind it
+
+
+MATCH = dotted(("output_features", 0, "decoder", "match"))
+
+
+def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Tokens, ...]]:
+    """The tokens of each label: as a word of its own after a space, and without a space before it.
+
+    Which of them is natural depends on the prompt's last character and on what the model has learned; where both are
+    allowed, the model decides. The end is not among the tokens.
+    Raises ConfigError for labels that the tokenizer cannot write so that they are read as they are.
+    """
+    made = {
+        label: tuple(form for form in forms if _text(form, encoder) == label)
+        for label, forms in _forms(labels, encoder).items()
+    }
+    _require_written(made)
+    return made
+
+
+def _forms(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Tokens, ...]]:
+    bare = _bare(labels, encoder)
+    plain = encoder.encode(list(labels), special_tokens=False)
+    spaced = encoder.encode([f" {label}" for label in labels], special_tokens=False)
+    made: dict[str, tuple[Tokens, ...]] = {}
+    for number, label in enumerate(labels):
+        # Some tokenizers put the space before a text themselves.
+        with_space = spaced[number] if plain[number] == bare[number] else plain[number]
+        made[label] = tuple(dict.fromkeys((tuple(with_space), tuple(bare[number]))))
+    return made
+
+
+def label_room(config: Config, encoder: TextEncoder) -> int | None:
+    """Tokens of the longest label and its end, where nothing else can be generated; else None, or not known yet.
+
+    Raises ConfigError as `label_tokens`.
+    """
+    feature = config.output_features[0]
+    decoder = feature.categories if config.chat is None else None
+    if decoder is None or not decoder.constrain_to_vocabulary or not feature.labels:
+        return None
+    return _room(label_tokens(feature.labels, encoder))
+
+
+def learned_label_room(config: Config, encoder: TextEncoder) -> int | None:
+    """Tokens of the longest label and its end, where a model learns to write a label and nothing else; else None.
+
+    A model that was taught nothing may write words before a label, in which `decoder.match` finds it.
+    """
+    feature = config.output_features[0]
+    is_learned = isinstance(config.trainer, FinetuneTrainer) and config.chat is None and feature.categories is not None
+    return _room(_forms(feature.labels, encoder)) if is_learned and feature.labels else None
+
+
+def _room(forms: Mapping[str, Sequence[Tokens]]) -> int:
+    return 1 + max(len(form) for each in forms.values() for form in each)
+
+
+def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
+    """Tokens of the labels within a text, where nothing is put before them."""
+    [before], after = (
+        encoder.encode(texts, special_tokens=False) for texts in ([_BEFORE], [f"{_BEFORE}{label}" for label in labels])
+    )
+    plain = encoder.encode(list(labels), special_tokens=False)
+    return [
+        ids[len(before) :] if ids[: len(before)] == before else whole for ids, whole in zip(after, plain, strict=True)
+    ]
+
+
+def _text(tokens: Tokens, encoder: TextEncoder) -> str:
+    """As a response is read."""
+    return encoder.decode(tokens, skip_special_tokens=True).strip()
+
+
+def _require_written(made: Mapping[str, Sequence[Tokens]]) -> None:
+    problems = [
+        Problem(
+            what=f"the base model's tokenizer cannot write the label {label!r}",
+            where=MATCH,
+            expected="with constrain_to_vocabulary, labels that come out of the tokenizer as they went in",
+            fix="name the label otherwise, or set constrain_to_vocabulary: false",
+        )
+        for label, forms in made.items()
+        if not forms
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A number of tokens, and the key or fact that sets it."""
+
+    num_tokens: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where rows are cut. None: nowhere."""
+
+    prompt: Limit | None = None
+    answer: Limit | None = None
+    joined: Limit | None = None
+    context_length: int | None = None  # longer rows, after all cuts, are findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What was cut from a row."""
+
+    event: str  # cut_prompt, cut_answer or cut_joined, as in the ledger
+    limit: Limit
+    tokens_before: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How rows are looked at while they are tokenized."""
+
+    split_of: Callable[[int], str]  # a row's split, for the ledger
+    special_in_template: int = 0  # special tokens that the template spells out itself
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What tokenizing found, beside the rows; for decisions once all rows are seen."""
+
+    entries: list[Entry] = field(default_factory=list)
+    overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
+    unlearnable: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) without a supervised one
+    most_dropped: int = 0  # unusable rows that would have been left out, where there are more of them
+    special: list[int] = field(default_factory=list)  # keys of rows whose own text spells out special tokens
+    empty: list[int] = field(default_factory=list)  # keys of rows whose answer is an empty text
+    doubled_bos: int = 0  # rows whose prompt begins with BOS twice
+    are_chats: bool = False  # the rows are conversations, which are cut as wholes alone
+    otherwise: list[int] = field(default_factory=list)  # keys of conversations whose pieces have other tokens together
+
+
+def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Limits) -> tuple[TokenRow, list[Cut]]:
+    """Prompt, answer and EOS as one row with key 0, keeping the first tokens of each part and then of the whole.
+
+    An answer that is cut still ends in EOS; a row that is cut as a whole does not. Without an answer the row is the
+    prompt, to be continued.
+    """
+    cuts = []
+
+    def keep(event: str, ids: list[int], limit: Limit | None) -> list[int]:
+        if limit is None or len(ids) <= limit.num_tokens:
+            return ids
+        cuts.append(Cut(event=event, limit=limit, tokens_before=len(ids)))
+        return ids[: limit.num_tokens]
+
+    prompt = keep("cut_prompt", prompt, limits.prompt)
+    joined = prompt if answer is None else [*prompt, *keep("cut_answer", answer, limits.answer), eos_id]
+    joined = keep("cut_joined", joined, limits.joined)
+    supervised = np.arange(len(joined)) >= len(prompt)
+    return TokenRow(key=0, input_ids=np.asarray(joined, dtype=np.int32), supervised=supervised), cuts
+
+
+def cut_whole(row: TokenRow, limit: Limit | None) -> tuple[TokenRow, list[Cut]]:
+    """The first tokens of a row, and what was cut."""
+    if limit is None or len(row.input_ids) <= limit.num_tokens:
+        return row, []
+    kept = slice(limit.num_tokens)
+    made = Cut(event="cut_joined", limit=limit, tokens_before=len(row.input_ids))
+    return replace(row, input_ids=row.input_ids[kept], supervised=row.supervised[kept]), [made]
+
+
+def tokenize(
+    texts: Iterable[Texts], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
+) -> Iterator[pa.RecordBatch]:
+    """Batches of token rows in the order of the texts; `findings` fills while they are drawn.
+
+    Prompt and answer are encoded apart, since generation sees the prompt alone. Texts without answers become prompts
+    to be continued.
+    """
+    for batch in texts:
+        if batch.chats is not None:
+            yield from _conversations(batch, batch.chats, encoder, limits, findings, policy)
+            continue
+        prompts = encoder.encode(batch.prompts, special_tokens=True)
+        answers = encoder.encode(batch.answers, special_tokens=False) if batch.answers else None
+        rows = []
+        for number, key in enumerate(batch.keys.tolist()):
+            answer = answers[number] if answers is not None else None
+            row, cuts = cut(prompts[number], answer, eos_id=encoder.eos_id, limits=limits)
+            row = replace(row, key=key)
+            findings.entries += [_entry(key, policy.split_of(key), each) for each in cuts]
+            rows.append(row)
+            _look(findings, row, limits, is_learned=answer is not None)
+        _look_at_texts(findings, batch, prompts, encoder, policy)
+        if rows:
+            yield batch_of(rows)
+
+
+def _conversations(
+    batch: Texts, chats: Sequence[Chat], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
+) -> Iterator[pa.RecordBatch]:
+    """A batch of conversations as token rows, cut as wholes."""
+    findings.are_chats = True
+    whole = [replace(row, key=key) for key, row in zip(batch.keys.tolist(), chat_rows(chats, encoder), strict=True)]
+    findings.otherwise += [whole[at].key for at in encoded_otherwise(chats, whole, encoder)]
+    rows = []
+    for row, chat in zip(whole, chats, strict=True):
+        row, cuts = cut_whole(row, limits.joined)
+        findings.entries += [_entry(row.key, policy.split_of(row.key), each) for each in cuts]
+        if chat.reply is not None and not chat.reply.strip():
+            findings.empty.append(row.key)
+        if any(encoder.count_special(text) for text in chat.own_texts):
+            findings.special.append(row.key)
+        rows.append(row)
+        _look(findings, row, limits, is_learned=bool(batch.answers))
+    if rows:
+        yield batch_of(rows)
+
+
+def _look(findings: Findings, row: TokenRow, limits: Limits, *, is_learned: bool) -> None:
+    if is_learned and not row.num_supervised:
+        findings.unlearnable.append((row.key, len(row.input_ids)))
+    if limits.context_length is not None and len(row.input_ids) > limits.context_length:
+        findings.overlong.append((row.key, len(row.input_ids)))
+
+
+def _look_at_texts(
+    findings: Findings, batch: Texts, prompts: list[list[int]], encoder: TextEncoder, policy: Policy
+) -> None:
+    for number, key in enumerate(batch.keys.tolist()):
+        num_special = encoder.count_special(batch.prompts[number]) - policy.special_in_template
+        if batch.answers and not batch.answers[number].strip():
+            findings.empty.append(key)
+        if batch.answers:
+            num_special += encoder.count_special(batch.answers[number])
+        if num_special > 0:
+            findings.special.append(key)
+        ids = prompts[number]
+        findings.doubled_bos += len(ids) > 1 and ids[0] == ids[1] == encoder.bos_id
+
+
+def _entry(key: int, split: str, made: Cut) -> Entry:
+    return Entry(
+        key=key,
+        split=split,
+        event=made.event,
+        why=made.limit.why,
+        tokens_before=made.tokens_before,
+        tokens_after=made.limit.num_tokens,
+    )
+
+
+def chat_rows(chats: Sequence[Chat], encoder: TextEncoder) -> Iterator[TokenRow]:
+    """A row with key 0 for each conversation. Nothing is added to what the template writes: no BOS, no EOS."""
+    first = iter(encoder.encode([chat.pieces[0].text for chat in chats], special_tokens=False))
+    later = iter(_continued([piece.text for chat in chats for piece in chat.pieces[1:]], encoder))
+    for chat in chats:
+        parts = [(next(later if number else first), piece.supervised) for number, piece in enumerate(chat.pieces)]
+        supervised = np.concatenate([np.full(len(ids), mark) for ids, mark in parts])
+        ids = np.concatenate([np.asarray(ids, dtype=np.int32) for ids, _ in parts])
+        yield TokenRow(key=0, input_ids=ids, supervised=supervised)
+
+
+def encoded_otherwise(chats: Sequence[Chat], rows: Sequence[TokenRow], encoder: TextEncoder) -> list[int]:
+    """Positions of the conversations whose text, encoded at once, gives other tokens than its pieces."""
+    whole = encoder.encode(["".join(piece.text for piece in chat.pieces) for chat in chats], special_tokens=False)
+    return [at for at, (row, ids) in enumerate(zip(rows, whole, strict=True)) if row.input_ids.tolist() != ids]
+
+
+def _continued(texts: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
+    """Tokens of texts that other text precedes: some tokenizers put a space before the first word of what they get."""
+    alone = encoder.encode(texts, special_tokens=False)
+    newline, letter, both = encoder.encode(["\n", "a", "\na"], special_tokens=False)
+    if both == newline + letter:
+        return alone
+    behind = encoder.encode([f"\n{text}" for text in texts], special_tokens=False)
+    return [
+        after[len(newline) :] if after[: len(newline)] == newline else ids
+        for after, ids in zip(behind, alone, strict=True)
+    ]

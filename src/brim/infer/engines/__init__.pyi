@@ -1,0 +1,45 @@
+from .base import (
+    Constraint as Constraint,
+    Engine as Engine,
+    Finished as Finished,
+    FinishReason as FinishReason,
+    Response as Response,
+    explained as explained,
+    generation_settings as generation_settings,
+    respond_to as respond_to,
+)
+from .batching import (
+    Batches as Batches,
+    RowsAtOnce as RowsAtOnce,
+    RowsByCost as RowsByCost,
+    RowsByTrial as RowsByTrial,
+    Smaller as Smaller,
+    batches as batches,
+    longest_first as longest_first,
+    rows_at_once as rows_at_once,
+)
+from .cache import Passes as Passes, base_model as base_model
+from .capacity import (
+    MOST_ROWS as MOST_ROWS,
+    USUAL_PASS_TOKENS as USUAL_PASS_TOKENS,
+    CacheCosts as CacheCosts,
+    CacheShape as CacheShape,
+    FixedRoom as FixedRoom,
+    MemoryRoom as MemoryRoom,
+    Room as Room,
+)
+from .continuous import (
+    SlotsEngine as SlotsEngine,
+    model_class as model_class,
+    prefill_groups as prefill_groups,
+    why_not_slots as why_not_slots,
+)
+from .paged import PagedEngine as PagedEngine, why_not_paged as why_not_paged
+from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing
+from .transformers import (
+    StaticEngine as StaticEngine,
+    end_ids as end_ids,
+    end_ids_of as end_ids_of,
+    why_alone as why_alone,
+)
+from .vllm import VllmEngine as VllmEngine, VllmModel as VllmModel

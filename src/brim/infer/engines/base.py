@@ -1,0 +1,210 @@
+"""Define the interface between a job that wants responses and the engine that writes them.
+
+Ludwig's generation keys become transformers' settings, and what transformers and torch say of settings and scores is
+explained in brim's words. An engine that draws its own numbers gets a seed for each row.
+
+In a few architectures the response to a prompt wrongly changes with the rows beside it; a check on the model itself
+finds these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from brim.batching import is_out_of_memory
+from brim.config.schema import GenerationConfig
+from brim.data.tokens import TokenRows
+from brim.errors import BrimError, InputError, Problem
+from brim.models import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A prompt that has its response."""
+
+    position: int  # of the prompt among those that were given to the engine
+    response: Response
+
+
+OnFinished: TypeAlias = Callable[[Sequence[Finished]], None]
+
+
+class Engine(Protocol):
+    """Writes a response to each prompt, many at a time."""
+
+    @property
+    def name(self) -> str:
+        """As the configuration calls it: generation.engine."""
+        ...
+
+    def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
+        """Respond to every prompt once, in an order of the engine's own.
+
+        on_finished: called as responses end, each prompt in one call; what it raises ends the work.
+        Raises OutOfMemoryError, naming the row, when a prompt alone runs out of memory; InputError for settings that
+        the engine refuses.
+        """
+        ...
+
+
+def respond_to(
+    engine: Engine, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
+) -> list[Response]:
+    """One response a prompt, in the order of the prompts. on_batch: told how many more have got theirs."""
+    responses: dict[int, Response] = {}
+
+    def keep(finished: Sequence[Finished]) -> None:
+        responses.update((each.position, each.response) for each in finished)
+        on_batch(len(finished))
+
+    engine.run(prompts, on_finished=keep)
+    return [responses[position] for position in range(len(prompts))]
+
+
+class Constraint(Protocol):
+    """Which tokens may come next, where not every text is an answer."""
+
+    def allowed(self, generated: Sequence[int]) -> Sequence[int]:
+        """Token ids, at least one; the end's where the answer may be over. generated: tokens of the answer so far."""
+        ...
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raises InputError for settings that transformers refuses, BrimError for scores that are not finite."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(
+            Problem(
+                what=f"transformers cannot generate with these settings: {' '.join(str(error).split())}",
+                where="generation",
+                fix="change the keys that it names",
+            )
+        ) from error
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise BrimError(
+            Problem(
+                what="the probabilities of the next token are not finite",
+                where="generation",
+                fix="raise generation.temperature, or check that the model's weights are whole",
+            )
+        ) from error
+
+
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_p")
+
+
+_BEAM_KEYS = ("length_penalty", "early_stopping")
+
+
+def generation_settings(generation: GenerationConfig, *, pad_id: int, end_ids: Sequence[int]) -> dict[str, Any]:
+    """Keyword arguments of transformers' GenerationConfig; keys that the chosen way of decoding ignores are left out.
+
+    A temperature of 0 means greedy decoding. pad_id, end_ids: used where the configuration names no tokens itself;
+    `eos_token_id` is a list in any case.
+    """
+    # In JSON's types: transformers wants lists where the configuration holds tuples, and refuses empty ones.
+    given = generation.model_dump(mode="json", exclude={"engine"})
+    settings = {key: value for key, value in given.items() if value is not None and value != []}
+    if settings.get("temperature") == 0:
+        settings["do_sample"] = False
+    if settings.get("do_sample"):
+        settings.setdefault("top_k", 0)  # null means all; transformers would take 50 for a key that is not there
+    else:
+        for key in _SAMPLING_KEYS:
+            settings.pop(key, None)
+    if settings.get("num_beams", 1) == 1:
+        for key in _BEAM_KEYS:
+            settings.pop(key, None)
+    ends = settings.get("eos_token_id", list(end_ids))
+    return {"pad_token_id": pad_id, **settings, "eos_token_id": ends if isinstance(ends, list) else [ends]}
+
+
+_MOST_TOKENS = 8  # recurrent states forget, so that what was read long ago shows less
+
+
+# Norm of the difference over that of the scores about their mean. Over the families of tests/infer/families.py it is up
+# to 2e-6 in fp32 where masks and states are right, and more than 0.7 where padding is read or states are mixed up.
+_MOST_IN_FP32, _MOST_ELSE = 1e-3, 0.1
+
+
+def is_misled_by_its_batch(
+    model: PreTrainedModel, prompt: Sequence[int], *, pad_id: int, device: torch.device, precision: Precision
+) -> bool:
+    """Try it: the scores that follow the prompt's first tokens, alone and in a batch with a row of twice the length.
+
+    Both where the prompt is read and where a token is added to it: some architectures mask the one and not the other.
+    False where memory is too short for two rows: whoever runs them together finds out, and tells.
+    """
+    try:
+        return _changes(model, prompt, pad_id=pad_id, device=device, precision=precision)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+
+
+def _changes(
+    model: PreTrainedModel, prompt: Sequence[int], *, pad_id: int, device: torch.device, precision: Precision
+) -> bool:
+    tokens = list(prompt[:_MOST_TOKENS])
+    padding = [pad_id] * len(tokens)
+    alone = torch.tensor([tokens], device=device)
+    batch = torch.tensor([padding + tokens, tokens + tokens], device=device)
+    mask = torch.ones_like(batch)
+    mask[0, : len(padding)] = 0
+    with torch.inference_mode(), precision.autocast(device, keeps_copies=False):
+        expected = _scores(model, alone, torch.ones_like(alone), pad_id)
+        found = _scores(model, batch, mask, pad_id)
+    most = _MOST_IN_FP32 if precision.name == "fp32" else _MOST_ELSE
+    changes = (found - expected).norm(dim=1) / (expected - expected.mean(dim=1, keepdim=True)).norm(dim=1)
+    return not bool((changes <= most).all())
+
+
+def _scores(model: PreTrainedModel, input_ids: Tensor, mask: Tensor, pad_id: int) -> Tensor:
+    """[2, V] fp32, of the first row: after the prompt, and after its last token once more."""
+    from transformers import GenerationConfig
+
+    twice: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": pad_id, "eos_token_id": None}
+    again = [int(input_ids[0, -1])]
+    output = model.generate(
+        input_ids=input_ids,
+        attention_mask=mask,
+        generation_config=GenerationConfig(**twice, return_dict_in_generate=True, output_logits=True),
+        prefix_allowed_tokens_fn=lambda row, tokens: again,
+    )
+    return torch.stack([logits[0] for logits in output.logits]).float()
+
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What the model said to one prompt."""
+
+    token_ids: list[int]  # without padding and without the token that ended it
+    finish_reason: FinishReason  # "stop": the model ended it; "length": max_new_tokens did
+    end_id: int | None = None  # the token that ended it; None where max_new_tokens did
+
+
+_MOST = 2**63 - 1  # signed, as some engines keep it
+
+
+def row_seed(seed: int, key: int) -> int:
+    """The same for the same seed and row key, whatever else is generated; from 0 to 2^63 - 1."""
+    state = np.random.SeedSequence([abs(seed), abs(key)]).generate_state(1, np.uint64)
+    return int(state[0]) & _MOST

@@ -1,0 +1,455 @@
+"""Generate with continuous batching: rows that have ended leave at once, and waiting rows take their place.
+
+This is brim's own engine. Prompts wait for their response, the longest first; the chapter decides when waiting rows
+take the place of those that have ended, which of them are read in one pass, and with which models and settings the
+engine can generate at all. transformers' `generate` does the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from brim.batching import free_caches, is_out_of_memory
+from brim.data.tokens import TokenRows
+from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, explained, is_misled_by_its_batch
+from brim.infer.engines.batching import Smaller, longest_first, too_large
+from brim.infer.engines.cache import Passes
+from brim.infer.engines.capacity import FixedRoom, Room
+from brim.infer.engines.sampling import NextToken, Writing
+from brim.models import Precision
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+_NOTABLY = 1.125  # more rows, or the cache is not laid out anew: that copies it once
+
+
+_ONE_BY_ONE = FixedRoom(1, prefill_tokens=1)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunStatistics:
+    """What a run of the engine consisted of."""
+
+    num_prefills: int = 0
+    num_steps: int = 0  # of all rows that were in
+    num_row_steps: int = 0
+    most_rows: int = 0
+    num_layouts: int = 0
+    num_out_of_memory: int = 0
+
+    @property
+    def mean_rows(self) -> float:
+        """Rows of a step, in the mean."""
+        return self.num_row_steps / self.num_steps if self.num_steps else 0.0
+
+
+class SlotsEngine:
+    """An Engine (see infer/engine.py). The longest prompts run first; none may be empty.
+
+    settings: what `generation_settings` gives. refill: False: nobody takes the place of a row that has ended before
+    all have. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the run.
+    is_misled: whether the architecture's batches are not right, so that rows go one by one; None: it is tried.
+    """
+
+    name = "slots"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        settings: Mapping[str, Any],
+        room: Room,
+        seed: int,
+        device: torch.device,
+        precision: Precision,
+        constraint: Constraint | None = None,
+        refill: bool = True,
+        on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+        is_misled: bool | None = None,
+    ) -> None:
+        self._model, self._settings, self._room, self._seed = model, settings, room, seed
+        self._device, self._precision = device, precision
+        self._constraint, self._refill, self._on_smaller = constraint, refill, on_smaller
+        self.statistics = RunStatistics()
+        self._is_misled = is_misled
+
+    def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
+        """See Engine."""
+        self._model.eval()
+        self.statistics = RunStatistics()
+        queue = Queue(prompts, max_new_tokens=self._settings["max_new_tokens"])
+        last: _Shape | None = None
+        room = _ONE_BY_ONE if self._rows_go_alone(prompts) else self._room
+        while queue:
+            shape = self._generate(queue, room, on_finished, last)
+            if shape is not None:
+                # Here, after the `except` block: its traceback keeps tensors alive.
+                free_caches()
+                self.statistics.num_out_of_memory += 1
+                self._shrink(shape, last)
+                last = shape
+
+    def _rows_go_alone(self, prompts: TokenRows) -> bool:
+        if self._is_misled is None and len(prompts) > 1:
+            self._is_misled = is_misled_by_its_batch(
+                self._model,
+                prompts[0].input_ids.tolist(),
+                pad_id=self._settings["pad_token_id"],
+                device=self._device,
+                precision=self._precision,
+            )
+        return bool(self._is_misled)
+
+    def _generate(self, queue: Queue, room: Room, on_finished: OnFinished, last: _Shape | None) -> _Shape | None:
+        """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much.
+
+        last: what was too much before.
+        """
+        with explained():
+            chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
+        run = _Run(
+            queue,
+            self._passes,
+            chooser,
+            room=room,
+            refill=self._refill,
+            end_ids=self._settings["eos_token_id"],
+            on_finished=on_finished,
+            statistics=self.statistics,
+        )
+        try:
+            with torch.inference_mode():
+                run.to_the_end()
+        except Exception as error:
+            if run.is_telling or not is_out_of_memory(error):
+                raise
+            shape = run.given_back()
+            if not is_out_of_memory(error, is_last=shape.is_alone_again(last)):
+                raise
+            return shape
+        return None
+
+    def _passes(self, *, rows: int, columns: int, cells: int) -> Passes:
+        return Passes(
+            self._model,
+            rows=rows,
+            columns=columns,
+            cells=cells,
+            pad_id=self._settings["pad_token_id"],
+            device=self._device,
+            precision=self._precision,
+        )
+
+    def _shrink(self, shape: _Shape, before: _Shape | None) -> None:
+        """Fewer rows from now on; a row alone gets one more try."""
+        if len(shape.keys) > 1:
+            self._room.shrink(rows=shape.rows, columns=shape.columns)
+            after = min(self._room.rows(shape.columns), len(shape.keys))
+            self._on_smaller(Smaller(doing="generation", keys=shape.keys, longest=shape.longest, after=after))
+        elif shape.is_alone_again(before):
+            raise too_large(key=shape.keys[0], num_tokens=shape.longest, doing="generation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Of the cache that ran out of memory."""
+
+    rows: int
+    columns: int
+    keys: tuple[int, ...]  # of the rows that were in, or about to be
+    longest: int  # tokens that a row has
+
+    def is_alone_again(self, before: _Shape | None) -> bool:
+        """Whether it is of one row, which has not come further than before."""
+        return before is not None and (self.keys, self.longest) == (before.keys, before.longest) and len(self.keys) == 1
+
+
+class _Run:
+    """One cache, from its first prompts to its last token."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        passes: Callable[..., Passes],
+        chooser: NextToken,
+        *,
+        room: Room,
+        refill: bool,
+        end_ids: Sequence[int],
+        on_finished: OnFinished,
+        statistics: RunStatistics,
+    ) -> None:
+        self._queue, self._chooser, self._room, self._refill = queue, chooser, room, refill
+        self._end_ids, self._on_finished, self._statistics = frozenset(end_ids), on_finished, statistics
+        self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache has not
+        self._entering: list[Writing] = []  # taken from the queue, not read yet
+        self.is_telling = False  # what is raised now comes from who is told of responses
+        rows, columns, cells = queue.first_shape(room)
+        self._passes = passes(rows=rows, columns=columns, cells=cells)
+        self._cache = self._passes.cache
+
+    def to_the_end(self) -> None:
+        """Respond to all that wait."""
+        while self._queue or self._active:
+            layout = self._layout()
+            if self._may_enter(layout):
+                self._enter(layout)
+            else:
+                self._step()
+
+    def given_back(self) -> _Shape:
+        """What was being written goes on later, from where it stands."""
+        rows = [*self._active, *self._entering]
+        self._queue.give_back(rows)
+        return _Shape(
+            rows=max(self._rows(self._cache.columns), 1),
+            columns=self._cache.columns,
+            keys=tuple(row.key for row in rows),
+            longest=max(len(row.prompt) + len(row.generated) for row in rows),
+        )
+
+    def _layout(self) -> int:
+        """Columns: as many as there are, or, where notably more rows find room, as few as are needed."""
+        columns = self._cache.columns
+        if not self._queue:
+            return columns
+        needed = self._queue.columns(self._active)
+        return needed if self._rows(needed) >= _NOTABLY * self._rows(columns) else columns
+
+    def _rows(self, columns: int) -> int:
+        return min(self._room.rows(columns, cells=self._cache.cells), self._cache.cells // columns)
+
+    def _may_enter(self, columns: int) -> bool:
+        if not self._active:
+            return True
+        if not self._queue or not self._refill:
+            return False
+        rows = self._rows(columns)
+        wanted = min(rows_to_wait_for(rows, self._queue.response_tokens), len(self._queue))
+        return rows - len(self._active) >= wanted
+
+    def _enter(self, columns: int) -> None:
+        """The longest that wait fill the free slots."""
+        self._entering = self._queue.take(self._rows(columns) - len(self._active))
+        lengths = [len(row.prompt) + len(row.generated) for row in self._entering]
+        if not self._active or columns != self._cache.columns or self._cache.end < max(lengths):
+            self._lay_out(columns=columns, end=max(self._cache.window, *lengths))
+        for group in prefill_groups(lengths, most_tokens=self._room.prefill_tokens):
+            rows = self._entering[: len(group)]
+            logits = self._passes.prefill([row.tokens for row in rows])
+            self._entering = self._entering[len(group) :]
+            self._active += rows
+            self._statistics.num_prefills += 1
+            self._statistics.most_rows = max(self._statistics.most_rows, len(self._active))
+            self._write(logits, rows)
+            del logits  # the next prompts are read without them
+
+    def _step(self) -> None:
+        """Every row writes a token."""
+        if self._cache.end == self._cache.columns:
+            self._lay_out(columns=self._cache.columns, end=self._cache.window)
+        logits = self._passes.decode([row.generated[-1] for row in self._active])
+        self._statistics.num_steps += 1
+        self._statistics.num_row_steps += len(self._active)
+        self._write(logits, list(self._active))
+
+    def _lay_out(self, *, columns: int, end: int) -> None:
+        self._passes.lay_out(columns=columns, end=end)
+        self._statistics.num_layouts += 1
+
+    def _write(self, logits: Tensor, rows: Sequence[Writing]) -> None:
+        """Choose the next token of these rows, the last ones that are in; those that end leave."""
+        with explained():
+            tokens = self._chooser.choose(logits, rows)
+        finished, free = [], []
+        first_slot = len(self._active) - len(rows)
+        for number in reversed(range(len(rows))):
+            row, token = rows[number], tokens[number]
+            response = self._response(row, token)
+            if response is not None:
+                finished.append(Finished(position=row.position, response=response))
+                free.append(first_slot + number)
+                self._leave(first_slot + number)
+        if finished:
+            self._tell(finished)
+        for slot in free:  # told first: memory that runs out here, too, loses no response
+            self._passes.remove(slot)
+
+    def _tell(self, finished: Sequence[Finished]) -> None:
+        self.is_telling = True
+        self._on_finished(finished)
+        self.is_telling = False
+
+    def _response(self, row: Writing, token: int) -> Response | None:
+        if token in self._end_ids:
+            return Response(token_ids=row.generated, finish_reason="stop", end_id=token)
+        row.generated.append(token)
+        if len(row.generated) == self._chooser.max_new_tokens:
+            return Response(token_ids=row.generated, finish_reason="length")
+        forced = self._chooser.forced(row)
+        if forced in self._end_ids:  # which needs no pass to be known
+            return Response(token_ids=row.generated, finish_reason="stop", end_id=forced)
+        return None
+
+    def _leave(self, slot: int) -> None:
+        """The last row moves into its slot."""
+        row, last = self._active[slot], self._active.pop()
+        if row is not last:
+            self._active[slot] = last
+        self._queue.finish(row)
+        self._chooser.forget(row)
+
+
+_LOOKED_AT = (0.0, 0.25, 0.5, 0.75)  # of the prompts, in their order: where the cache may hold the most
+
+
+class Queue:
+    """Rows by the columns that they need, and how long responses have been so far."""
+
+    def __init__(self, prompts: TokenRows, *, max_new_tokens: int) -> None:
+        self._prompts, self._max_new_tokens = prompts, max_new_tokens
+        self._order, self._lengths = longest_first(prompts), prompts.lengths
+        self._next = 0  # in the order
+        self._returned: list[Writing] = []  # the longest prompt first
+        self._num_finished = self._sum_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._order) - self._next + len(self._returned)
+
+    @property
+    def response_tokens(self) -> float:
+        """Of a response, in the mean; before any has ended, as many as there may be."""
+        return (self._sum_tokens + self._max_new_tokens) / (self._num_finished + 1)
+
+    def take(self, count: int) -> list[Writing]:
+        """The longest `count` rows that wait, or all."""
+        return [self._pop() for _ in range(min(count, len(self)))]
+
+    def give_back(self, rows: Sequence[Writing]) -> None:
+        """Rows that go on later, with what they have."""
+        self._returned = sorted([*self._returned, *rows], key=lambda row: -len(row.prompt))
+
+    def finish(self, row: Writing) -> None:
+        """The row has its response."""
+        self._num_finished += 1
+        self._sum_tokens += len(row.generated)
+
+    def columns(self, active: Sequence[Writing] = ()) -> int:
+        """That a cache must have for these rows and for the next one that waits."""
+        waiting = [self._longest_waiting()] if len(self) else []
+        return self._needed(max([*waiting, *(len(row.prompt) for row in active)]))
+
+    def first_shape(self, room: Room) -> tuple[int, int, int]:
+        """Rows, columns and cells of a cache to begin with.
+
+        cells: the most that rows × columns will be: where prompts become shorter, more of them fit.
+        """
+        columns = self.columns()
+        rows = min(room.rows(columns), len(self))
+        cells = rows * columns
+        for share in _LOOKED_AT:
+            position = self._next + int(share * (len(self._order) - self._next))
+            if position < len(self._order):
+                shorter = self._needed(int(self._lengths[self._order[position]]))
+                cells = max(cells, min(room.rows(shorter), len(self._order) - position) * shorter)
+        if room.rows(columns, cells=cells) < rows:  # beside so many cells, the longest prompts would not find room
+            cells = rows * columns
+        return min(room.rows(columns, cells=cells), cells // columns), columns, cells
+
+    def _needed(self, prompt_tokens: int) -> int:
+        """The last token of a response is not read."""
+        return prompt_tokens + self._max_new_tokens - 1
+
+    def _longest_waiting(self) -> int:
+        fresh = int(self._lengths[self._order[self._next]]) if self._next < len(self._order) else 0
+        return max(fresh, len(self._returned[0].prompt) if self._returned else 0)
+
+    def _pop(self) -> Writing:
+        if self._returned and len(self._returned[0].prompt) >= self._longest_waiting():
+            return self._returned.pop(0)
+        position = int(self._order[self._next])
+        self._next += 1
+        row = self._prompts[position]
+        ids = np.asarray(row.input_ids)[: row.num_prompt_tokens]
+        return Writing(position=position, key=int(row.key), prompt=ids.tolist())
+
+
+def rows_to_wait_for(rows: int, response_tokens: float) -> int:
+    """Free slots at which it pays to fill them, in a cache of so many rows; at least 1.
+
+    A pass over prompts reads the weights once more, as a step of all rows does: with k rows a pass, a response of
+    `response_tokens` steps shares R / (k · response_tokens) of it per step. Until then k / 2 of R slots stand empty in
+    the mean. The sum is least at k = R · sqrt(2 / response_tokens).
+    """
+    best = rows * math.sqrt(2 / max(response_tokens, 1.0))
+    return max(1, min(round(best), rows // 2))
+
+
+def prefill_groups(lengths: Sequence[int], *, most_tokens: int) -> list[range]:
+    """Neighbours that are read together: rows × longest is at most `most_tokens`, or it is one row alone."""
+    groups: list[range] = []
+    start, longest = 0, 0
+    for position, length in enumerate(lengths):
+        longest = max(longest, length)
+        if position > start and (position + 1 - start) * longest > most_tokens:
+            groups.append(range(start, position))
+            start, longest = position, length
+    return [*groups, range(start, len(lengths))] if lengths else []
+
+
+_NOT_OURS = {
+    "guidance_scale": "classifier-free guidance runs the model twice",
+    "prompt_lookup_num_tokens": "prompt lookup writes several tokens at once",
+    "max_time": "a batch that ends by the clock is a batch that stays together",
+}
+
+
+def why_not_slots(architecture: type[PreTrainedModel], config: PretrainedConfig, settings: Mapping[str, Any]) -> str:
+    """The reason against it, empty where there is none. settings: what `generation_settings` gives."""
+    return _settings(settings) or _architecture(architecture, config)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    if settings.get("num_beams", 1) > 1:
+        return "generation.num_beams: beams stay together"
+    if settings.get("use_cache") is False:
+        return "generation.use_cache is false"
+    for name, reason in _NOT_OURS.items():
+        if settings.get(name) is not None:
+            return f"generation.{name}: {reason}"
+    return ""
+
+
+def _architecture(architecture: type[PreTrainedModel], config: PretrainedConfig) -> str:
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    name = architecture.__name__
+    if config.is_encoder_decoder:
+        return f"{name} reads the prompt with an encoder"
+    if architecture._is_stateful or not architecture._supports_default_dynamic_cache():
+        return f"{name} keeps a state that is not keys and values"
+    if "past_key_values" not in inspect.signature(architecture.forward).parameters:
+        return f"{name} keeps nothing of earlier tokens"
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    others = kinds - {DynamicLayer, DynamicSlidingWindowLayer}
+    if others:
+        return f"{name} keeps more than keys and values ({', '.join(sorted(kind.__name__ for kind in others))})"
+    return ""
+
+
+def model_class(architecture: PretrainedConfig) -> type[PreTrainedModel]:
+    """What transformers would load; what a folder brings itself is taken for a plain decoder."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)
+    return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)

@@ -1,0 +1,281 @@
+"""Choose the next token of each row from its scores: the likeliest, or one that is drawn.
+
+What is drawn depends on the row alone: its numbers come from (seed, key, token), and what looks back at a row's
+tokens sees these without padding. So a row's text is the same in whatever batch it is written. Where only labels may
+be written, a constraint says which tokens may follow what has been written of one.
+
+Legend: n rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from brim.data.tokens import Tokens
+from brim.errors import BrimError, Problem
+from brim.infer.engines.base import Constraint
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessorList
+
+
+class LabelConstraint:
+    """A Constraint (see infer/engine.py) to the texts of labels, each followed by the end.
+
+    Where one label begins with another, the model decides between the end and going on.
+    """
+
+    def __init__(self, labels: Mapping[str, Sequence[Tokens]], *, end_ids: Sequence[int]) -> None:
+        """labels: what `label_tokens` gives. end_ids: the tokens that end a response."""
+        assert end_ids, "a response ends"
+        self._end = (end_ids[0],)
+        whole = {form for forms in labels.values() for form in forms}
+        following: dict[Tokens, dict[int, None]] = {}
+        for form in (form for forms in labels.values() for form in forms):
+            for number, token in enumerate(form):
+                following.setdefault(form[:number], {})[token] = None
+        self._following = {
+            tokens: (*(end_ids if tokens in whole else ()), *allowed) for tokens, allowed in following.items()
+        }
+
+    def allowed(self, generated: Sequence[int]) -> Sequence[int]:
+        """See Constraint. A label that none goes on from has one end alone, so that no pass is needed to find it.
+
+        So has what no label begins with, such as in beams that were given up.
+        """
+        return self._following.get(tuple(generated), self._end)
+
+
+_NOT_FINITE = -1
+
+
+# Rows whose scores are looked at together have about so many: what comes of them on the way to a token, in fp32 and
+# fp64, takes 0.2 GiB; with a vocabulary of 152,000 words that of all rows would take more than their cache.
+_SCORES_AT_ONCE = 2**23
+
+
+@dataclass(slots=True, kw_only=True)
+class Writing:
+    """A row that is being written. Only `generated` changes."""
+
+    position: int  # among the prompts
+    key: int
+    prompt: list[int]
+    generated: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what has been generated."""
+        return [*self.prompt, *self.generated]
+
+
+class NextToken:
+    """Chooses as transformers' settings say. See generation_settings for them; what needs beams is not done here."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        seed: int,
+        device: torch.device,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self._settings, self._seed, self._device, self._constraint = settings, seed, device, constraint
+        self.max_new_tokens: int = settings["max_new_tokens"]
+        self._samples = bool(settings.get("do_sample"))
+        self._looks_back = any(_is_set(settings, name) for name in _LOOKING_BACK)
+        self._of_all = _of_all(settings, device, first=not self._looks_back)
+        self._of_row: dict[int, LogitsProcessorList] = {}  # by position
+        self._numbers: dict[int, NDArray[np.float64]] = {}
+
+    def choose(self, scores: Tensor, rows: Sequence[Writing]) -> list[int]:
+        """scores: [n, V], of what follows each row. Raises BrimError where they are not finite."""
+        together = max(1, _SCORES_AT_ONCE // scores.shape[-1])
+        parts = [slice(start, start + together) for start in range(0, len(rows), together)]
+        chosen: list[int] = torch.cat([self._chosen(scores[part].float(), rows[part]) for part in parts]).tolist()
+        if _NOT_FINITE in chosen:
+            raise _not_finite()
+        return chosen
+
+    def forced(self, row: Writing) -> int | None:
+        """The next token of a row, where there is no choice."""
+        allowed = () if self._constraint is None else self._constraint.allowed(row.generated)
+        return allowed[0] if len(allowed) == 1 else None
+
+    def forget(self, row: Writing) -> None:
+        """The row is done."""
+        self._of_row.pop(row.position, None)
+        self._numbers.pop(row.position, None)
+
+    def _chosen(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
+        """Tokens [n]. scores: fp32."""
+        if self._looks_back:
+            scores = torch.cat([self._looked_back(scores[i : i + 1], row) for i, row in enumerate(rows)])
+        if self._constraint is not None:
+            scores = self._only_allowed(scores, rows)
+        for process in self._of_all:
+            scores = process(None, scores)
+        return self._drawn(scores, rows) if self._samples else _likeliest(scores)
+
+    def _looked_back(self, scores: Tensor, row: Writing) -> Tensor:
+        if row.position not in self._of_row:
+            self._of_row[row.position] = _of_one(self._settings, row.prompt, self._device)
+        seen = torch.tensor([row.tokens], device=self._device)
+        looked_back: Tensor = self._of_row[row.position](seen, scores)
+        return looked_back
+
+    def _only_allowed(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
+        assert self._constraint is not None, "asked before"
+        allowed = [self._constraint.allowed(row.generated) for row in rows]
+        of_rows = torch.tensor([i for i, tokens in enumerate(allowed) for _ in tokens]).to(scores.device)
+        tokens = torch.tensor([token for each in allowed for token in each]).to(scores.device)
+        only = torch.full_like(scores, -torch.inf)
+        only[of_rows, tokens] = scores[of_rows, tokens]
+        return only
+
+    def _drawn(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
+        """By the inverse of the distribution function, at one number for each row."""
+        numbers = torch.tensor([self._number(row) for row in rows], dtype=torch.float64).to(scores.device)
+        sums = scores.softmax(dim=-1).double().cumsum(dim=-1)
+        total = sums[:, -1]
+        tokens = torch.searchsorted(sums, (numbers * total)[:, None], right=True)[:, 0]
+        return torch.where(total.isfinite(), tokens.clamp(max=scores.shape[-1] - 1), _NOT_FINITE)
+
+    def _number(self, row: Writing) -> float:
+        """From 0 to 1, of the row's next token."""
+        count = len(row.generated)
+        known = self._numbers.get(row.position)
+        if known is None or len(known) <= count:
+            self._numbers[row.position] = known = uniform_numbers(self._seed, row.key, self.max_new_tokens)
+        return float(known[count])
+
+
+def uniform_numbers(seed: int, key: int, count: int) -> NDArray[np.float64]:
+    """What a row's tokens are drawn with: the same for the same seed and key, whatever else is generated."""
+    bits = np.random.Philox(key=np.array([seed & _MOST, key & _MOST], dtype=np.uint64))
+    return np.random.Generator(bits).random(count)
+
+
+_MOST = 2**64 - 1
+
+
+_LOOKING_BACK = (
+    "sequence_bias",
+    "encoder_repetition_penalty",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "min_new_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "begin_suppress_tokens",
+)
+
+
+_OFF: dict[str, Any] = {"encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+
+
+def _is_set(settings: Mapping[str, Any], name: str) -> bool:
+    value = settings.get(name)
+    return value is not None and value != _OFF.get(name) and (name != "min_new_tokens" or value > 0)
+
+
+def _of_one(settings: Mapping[str, Any], prompt: Sequence[int], device: torch.device) -> LogitsProcessorList:
+    """What looks at one row's tokens, in the order of transformers' `generate`."""
+    from transformers.generation import logits_process as made
+
+    ends = torch.tensor(settings["eos_token_id"], device=device)
+    length = len(prompt)
+    steps = made.LogitsProcessorList()
+
+    def value(name: str) -> Any:
+        return settings[name] if _is_set(settings, name) else None
+
+    if (bias := value("sequence_bias")) is not None:
+        steps.append(made.SequenceBiasLogitsProcessor(sequence_bias=bias))
+    if (penalty := value("encoder_repetition_penalty")) is not None:
+        ids = torch.tensor([list(prompt)], device=device)
+        steps.append(made.EncoderRepetitionPenaltyLogitsProcessor(penalty=penalty, encoder_input_ids=ids))
+    if (penalty := value("repetition_penalty")) is not None:
+        steps.append(made.RepetitionPenaltyLogitsProcessor(penalty))
+    if (size := value("no_repeat_ngram_size")) is not None:
+        steps.append(made.NoRepeatNGramLogitsProcessor(size))
+    if (words := value("bad_words_ids")) is not None:
+        steps.append(made.NoBadWordsLogitsProcessor(words, ends))
+    if (fewest := value("min_new_tokens")) is not None:
+        steps.append(made.MinNewTokensLengthLogitsProcessor(length, fewest, ends, device=str(device)))
+    if (first := value("forced_bos_token_id")) is not None:
+        steps.append(made.ForcedBOSTokenLogitsProcessor(first))
+    if (last := value("forced_eos_token_id")) is not None:
+        most = length + settings["max_new_tokens"]
+        steps.append(made.ForcedEOSTokenLogitsProcessor(most, last, device=str(device)))
+    if settings.get("remove_invalid_values"):
+        steps.append(made.InfNanRemoveLogitsProcessor())
+    if (decay := value("exponential_decay_length_penalty")) is not None:
+        steps.append(made.ExponentialDecayLengthPenalty(tuple(decay), ends, length))
+    if settings.get("suppress_tokens") is not None:
+        steps.append(made.SuppressTokensLogitsProcessor(settings["suppress_tokens"], device=str(device)))
+    if (tokens := value("begin_suppress_tokens")) is not None:
+        steps.append(made.SuppressTokensAtBeginLogitsProcessor(tokens, length, device=str(device)))
+    return steps
+
+
+def _of_all(settings: Mapping[str, Any], device: torch.device, *, first: bool) -> LogitsProcessorList:
+    """What treats each row's scores alike, without a look at its tokens. first: nothing comes before it."""
+    from transformers.generation import logits_process as made
+
+    steps = made.LogitsProcessorList()
+    if first and settings.get("remove_invalid_values"):
+        steps.append(made.InfNanRemoveLogitsProcessor())
+    if first and settings.get("suppress_tokens") is not None:
+        steps.append(made.SuppressTokensLogitsProcessor(settings["suppress_tokens"], device=str(device)))
+    if settings.get("do_sample"):
+        steps += _warpers(settings, device)
+    if settings.get("renormalize_logits"):
+        steps.append(made.LogitNormalization())
+    return steps
+
+
+def _warpers(settings: Mapping[str, Any], device: torch.device) -> list[Any]:
+    """What makes sampling narrower."""
+    from transformers.generation import logits_process as made
+
+    steps: list[Any] = []
+    if settings.get("temperature", 1.0) != 1.0:
+        steps.append(made.TemperatureLogitsWarper(settings["temperature"]))
+    if settings.get("top_k", 0):
+        steps.append(made.TopKLogitsWarper(top_k=settings["top_k"]))
+    if settings.get("top_p", 1.0) < 1.0:
+        steps.append(made.TopPLogitsWarper(top_p=settings["top_p"]))
+    if settings.get("min_p") is not None:
+        steps.append(made.MinPLogitsWarper(min_p=settings["min_p"]))
+    if settings.get("typical_p", 1.0) < 1.0:
+        steps.append(made.TypicalLogitsWarper(mass=settings["typical_p"]))
+    if settings.get("epsilon_cutoff", 0.0) > 0.0:
+        steps.append(made.EpsilonLogitsWarper(epsilon=settings["epsilon_cutoff"]))
+    if settings.get("eta_cutoff", 0.0) > 0.0:
+        steps.append(made.EtaLogitsWarper(epsilon=settings["eta_cutoff"], device=str(device)))
+    return steps
+
+
+def _likeliest(scores: Tensor) -> Tensor:
+    best = scores.max(dim=-1)
+    return torch.where(best.values.isnan(), _NOT_FINITE, best.indices)
+
+
+def _not_finite() -> BrimError:
+    return BrimError(
+        Problem(
+            what="the probabilities of the next token are not finite",
+            where="generation",
+            fix="raise generation.temperature, or check that the model's weights are whole",
+        )
+    )

@@ -1,0 +1,244 @@
+"""Generate with an installed vLLM, which loads the weights itself: they must not be on the GPU already.
+
+Settings that vLLM would not honour are reasons against it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.batching import is_out_of_memory
+from brim.data.tokens import TokenRows
+from brim.errors import BrimError, InputError, OutOfMemoryError, Problem
+from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, row_seed
+from brim.infer.engines.batching import longest_first
+from brim.models import Precision
+
+_WHERE = "generation.engine: vllm"
+
+
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that it has kernels for
+
+
+_AHEAD = 1024  # prompts that it knows beyond those that it works on, so that a long list costs no memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmModel:
+    """What vLLM is to load, and the memory that it may take."""
+
+    folder: str  # a local folder
+    precision: Precision
+    device: torch.device
+    memory_share: float  # of all that the GPU has: weights, cache and everything else of vLLM
+    adapter: Path | None = None
+    adapter_rank: int = 0
+    trust_remote_code: bool = False
+    rows: int | None = None  # at once; None: as many as it thinks best
+
+
+class VllmEngine:
+    """An Engine (see infer/engine.py). settings: what `generation_settings` gives.
+
+    Greedy texts are those of the other engines where the arithmetic is (fp32); what is sampled comes from a seed of the
+    row, but not of the same numbers as in the other engines.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self, model: VllmModel, *, settings: Mapping[str, Any], seed: int, constraint: Constraint | None = None
+    ) -> None:
+        self._model, self._settings, self._seed = model, settings, seed
+        reason = why_not_vllm(settings, precision=model.precision, device=model.device, constraint=constraint)
+        if reason:
+            raise InputError(
+                Problem(what=f"vLLM cannot be used: {reason}", where=_WHERE, fix="set generation.engine: auto")
+            )
+        _import_vllm()
+
+    def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
+        """See Engine. Raises BrimError where vLLM fails in another way than for lack of memory."""
+        with closing(self._batches(prompts)) as batches:
+            for finished in batches:
+                on_finished(finished)
+
+    def _batches(self, prompts: TokenRows) -> Generator[list[Finished], None, None]:
+        """What ends at each step. What the caller raises between two steps does not pass through here."""
+        if not len(prompts):
+            return
+        with _told(), _engine(self._model, self._longest(prompts), seed=self._seed) as engine:
+            waiting, num_in = iter(longest_first(prompts).tolist()), 0
+            while True:
+                for position in islice(waiting, _AHEAD - num_in):
+                    self._submit(engine, prompts, position)
+                    num_in += 1
+                if not num_in:
+                    return
+                finished = [self._finished(output) for output in engine.step() if output.finished]
+                num_in -= len(finished)
+                if finished:
+                    yield finished
+
+    def _longest(self, prompts: TokenRows) -> int:
+        return int(prompts.lengths.max()) + int(self._settings["max_new_tokens"])
+
+    def _submit(self, engine: Any, prompts: TokenRows, position: int) -> None:
+        row = prompts[position]
+        engine.add_request(
+            str(position),
+            {"prompt_token_ids": row.input_ids.tolist()},
+            _sampling(self._settings, seed=row_seed(self._seed, row.key)),
+            lora_request=_lora(self._model),
+        )
+
+    def _finished(self, output: Any) -> Finished:
+        completion = output.outputs[0]
+        response = _response(list(completion.token_ids), self._settings["eos_token_id"], completion.finish_reason)
+        return Finished(position=int(output.request_id), response=response)
+
+
+def _sampling(settings: Mapping[str, Any], *, seed: int) -> Any:
+    """Of one row. Only the ids in `settings` end a response, not those that vLLM finds in the model's files."""
+    vllm = _import_vllm()
+    from vllm.sampling_params import RequestOutputKind
+
+    drawn = bool(settings.get("do_sample"))
+    shape = (
+        {"top_k": settings.get("top_k", 0) or -1, "top_p": settings.get("top_p", 1.0), "seed": seed} if drawn else {}
+    )
+    return vllm.SamplingParams(
+        temperature=settings.get("temperature", 1.0) if drawn else 0.0,
+        repetition_penalty=settings.get("repetition_penalty", 1.0),
+        max_tokens=settings["max_new_tokens"],
+        min_tokens=settings.get("min_new_tokens", 0),
+        stop_token_ids=list(settings["eos_token_id"]),
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **shape,
+    )
+
+
+def _lora(model: VllmModel) -> Any:
+    if model.adapter is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", 1, str(model.adapter))
+
+
+def _response(token_ids: Sequence[int], end_ids: Sequence[int], reason: str) -> Response:
+    if reason != "stop":
+        return Response(token_ids=list(token_ids), finish_reason="length")
+    return Response(token_ids=list(token_ids[:-1]), finish_reason="stop", end_id=token_ids[-1])
+
+
+@contextmanager
+def _engine(model: VllmModel, max_model_len: int, *, seed: int) -> Iterator[Any]:
+    vllm = _import_vllm()
+    arguments: dict[str, Any] = {
+        "model": model.folder,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": model.trust_remote_code,
+        "dtype": "float32" if model.precision.name == "fp32" else "bfloat16",
+        "seed": seed,
+        "gpu_memory_utilization": model.memory_share,
+        "max_model_len": max_model_len,
+        "generation_config": "vllm",  # the model's own defaults are not ours
+        "disable_log_stats": True,
+    }
+    if model.rows is not None:
+        arguments["max_num_seqs"] = model.rows
+    if model.adapter is not None:
+        rank = next((rank for rank in _LORA_RANKS if rank >= model.adapter_rank), model.adapter_rank)
+        arguments |= {"enable_lora": True, "max_lora_rank": rank}
+    engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
+    try:
+        yield engine
+    finally:
+        del engine  # ends its process
+        gc.collect()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What vLLM raises, as brim says it."""
+    try:
+        yield
+    except Exception as error:
+        message = " ".join(str(error).split())
+        fix = "raise memory.budget, lower generation.max_new_tokens, or set generation.engine: auto"
+        # It says so in its own words where the cache has too little room beside the weights.
+        if is_out_of_memory(error) or "KV cache" in message or "cache blocks" in message:
+            raise OutOfMemoryError(
+                Problem(what=f"vLLM has too little memory: {message}", where=_WHERE, fix=fix)
+            ) from error
+        raise BrimError(
+            Problem(what=f"vLLM failed: {message}", where=_WHERE, fix="set generation.engine: auto")
+        ) from error
+
+
+def _import_vllm() -> Any:
+    try:
+        import vllm
+    except ImportError as error:
+        raise InputError(
+            Problem(
+                what=f"vLLM cannot be imported: {error}",
+                where=_WHERE,
+                fix="pip install 'brim[vllm]', or set generation.engine: auto",
+            )
+        ) from error
+    return vllm
+
+
+_HONOURED = {
+    "max_new_tokens",
+    "min_new_tokens",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+}
+
+
+_OFF: dict[str, Any] = {
+    "num_beams": 1,
+    "use_cache": True,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "remove_invalid_values": False,
+    "renormalize_logits": False,
+}
+
+
+def why_not_vllm(
+    settings: Mapping[str, Any], *, precision: Precision, device: torch.device, constraint: Constraint | None = None
+) -> str:
+    """The reason against it, empty where there is none. settings: what `generation_settings` gives."""
+    if device.type != "cuda":
+        return f"it is for a CUDA GPU, and the device is {device.type}"
+    if precision.autocast_dtype is not None:
+        return f"precision is {precision.name}, and it knows no mixed one (bf16-true or fp32 would do)"
+    if constraint is not None:
+        return "responses are limited to labels, which brim does not hand on to it"
+    for name, value in settings.items():
+        if name not in _HONOURED and (name not in _OFF or value != _OFF[name]):
+            return f"generation.{name} is not handed on to it"
+    return ""

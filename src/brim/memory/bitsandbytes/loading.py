@@ -1,0 +1,555 @@
+"""Predict what loading a base model allocates on the device: what stays, and what is there only on the way.
+
+A model's tensors, real or stand-in, come as loading brings them, instead of one after the other in the model's order.
+Stand-ins for bitsandbytes' layers are put where transformers' quantizer would put those layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from brim.config.schema import QuantizationConfig
+from brim.memory.bitsandbytes.layout import KeptTensor
+from brim.memory.trace import DYNAMIC_MAP_BYTES, EventStream, Place
+from brim.models import require_bitsandbytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from brim.memory.bitsandbytes.linear import FourBits
+
+
+def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None) -> list[LoadedTensor]:
+    """The tensors in the order in which `model.to(device)` moves them.
+
+    model: before an adapter is put on it, on meta or fake; with stand-ins where it is quantised. arriving_bytes: of an
+    element of a weight that is quantised while it loads, that is of the dtype given to `from_pretrained`; None for a
+    model that is not quantised so.
+    """
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    stacks = _stacked_experts(model)
+    seen: set[int] = set()
+    found = []
+    for name, module in _children_first(model):
+        kept = _kept(module)
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            path = f"{name}.{key}" if name else key
+            if tensor is None or id(tensor) in seen or (key in kept and key != "weight") or _is_table(path):
+                continue
+            seen.add(id(tensor))
+            found.append(
+                LoadedTensor(
+                    name=path,
+                    num_elements=_num_weights(module) if kept and key == "weight" else tensor.numel(),
+                    element_bytes=(arriving_bytes or 1) if kept and key == "weight" else tensor.element_size(),
+                    layer=_layer(path),
+                    kept=tuple(kept.values()) if key == "weight" else (),
+                    transposed=_is_turned(module),
+                    stacks=_stacks(path, tensor, stacks),
+                    in_checkpoint=key not in module._non_persistent_buffers_set,
+                    tied=path in tied,
+                )
+            )
+    return found
+
+
+def _children_first(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """As `nn.Module._apply` goes."""
+    for name, child in module.named_children():
+        yield from _children_first(child, f"{prefix}.{name}" if prefix else name)
+    yield prefix, module
+
+
+def _kept(module: nn.Module) -> Mapping[str, KeptTensor]:
+    """What a stand-in keeps in its weight's place, by name; in the order of birth, which its tensors were made in."""
+    if not _is_stand_in(module):
+        return {}
+    tensors = {**module._parameters, **module._buffers}
+    names = [name for name in _ORDER if tensors.get(name) is not None]
+    return {name: _as_kept(name, tensors[name]) for name in names}
+
+
+# quantize_4bit with and without double quantization, and int8_vectorwise_quant: see layout.py.
+_ORDER = ("SCB", "weight", "code", "offset", "nested_absmax", "absmax", "nested_code")
+
+
+def _as_kept(name: str, tensor: Any) -> KeptTensor:
+    return KeptTensor(name=name, num_elements=tensor.numel(), element_bytes=tensor.element_size())
+
+
+def _is_stand_in(module: nn.Module) -> bool:
+    """Told by name: bitsandbytes is imported only where it is used."""
+    return type(module).__name__ in ("StandInLinear4bit", "StandInLinear8bit")
+
+
+def _num_weights(module: Any) -> int:
+    return int(module.in_features * module.out_features)
+
+
+def _is_turned(module: Any) -> bool:
+    return _is_stand_in(module) and module.source_cls.__name__ == "Conv1D"
+
+
+def _is_table(path: str) -> bool:
+    return path == "bitsandbytes_dynamic_map"  # born with the first layer: loading.py
+
+
+def _layer(path: str) -> int | None:
+    number = re.search(r"\.(?:layers|h|blocks|block)\.(\d+)\.", f".{path}")
+    return int(number[1]) if number else None
+
+
+def _stacked_experts(model: PreTrainedModel) -> dict[str, int]:
+    """Ends of names of parameters that loading stacks from one tensor an expert, and how many side by side.
+
+    The mapping is transformers' own; only conversions that begin by stacking are meant.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import MergeModulelist, WeightConverter
+
+    return {
+        target: len(each.source_patterns)
+        for each in get_model_conversion_mapping(model)
+        if isinstance(each, WeightConverter) and each.operations and isinstance(each.operations[0], MergeModulelist)
+        for target in each.target_patterns
+    }
+
+
+def _stacks(path: str, tensor: Tensor, stacked: Mapping[str, int]) -> tuple[int, int] | None:
+    if tensor.ndim != 3:
+        return None
+    for target, projections in stacked.items():
+        if path.endswith(target):
+            return tensor.shape[0], projections
+    return None
+
+
+# A module's path in the base model, and bytes: a module's tensors of the same size are interchangeable here.
+_Key: TypeAlias = tuple[str, int]
+
+
+def with_loading(
+    stream: EventStream,
+    tensors: Sequence[LoadedTensor],
+    kind: LoadKind,
+    *,
+    device_bytes: int | None = None,
+    has_warmup: bool = True,
+) -> EventStream:
+    """The stream with the load of the base model's tensors in transformers' order, and what is there on the way.
+
+    stream: its part "load" gives birth to all weights, each at the place of its module. tensors: of the base model, of
+    all layers. What the stream's load has beside them, such as an adapter, comes after them. Raises LookupError where
+    a tensor is not in the stream's load. has_warmup: transformers' since 4.50 (see load_events).
+    """
+    (start, _), (end, _) = _load_part(stream)
+    born: dict[_Key, list[int]] = defaultdict(list)
+    place_of = {}
+    for position in range(start, end):
+        storage, place = stream.storages[position], stream.places[position]
+        born[base_path(place.module), stream.sizes[storage]].append(storage)
+        place_of[storage] = place
+    loading = EventStream()
+    resident = load_events(loading, tensors, kind, device_bytes=device_bytes, has_warmup=has_warmup)
+    names = {storage: name for name, storage in resident.items()}
+    out = EventStream(
+        sizes=list(stream.sizes),
+        categories=list(stream.categories),
+        storages=stream.storages[:start],
+        places=stream.places[:start],
+    )
+    given: dict[int, int] = {}
+    for storage, place in zip(loading.storages, loading.places, strict=True):
+        if storage < 0:
+            out.death(given[~storage], place)
+        elif storage in names:
+            mine = _take(born, (names[storage].rpartition(".")[0], loading.sizes[storage]), names[storage])
+            out.storages.append(mine)
+            out.places.append(place_of.pop(mine))
+        else:
+            given[storage] = out.birth(loading.sizes[storage], loading.categories[storage], place)
+    for storage, place in place_of.items():
+        out.storages.append(storage)
+        out.places.append(place)
+    shift = len(out.storages) - end
+    out.storages += stream.storages[end:]
+    out.places += stream.places[end:]
+    out.marks = [(position if position <= start else position + shift, label) for position, label in stream.marks]
+    return out
+
+
+def of_all_layers(
+    tensors: Sequence[LoadedTensor], *, layers_path: str, num_layers: int, template: Callable[[int], int]
+) -> list[LoadedTensor]:
+    """The tensors of a model of `num_layers` layers, of which the given ones hold some.
+
+    template: which of those a layer is like.
+    """
+    prefix = f"{base_path(layers_path)}."
+
+    def layer_of(tensor: LoadedTensor) -> int | None:
+        number = tensor.name.removeprefix(prefix).partition(".")[0]
+        return int(number) if tensor.name.startswith(prefix) and number.isdigit() else None
+
+    by_layer: dict[int, list[LoadedTensor]] = defaultdict(list)
+    for tensor in tensors:
+        if (layer := layer_of(tensor)) is not None:
+            by_layer[layer].append(tensor)
+
+    def copies() -> Iterator[LoadedTensor]:
+        for layer in range(num_layers):
+            old = template(layer)
+            for tensor in by_layer[old]:
+                rest = tensor.name.removeprefix(f"{prefix}{old}.")
+                yield replace(tensor, name=f"{prefix}{layer}.{rest}", layer=layer)
+
+    out: list[LoadedTensor] = []
+    for tensor in tensors:
+        if layer_of(tensor) is None:
+            out.append(tensor)
+        elif tensor is by_layer[0][0]:
+            out.extend(copies())
+    return out
+
+
+def base_path(module: str) -> str:
+    """A module's path in the base model, from that in the model as PEFT wraps it."""
+    parts = f"{module}.".removeprefix("base_model.model.").split(".")
+    return ".".join(part for part in parts if part not in ("", "base_layer"))
+
+
+def _load_part(stream: EventStream) -> tuple[tuple[int, str], tuple[int, str]]:
+    index = next(index for index, (_, label) in enumerate(stream.marks) if label == "load")
+    following = stream.marks[index + 1] if index + 1 < len(stream.marks) else (len(stream.storages), "end")
+    return stream.marks[index], following
+
+
+def _take(born: dict[_Key, list[int]], key: _Key, name: str) -> int:
+    if not born.get(key):
+        raise LookupError(f"{name}, {key[1]:,} bytes, is not among what the stream loads")
+    return born[key].pop(0)
+
+
+# moved: read on the CPU, then `model.to(device)`; what brim does with weights that are not quantised.
+# placed: read tensor by tensor onto the device (`device_map`); so come weights that are stored quantised.
+# quantized: placed in 16 or 32 bits, and quantised there.
+LoadKind: TypeAlias = Literal["moved", "placed", "quantized"]
+
+
+_Stay: TypeAlias = Callable[..., None]
+
+
+_SPARE_BYTES = int(1.2 * 1024**3)  # caching_allocator_warmup, transformers/modeling_utils.py, leaves this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTensor:
+    """A parameter or buffer of the model, with the way on which it comes.
+
+    kept: of a quantised weight, what stays in its place, named as the layer's buffers; empty: the tensor itself stays.
+    stacks: of experts' weights that the checkpoint holds one by one: (experts, projections side by side).
+    """
+
+    name: str
+    num_elements: int
+    element_bytes: int  # as it arrives
+    layer: int | None = None
+    kept: tuple[KeptTensor, ...] = ()
+    transposed: bool = False  # GPT-2's Conv1D, turned before it is quantised
+    stacks: tuple[int, int] | None = None
+    in_checkpoint: bool = True  # buffers such as rotary frequencies are not; they come last
+    tied: bool = False  # shares another's storage
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.element_bytes
+
+
+@dataclass(slots=True)
+class _Loading:
+    stream: EventStream
+    resident: dict[str, int] = field(default_factory=dict)  # a tensor's path in the model -> its storage
+    has_table: bool = False
+
+    def stay(self, name: str, num_bytes: int, place: Place) -> None:
+        self.resident[name] = self.stream.birth(num_bytes, "weights", place)
+
+    def pass_by(self, num_bytes: int, place: Place) -> int:
+        return self.stream.birth(num_bytes, "temporary", place)
+
+
+def load_events(
+    stream: EventStream,
+    tensors: Sequence[LoadedTensor],
+    kind: LoadKind,
+    *,
+    device_bytes: int | None = None,
+    has_warmup: bool = True,
+) -> dict[str, int]:
+    """Append the births and deaths of loading, in order; each tensor's path in the model, with its storage.
+
+    tensors: in the model's order. device_bytes: the device's memory, which bounds the block that transformers takes and
+    frees before it places weights, so that the allocator need not ask for memory weight by weight; has_warmup: whether
+    it does. Weights are read in one thread, as transformers does while it quantises; of stored quantised weights, which
+    four threads read ahead, the order is one of those possible.
+    """
+    loading = _Loading(stream)
+    mine = [tensor for tensor in tensors if not tensor.tied]
+    if kind == "moved":
+        for tensor in mine:
+            loading.stay(tensor.name, tensor.num_bytes, _place(tensor))
+        return loading.resident
+    if has_warmup:
+        _warm_up(loading, mine, device_bytes)
+    for tensor in in_checkpoint_order(mine):
+        _place_one(loading, tensor, kind)
+    for tensor in mine:
+        if not tensor.in_checkpoint:
+            loading.stay(tensor.name, tensor.num_bytes, _place(tensor))
+    return loading.resident
+
+
+def warmup_bytes(tensors: Iterable[LoadedTensor], device_bytes: int | None) -> int:
+    """The block of `caching_allocator_warmup`: all weights as they will be, to the byte, without scales."""
+    total = sum(_settled_bytes(tensor) for tensor in tensors if tensor.in_checkpoint and not tensor.tied)
+    if device_bytes is not None:
+        total = min(total, device_bytes - _SPARE_BYTES)
+    return int(total // 2) * 2  # it is taken as fp16
+
+
+def in_checkpoint_order(tensors: Iterable[LoadedTensor]) -> list[LoadedTensor]:
+    """By name, numbers by value, those of a module before those of its parts: `dot_natural_key`."""
+    return sorted((tensor for tensor in tensors if tensor.in_checkpoint), key=lambda tensor: _natural(tensor.name))
+
+
+def _natural(name: str) -> list[tuple[int, int, str, int]]:
+    """Numbers before words; a word's trailing digits by value."""
+    parts = []
+    for part in name.split("."):
+        word = part.rstrip("0123456789")
+        digits = part[len(word) :]
+        parts.append((0, int(part), "", -1) if part.isdigit() else (1, 0, word, int(digits) if digits else -1))
+    return parts
+
+
+def _settled_bytes(tensor: LoadedTensor) -> float:
+    """Half a byte or one for each quantised weight (`quantized_element_size`), else the tensor's own."""
+    if not tensor.kept:
+        return tensor.num_bytes
+    packed = next(kept for kept in tensor.kept if kept.name == "weight")
+    return tensor.num_elements * (1.0 if packed.num_elements == tensor.num_elements else 0.5)
+
+
+def _warm_up(loading: _Loading, tensors: Sequence[LoadedTensor], device_bytes: int | None) -> None:
+    place = Place(phase="load", operator="caching_allocator_warmup")
+    num_bytes = warmup_bytes(tensors, device_bytes)
+    if num_bytes > 0:
+        loading.stream.death(loading.pass_by(num_bytes, place), place)
+
+
+def _place_one(loading: _Loading, tensor: LoadedTensor, kind: LoadKind) -> None:
+    if tensor.kept and kind == "quantized":
+        is_8bit = any(kept.name == "SCB" for kept in tensor.kept)
+        (_quantize_8bit if is_8bit else _quantize_4bit)(loading, tensor)
+    elif tensor.kept:
+        for kept in tensor.kept:
+            loading.stay(_of_layer(tensor, kept), kept.num_bytes, _place(tensor))
+    elif tensor.stacks is not None:
+        _stack(loading, tensor, *tensor.stacks)
+    else:
+        loading.stay(tensor.name, tensor.num_bytes, _place(tensor))
+
+
+def _quantize_4bit(loading: _Loading, tensor: LoadedTensor) -> None:
+    """Bnb4bitQuantize (transformers/integrations/bitsandbytes.py), Params4bit._quantize, quantize_4bit."""
+    place, stream = _place(tensor), loading.stream
+    kept = {each.name: each for each in tensor.kept}
+    arrived = [loading.pass_by(tensor.num_bytes, place)]
+    if tensor.transposed:
+        arrived.append(loading.pass_by(tensor.num_bytes, place))  # `.contiguous()` of the turned weight
+
+    def stay(*names: str) -> None:
+        for name in names:
+            loading.stay(_of_layer(tensor, kept[name]), kept[name].num_bytes, place)
+
+    if "offset" not in kept:
+        stay("absmax", "weight")
+        _normalized_code(loading, stay, place)
+    else:
+        scales_bytes = kept["absmax"].num_elements * 4
+        scales = loading.pass_by(scales_bytes, place)
+        stay("weight")
+        _normalized_code(loading, stay, place)
+        stay("offset")
+        shifted = loading.pass_by(scales_bytes, place)
+        if not loading.has_table:
+            loading.stay("bitsandbytes_dynamic_map", DYNAMIC_MAP_BYTES, place)
+            loading.has_table = True
+        stay("nested_absmax", "absmax", *(["nested_code"] if "nested_code" in kept else []))
+        stream.death(shifted, place)
+        stream.death(scales, place)
+    for storage in reversed(arrived):
+        stream.death(storage, place)
+
+
+def _normalized_code(loading: _Loading, stay: _Stay, place: Place) -> None:
+    """The table of 16 values, divided by its largest: get_4bit_type, functional.py."""
+    stay("code")
+    absolute = loading.pass_by(16 * 4, place)
+    largest = loading.pass_by(4, place)
+    loading.stream.death(absolute, place)
+    loading.stream.death(largest, place)
+
+
+def _quantize_8bit(loading: _Loading, tensor: LoadedTensor) -> None:
+    """Bnb8bitQuantize and Int8Params._quantize: the weight goes to the CPU and comes back in fp16 beside itself."""
+    place = _place(tensor)
+    arrived = loading.pass_by(tensor.num_bytes, place)
+    again = loading.pass_by(tensor.num_elements * 2, place)
+    for kept in tensor.kept:
+        loading.stay(_of_layer(tensor, kept), kept.num_bytes, place)
+    loading.stream.death(again, place)
+    loading.stream.death(arrived, place)
+
+
+def _stack(loading: _Loading, tensor: LoadedTensor, experts: int, projections: int) -> None:
+    """MergeModulelist, then Concatenate (transformers/core_model_loading.py), both on the device."""
+    place, stream = _place(tensor), loading.stream
+    part_bytes = tensor.num_bytes // projections
+    arrived = [[loading.pass_by(part_bytes // experts, place) for _ in range(experts)] for _ in range(projections)]
+    parts = []
+    for sources in arrived:
+        if projections == 1:
+            loading.stay(tensor.name, part_bytes, place)
+        else:
+            parts.append(loading.pass_by(part_bytes, place))
+        for source in sources:
+            stream.death(source, place)
+    if projections > 1:
+        loading.stay(tensor.name, tensor.num_bytes, place)
+    for part in parts:
+        stream.death(part, place)
+
+
+def _of_layer(tensor: LoadedTensor, kept: KeptTensor) -> str:
+    return f"{tensor.name.rpartition('.')[0]}.{kept.name}"
+
+
+def _place(tensor: LoadedTensor) -> Place:
+    return Place(phase="load", layer=tensor.layer, module=tensor.name.rpartition(".")[0])
+
+
+def quantize_stand_in(
+    model: PreTrainedModel,
+    settings: QuantizationConfig,
+    *,
+    is_stored: bool = False,
+    outlier_columns: int | None = None,
+    skip_modules: Sequence[str] | None = None,
+    release: tuple[int, int] | None = None,
+    dequantized_dtype: torch.dtype | None = None,
+    quant_storage: torch.dtype = torch.uint8,
+) -> None:
+    """Replace the model's linear layers by stand-ins that allocate what bitsandbytes' layers do on CUDA.
+
+    The output layer and what is tied to it stay, as in transformers (`replace_with_bnb_linear`,
+    integrations/bitsandbytes.py), and so do experts, which no linear layer holds. What stays keeps its dtype. The model
+    is on the meta device (then PEFT can adapt it, and its tensors may be replaced by fake ones afterwards) or fake.
+
+    settings: resolved. is_stored: the folder's weights are quantised already. outlier_columns: of the activations, for
+    8 bits; None takes what trained models have. skip_modules: `llm_int8_skip_modules` of a stored model. release: of
+    bitsandbytes; None takes the installed one. dequantized_dtype: where the backward pass dequantises to another dtype
+    than that of arithmetic, as it does outside brim. Raises ModelError where bitsandbytes cannot be imported.
+    """
+    require_bitsandbytes()
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    release = release or installed_release()
+    four_bits = _four_bits(settings, release, dequantized_dtype, quant_storage) if settings.bits == 4 else None
+    kept = HfQuantizer.get_modules_to_not_convert(
+        model, None if skip_modules is None else list(skip_modules), list(model._keep_in_fp32_modules or ())
+    )
+    for name, module in list(model.named_modules()):
+        if should_convert_module(name, kept) and _is_linear(module):
+            with _where(cast(torch.Tensor, module.weight)):
+                model.set_submodule(name, _stand_in(module, settings, four_bits, outlier_columns))
+    if four_bits is not None and four_bits.double_quant and not is_stored:
+        with _where(next(model.parameters())):
+            # Quantising makes one table for the process (name2qmap, functional.py). Older releases' layers point to it.
+            table = torch.empty(DYNAMIC_MAP_BYTES // 4, dtype=torch.float32)
+            model.register_buffer("bitsandbytes_dynamic_map", table, persistent=False)
+    # PEFT chooses its layers by these; transformers' quantizer sets them after loading.
+    setattr(model, f"is_loaded_in_{settings.bits}bit", True)
+
+
+def installed_release() -> tuple[int, int]:
+    """The first two numbers of the installed bitsandbytes' version."""
+    from importlib.metadata import version
+
+    major, minor = version("bitsandbytes").split(".")[:2]
+    return int(major), int(minor)
+
+
+def _four_bits(
+    settings: QuantizationConfig,
+    release: tuple[int, int],
+    dequantized_dtype: torch.dtype | None,
+    quant_storage: torch.dtype,
+) -> FourBits:
+    from brim.memory.bitsandbytes.linear import FourBits
+
+    return FourBits(
+        compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
+        double_quant=settings.bnb_4bit_use_double_quant,
+        quant_type=settings.bnb_4bit_quant_type,
+        dequantized_dtype=dequantized_dtype,
+        quant_storage=quant_storage,
+        release=release,
+    )
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D) or type(module) is nn.Linear
+
+
+def _stand_in(
+    module: Any, settings: QuantizationConfig, four_bits: FourBits | None, outlier_columns: int | None
+) -> nn.Module:
+    """The layer in this one's place; its bias stays the same parameter, frozen."""
+    from brim.memory.bitsandbytes.linear import TYPICAL_OUTLIER_COLUMNS, StandInLinear4bit, StandInLinear8bit
+
+    transposed = not isinstance(module, nn.Linear)  # GPT-2's Conv1D
+    in_features, out_features = module.weight.shape if transposed else reversed(module.weight.shape)
+    new: nn.Module
+    if four_bits is not None:
+        new = StandInLinear4bit(in_features, out_features, bias=module.bias, settings=four_bits)
+    else:
+        new = StandInLinear8bit(
+            in_features,
+            out_features,
+            bias=module.bias,
+            threshold=settings.llm_int8_threshold,
+            outlier_columns=TYPICAL_OUTLIER_COLUMNS if outlier_columns is None else outlier_columns,
+        )
+    new.source_cls = type(module)  # type: ignore[assignment]  # as transformers does; loading.py reads it
+    new.train(module.training)
+    return new.requires_grad_(False)
+
+
+def _where(weight: torch.Tensor) -> AbstractContextManager[Any]:
+    """The context in which new tensors are what this one is: fake, on meta, or real."""
+    if isinstance(weight, FakeTensor):
+        return weight.fake_mode
+    return torch.device(weight.device)

@@ -1,0 +1,374 @@
+"""Decide how many bytes a run may take on a device, and how many of them it leaves free.
+
+The budget is what the configuration allows of what the local device has free; on a CPU it is bounded by everything
+that limits this process. Where it can, the C library is made to give large blocks back to the system as soon as they
+are freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from brim.config.schema import MemoryConfig
+from brim.errors import ConfigError, Problem
+from brim.memory.device import PACKING_BYTES, Device
+from brim.units import format_bytes, parse_bytes
+
+
+def budget_of(
+    memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_bytes: int = 0, trains: bool = True
+) -> Budget:
+    """memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
+
+    held_bytes: of tensors that are there already and are part of what is planned: on a CPU they are no more outside.
+    trains: whether there will be a backward pass, whose threads take addresses.
+
+    Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
+    """
+    if not is_at_hand:
+        room = _room(device, limits=(), outside_bytes=device.outside_bytes)
+    elif device.is_cpu:
+        now_bytes = resident_bytes()
+        outside_bytes = device.outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES
+        outside_bytes = max(outside_bytes - held_bytes, 0)
+        room = _room(device, limits=tuple(cpu_limits(trains=trains)), outside_bytes=outside_bytes)
+    else:
+        room = _cuda_room(device)
+    return decide(room, budget=memory.budget, margin=memory.margin)
+
+
+def enforce(budget: Budget, device: Device) -> None:
+    """Let PyTorch's allocator reserve no more than the budget leaves it, so that the budget is never exceeded.
+
+    The limit is the process's; `limit_lifted` lifts it when the job is over. What the allocator has cached counts; it
+    is given back before the allocator gives up. On a CPU nothing can be enforced, but what is freed goes back to the
+    system.
+    """
+    if device.is_cpu:
+        map_large_blocks()
+        return
+    import torch
+
+    allowed_bytes = budget.limit_bytes - budget.outside_bytes
+    total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    before = _BEFORE.get()
+    if before is not None:
+        before.setdefault("fraction", torch.cuda.get_per_process_memory_fraction())
+    torch.cuda.set_per_process_memory_fraction(min(max(allowed_bytes / total_bytes, 0.0), 1.0))
+
+
+_BEFORE: ContextVar[dict[str, float] | None] = ContextVar("_BEFORE", default=None)  # None: no job is under way
+
+
+@contextmanager
+def limit_lifted() -> Iterator[None]:
+    """Run a job; when it ends, also by an exception, the process has the limit again that it had before `enforce`.
+
+    Of jobs within jobs the outermost one lifts it. Without a limit, CUDA is not touched.
+    """
+    if _BEFORE.get() is not None:
+        yield
+        return
+    before: dict[str, float] = {}
+    token = _BEFORE.set(before)
+    try:
+        yield
+    finally:
+        _BEFORE.reset(token)
+        if before:
+            import torch
+
+            torch.cuda.set_per_process_memory_fraction(before["fraction"])
+
+
+def _cuda_room(device: Device) -> Room:
+    """With the context made, what is neither free nor PyTorch's lies outside it: the context itself, other processes.
+
+    Libraries are loaded when they are first used, so it cannot be less than what is usual for the card.
+    """
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
+    has = f"{device.title} has {format_bytes(total_bytes)}"
+    if outside_bytes <= device.outside_bytes:
+        return _room(device, limits=(Limit(num_bytes=total_bytes, reason=has),), outside_bytes=device.outside_bytes)
+    taken = f"{has}, of which {format_bytes(outside_bytes)} are taken by the driver and by others"
+    return _room(device, limits=(Limit(num_bytes=total_bytes, reason=taken),), outside_bytes=outside_bytes)
+
+
+def _room(device: Device, *, limits: tuple[Limit, ...], outside_bytes: int) -> Room:
+    whole = Limit(num_bytes=device.memory_bytes, reason=f"{device.title} has {format_bytes(device.memory_bytes)}")
+    is_cpu = device.is_cpu
+    return Room(
+        device=device.name,
+        title=device.title,
+        memory_bytes=device.memory_bytes,
+        limits=(*limits, whole),
+        outside_bytes=outside_bytes,
+        margin=cpu_margin(returns_at_once=returns_at_once(os.environ)) if is_cpu else cuda_margin(),
+    )
+
+
+_MIB = 2**20
+
+
+_NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63 where there is none
+
+
+# A thread of the C library takes a stack of 8 MiB and an arena of 64 MiB from the address space, whatever it uses of
+# them; the backward pass runs in one of its own, and PyTorch starts another for the gradients of the first step.
+_ADDRESSES_OF_THREADS_BYTES = 2 * (8 + 64) * _MIB
+
+
+# Above this size glibc maps a tensor by itself, once the variable pins the threshold.
+_MAPPED_FROM_BYTES = 128 * 1024
+
+
+def cpu_limits(root: Path = Path("/"), *, trains: bool = True) -> list[Limit]:
+    """What the process may have resident in all, once for each bound. Empty where the system does not tell.
+
+    root: where /proc and /sys are. trains: without a backward pass no threads come.
+    """
+    resident_bytes = _kib(root / "proc/self/status", "VmRSS")
+    if resident_bytes is None:
+        return []
+    found = [*_machine(root), *_containers(root), *_process_limits(root, _ADDRESSES_OF_THREADS_BYTES if trains else 0)]
+    return [Limit(num_bytes=resident_bytes + max(left, 0), reason=reason) for left, reason in found]
+
+
+def resident_bytes(root: Path = Path("/")) -> int | None:
+    """Of this process, now."""
+    return _kib(root / "proc/self/status", "VmRSS")
+
+
+def returns_at_once(environment: Mapping[str, str]) -> bool:
+    """Whether glibc is told to map tensors by themselves, so that nothing that is freed is kept."""
+    value = environment.get("MALLOC_MMAP_THRESHOLD_", "")
+    return sys.platform == "linux" and value.isdigit() and 0 < int(value) <= _MAPPED_FROM_BYTES
+
+
+def _machine(root: Path) -> Iterator[tuple[int, str]]:
+    available = _kib(root / "proc/meminfo", "MemAvailable")
+    if available is not None:
+        yield available, "what is available on this machine"
+
+
+def _containers(root: Path) -> Iterator[tuple[int, str]]:
+    """Of the control groups that the process is in, those above them included."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            base, files = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / "sys/fs/cgroup/memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = base / name.lstrip("/")
+        for folder in (group, *group.parents):
+            left = _left_in(folder, *files)
+            if left is not None:
+                yield left, f"the container's limit ({files[0]})"
+            if folder == base:
+                break
+
+
+def _left_in(folder: Path, limit_file: str, usage_file: str, cached: str) -> int | None:
+    """Files that were read and can be forgotten do not count."""
+    limit, usage = (next(iter(_lines(folder / file)), "") for file in (limit_file, usage_file))
+    if not limit.isdigit() or int(limit) >= _NO_LIMIT or not usage.isdigit():
+        return None
+    statistics = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    return int(limit) - int(usage) + int(statistics.get(cached, "0"))
+
+
+def _process_limits(root: Path, addresses_bytes: int) -> Iterator[tuple[int, str]]:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    status = root / "proc/self/status"
+    for name, number, used, unused_bytes in (
+        ("RLIMIT_AS", resource.RLIMIT_AS, _kib(status, "VmSize"), addresses_bytes),
+        ("RLIMIT_DATA", resource.RLIMIT_DATA, _kib(status, "VmData"), 0),
+    ):
+        soft, _ = resource.getrlimit(number)
+        if soft != resource.RLIM_INFINITY and used is not None:
+            yield soft - used - unused_bytes, name
+
+
+def _kib(path: Path, key: str) -> int | None:
+    """A line such as `VmRSS:  1234 kB`, in bytes."""
+    found = re.search(rf"^{key}:\s*(\d+) kB", "\n".join(_lines(path)), re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+# Of the budget. A trace was 0.25 to 0.35% below what an A100 then showed; between traces 0.5% more can be missing.
+PREDICTION_SHARE = 0.01
+
+
+# One kind of card (A100) shows 0.53 GiB outside PyTorch in most processes and 1.00 with more libraries loaded.
+OUTSIDE_SPREAD_BYTES = 480 * _MIB
+
+
+# What the C library holds beyond what lives, once it maps large blocks by themselves: planning/heap_settings.py.
+HEAP_SHARE = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Bytes of one device. A cap on allocated bytes comes of it once the allocator's own overhead is known."""
+
+    device: str  # as the catalogue or the driver names it; "cpu"
+    limit_bytes: int  # that the run may take in all, what lies outside PyTorch included
+    outside_bytes: int  # of them outside PyTorch's allocator: CUDA context, libraries; on a CPU the process as it is
+    margin_bytes: int  # left free, since a prediction can be off
+    limit_reason: str  # "of 16.0 GiB that the device has", "memory.budget", "RLIMIT_AS", …
+    margin_reason: str
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What PyTorch's allocator may reserve."""
+        return self.limit_bytes - self.outside_bytes - self.margin_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Bytes that the run cannot go beyond, and who says so."""
+
+    num_bytes: int  # in all, what lies outside PyTorch included
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """What is left free where the user does not say: a share of what PyTorch may take, and bytes."""
+
+    share: float
+    num_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A device as a run finds it."""
+
+    device: str
+    title: str  # for people
+    memory_bytes: int  # that the device has
+    limits: tuple[Limit, ...]  # at least one
+    outside_bytes: int
+    margin: Margin
+
+
+def decide(room: Room, *, budget: str | float = "auto", margin: str | float = "auto") -> Budget:
+    """budget, margin: as in the configuration: auto, bytes with a unit, or a share of the device or of the budget.
+
+    Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
+    """
+    limit = _limit(room, budget)
+    left_bytes = limit.num_bytes - room.outside_bytes
+    margin_bytes, reason = _margin(room.margin, margin, limit_bytes=limit.num_bytes, left_bytes=max(left_bytes, 0))
+    decided = Budget(
+        device=room.device,
+        limit_bytes=limit.num_bytes,
+        outside_bytes=room.outside_bytes,
+        margin_bytes=margin_bytes,
+        limit_reason=limit.reason,
+        margin_reason=reason,
+    )
+    if decided.reserved_bytes <= 0:
+        raise ConfigError(_nothing_left(decided, is_asked=budget != "auto"))
+    return decided
+
+
+def cpu_margin(*, returns_at_once: bool) -> Margin:
+    """returns_at_once: the C library maps each tensor by itself, and keeps nothing that is freed."""
+    if returns_at_once:
+        return Margin(share=PREDICTION_SHARE, num_bytes=0, reason="a prediction can be off by 1%")
+    return Margin(share=HEAP_SHARE, num_bytes=0, reason="the C library keeps up to 15% of it, freed")
+
+
+def cuda_margin(*, outside_spread_bytes: int = OUTSIDE_SPREAD_BYTES) -> Margin:
+    """outside_spread_bytes: by which what lies outside PyTorch may exceed what is counted for it."""
+    return Margin(
+        share=PREDICTION_SHARE,
+        num_bytes=outside_spread_bytes,
+        reason=f"a prediction can be off by 1%, and what lies outside PyTorch by {format_bytes(outside_spread_bytes)}",
+    )
+
+
+def _limit(room: Room, asked: str | float) -> Limit:
+    least = min(room.limits, key=lambda limit: limit.num_bytes)
+    if asked == "auto":
+        return least
+    num_bytes = round(asked * room.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
+    if num_bytes > room.memory_bytes:
+        raise ConfigError(
+            Problem(
+                what=f"memory.budget is {format_bytes(num_bytes)}, and {room.title} has "
+                f"{format_bytes(room.memory_bytes)}",
+                fix="set memory.budget: auto, or less than the device has",
+            )
+        )
+    if num_bytes > least.num_bytes:
+        said = f"memory.budget says {format_bytes(num_bytes)}"
+        return Limit(num_bytes=least.num_bytes, reason=f"{least.reason}; {said}, and so much is not there")
+    return Limit(num_bytes=num_bytes, reason="memory.budget")
+
+
+def _margin(auto: Margin, asked: str | float, *, limit_bytes: int, left_bytes: int) -> tuple[int, str]:
+    if asked == "auto":
+        return round(auto.share * left_bytes) + auto.num_bytes, auto.reason
+    num_bytes = round(asked * limit_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
+    return num_bytes, "memory.margin"
+
+
+def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
+    return Problem(
+        what=f"of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}), {format_bytes(budget.outside_bytes)} lie "
+        f"outside PyTorch and {format_bytes(budget.margin_bytes)} are kept free: nothing is left for the model",
+        where="memory.budget" if is_asked else "",
+        fix="set a larger memory.budget, or a smaller memory.margin"
+        if is_asked
+        else "free memory there, or raise this limit",
+    )
+
+
+# From mallopt(3): M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD.
+_TRIM_THRESHOLD, _TOP_PAD, _MAP_THRESHOLD = -1, -2, -3
+
+
+# Steps of 18 shapes of a Llama of 7 million weights, 311 MiB of them alive at most, took 488 MiB resident and 9.4 s of
+# a core by glibc's own rule; 365 MiB and 11.0 s with this, 315 MiB and 13.4 s from 64 KiB on.
+_HEAP_MAPPED_FROM_BYTES = 1 << 20
+
+
+def map_large_blocks() -> bool:
+    """Have blocks of 1 MiB and more mapped by themselves. False where the C library has no such setting.
+
+    By its own rule glibc takes blocks of up to 32 MiB from a heap, which keeps what is freed, and splits it: a run of
+    many shapes comes to hold half as much again. For this process, until it ends; costs some time.
+    """
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # no such symbol; no handle of the process itself, as on Windows
+        return False
+    options = ((_MAP_THRESHOLD, _HEAP_MAPPED_FROM_BYTES), (_TRIM_THRESHOLD, _HEAP_MAPPED_FROM_BYTES), (_TOP_PAD, 0))
+    return all(set_option(ctypes.c_int(option), ctypes.c_int(value)) == 1 for option, value in options)

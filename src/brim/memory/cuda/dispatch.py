@@ -1,0 +1,208 @@
+"""Trace a model on fake CPU tensors as if it ran on CUDA.
+
+Operators that CUDA runs by other kernels are put in while a step is traced. transformers is patched where its code
+asks the device, or looks at values that a trace does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import pad
+
+from brim.memory.cuda.autocast import AccumulationInPlace, autocast_as_on_cuda
+from brim.memory.cuda.flash_attn import FlashAttnPackage
+from brim.memory.cuda.operators import grouped_mm, rms_norm
+from brim.memory.cuda.sdpa import sdpa
+from brim.memory.cuda.target import CudaTarget, asked_of_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def as_on_cuda(
+    model: PreTrainedModel,
+    target: CudaTarget,
+    *,
+    flash_attention: FlashAttnPackage | None = None,
+    packed: bool = False,
+) -> Iterator[None]:
+    """Run the model's forward and backward pass within this; the optimizer within `foreach_as_on_cuda`.
+
+    Enter it after the mode that records (see AccumulationInPlace).
+
+    flash_attention: run attention with the flash-attn package, as `attn_implementation: flash_attention_2` does; build
+    the model with another implementation. packed: see `transformers_on_cuda`.
+    """
+    with (
+        cuda_kernels(target),
+        autocast_as_on_cuda(),
+        transformers_on_cuda(model, target, flash_attention=flash_attention, packed=packed),
+        AccumulationInPlace(),
+    ):
+        yield
+
+
+# Our FlashAttention among transformers' attention functions; "flash" in the name tells its code what it is.
+_NAME = "brim/flash-attention-2"
+
+
+@contextmanager
+def transformers_on_cuda(
+    model: PreTrainedModel,
+    target: CudaTarget,
+    *,
+    flash_attention: FlashAttnPackage | None = None,
+    packed: bool = False,
+) -> Iterator[None]:
+    """Trace the model within this.
+
+    flash_attention: run attention with this package, whatever the model was built with.
+    packed: rows of texts one after the other, told apart by their positions; only FlashAttention is ready for it.
+    """
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations import moe
+
+    with ExitStack() as stack:
+        stack.enter_context(rows_not_packed())
+        # It asks the device's capability, or for addresses of CPU tensors.
+        if "_can_use_grouped_mm" in vars(moe):
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _fused(target)))
+        # It reads the positions' values to see whether rows are packed.
+        stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
+        if flash_attention is not None:
+            stack.enter_context(_flash_attention(model, flash_attention))
+        yield
+
+
+@asked_of_target
+def _fused(target: CudaTarget) -> bool:
+    """Whether experts' products are one kernel. Before transformers 5.17 the gradient of the product for older GPUs
+    reads values; its births are those of the grouped product.
+    """
+    from transformers.integrations import moe
+
+    return target.sm >= 80 or "_grouped_mm_fallback_backward_fake" not in vars(moe)
+
+
+@contextmanager
+def rows_not_packed() -> Iterator[None]:
+    """transformers reads the positions' values to see whether rows are packed, and a trace gets a mask to be safe."""
+    from transformers import masking_utils
+
+    with patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None):
+        yield
+
+
+@contextmanager
+def _flash_attention(model: PreTrainedModel, package: FlashAttnPackage) -> Iterator[None]:
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations import hub_kernels
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = model.config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS.register(_NAME, flash_attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, flash_attention_mask)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(flash, "_loaded_implementation", None))
+        stack.enter_context(patch.object(hub_kernels, "load_and_register_attn_kernel", _loads(package)))
+        stack.enter_context(patch.object(flash, "_upad_input", unpad_input))
+        model.config._attn_implementation = _NAME
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = before
+            del ALL_ATTENTION_FUNCTIONS._global_mapping[_NAME]
+            del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[_NAME]
+
+
+def _loads(package: FlashAttnPackage) -> Callable[..., FlashAttnPackage]:
+    def load(name: str, *args: Any, **kwargs: Any) -> FlashAttnPackage:
+        assert name == _NAME
+        return package
+
+    return load
+
+
+def flash_attention_mask(*, attention_mask: Tensor | None = None, kv_length: int, **arguments: Any) -> Tensor | None:
+    """The mask of tokens [B, S]; a mask is taken to hide something, since a trace has no values."""
+    return None if attention_mask is None else attention_mask[:, -kv_length:]
+
+
+def unpad_input(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int, unpad: object
+) -> tuple[Any, ...]:
+    """The tokens that the mask keeps, one row after the other: all of them, the worst case.
+
+    After `_upad_input` of transformers' modeling_flash_attention_utils. query: [B, T, H, D]; key, value: [B, S, K, D].
+    """
+    rows, keys = key.shape[0], key.shape[1]
+    counts = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = attention_mask.new_empty((rows * keys,), dtype=torch.int64)
+    cu_keys = pad(torch.cumsum(counts, dim=0, dtype=torch.int32), (1, 0))
+    key, value = (each.reshape(rows * keys, *each.shape[2:])[indices] for each in (key, value))
+    if query_length == 1:
+        cu_queries = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
+        return query.squeeze(1), key, value, cu_queries[:-1], (cu_queries, cu_keys), (1, keys)
+    flat = query.reshape(rows * query_length, *query.shape[2:])
+    if query_length == keys:
+        return flat[indices], key, value, indices, (cu_keys, cu_keys), (keys, keys)
+    taken = attention_mask.new_empty((rows * query_length,), dtype=torch.int64)
+    return flat[taken], key, value, taken, (cu_keys, cu_keys), (query_length, keys)
+
+
+_dropout = functional.dropout
+
+
+_softmax = functional.softmax
+
+
+@contextmanager
+def cuda_kernels(target: CudaTarget) -> Iterator[None]:
+    """Trace forward and backward within this: activation checkpointing runs the forward pass in the backward pass.
+
+    The functions are replaced in PyTorch's modules, for all threads. A TorchFunctionMode would be off while
+    Tensor.backward runs, and so in what checkpointing computes anew.
+    """
+    attention: Any = partial(sdpa, target)
+    with ExitStack() as stack:
+        for owner, name, stand_in in (
+            (functional, "scaled_dot_product_attention", attention),
+            (functional, "dropout", dropout),
+            (functional, "softmax", softmax),
+            (functional, "rms_norm", rms_norm),
+            (functional, "grouped_mm", grouped_mm),
+            (torch, "dropout", lambda input, p, train: dropout(input, p, train)),
+        ):
+            stack.enter_context(patch.object(owner, name, stand_in))
+        yield
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """native_dropout, whose mask is boolean: what CUDA takes where something, but not all, is dropped.
+
+    After is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp.
+    """
+    if training and 0 < p < 1 and not inplace and input.numel() > 0:
+        return torch.native_dropout(input, p, True)[0]
+    return _dropout(input, p, training, inplace)
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    """On CUDA fp16 scores become an fp32 softmax in one kernel, without an fp32 copy; bf16 ones are copied.
+
+    After softmax in aten/src/ATen/native/SoftMax.cpp.
+    """
+    if dim is not None and dtype == torch.float32 and input.dtype == torch.float16:
+        return torch._softmax(input, dim, True)
+    return _softmax(input, dim, _stacklevel, dtype)

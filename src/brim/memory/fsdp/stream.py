@@ -1,0 +1,318 @@
+"""Turn the stream of a step on one GPU into that of one rank among several that share weights and state.
+
+The ranks share weights, gradients and optimizer state. This is a pure transformation: the recorded stream says when
+each layer computes; the parameters say what is sharded. What belongs to activations stays as it was recorded, since
+each rank computes its own rows.
+
+Where adapters are units of their own, FSDP1's BACKWARD_PRE gathers the unit whose forward pass ended last before that
+of the unit whose gradients are due (`_get_handle_to_prefetch`). Ahead of a layer, that is the layer's own last
+adapter; ahead of its first adapter, it is the layer before. So a layer is gathered with the gradients of the first
+adapter after it, when that layer's backward pass is nearly over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from brim.memory.fsdp.units import (
+    COMPUTE,
+    FlatShards,
+    FullyShard,
+    Precision,
+    Tape,
+    WholeParameters,
+    gradients_added,
+    layer_of_events,
+    sharded_sizes,
+    storages_kept_by_hooks,
+    units,
+)
+from brim.memory.trace import EventStream, Place, Weight
+
+Kind: TypeAlias = Literal["fsdp2", "fsdp1", "whole"]
+
+
+Offload: TypeAlias = Literal["none", "optimizer", "weights"]
+
+
+_BACKWARD, _OPTIMIZER = "backward", "optimizer"
+
+
+_COMPUTES = frozenset({"forward", _BACKWARD, "evaluate", "prefill", "decode"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How a run is cut over its ranks. Units are the decoder layers, and the root with all that lies outside them."""
+
+    world_size: int
+    kind: Kind = "fsdp2"  # whole: nothing is cut, which leaves only what goes to the CPU
+    reshard_after_forward: bool = True  # of the layers; the root stays whole until its backward pass is over
+    prefetch: bool = True  # the next unit is gathered while this one's gradients are computed
+    offload: Offload = "none"  # to the CPU: the optimizer's state and its step; weights: these and the gradients, too
+    precision: Precision = field(default_factory=Precision)
+    reentrant_checkpoints: bool = False  # around FSDP1's units: no unit is prefetched, and hooks keep what they watch
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedStream:
+    """The stream of one rank."""
+
+    stream: EventStream
+    cuda_streams: tuple[int, ...]  # of each storage: each CUDA stream has blocks of its own in the caching allocator
+    numbers: Mapping[int, int]  # recorded storage -> the rank's, where it has one
+
+
+class _Units(Protocol):
+    """What is allocated around a unit, by the kind of sharding."""
+
+    def shard(self, weight: Weight) -> int: ...
+    def gather(self, layer: int | None, *, backward: bool) -> None: ...
+    def prefetch(self, layer: int | None) -> None: ...
+    def reshard(self, layer: int | None) -> None: ...
+    def reduce(self, layer: int | None, gradients: Sequence[int]) -> list[int]: ...
+    def end_forward(self) -> None: ...
+    def end_backward(self) -> None: ...
+
+
+def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) -> ShardedStream:
+    """The stream of rank 0.
+
+    weights: the parameters that are cut. Others, and what is no parameter (buffers, the scales of quantised weights),
+    are whole on each rank, as are gradients in units of which nothing that is trained is cut.
+    """
+    tape = Tape()
+    if sharding.kind == "whole" and sharding.offload == "none":
+        numbers = range(len(stream.sizes))
+        return ShardedStream(stream, (COMPUTE,) * len(numbers), dict(zip(numbers, numbers, strict=True)))
+    walk = _Walk(stream, weights, sharding, tape, _units(weights, sharding, tape))
+    marks = list(stream.marks)
+    for position in range(len(stream.storages)):
+        while marks and marks[0][0] == position:
+            walk.mark(marks.pop(0)[1])
+        walk.step(position)
+    walk.finish()
+    for _, label in marks:
+        tape.stream.mark(label)
+    return ShardedStream(tape.stream, tuple(tape.cuda_streams), walk.numbers)
+
+
+def _units(weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> _Units:
+    if sharding.kind == "whole":
+        return WholeParameters()
+    make = FullyShard if sharding.kind == "fsdp2" else FlatShards
+    return make(
+        tape,
+        units(weights),
+        world_size=sharding.world_size,
+        precision=sharding.precision,
+        offload=sharding.offload == "weights",
+    )
+
+
+class _Walk:
+    """Repeats the recorded events one by one and says when units are gathered, freed and reduced."""
+
+    def __init__(
+        self, stream: EventStream, weights: Sequence[Weight], sharding: Sharding, tape: Tape, whole: _Units
+    ) -> None:
+        self._stream, self._sharding, self._tape, self._whole = stream, sharding, tape, whole
+        self._weights = {weight.storage: weight for weight in weights}
+        self._layers = layer_of_events(stream)
+        self._optimizer_sizes = sharded_sizes(
+            weights,
+            world_size=sharding.world_size,
+            precision=sharding.precision,
+            by_rows=sharding.kind != "fsdp1",
+        )
+        self._prefetches = sharding.prefetch and not (sharding.kind == "fsdp1" and sharding.reentrant_checkpoints)
+        frozen = {weight.layer for weight in weights if not weight.trainable}
+        self._trained = {weight.layer for weight in weights if weight.trainable}
+        watches = sharding.kind == "fsdp1" and sharding.reentrant_checkpoints
+        self._watched = storages_kept_by_hooks(stream, self._layers, frozen) if watches else frozenset()
+        self._added = gradients_added(stream, self._layers, weights)
+        late = late_prefetches(stream, self._layers, weights) if sharding.kind == "fsdp1" else {}
+        self._prefetch_at, self._prefetched_late = frozenset(late), frozenset(late.values())
+        self.numbers: dict[int, int] = {}  # recorded storage -> the rank's, where it has one
+        self._kept: list[int] = []  # by hooks, until the backward pass is over
+        self._phase = ""
+        self._layer: int | None = None
+        self._order: list[int] = []  # layers in the order of the forward pass
+        self._gradients: dict[int | None, list[int]] = {}  # whole ones of a unit, not yet reduced
+        self._unit_of: dict[int, int | None] = {}  # recorded gradient -> unit
+        self._alive: Counter[int | None] = Counter()  # recorded gradients by unit
+        self._shards: dict[int | None, list[int]] = {}  # sharded gradients of a unit
+        self._stale: list[int] = []  # sharded gradients that FSDP1 drops when the next forward pass begins
+
+    def mark(self, label: str) -> None:
+        """A mark ends the pass before it."""
+        self._leave_phase()
+        self._tape.stream.mark(label)
+
+    def step(self, position: int) -> None:
+        """Repeat one recorded event."""
+        storage, place = self._stream.storages[position], self._stream.places[position]
+        if storage < 0:
+            self._bury(~storage, place)
+            return
+        self._move(place, self._layers[position])
+        if position in self._prefetch_at and self._layer in self._order:
+            self._prefetch_before(self._order.index(self._layer))
+        self._bear(storage, place)
+
+    def finish(self) -> None:
+        """The stream is over."""
+        self._leave_phase()
+
+    def _move(self, place: Place, layer: int | None) -> None:
+        """Leave the unit that computed and gather the one that will."""
+        if place.phase != self._phase:
+            self._leave_phase()
+            self._enter_phase(place.phase)
+        elif layer != self._layer:
+            self._leave_layer()
+        if layer != self._layer and place.phase in _COMPUTES:
+            self._enter_layer(layer)
+
+    def _enter_phase(self, phase: str) -> None:
+        self._phase = phase
+        self._tape.stand_at(phase, None)
+        if phase not in _COMPUTES:
+            return
+        if phase != _BACKWARD:
+            self._order = []
+            self._tape.free(self._stale, "reset_gradients")
+            self._stale = []
+        self._whole.gather(None, backward=phase == _BACKWARD)
+        if phase == _BACKWARD:
+            self._prefetch_before(len(self._order))
+
+    def _leave_phase(self) -> None:
+        self._leave_layer()
+        self._tape.stand_at(self._phase, None)
+        if self._phase == _BACKWARD:
+            self._reduce(None)
+            self._whole.end_backward()
+            self._tape.free(self._kept, "end_backward")
+            self._kept = []
+        elif self._phase in _COMPUTES:
+            self._whole.end_forward()
+        self._phase = ""
+
+    def _enter_layer(self, layer: int | None) -> None:
+        self._layer = layer
+        if layer is None:
+            return
+        self._tape.stand_at(self._phase, layer)
+        self._whole.gather(layer, backward=self._phase == _BACKWARD)
+        if self._phase != _BACKWARD:
+            self._order.append(layer)
+        elif layer in self._order and layer not in self._prefetched_late:
+            self._prefetch_before(self._order.index(layer))
+
+    def _leave_layer(self) -> None:
+        layer, self._layer = self._layer, None
+        if layer is None:
+            return
+        self._tape.stand_at(self._phase, layer)
+        if self._phase == _BACKWARD:
+            self._reduce(layer)
+        elif self._sharding.reshard_after_forward:
+            self._whole.reshard(layer)
+
+    def _prefetch_before(self, position: int) -> None:
+        if self._prefetches and position > 0:
+            self._whole.prefetch(self._order[position - 1])
+
+    def _reduce(self, layer: int | None) -> None:
+        """Sharded gradients are added to those that are there from an earlier micro-batch."""
+        shards = self._whole.reduce(layer, self._gradients.pop(layer, []))
+        if layer in self._shards:
+            self._tape.free(shards, "accumulate")
+        elif shards:
+            self._shards[layer] = shards
+
+    def _bear(self, storage: int, place: Place) -> None:
+        num_bytes, category = self._stream.sizes[storage], self._stream.categories[storage]
+        if storage in self._weights:
+            on_cpu = self._sharding.offload == "weights"
+            num_bytes = 0 if on_cpu else self._whole.shard(self._weights[storage])
+        elif place.phase == _OPTIMIZER:
+            num_bytes = 0 if self._sharding.offload != "none" else self._optimizer_sizes.get(num_bytes, num_bytes)
+        if num_bytes == 0 and self._stream.sizes[storage]:
+            return
+        self.numbers[storage] = number = self._tape.repeat(num_bytes, category, place)
+        is_gradient = place.phase == _BACKWARD and (category == "gradients" or storage in self._added)
+        if not is_gradient or self._layer not in self._trained:
+            return
+        self._gradients.setdefault(self._layer, []).append(number)
+        if category == "gradients":
+            self._unit_of[storage] = self._layer
+            self._alive[self._layer] += 1
+
+    def _bury(self, storage: int, place: Place) -> None:
+        number = self.numbers.get(storage)
+        if storage in self._unit_of:
+            self._drop_gradient(storage, place)
+        elif storage in self._added:
+            return
+        elif number is not None and storage in self._watched:
+            self._kept.append(number)
+        elif number is not None:
+            self._tape.stream.death(number, place)
+
+    def _drop_gradient(self, storage: int, place: Place) -> None:
+        """With the last gradient of a unit its shards go, which are one storage.
+
+        FSDP1's flat gradient outlives `zero_grad`, which sees the original parameters' views only.
+        """
+        layer = self._unit_of.pop(storage)
+        self._alive[layer] -= 1
+        if self._alive[layer]:
+            return
+        shards = self._shards.pop(layer, [])
+        if self._sharding.kind == "fsdp1":
+            self._stale += shards
+            return
+        for shard_ in shards:
+            self._tape.stream.death(shard_, place)
+
+
+def late_prefetches(stream: EventStream, layers: list[int | None], weights: Sequence[Weight]) -> dict[int, int]:
+    """Layers with adapters, by the event before which their forerunner is gathered. layers: of each event."""
+    modules = _first_adapters(stream, weights)
+    found: dict[int, int] = {}
+    layer: int | None = None
+    begins: int | None = None  # of the last births in the first adapter, in this layer's part of the backward pass
+    is_over = False
+    for position in reversed(range(len(stream.storages))):
+        here = layers[position] if stream.places[position].phase == "backward" else None
+        if here != layer:
+            layer, begins, is_over = here, None, False
+        if layer is None or layer not in modules or stream.storages[position] < 0 or is_over:
+            continue
+        if stream.places[position].module == modules[layer]:
+            found.pop(-1 if begins is None else begins, None)
+            begins = position
+            found[position] = layer
+        else:
+            is_over = begins is not None
+    return found
+
+
+def _first_adapters(stream: EventStream, weights: Sequence[Weight]) -> dict[int | None, str]:
+    """The module of the first parameter that is trained, in each layer that has frozen ones, too."""
+    frozen = {weight.layer for weight in weights if not weight.trainable}
+    firsts: dict[int | None, int] = {}
+    for weight in weights:
+        if weight.trainable and weight.layer is not None and weight.layer in frozen:
+            firsts[weight.layer] = min(weight.storage, firsts.get(weight.layer, weight.storage))
+    wanted = {storage: layer for layer, storage in firsts.items()}
+    return {
+        wanted[storage]: place.module
+        for storage, place in zip(stream.storages, stream.places, strict=True)
+        if storage in wanted
+    }

@@ -1,0 +1,451 @@
+"""Predict what a configuration takes on a GPU, without the GPU and without the weights (`brim.predict_memory`)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from brim.config import WAYS as WAYS_TO_MOVE, Choice, DeviceFacts, default_rows, load_config, resolve
+from brim.config.schema import Config, FinetuneTrainer
+from brim.errors import ConfigError, InputError, ModelError, Problem
+from brim.memory.allocator import AllocatorSettings
+from brim.memory.budget import budget_of
+from brim.memory.device import Device, budget_bytes, cpu_device, device_named, device_of, find_device
+from brim.memory.fsdp import Offload, Sharding
+from brim.memory.prediction import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, MemoryPrediction
+from brim.memory.trace import Phase
+from brim.memory.traces import LEAST_TOKENS, Job, Traces
+from brim.models import (
+    LOADING_ERRORS,
+    ModelFolder,
+    explain,
+    locate,
+    no_library_warnings,
+    require_floors,
+    require_trainable,
+    stored_choices,
+    with_stored_quantization,
+    without_auto_map,
+    without_quantization,
+)
+from brim.units import format_bytes
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def device_at_hand(device: torch.device) -> Device:
+    """What the memory model knows of the device that torch runs on; a GPU that is none of CUDA's counts as a CPU."""
+    if device.type != "cuda":
+        return cpu_device()
+    found = torch.cuda.get_device_properties(device)
+    return device_named(found.name, memory_bytes=found.total_memory, capability=(found.major, found.minor))
+
+
+# A trace watches all modules of the process and stands in for functions of torch and transformers while it lasts.
+ONE_AT_A_TIME = threading.RLock()
+
+
+@no_library_warnings()
+def predict_memory(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    phase: Phase | None = None,
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    world_size: int = 1,
+    offload: Offload = "none",
+    allocator: str | None = None,
+) -> MemoryPrediction:
+    """What a phase of a run takes: bytes allocated and reserved by PyTorch, and in all.
+
+    config: a YAML file or a mapping; of its base model only config.json is needed. batch_size: rows of a micro-batch;
+    None: as the configuration says. sequence_length: tokens of each row; of each prompt when generating.
+    phase: None: train where the configuration trains, else generate. device: a name of the catalogue; memory_bytes:
+    of any other; neither: the GPU at hand. world_size: GPUs over which FSDP shards weights, gradients and state.
+    offload: what lives on the CPU: the optimizer with its state, or the weights and their gradients, too.
+    allocator: settings as in PYTORCH_ALLOC_CONF, which is read if this is None.
+
+    Threads that predict wait for each other; no model may be run in another thread meanwhile.
+
+    Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
+    """
+    if batch_size is not None:
+        require_whole("batch_size", batch_size, most=MOST_ROWS)
+    asked = ask(config, phase=phase, device=device, memory_bytes=memory_bytes, batch_size=batch_size)
+    return answer(
+        question(
+            asked,
+            batch_size=batch_size,
+            sequence_length=sequence_length,
+            world_size=world_size,
+            offload=offload,
+            allocator=allocator,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A configuration resolved for the device that is meant."""
+
+    config: Config
+    choices: tuple[Choice, ...]
+    folder: ModelFolder
+    architecture: PretrainedConfig
+    phase: Phase
+    device: Device
+    has_limit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that is to be predicted. With another device in `asked` it is another question, and traces are shared."""
+
+    asked: Asked
+    traces: Traces
+    choices: tuple[str, ...]  # of the shape and of sharding, to be told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    batch_size: int
+    sequence_length: int
+    choices: tuple[str, ...] = ()
+
+
+def ask(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    phase: Phase | None,
+    device: str | None,
+    memory_bytes: int | None,
+    batch_size: int | None = None,
+) -> Asked:
+    """Resolve a configuration for a device; arguments and errors as in `predict_memory`. Loads no weights."""
+    require_floors()
+    if phase is not None:
+        _require_one_of("phase", phase, get_args(Phase))
+    target, has_limit = _device(device, memory_bytes)
+    given = config if isinstance(config, Config) else load_config(config).config
+    folder = locate(
+        given.base_model, initialize=given.initialize, trust_remote_code=given.trust_remote_code, config_only=True
+    )
+    settled = with_stored_quantization(given, folder)
+    require_trainable(settled, folder)
+    facts = DeviceFacts(kind="cpu" if target.is_cpu else "cuda", bf16=target.has_bf16)
+    resolution = resolve(_of_micro_batches(settled, batch_size), facts, context_length=folder.context_length)
+    trains = isinstance(resolution.config.trainer, FinetuneTrainer)
+    if phase == "train" and not trains:
+        raise InputError(
+            Problem(
+                what="the phase is train, and the configuration does not train",
+                where="trainer.type",
+                fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
+            )
+        )
+    return Asked(
+        config=resolution.config,
+        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
+        folder=folder,
+        architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
+        phase=phase or ("train" if trains else "generate"),
+        device=target,
+        has_limit=has_limit,
+    )
+
+
+def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:
+    """Say that the classes which a folder brings along are not those that are looked at."""
+    if config.trust_remote_code or without_auto_map(folder.config) is folder.config:
+        return []
+    reason = "auto_map in config.json names code of its own, which is not run; `brim train` refuses it: take it out"
+    return [Choice(key="base_model", value=f"transformers' own {folder.config['model_type']}", reason=reason)]
+
+
+def _of_micro_batches(config: Config, rows: int | None) -> Config:
+    """The configuration with micro-batches of `rows`; whether a step takes several of them is as it says."""
+    trainer = config.trainer
+    if rows is None or not isinstance(trainer, FinetuneTrainer):
+        return config
+    update: dict[str, Any] = {"batch_size": rows, **dict.fromkeys(WAYS_TO_MOVE)}
+    effective = trainer.effective_batch_size if trainer.effective_batch_size != "auto" else default_rows(trainer)
+    if effective is not None:
+        update |= {"effective_batch_size": "auto", "gradient_accumulation_steps": max(1, -(-effective // rows))}
+    return config.model_copy(update={"trainer": trainer.model_copy(update={**update, "max_batch_size": None})})
+
+
+def _sharding(world_size: int, offload: Offload) -> Sharding:
+    """FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
+    require_whole("world_size", world_size, most=MOST_GPUS)
+    _require_one_of("offload", offload, get_args(Offload))
+    is_cut = world_size > 1 or offload == "weights"
+    return Sharding(world_size=world_size, kind="fsdp2" if is_cut else "whole", offload=offload)
+
+
+def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
+    """The device, and whether its memory is a limit."""
+    if name is not None and memory_bytes is not None:
+        raise InputError(
+            Problem(
+                what="both a device and its memory are given", fix="give one: the catalogue knows the device's memory"
+            )
+        )
+    if name is not None:
+        return find_device(name), True
+    if memory_bytes is not None:
+        require_whole("memory_bytes", memory_bytes, most=MOST_MEMORY_BYTES)
+        return device_of(memory_bytes), True
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = (found.major, found.minor)
+        return device_named(found.name, memory_bytes=found.total_memory, capability=capability), True
+    return find_device("a100-80gb"), False
+
+
+def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) -> _Shape:
+    choices: list[str] = []
+    trainer = asked.config.trainer
+    trains = isinstance(trainer, FinetuneTrainer) and asked.phase in ("train", "load")
+    if batch_size is None:
+        # A model that is trained generates as many rows at once as it evaluates.
+        of_evaluation = asked.phase == "evaluate" or (isinstance(trainer, FinetuneTrainer) and not trains)
+        key = "eval_batch_size" if of_evaluation else "batch_size"
+        given = trainer.eval_batch_size if of_evaluation else trainer.batch_size
+        is_open = given in ("auto", None)
+        batch_size = 1 if is_open else int(given or 1)
+        plan = _CUT_BY_LENGTH if isinstance(trainer, FinetuneTrainer) else _TOGETHER
+        choices.append(f"batch size: {batch_size} (trainer.{key}{plan if is_open else ''})")
+    if sequence_length is None:
+        sequence_length, reason = _sequence_length(asked)
+        choices.append(f"sequence length: {sequence_length:,} ({reason})")
+    require_whole("batch_size", batch_size, most=MOST_ROWS)
+    require_whole("sequence_length", sequence_length, least=LEAST_TOKENS, most=MOST_TOKENS // batch_size)
+    require_in_context(asked, sequence_length)
+    return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
+
+
+_CUT_BY_LENGTH = ": auto, the least that a micro-batch can be; `brim plan` shows how the rows are cut"
+
+
+_TOGETHER = ": auto, the least that there can be; `brim predict --plan` shows how many rows go together"
+
+
+_UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
+
+
+def _sequence_length(asked: Asked) -> tuple[int, str]:
+    context = asked.folder.context_length
+    limit = asked.config.preprocessing.global_max_sequence_length
+    new = _new_tokens(asked)
+    if limit is not None and (context is None or limit + new <= context):
+        return limit, "preprocessing.global_max_sequence_length"
+    if context is not None and context - new <= _UNSET_LENGTH_TOKENS:
+        less = f" less generation.max_new_tokens, {new:,}" if new else ""
+        return max(context - new, LEAST_TOKENS), f"the model's context{less}"
+    return _UNSET_LENGTH_TOKENS, "the rows' length is not known; set sequence_length to that of the longest"
+
+
+def _new_tokens(asked: Asked) -> int:
+    """Those that follow the prompts; none unless the phase is generate."""
+    return (asked.config.generation.max_new_tokens or 0) if asked.phase == "generate" else 0
+
+
+def require_in_context(asked: Asked, sequence_length: int) -> None:
+    """Raise InputError where so many tokens, and the new ones that follow them, exceed the model's context."""
+    context = asked.folder.context_length
+    new = _new_tokens(asked)
+    if context is None or sequence_length + new <= context:
+        return
+    what = f"sequence_length is {sequence_length:,}" + (f", {new:,} new tokens follow" if new else "")
+    raise InputError(
+        Problem(
+            what=f"{what}, and the model's context is {context:,} tokens",
+            where=asked.folder.name,
+            expected=f"at most {context - new:,}",
+            fix="ask for shorter rows" + (", or set generation.max_new_tokens lower" if new else ""),
+        )
+    )
+
+
+def require_whole(name: str, value: int, *, least: int = 1, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        is_long = isinstance(value, int) and abs(value) >= 10**30
+        shown = "a number of too many digits" if is_long else repr(value)
+        raise InputError(Problem(what=f"{name} is {shown}", expected=f"a whole number from {least:,} to {most:,}"))
+
+
+def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        expected = f"one of {', '.join(known)}"
+        raise InputError(Problem(what=f"{name} is {value!r}", expected=expected, fix="choose one of them"))
+
+
+def question(
+    asked: Asked,
+    *,
+    batch_size: int | None,
+    sequence_length: int | None,
+    world_size: int,
+    offload: Offload,
+    allocator: str | None = None,
+) -> Question:
+    """What `answer` takes; arguments and errors as in `predict_memory`."""
+    sharding = _sharding(world_size, offload)
+    shape = _shape(asked, batch_size, sequence_length)
+    job = Job(
+        rows=shape.batch_size,
+        tokens=shape.sequence_length,
+        sharding=sharding,
+        allocator=_allocator_settings(allocator),
+    )
+    return Question(asked=asked, traces=Traces(job), choices=(*shape.choices, *_said_of(sharding)))
+
+
+def check(question: Question) -> None:
+    """Build the model without weights, as a trace does first. Raises ModelError and ConfigError."""
+    with _tracing(question.asked):
+        question.traces.build(question.asked)
+
+
+def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
+    """What the run takes that `brim train` would start: where gradient checkpointing is open, the way that it takes.
+
+    Where no device is known, that is the one that it takes where memory is short: the least of the two.
+
+    shows_other: predict the other way, too. Raises UntraceableError, and what `check` does.
+    """
+    asked, choices = question.asked, question.choices
+    with _tracing(asked):
+        if asked.phase != "train" or _checkpointing(asked.config) != "auto":
+            return question.traces.predict(asked, choices=choices)
+        without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
+        fits = asked.has_limit and without.reserved_bytes <= _room_bytes(asked, without)
+        # What stays after a step, weights and optimizer, may be too much with checkpointing or without.
+        stays_bytes = without.end_allocated_bytes + without.outside_bytes
+        if not shows_other and asked.has_limit and (fits or stays_bytes > asked.device.memory_bytes):
+            return without
+        try:
+            with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
+        except ValueError:  # transformers' word for an architecture that has none
+            return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
+    is_taken = not fits if asked.has_limit else with_it.total_bytes < without.total_bytes
+    taken, other = (with_it, without) if is_taken else (without, with_it)
+    return replace(taken, other=other, choices=(*taken.choices, _why_checkpointed(asked, taken, other)))
+
+
+@contextmanager
+def _tracing(asked: Asked) -> Iterator[None]:
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
+        try:
+            yield
+        except UNTRACEABLE as error:
+            if is_a_mistake_of_brims(error):
+                raise
+            raise UntraceableError(untraceable(error, asked.folder)) from error
+
+
+def _checkpointing(config: Config) -> bool | Literal["auto"] | None:
+    trainer = config.trainer
+    return trainer.enable_gradient_checkpointing if isinstance(trainer, FinetuneTrainer) else None
+
+
+def _with_checkpointing(asked: Asked, is_on: bool) -> Asked:
+    return replace(asked, config=with_checkpointing(asked.config, is_on))
+
+
+def with_checkpointing(config: Config, is_on: bool) -> Config:
+    """The configuration with gradient checkpointing on or off."""
+    trainer = config.trainer.model_copy(update={"enable_gradient_checkpointing": is_on})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def _room_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
+    """What a plan lets PyTorch reserve on the device."""
+    device = replace(asked.device, outside_bytes=prediction.outside_bytes)
+    try:
+        return budget_of(asked.config.memory, device, is_at_hand=False).reserved_bytes
+    except ConfigError:  # less than nothing is left, or memory.budget is of a larger device
+        return budget_bytes(device) - budget_bytes(device) // 100
+
+
+_NO_CHECKPOINTING = "gradient checkpointing: off (this architecture has none)"
+
+
+def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPrediction) -> str:
+    there, key = format_bytes(other.total_bytes), "trainer.enable_gradient_checkpointing: auto"
+    is_on = "on" if taken.gradient_checkpointing else "off"
+    if taken.gradient_checkpointing and not asked.has_limit:
+        why = f"no device is named; without it, which is faster and taken where it fits, {there} are needed"
+    elif taken.gradient_checkpointing:
+        why = f"without it {there} are needed"
+    else:
+        why = "it fits without" if asked.has_limit else f"with it {there} are needed, which is not less"
+    return f"gradient checkpointing: {is_on} ({key}; {why})"
+
+
+class UntraceableError(ModelError):
+    """There is no prediction for this architecture; it may train all the same."""
+
+
+# What the code of an architecture raises that asks for values, or for what fake tensors have none of, and what
+# transformers raises over a config.json that does not fit.
+UNTRACEABLE = (*LOADING_ERRORS, LookupError)
+
+
+def is_a_mistake_of_brims(error: Exception) -> bool:
+    """Whether an assertion of brim's own failed; torch asserts what its users give it, too."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    raised_in = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
+    return isinstance(error, AssertionError) and raised_in.startswith("brim.")
+
+
+def untraceable(error: Exception, folder: ModelFolder) -> Problem:
+    """Why there is no prediction for this architecture."""
+    text = shorten(str(error), 300, placeholder=" …")  # torch may add a stack of its own
+    return Problem(
+        what=f"the architecture {folder.config.get('model_type')!r} cannot be traced: {type(error).__name__}: {text}",
+        where=folder.name,
+        expected="a causal language model whose tensors' shapes depend on the shape of its input alone",
+        fix="check config.json; measure the run itself with `brim memory --measure`",
+    )
+
+
+def _said_of(sharding: Sharding) -> tuple[str, ...]:
+    choices = []
+    if sharding.world_size > 1:
+        how = "FSDP2 cuts weights, gradients and optimizer state; each decoder layer is gathered when it computes"
+        choices.append(f"sharding: over {sharding.world_size} GPUs ({how})")
+    if sharding.offload == "optimizer":
+        choices.append("offload: optimizer (its state and its step are on the CPU)")
+    if sharding.offload == "weights":
+        choices.append("offload: weights (with gradients and optimizer on the CPU; a layer is brought to compute)")
+    return tuple(choices)
+
+
+def _allocator_settings(text: str | None) -> AllocatorSettings:
+    return AllocatorSettings.from_environment(os.environ) if text is None else AllocatorSettings.parse(text)
+
+
+def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> PretrainedConfig:
+    """transformers' configuration of a folder's config.json. Raises ModelError when it is none that it knows."""
+    from transformers import AutoConfig
+
+    try:
+        architecture = AutoConfig.from_pretrained(folder.path, trust_remote_code=trust_remote_code)
+    except LOADING_ERRORS as error:
+        raise ModelError(explain(error, folder)) from error
+    without_quantization(architecture)
+    return architecture

@@ -1,0 +1,314 @@
+"""Record what a step does to memory: storages that are born and die, in order, with where and why.
+
+Each storage has a category, which follows from where it was born and how long it lives.
+
+What a micro-batch computes and moves (FLOPs, bytes and kernels) is counted operator by operator, from the shapes that
+each is given, and multiplied over layers of one kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+_GENERATING = ("prefill", "decode")
+
+
+def categorize(stream: EventStream, *, body: str, recomputed: Set[int]) -> None:
+    """Give each storage that has none yet, that is, `temporary`, its category.
+
+    body: the path of the module that holds the decoder layers; what is born outside it once the layers have begun has
+    to do with logits and loss. recomputed: storages that outlive their recomputation.
+    """
+    kept = _kept_for_backward(stream) | recomputed
+    cached = _outliving_their_pass(stream)
+    for storage, place in _births_after_layers(stream):
+        if stream.categories[storage] == "temporary":
+            stream.categories[storage] = _category(storage, place, body, kept, cached)
+
+
+def _category(storage: int, place: Place, body: str, kept: Set[int], cached: Set[int]) -> Category:
+    if _reorders_cache(place):
+        return "kv_cache"
+    if place.layer is None and not f"{place.module}.".startswith(f"{body}."):
+        return "logits_and_loss"
+    if place.phase in _GENERATING and place.layer is not None and storage in cached:
+        return "kv_cache"
+    if place.phase in ("forward", "backward"):
+        return "activations" if storage in kept else "temporary"
+    return "activations"
+
+
+def _reorders_cache(place: Place) -> bool:
+    """Whether a beam search takes the chosen beams' keys and values, after a token and outside the model."""
+    return place.phase in _GENERATING and (place.module, place.operator) == ("", "aten::index_select")
+
+
+def _births_after_layers(stream: EventStream) -> list[tuple[int, Place]]:
+    """Births from the first one in a layer on, in each part."""
+    marks = {position for position, _ in stream.marks}
+    births: list[tuple[int, Place]] = []
+    begun = False
+    for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
+        if position in marks:
+            begun = False
+        begun = begun or (place.layer is not None and place.phase != "load")
+        if storage >= 0 and place.phase != "load" and (begun or place.module or _reorders_cache(place)):
+            births.append((storage, place))
+    return births
+
+
+def _kept_for_backward(stream: EventStream) -> set[int]:
+    """Storages of a forward pass that are alive when its backward pass begins."""
+    alive: set[int] = set()
+    kept: set[int] = set()
+    was_backward = False
+    for storage, place in zip(stream.storages, stream.places, strict=True):
+        is_backward = place.phase == "backward"
+        if is_backward and not was_backward:
+            kept |= alive
+        was_backward = is_backward
+        if storage < 0:
+            alive.discard(~storage)
+        elif place.phase == "forward":
+            alive.add(storage)
+    return kept
+
+
+def _outliving_their_pass(stream: EventStream) -> set[int]:
+    """Storages born in a layer that are alive when the pass over all layers is over."""
+    alive: set[int] = set()
+    outliving: set[int] = set()
+    for storage, place in zip(stream.storages, stream.places, strict=True):
+        if place.layer is None and not place.module:  # back outside the model
+            outliving |= alive
+            alive.clear()
+        if storage < 0:
+            alive.discard(~storage)
+        elif place.layer is not None:
+            alive.add(storage)
+    return outliving
+
+
+Phase: TypeAlias = Literal["load", "train", "evaluate", "generate"]
+
+
+Category: TypeAlias = Literal[
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "logits_and_loss",
+    "kv_cache",
+    "workspace",
+    "temporary",
+]
+
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a step something happens."""
+
+    phase: str  # load, forward, backward, optimizer, evaluate, prefill or decode
+    layer: int | None = None  # decoder layer, from 0; None: outside the layers
+    module: str = ""  # dotted path in the model; "" outside it
+    operator: str = ""  # such as aten.mm
+
+
+@dataclass(slots=True)
+class EventStream:
+    """Births and deaths of storages in the order in which they happen.
+
+    Storage k (from 0) has `sizes[k]` bytes and `categories[k]`. Event e is `storages[e]`: k for the birth of storage
+    k, ~k (that is, -k - 1) for its death; it happens at `places[e]`. `marks` name positions: (event, label) before
+    which something begins, such as "step 1" or "backward".
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    categories: list[Category] = field(default_factory=list)
+    storages: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)
+
+    def birth(self, num_bytes: int, category: Category, place: Place) -> int:
+        """Append the birth of a new storage; its number."""
+        storage = len(self.sizes)
+        self.sizes.append(num_bytes)
+        self.categories.append(category)
+        self.storages.append(storage)
+        self.places.append(place)
+        return storage
+
+    def death(self, storage: int, place: Place) -> None:
+        """Append the death of a storage that is alive."""
+        self.storages.append(~storage)
+        self.places.append(place)
+
+    def mark(self, label: str) -> None:
+        """Name the position before the next event."""
+        self.marks.append((len(self.storages), label))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One parameter as it is stored; a quantised one is its packed storage."""
+
+    storage: int  # its number in the stream
+    shape: tuple[int, ...]
+    element_bytes: int
+    layer: int | None  # the decoder layer that it belongs to; None: outside the layers
+    trainable: bool
+
+    @property
+    def elements(self) -> int:
+        """Of the whole parameter."""
+        return math.prod(self.shape)
+
+
+WorkPhase: TypeAlias = Literal["forward", "recompute", "backward", "optimizer"]
+
+
+Unit: TypeAlias = Literal[
+    "matrix", "attention", "vector"
+]  # what does the arithmetic; of vectors, FLOPs are not counted
+
+
+class WorkPlace(NamedTuple):
+    """Kernels that are alike: of one operator in one module."""
+
+    phase: str  # a WorkPhase, or that of a run without gradients
+    layer: int | None  # recorded; it stands for all layers that are like it
+    module: str
+    operator: str
+    unit: Unit
+    dtype: str  # of the arithmetic, such as "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one place, over all layers that it stands for.
+
+    flops: a multiplication and an addition are two. num_bytes: read and written, each tensor once for each kernel that
+    uses it, as if nothing stayed in a cache.
+    """
+
+    flops: int
+    num_bytes: int
+    kernels: int
+
+    def times(self, number: int) -> Work:
+        return Work(self.flops * number, self.num_bytes * number, self.kernels * number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCount:
+    """All kernels of a micro-batch, or of an update."""
+
+    places: Mapping[WorkPlace, Work]
+
+    @property
+    def flops(self) -> int:
+        return sum(work.flops for work in self.places.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(work.num_bytes for work in self.places.values())
+
+    @property
+    def kernels(self) -> int:
+        return sum(work.kernels for work in self.places.values())
+
+    def of(self, *phases: WorkPhase) -> WorkCount:
+        """Those of some phases."""
+        return WorkCount(places={place: work for place, work in self.places.items() if place.phase in phases})
+
+    def flops_by_dtype(self) -> dict[str, int]:
+        flops: Counter[str] = Counter()
+        for place, work in self.places.items():
+            if work.flops:
+                flops[place.dtype] += work.flops
+        return dict(flops)
+
+
+class WorkCounter:
+    """Adds up kernels while layers are recorded, by the part of the recording in which they run."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[WorkPlace, list[int]]] = {}
+
+    def add(self, part: str, place: WorkPlace, *, flops: int, num_bytes: int, kernels: int) -> None:
+        sums = self._parts.setdefault(part, {}).setdefault(place, [0, 0, 0])
+        sums[0] += flops
+        sums[1] += num_bytes
+        sums[2] += kernels
+
+    def over_all_layers(self, depth: Depth) -> dict[str, WorkCount]:
+        """By part, the work of the model's layers, given that of those that were recorded."""
+        num_like: Counter[int | None] = Counter({None: 1})
+        num_like.update(depth.template(layer) for layer in range(depth.num_layers))
+        return {
+            part: WorkCount(places={place: Work(*sums).times(num_like[place.layer]) for place, sums in places.items()})
+            for part, places in self._parts.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """Which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones."""
+
+    num_layers: int  # of the model
+    head: int
+    period: int
+    tail: int
+
+    @property
+    def num_recorded(self) -> int:
+        """Layers to record: head, two blocks and tail; all where that is no saving."""
+        return min(self.num_layers, self.head + 2 * self.period + self.tail)
+
+    @property
+    def recorded(self) -> list[int]:
+        """The model's layers that are recorded, in order."""
+        if self.num_recorded == self.num_layers:
+            return list(range(self.num_layers))
+        front = self.head + 2 * self.period
+        return [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
+
+    def whole(self) -> Depth:
+        """The same model, all of whose layers are recorded."""
+        return Depth(num_layers=self.num_layers, head=self.num_layers, period=1, tail=0)
+
+    def is_middle(self, layer: int) -> bool:
+        """Whether a layer of the model is like one of either recorded block."""
+        return self.num_recorded < self.num_layers and self.head <= layer < self.num_layers - self.tail
+
+    def template(self, layer: int) -> int:
+        """The recorded layer that a layer of the model is like."""
+        if self.num_recorded == self.num_layers or layer < self.head:
+            return layer
+        if layer >= self.num_layers - self.tail:
+            return self.num_recorded - (self.num_layers - layer)
+        return self.head + self.period + (layer - self.head) % self.period
+
+
+def depth_of(kinds: Sequence[Any]) -> Depth:
+    """How the layers repeat. kinds: one value a layer; layers of equal value are alike.
+
+    The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one. Nor is the
+    first one of its kind: what all layers of a kind share is let go of there by the backward pass.
+    """
+    num_layers = len(kinds)
+    first_ones = max((kinds.index(kind) for kind in kinds), default=0) + 1
+    for period in range(1, num_layers + 1):
+        breaks = [i for i in range(num_layers - period) if kinds[i] != kinds[i + period]]
+        head = max(first_ones, breaks[-1] + 1 if breaks else 0)
+        tail = (num_layers - head - 1) % period + 1
+        if head + 2 * period + tail < num_layers:
+            return Depth(num_layers=num_layers, head=head, period=period, tail=tail)
+    return Depth(num_layers=num_layers, head=num_layers, period=1, tail=0)

@@ -1,0 +1,268 @@
+"""Trace generation: by transformers' own `generate`, and by brim's own engine.
+
+Of `generate`, the prompt and the first few tokens are traced. Of brim's engine, with a cache of R rows × C columns,
+the two passes that take the most are: over prompts into a full cache, and over the last token of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from brim.data.tokens import PromptBatch
+from brim.infer.engines import CacheShape, NextToken, Passes, Writing, prefill_groups
+from brim.memory.trace.events import EventStream
+from brim.memory.trace.recording import Recording
+from brim.models import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def worst_case(
+    passes: Passes, chooser: NextToken, *, rows: int, prompt_tokens: int, prefill_tokens: int, token_id: int = 0
+) -> None:
+    """Read `rows` prompts of `prompt_tokens` as a job would, and write the last token that the columns have room for.
+
+    passes: new, of the rows and columns that are meant. The tokens between the first and the last are left out: each
+    takes less than the last, and the cache's memory is there from the beginning.
+    """
+    prompt = [token_id] * prompt_tokens
+    writing = [Writing(position=number, key=number, prompt=prompt) for number in range(rows)]
+    passes.lay_out(columns=passes.cache.columns, end=prompt_tokens)
+    for group in prefill_groups([prompt_tokens] * rows, most_tokens=prefill_tokens):
+        chooser.choose(passes.prefill([prompt] * len(group)), [writing[number] for number in group])
+    last = passes.cache.columns
+    if last > prompt_tokens:
+        passes.skip_to(last - 1)
+        chooser.choose(passes.decode([token_id] * rows), writing)
+
+
+_CPU = torch.device("cpu")
+
+
+def slots_at_their_peak(
+    model: PreTrainedModel,
+    shape: CacheShape,
+    settings: Mapping[str, Any],
+    precision: Precision,
+    begin: Callable[[str], None],
+) -> None:
+    """See peak_passes, here on fake tensors. settings: what `generation_settings` gives."""
+    # An array's memory would be a real tensor.
+    with values_of_fakes(), patch.object(torch, "from_numpy", torch.tensor), torch.no_grad():
+        passes = Passes(model, rows=shape.rows, columns=shape.columns, pad_id=0, device=_CPU, precision=precision)
+        chooser = NextToken(settings, seed=0, device=_CPU)
+        peak_passes(passes, chooser, shape, begin=begin)
+
+
+FILL, PREFILL, DECODE = "prefill 1", "prefill 2", "decode"
+
+
+def peak_passes(
+    passes: Passes,
+    chooser: NextToken,
+    shape: CacheShape,
+    *,
+    token_id: int = 0,
+    begin: Callable[[str], None] = lambda label: None,
+) -> None:
+    """Reach the peak of a job in a few passes: what lies between takes less.
+
+    passes: new, of the shape's rows and columns. begin: told FILL, when the cache comes to be, then PREFILL and DECODE.
+    """
+    cache = passes.cache
+    begin(FILL)
+    passes.lay_out(columns=shape.columns, end=shape.prompt_tokens)
+    passes.prefill([[token_id]])
+    passes.remove(0)
+    cache.touch()
+    begin(PREFILL)
+    prompt = [token_id] * shape.prompt_tokens
+    writing = [Writing(position=number, key=number, prompt=prompt) for number in range(shape.rows)]
+    logits = passes.prefill([prompt] * shape.prompts)
+    chooser.choose(logits, writing[: shape.prompts])
+    del logits
+    begin(DECODE)
+    cache.starts = [0] * shape.rows
+    passes.skip_to(shape.columns - 1)
+    for row in writing:
+        row.generated = [token_id] * (chooser.max_new_tokens - 1)
+    chooser.choose(passes.decode([token_id] * shape.rows), writing)
+    begin("over")
+
+
+TRACED_TOKENS = 4  # the prompt's pass gives the first; two steps that are alike follow a first one
+
+
+_LEAST_BYTES = 2**20  # what is smaller comes from the small blocks, and matters only where the most is live
+
+
+class UnlikeStepsError(Exception):
+    """A traced step does what others do not: kernels pad their masks, but not those whose length is a multiple of 8."""
+
+
+class _Enough(Exception):
+    """As many tokens as are traced have been generated."""
+
+
+def generate_some(
+    model: PreTrainedModel, batch: PromptBatch, settings: Mapping[str, Any], begin: Callable[[str], None]
+) -> None:
+    """Generate up to TRACED_TOKENS. begin: told "prefill", then "decode 1" and so on."""
+    from transformers import GenerationConfig, StoppingCriteria
+
+    new_tokens = min(TRACED_TOKENS, settings["max_new_tokens"])
+
+    class Begin(StoppingCriteria):  # type: ignore[misc]
+        """Called after each token."""
+
+        def __init__(self) -> None:
+            self.num_tokens = 0
+
+        def __call__(self, input_ids: Tensor, scores: Any, **given: Any) -> Tensor:
+            self.num_tokens += 1
+            if self.num_tokens == new_tokens:
+                begin("over")
+                raise _Enough
+            begin(f"decode {self.num_tokens}")
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+    begin("prefill")
+    with torch.no_grad(), values_of_fakes(), suppress(_Enough):
+        model.generate(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            generation_config=GenerationConfig(**settings),
+            stopping_criteria=[Begin()],
+        )
+
+
+@contextmanager
+def values_of_fakes() -> Iterator[None]:
+    """Whoever generates asks whether it is finished, and for values of tokens; no shape depends on them."""
+    from transformers import GenerationMixin
+
+    unfinished = GenerationMixin._beam_search_has_unfinished_sequences
+
+    def always_unfinished(*args: Any, **kwargs: Any) -> bool:
+        unfinished(*args, **kwargs)
+        return True
+
+    with ExitStack() as stack:
+        stack.enter_context(
+            patch.object(GenerationMixin, "_beam_search_has_unfinished_sequences", staticmethod(always_unfinished))
+        )
+        for name, answer in (
+            ("__bool__", lambda tensor: False),
+            ("item", lambda tensor: 0),
+            ("tolist", lambda tensor: [0] * tensor.numel()),
+        ):
+            stack.enter_context(patch.object(FakeTensor, name, answer))
+        yield
+
+
+def full_prompts(rows: int, tokens: int) -> PromptBatch:
+    """Prompts of one length."""
+    shape = (rows, tokens)
+    return PromptBatch(
+        input_ids=torch.zeros(shape, dtype=torch.int64), attention_mask=torch.ones(shape, dtype=torch.int64)
+    )
+
+
+def compose_generation(early: Recording, late: Recording, *, new_tokens: int) -> EventStream:
+    """The load, the prompts, and one step for each further token.
+
+    early: recorded at the prompts' length. late: at a length from which the last traced step is the last of all, so
+    that the largest one is exact; between the two, sizes lie on a line, and what is small and passes by is left out.
+
+    Raises UnlikeStepsError where one of the recorded lengths is a special one.
+    """
+    stream = EventStream()
+    writer = _Steps(stream, early, late)
+    writer.play("load", "load")
+    writer.play("prefill", "prefill")
+    steps = new_tokens - 1
+    for step in range(1, min(steps, TRACED_TOKENS - 1) + 1):
+        writer.play(f"decode {step}", f"token {step + 1}")
+    for step in range(TRACED_TOKENS, steps + 1):
+        writer.repeat(step, steps)
+    stream.mark("end")
+    return stream
+
+
+class _Steps:
+    """Writes decode steps one after the other."""
+
+    def __init__(self, stream: EventStream, early: Recording, late: Recording) -> None:
+        self._stream = stream
+        self._early, self._late = early.stream, late.stream
+        self._parts, self._late_parts = early.parts, late.parts
+        self._bound: dict[int, int] = {}
+        # The storages that the two steps before gave birth to, in order.
+        self._before: list[int] = []
+        self._before_that: list[int] = []
+        self._transient: set[int] | None = None
+
+    def play(self, part: str, label: str) -> None:
+        """A part as it was recorded."""
+        self._stream.mark(label)
+        self._before_that, self._before = self._before, []
+        for position in range(*self._parts[part]):
+            storage, place = self._early.storages[position], self._early.places[position]
+            if storage >= 0:
+                number = self._stream.birth(self._early.sizes[storage], self._early.categories[storage], place)
+                self._bound[storage] = number
+                self._before.append(number)
+            else:
+                self._stream.death(self._bound.pop(~storage), place)
+
+    def repeat(self, step: int, last: int) -> None:
+        """The last recorded step, as that with the number `step` of `last`."""
+        part = f"decode {TRACED_TOKENS - 1}"
+        start, end = self._parts[part]
+        births = self._births(self._early, (start, end))
+        late = self._births(self._late, self._late_parts[part])
+        earlier = self._births(self._early, self._parts[f"decode {TRACED_TOKENS - 2}"])
+        if not len(births) == len(late) == len(earlier) == len(self._before):
+            raise UnlikeStepsError("the traced steps differ")
+        share = (step - TRACED_TOKENS + 1) / (last - TRACED_TOKENS + 1)
+        ordinal_before = {storage: ordinal for ordinal, storage in enumerate(earlier)}
+        oldest = self._births(self._early, self._parts[f"decode {TRACED_TOKENS - 3}"])
+        from_end = {storage: index - len(oldest) for index, storage in enumerate(oldest)}  # its beginning is another
+        ordinal = {storage: index for index, storage in enumerate(births)}
+        skipped = self._passing(start, end) if step < last else set()
+        own: list[int] = [-1] * len(births)
+        self._stream.mark(f"token {step + 1}")
+        for position in range(start, end):
+            storage, place = self._early.storages[position], self._early.places[position]
+            if storage >= 0:
+                index = ordinal[storage]
+                size = self._early.sizes[storage]
+                size += round(share * (self._late.sizes[late[index]] - size))
+                if storage not in skipped or size >= _LEAST_BYTES:
+                    own[index] = self._stream.birth(size, self._early.categories[storage], place)
+            elif ~storage in ordinal:
+                if own[ordinal[~storage]] >= 0:
+                    self._stream.death(own[ordinal[~storage]], place)
+            elif ~storage in ordinal_before:
+                self._stream.death(self._before[ordinal_before[~storage]], place)
+            else:
+                self._stream.death(self._before_that[from_end[~storage]], place)
+        self._before_that, self._before = self._before, own
+
+    def _births(self, stream: EventStream, part: tuple[int, int]) -> list[int]:
+        return [stream.storages[position] for position in range(*part) if stream.storages[position] >= 0]
+
+    def _passing(self, start: int, end: int) -> set[int]:
+        """Storages that the step bears and lets go of."""
+        if self._transient is None:
+            within = self._early.storages[start:end]
+            self._transient = {storage for storage in within if storage >= 0} & {~each for each in within if each < 0}
+        return self._transient

@@ -1,0 +1,481 @@
+"""Give a stream recorded from a few decoder layers the model's real depth, exactly.
+
+The middle layers of a model do the same to memory, one after the other. So it is enough to record the first ones, two
+blocks of middle ones (which must agree, or nothing is expanded) and the last ones, and to repeat a middle block.
+
+Which layers are alike follows from an architecture's modules, and from what its configuration says of each layer. A
+recorded stream is read as passes over the decoder layers, with what lies between them.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from brim.memory.trace.events import Depth, EventStream, Place, depth_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+_NUM_LAYERS = "num_hidden_layers"
+
+
+_FIRST_DENSE = "first_k_dense_replace"  # so many first layers have no experts
+
+
+_PLAIN = (bool, int, str, torch.dtype, type(None))
+
+
+def depth_of_architecture(architecture: PretrainedConfig) -> Depth:
+    """How the decoder layers repeat; all of them are recorded where fewer cannot be had with the same configuration.
+
+    Raises what transformers does when the architecture cannot be built, LookupError where no layers are found.
+    """
+    key = type(architecture), architecture.to_json_string(use_diff=False)
+    if key not in _DEPTHS:
+        _DEPTHS.clear()  # of the architecture at hand alone: each shape that is recorded asks for it
+        _DEPTHS[key] = _depth(architecture)
+    return _DEPTHS[key]
+
+
+_DEPTHS: dict[tuple[type, str], Depth] = {}
+
+
+def _depth(architecture: PretrainedConfig) -> Depth:
+    num_layers = getattr(architecture.get_text_config(), _NUM_LAYERS)
+    kinds = _kinds(architecture)
+    depth = depth_of(kinds)
+    if depth.num_recorded == num_layers or _kinds(with_layers(architecture, depth.recorded)) == [
+        kinds[layer] for layer in depth.recorded
+    ]:
+        return depth
+    return depth.whole()
+
+
+def with_layers(architecture: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
+    """The architecture with only these of its layers, as far as its configuration can say so."""
+    num_layers = getattr(architecture.get_text_config(), _NUM_LAYERS)
+    fewer = copy.deepcopy(architecture)
+    text = fewer.get_text_config()
+    for name, values in _values_by_layer(text, num_layers):
+        setattr(text, name, [values[layer] for layer in layers])
+    num_dense = getattr(text, _FIRST_DENSE, None)
+    if num_dense is not None:
+        setattr(text, _FIRST_DENSE, sum(layer < num_dense for layer in layers))
+    setattr(text, _NUM_LAYERS, len(layers))
+    return fewer
+
+
+def decoder_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
+    """The list of decoder layers and its path. Raises LookupError where there is none."""
+    decoder = model.get_decoder()  # type: ignore[operator]  # not a vision tower, which may be as deep
+    inside = set(decoder.modules())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and module in inside:
+            return name, module
+    raise LookupError(f"no list of {num_layers} decoder layers in {type(model).__name__}")
+
+
+def _kinds(architecture: PretrainedConfig) -> list[tuple[Any, ...]]:
+    """One value a layer; layers of equal value do the same."""
+    from transformers import AutoModelForCausalLM
+
+    text = architecture.get_text_config()
+    num_layers = getattr(text, _NUM_LAYERS)
+    is_foreign = type(architecture).__module__.startswith("transformers_modules")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=is_foreign)
+    _, layers = decoder_layers(model, num_layers)
+    said = [values for _, values in _values_by_layer(text, num_layers)]
+    return list(zip(_without_numbers([_modules(layer) for layer in layers]), *said, strict=True))
+
+
+def _values_by_layer(architecture: PretrainedConfig, num_layers: int) -> list[tuple[str, list[Any]]]:
+    """Settings that hold one value a layer, such as `layer_types`; not those that name all layers by their numbers."""
+    return [
+        (name, list(value))
+        for name, value in vars(architecture).items()
+        if isinstance(value, (list, tuple)) and len(value) == num_layers and not name.startswith("_")
+        if list(value) != list(range(num_layers))
+    ]
+
+
+def _modules(layer: nn.Module) -> dict[tuple[str, str], Any]:
+    """Every module's class, plain attributes and shapes."""
+    facts: dict[tuple[str, str], Any] = {}
+    for path, module in layer.named_modules():
+        facts[path, ""] = type(module)
+        for name, value in vars(module).items():
+            if isinstance(value, _PLAIN) and not name.startswith("_"):
+                facts[path, name] = value
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            facts[path, name] = None if tensor is None else (tensor.shape, tensor.dtype)
+    return facts
+
+
+def _without_numbers(layers: list[dict[tuple[str, str], Any]]) -> list[dict[tuple[str, str], Any]]:
+    """Without the attributes that count the layers."""
+    offsets: dict[tuple[str, str], set[int | None]] = {}
+    for number, layer in enumerate(layers):
+        for key, value in layer.items():
+            counts = isinstance(value, int) and not isinstance(value, bool)
+            offsets.setdefault(key, set()).add(value - number if counts else None)
+    counting = {key for key, found in offsets.items() if len(found) == 1 and None not in found}
+    return [{key: value for key, value in layer.items() if key not in counting} for layer in layers]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A stream of full depth, and where the recorded storages are in it."""
+
+    stream: EventStream
+    numbers: Mapping[tuple[int, int | None], int] | None  # (recorded storage, layer) -> storage; None: as recorded
+
+    def number(self, recorded: int, layer: int | None) -> int:
+        """The storage in `layer` of the model that is like the recorded one. Raises NotUniformError if it has none."""
+        if self.numbers is None:
+            return recorded
+        for owner in (layer, None):
+            if (recorded, owner) in self.numbers:
+                return self.numbers[recorded, owner]
+        raise NotUniformError(f"storage {recorded} is not of layer {layer}")
+
+
+def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
+    """The stream of all layers. layers_path: the dotted path of the list of layers, whose numbers are set anew.
+
+    Raises NotUniformError where the recorded middle blocks differ.
+    """
+    _sort_deaths(stream)
+    if depth.num_recorded == depth.num_layers:
+        return Expansion(stream, None)
+    passes = passes_over_layers(stream, depth.num_recorded)
+    owners = _owners(stream, passes)
+    for each in passes:
+        if each.is_over_layers:
+            _require_uniform(stream, each, owners, depth)
+    return _Writer(stream, owners, depth, layers_path).write(passes)
+
+
+def _sort_deaths(stream: EventStream) -> None:
+    """Put deaths that follow each other into the order of births.
+
+    The allocator is left the same in whatever order they come, and some come in none: autocast keeps its copies of
+    weights in a hash table.
+    """
+    storages, places = stream.storages, stream.places
+    marked = {position for position, _ in stream.marks}
+    start = 0
+    for position in range(len(storages) + 1):
+        ends = position == len(storages) or storages[position] >= 0 or position in marked
+        ends = ends or (position > start and places[position] != places[start])
+        if not ends:
+            continue
+        if position - start > 1:
+            storages[start:position] = sorted(storages[start:position], reverse=True)
+        start = position if position < len(storages) and storages[position] < 0 else position + 1
+
+
+def _owners(stream: EventStream, passes: list[Pass]) -> list[int | None]:
+    """The layer to whose segment each storage's birth belongs."""
+    owners: list[int | None] = [None] * len(stream.sizes)
+    for segment in (segment for each in passes for segment in each.segments):
+        for position in segment.events:
+            if stream.storages[position] >= 0:
+                owners[stream.storages[position]] = segment.layer
+    return owners
+
+
+def _require_uniform(stream: EventStream, over: Pass, owners: list[int | None], depth: Depth) -> None:
+    by_layer = {segment.layer: segment for segment in over.segments}
+    for offset in range(depth.period):
+        first, second = (by_layer[depth.head + offset + block * depth.period] for block in (0, 1))
+        if _shape(stream, first, owners) != _shape(stream, second, owners):
+            raise NotUniformError(f"layers {first.layer} and {second.layer} differ")
+
+
+def _shape(stream: EventStream, segment: Segment, owners: list[int | None]) -> list[tuple[Any, ...]]:
+    """What a segment does, with layers counted from its own."""
+    assert segment.layer is not None
+    shape: list[tuple[Any, ...]] = []
+    for position in segment.events:
+        storage, place = stream.storages[position], stream.places[position]
+        if storage >= 0:
+            shape.append((stream.sizes[storage], stream.categories[storage], place.operator))
+            continue
+        owner = owners[~storage]
+        shape.append((None if owner is None else owner - segment.layer, stream.sizes[~storage]))
+    return shape
+
+
+class _Writer:
+    """Writes the expanded stream."""
+
+    def __init__(self, stream: EventStream, owners: list[int | None], depth: Depth, layers_path: str) -> None:
+        self._stream, self._owners, self._depth = stream, owners, depth
+        self._path = f"{layers_path}."
+        self._out = EventStream()
+        self._numbers: dict[tuple[int, int | None], int] = {}
+        self._local: dict[int, tuple[int, int]] = {}  # storage -> its pass and place among the births of its segment
+        self._births: dict[tuple[int, int | None], list[int]] = {}  # (pass, recorded layer) -> storages
+        self._places: dict[tuple[Place, int | None], Place] = {}
+
+    def write(self, passes: list[Pass]) -> Expansion:
+        marks = list(reversed(self._stream.marks))
+        for number, each in enumerate(passes):
+            for segment in each.segments:
+                self._index(number, segment)
+            while marks and marks[-1][0] <= each.segments[0].events[0]:
+                self._out.mark(marks.pop()[1])
+            if not each.is_over_layers:
+                self._require_one_block(each.segments[0])
+                self._repeat(each.segments[0], None)
+                continue
+            by_layer = {segment.layer: segment for segment in each.segments}
+            up = each.segments[0].layer == 0
+            layers = range(self._depth.num_layers)
+            for layer in layers if up else reversed(layers):
+                template = self._depth.template(layer)
+                twin = by_layer[template - self._depth.period] if self._depth.is_middle(layer) else None
+                self._repeat(by_layer[template], layer, twin)
+        while marks:
+            self._out.mark(marks.pop()[1])
+        return Expansion(self._out, self._numbers)
+
+    def _require_one_block(self, segment: Segment) -> None:
+        """What dies outside the layers must be of their ends: of both blocks of middle ones, it is of all of them."""
+        depth = self._depth
+        dying = (~self._stream.storages[p] for p in segment.events if self._stream.storages[p] < 0)
+        owners = {owner for storage in dying if (owner := self._owners[storage]) is not None}
+        blocks = {(owner - depth.head) // depth.period for owner in owners}
+        if {0, 1} <= blocks:
+            raise NotUniformError(f"outside the layers, something dies of layers {sorted(owners)}")
+
+    def _index(self, number: int, segment: Segment) -> None:
+        births = [self._stream.storages[p] for p in segment.events if self._stream.storages[p] >= 0]
+        self._births[number, segment.layer] = births
+        for index, storage in enumerate(births):
+            self._local[storage] = (number, index)
+
+    def _repeat(self, segment: Segment, layer: int | None, twin: Segment | None = None) -> None:
+        """One segment as that of `layer`. twin: of a middle layer, the same one in the block before."""
+        stream, out = self._stream, self._out
+        for index, position in enumerate(segment.events):
+            storage, place = stream.storages[position], self._place(stream.places[position], layer)
+            if storage >= 0:
+                owner = layer if self._owners[storage] is not None else None
+                number = out.birth(stream.sizes[storage], stream.categories[storage], place)
+                self._numbers[storage, owner] = number
+            elif layer is None or self._owners[~storage] is None:
+                out.death(self._dying_outside(~storage), place)
+            elif twin is None:
+                out.death(self._dying_at_an_end(~storage, segment, layer), place)
+            else:
+                out.death(
+                    self._dying_in_the_middle(~storage, ~stream.storages[twin.events[index]], segment, layer), place
+                )
+
+    def _dying_outside(self, storage: int) -> int:
+        owner = self._owners[storage]
+        return self._numbers[storage, None] if owner is None else self._like(storage, self._at_the_edge(owner))
+
+    def _dying_at_an_end(self, storage: int, segment: Segment, layer: int) -> int:
+        """What dies in one of the first or last layers is of one next to it; of the other block, it might be of any."""
+        assert segment.layer is not None
+        owner = self._owner(storage)
+        block = (owner - self._depth.head) // self._depth.period
+        if block > 0 if layer < self._depth.head else block < 1:
+            raise NotUniformError(f"in layer {segment.layer}, something dies of layer {owner}")
+        return self._like(storage, layer + owner - segment.layer)
+
+    def _dying_in_the_middle(self, storage: int, twins: int, segment: Segment, layer: int) -> int:
+        """What dies may be of another layer: which one of its births it is shows in the block that lies between blocks.
+
+        twins: the storage that dies in the twin where this one does in the segment.
+        """
+        assert segment.layer is not None
+        distance = self._owner(storage) - segment.layer
+        wanted = layer + distance
+        if abs(distance) > self._depth.period:
+            raise NotUniformError(f"in layer {segment.layer}, something dies of layer {self._owner(storage)}")
+        is_twins = wanted < self._depth.head or (distance > 0 and self._depth.is_middle(wanted))
+        return self._like(twins if is_twins else storage, wanted)
+
+    def _owner(self, storage: int) -> int:
+        owner = self._owners[storage]
+        assert owner is not None
+        return owner
+
+    def _like(self, storage: int, layer: int) -> int:
+        """The storage of full depth that is in `layer` what the recorded one is in its own."""
+        number, index = self._local[storage]
+        return self._numbers[self._births[number, self._depth.template(layer)][index], layer]
+
+    def _at_the_edge(self, owner: int) -> int:
+        """Outside the layers, what recorded layers left is that of the layers at the same distance from an end."""
+        depth = self._depth
+        if owner < depth.head + depth.period:
+            return owner
+        return depth.num_layers - (depth.num_recorded - owner)
+
+    def _place(self, place: Place, layer: int | None) -> Place:
+        if place.layer is None or layer is None or place.layer == layer:
+            return place
+        known = self._places.get((place, layer))
+        if known is None:
+            module = place.module.replace(f"{self._path}{place.layer}", f"{self._path}{layer}", 1)
+            known = self._places[place, layer] = Place(place.phase, layer, module, place.operator)
+        return known
+
+
+class NotUniformError(Exception):
+    """The recorded layers do not repeat: all of them have to be recorded."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Events next to each other that belong to one layer, or to none."""
+
+    layer: int | None
+    events: list[int]  # positions in the recorded stream
+
+
+@dataclass(slots=True)
+class Pass:
+    """Segments over all layers in order, up or down; or one segment of no layer."""
+
+    segments: list[Segment]
+
+    @property
+    def is_over_layers(self) -> bool:
+        return self.segments[0].layer is not None
+
+
+def passes_over_layers(stream: EventStream, num_layers: int) -> list[Pass]:
+    """The whole stream, in order. Raises NotUniformError where the layers come in another order."""
+    return _passes(_segments(stream, num_layers), num_layers)
+
+
+def _passes(segments: list[Segment], num_layers: int) -> list[Pass]:
+    passes: list[Pass] = []
+    position = 0
+    while position < len(segments):
+        if segments[position].layer is None:
+            passes.append(Pass([segments[position]]))
+            position += 1
+            continue
+        run = segments[position : position + num_layers]
+        numbers = [segment.layer for segment in run]
+        if numbers not in (list(range(num_layers)), list(reversed(range(num_layers)))):
+            raise NotUniformError(f"layers come in the order {numbers}")
+        passes.append(Pass(run))
+        position += num_layers
+    return passes
+
+
+def _segments(stream: EventStream, num_layers: int) -> list[Segment]:
+    """Outside the layers, a storage that dies is taken to the layer in which it was born: gradients that are dropped.
+
+    What happens between a layer and the next one is the first one's. A mark begins a segment.
+    """
+    runs = _runs(stream)
+    merged: list[_Run] = []
+    following = _following(runs)
+    for run, after in zip(runs, following, strict=True):
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.section == run.section
+            and ((last.layer == run.layer and last.inside == run.inside) or _is_between(last, run, after))
+        ):
+            last.events.extend(run.events)
+        else:
+            merged.append(run)
+    return [
+        segment
+        for inside, streak in groupby(merged, key=lambda run: (run.inside, run.section))
+        for segment in (
+            [Segment(run.layer, run.events) for run in streak] if inside[0] else _outside(list(streak), num_layers)
+        )
+    ]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Events next to each other of the same kind."""
+
+    section: tuple[int, str]  # marks before it, and the phase
+    layer: int | None
+    inside: bool  # a module of that layer runs
+    events: list[int]
+
+
+def _outside(streak: list[_Run], num_layers: int) -> list[Segment]:
+    """Runs outside the layers: passes over the layers where one of each dies in order, else segments of none."""
+    segments: list[Segment] = []
+    position = 0
+    while position < len(streak):
+        run = streak[position : position + num_layers]
+        up = list(range(num_layers))
+        if [each.layer for each in run] in (up, up[::-1]):
+            segments.extend(Segment(each.layer, each.events) for each in run)
+            position += num_layers
+            continue
+        if segments and segments[-1].layer is None:
+            segments[-1].events.extend(streak[position].events)
+        else:
+            segments.append(Segment(None, list(streak[position].events)))
+        position += 1
+    return segments
+
+
+def _runs(stream: EventStream) -> list[_Run]:
+    born_in = _born_in(stream)
+    marked = [position for position, _ in stream.marks]
+    runs: list[_Run] = []
+    for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
+        inside = place.layer is not None
+        layer = place.layer if inside or storage >= 0 else born_in[~storage]
+        section = (bisect_right(marked, position), place.phase)
+        last = runs[-1] if runs else None
+        if last is not None and (last.section, last.layer, last.inside) == (section, layer, inside):
+            last.events.append(position)
+        else:
+            runs.append(_Run(section, layer, inside, [position]))
+    return runs
+
+
+def _following(runs: list[_Run]) -> list[_Run | None]:
+    """For each run the next one inside a layer."""
+    following: list[_Run | None] = []
+    after: _Run | None = None
+    for run in reversed(runs):
+        following.append(after)
+        after = run if run.inside else after
+    return following[::-1]
+
+
+def _is_between(last: _Run, run: _Run, after: _Run | None) -> bool:
+    """Whether a run lies between a layer's end and the beginning of its neighbour in the same pass."""
+    if run.inside or not last.inside or after is None or after.section != run.section:
+        return False
+    assert last.layer is not None
+    assert after.layer is not None
+    return abs(after.layer - last.layer) == 1
+
+
+def _born_in(stream: EventStream) -> list[int | None]:
+    """The layer whose module ran when each storage was born."""
+    layers: list[int | None] = [None] * len(stream.sizes)
+    for storage, place in zip(stream.storages, stream.places, strict=True):
+        if storage >= 0:
+            layers[storage] = place.layer
+    return layers

@@ -1,0 +1,339 @@
+"""Record what real model code does to memory while it runs on fake tensors.
+
+The model's weights have shapes and no values. A `Workload` says what is traced: a model, what is done with it, and
+how the target device differs from this one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from brim.memory.trace.events import Category, EventStream, Place, Unit, WorkCounter, WorkPlace
+from brim.memory.trace.operators import DEVICE_OF, OperatorWork, dtype_name, num_bytes_of, operator_work, result_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def build_fake(
+    architecture: PretrainedConfig, build: Callable[[PretrainedConfig], nn.Module], mode: FakeTensorMode
+) -> nn.Module:
+    """What `build` makes, on fake tensors of the CPU; it is built on the meta device, where nothing is computed.
+
+    transformers' no_init_weights would leave out the tying of the head to the embeddings, too.
+    """
+    with torch.device("meta"):
+        model = build(architecture)
+    with mode:
+        _replace_tensors(model)
+    return model
+
+
+def _replace_tensors(model: nn.Module) -> None:
+    """Tied weights stay one."""
+    replaced: dict[int, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in replaced:
+                    replaced[id(tensor)] = _fake_like(tensor)
+                tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]
+
+
+def _fake_like(tensor: Tensor) -> Tensor:
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One optimizer step, in its parts, as the loop does them."""
+
+    micro_batch: Callable[[nn.Module, Any], None]  # forward and backward
+    optimizer: Callable[[Sequence[Parameter]], Optimizer]
+    accumulates: bool  # several micro-batches make a step
+    update: Callable[[Sequence[Parameter], Optimizer], None]  # from gradients to weights, gradients dropped
+
+
+def no_temporaries(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """An operator that allocates nothing beyond its outputs."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Everything that a trace runs, as callables that it runs on fake tensors.
+
+    batch: the input of `rows` × `tokens`, as tensors on the device. run: of a phase without gradients; it is given
+    what to call when something begins, such as "prefill".
+    view: a context in which operators do what the device that is meant would do; None: the optimizer alone.
+    """
+
+    architecture: PretrainedConfig
+    build: Callable[[PretrainedConfig], nn.Module]  # on the meta device, with adapter and all, in training mode or not
+    batch: Callable[[int, int], Any]
+    training: Training | None = None
+    run: Callable[[nn.Module, Any, Callable[[str], None]], None] | None = None
+    view: Callable[[nn.Module | None], AbstractContextManager[Any]] = nullcontext
+    temporaries: Temporaries = no_temporaries
+
+
+_OUTSIDE_THE_SEQUENCE = 2**62  # nodes that add up gradients are numbered from the top
+
+
+Temporaries = Callable[[str, tuple[Any, ...], Mapping[str, Any]], int]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches each storage from its birth to its death, inside a FakeTensorMode.
+
+    model: its modules name the places; those in the list of decoder layers carry a layer's number. A place in the
+    backward pass is that of the forward operator whose gradient is computed, found by autograd's sequence numbers, so
+    that no hook changes the graph.
+    temporaries: bytes that an operator allocates and frees within itself, on the device that is meant.
+    """
+
+    def __init__(self, *, temporaries: Temporaries = no_temporaries) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream = EventStream()
+        self.phase = ""  # of what no autograd node does; those are the backward pass
+        self.category: Category = "temporary"  # of what is born; those who know better say so afterwards
+        self._temporaries = temporaries
+        self._live: dict[int, int] = {}  # a storage's address -> its number in the stream
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._stack: list[tuple[str, int | None]] = []
+        self._modules: dict[nn.Module, tuple[str, int | None]] = {}
+        self._sequence_numbers: list[int] = []
+        self._at_sequence_number: list[tuple[str, int | None]] = []
+        self._places: dict[tuple[str, int | None, str, str], Place] = {}
+        self._operator = ""
+        self._silent = False
+        self._closed = False
+        self._last: tuple[str, int | None] = ("", None)
+        self.recomputed: set[int] = set()  # born while activations were computed anew, and alive after it
+        self.work = WorkCounter()
+
+    def know(self, model: nn.Module, layers: nn.ModuleList) -> None:
+        """Name places by this model's modules, from here on."""
+        numbers = {id(layer): number for number, layer in enumerate(layers)}
+        layer_of: dict[str, int] = {}
+        for name, module in model.named_modules():
+            if id(module) in numbers:
+                layer_of[name] = numbers[id(module)]
+            owner = next((prefix for prefix in _prefixes(name) if prefix in layer_of), None)
+            self._modules[module] = (name, None if owner is None else layer_of[owner])
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The storage's number in the stream; None where it was not seen."""
+        return self._live.get(tensor.untyped_storage()._cdata)
+
+    def born(self, tensor: Tensor, category: Category) -> int:
+        """Enter a storage that exists already, such as a weight; its number."""
+        storage = tensor.untyped_storage()
+        number = self._live.get(storage._cdata)
+        if number is None:
+            number = self._enter(storage, category)
+        return number
+
+    def enter_weights(self, model: nn.Module) -> None:
+        """Enter a model's weights and buffers, module by module, each at the place of its module."""
+        for module in model.modules():
+            self._stack.append(self._modules.get(module, ("", None)))
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self.born(tensor, "weights")
+            self._stack.pop()
+
+    def categorize(self, tensor: Tensor, category: Category) -> None:
+        """Say what a storage that was seen is for."""
+        number = self.number_of(tensor)
+        if number is not None:
+            self.stream.categories[number] = category
+
+    def close(self) -> EventStream:
+        """The stream, to which nothing is added any more."""
+        self._closed = True
+        return self.stream
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Births in here are on another device."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    @contextmanager
+    def watching_modules(self) -> Iterator[None]:
+        """Know which module runs."""
+        handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here, and to guard against it takes longer than the rest
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is DEVICE_OF:
+            return args[0].device
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # a question about a tensor
+            return func(*args, **kwargs)
+        name = func._schema.name
+        self._operator = name
+        scratch_bytes = self._scratch_bytes(name, args, kwargs)
+        scratch = self.stream.birth(scratch_bytes, "temporary", self._place()) if scratch_bytes else None
+        out = result_of(func, args, kwargs)
+        self._count(func, args, kwargs, out)
+        self._outputs(out, args)
+        if name == "aten::_to_copy":
+            self._lower_weight(args[0], out)
+        if scratch is not None:
+            self.stream.death(scratch, self._place())
+        return out
+
+    def note(self, operator: str, work: OperatorWork, *, about: Tensor) -> None:
+        """Enter a kernel that is no operator of the trace."""
+        if not self._silent:
+            self._enter_work(operator, work)
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        work = None if self._silent else operator_work(func, args, kwargs, out)
+        if work is not None:
+            self._enter_work(self._operator, work)
+
+    def _enter_work(self, operator: str, work: OperatorWork) -> None:
+        node = torch._C._current_autograd_node()
+        phase = self.phase if node is None else "recompute" if self._stack else "backward"
+        module, layer = self._where(node)
+        self.work.add(
+            self.stream.marks[-1][1] if self.stream.marks else "",
+            WorkPlace(phase, layer, module, operator, work.unit, work.dtype),
+            flops=work.flops,
+            num_bytes=work.num_bytes,
+            kernels=work.kernels,
+        )
+
+    def _scratch_bytes(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        return self._temporaries(name, args, kwargs)
+
+    def _lower_weight(self, source: Tensor, copy: Tensor) -> None:
+        """A weight's copy in another dtype, which autocast keeps, is one of the weights."""
+        number, copied = self.number_of(source), self.number_of(copy)
+        if number is not None and copied is not None and self.stream.categories[number] == "weights":
+            self.stream.categories[copied] = "weights"
+
+    def _outputs(self, out: Any, args: tuple[Any, ...]) -> None:
+        if isinstance(out, Tensor):
+            self._see(out)
+        elif isinstance(out, (tuple, list)):
+            for each in out:
+                self._outputs(each, args)
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._live and not self._silent:
+            self._enter(storage, self.category)
+
+    def _enter(self, storage: Any, category: Category) -> int:
+        address = storage._cdata
+        number = self.stream.birth(storage.nbytes(), category, self._place())
+        if self._stack and torch._C._current_autograd_node() is not None:
+            self.recomputed.add(number)
+        self._live[address] = number
+        self._references[address] = weakref.ref(storage, lambda _: self._die(address))
+        return number
+
+    def _die(self, address: int) -> None:
+        number = self._live.pop(address)
+        del self._references[address]
+        if self._stack:
+            self.recomputed.discard(number)
+        if not self._closed:
+            self.stream.death(number, self._place())
+
+    def _place(self) -> Place:
+        node = torch._C._current_autograd_node()
+        module, layer = self._where(node)
+        key = ("backward" if node is not None else self.phase, layer, module, self._operator)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = Place(*key)
+        return place
+
+    def _where(self, node: torch.autograd.graph.Node | None) -> tuple[str, int | None]:
+        if self._stack:
+            return self._stack[-1]
+        if node is None:
+            return "", None
+        number = node._sequence_nr()
+        position = bisect_right(self._sequence_numbers, number) - 1
+        if position >= 0 and number < _OUTSIDE_THE_SEQUENCE:
+            self._last = self._at_sequence_number[position]
+        return self._last
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        around = self._stack[-1] if self._stack else ("", None)
+        self._stack.append(self._modules.get(module, around))  # a module that is not the model's stands for a function
+        self._note_sequence_number()
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()
+        self._note_sequence_number()
+
+    def _note_sequence_number(self) -> None:
+        self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())
+        self._at_sequence_number.append(self._stack[-1] if self._stack else ("", None))
+
+
+def note_kernel(
+    operator: str,
+    *tensors: Tensor,
+    flops: int = 0,
+    unit: Unit = "vector",
+    dtype: torch.dtype | None = None,
+    num_bytes: int | None = None,
+) -> None:
+    """Tell who records of a kernel that a stand-in stands for, and that is no operator itself.
+
+    tensors: that it reads and writes. num_bytes: of them, where it touches less or more. dtype: of the arithmetic; that
+    of the first tensor if not given.
+    """
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Recorder):
+            moved = sum(map(num_bytes_of, tensors)) if num_bytes is None else num_bytes
+            work = OperatorWork(unit, dtype_name(dtype or tensors[0].dtype), flops, moved)
+            mode.note(operator, work, about=tensors[0])
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]

@@ -1,0 +1,235 @@
+"""Record one micro-batch of a workload on few layers, and expand it to all of them.
+
+The parameters of all layers are listed as sharding splits them; tied ones are one.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from brim.memory.trace.events import Depth, EventStream, Weight, WorkCount, categorize
+from brim.memory.trace.layers import (
+    Expansion,
+    NotUniformError,
+    decoder_layers,
+    depth_of_architecture,
+    expand,
+    with_layers,
+)
+from brim.memory.trace.recorder import Recorder, Workload, build_fake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedWeight:
+    """A weight that learns, and where it is in the stream of all layers."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    weight: int  # storages
+    gradient: int | None  # None: no gradient reaches it
+    layer: int | None
+    recorded: int  # the position among `Recording.learning` of the one that it is like
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningWeight:
+    """A weight of the recorded layers that learns."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layer: int | None  # recorded
+    has_gradient: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A stream in parts: "load", then "first" and "next", micro-batches without and with gradients at hand.
+
+    Without training, the parts after "load" are those that the run begins.
+    """
+
+    stream: EventStream
+    parts: dict[str, tuple[int, int]]  # events from, to
+    trained: tuple[TrainedWeight, ...]  # of all layers, in the order of the model's modules
+    learning: tuple[LearningWeight, ...]  # of the recorded layers, in that order
+    depth: Depth
+    layers_path: str
+    weights: tuple[Weight, ...]  # all parameters of all layers, as sharding cuts them
+    work: Mapping[str, WorkCount]  # by part, over all layers
+
+
+def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
+    """What `rows` × `tokens` do to memory."""
+    depth = depth_of_architecture(workload.architecture)
+    with without_collector():
+        try:
+            return _record(workload, depth, rows=rows, tokens=tokens)
+        except NotUniformError:
+            return _record(workload, depth.whole(), rows=rows, tokens=tokens)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Storages die when they are let go of, not whenever Python looks for circles; and it is faster."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Recording:
+    mode = FakeTensorMode()
+    mode.cache_enabled = False  # the recorder remembers results in less time
+    model = build_fake(with_layers(workload.architecture, depth.recorded), workload.build, mode)
+    path, layers = decoder_layers(model, depth.num_recorded)
+    recorder = Recorder(temporaries=workload.temporaries)
+    recorder.know(model, layers)
+    with mode, recorder, recorder.watching_modules():
+        recorder.phase = "load"
+        recorder.stream.mark("load")
+        recorder.enter_weights(model)
+        with workload.view(model):
+            if workload.training is not None:
+                _train(recorder, model, workload, rows, tokens)
+            else:
+                _run(recorder, model, workload, rows, tokens)
+    recorder.stream.mark("end")
+    stream = recorder.close()
+    categorize(stream, body=path.rpartition(".")[0], recomputed=recorder.recomputed)
+    expansion = expand(stream, depth, layers_path=path)
+    trained = _trained_weights(recorder, model, depth, path, expansion)
+    marks = expansion.stream.marks
+    parts = {label: (start, end) for (start, label), (end, _) in pairwise(marks)}
+    return Recording(
+        stream=expansion.stream,
+        parts=parts,
+        trained=trained,
+        learning=_learning_weights(model, path),
+        depth=depth,
+        layers_path=path,
+        weights=weights_of(recorder, model, depth, path, expansion),
+        work=recorder.work.over_all_layers(depth),
+    )
+
+
+def _train(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, tokens: int) -> None:
+    assert workload.training is not None
+    recorder.phase = "forward"
+    for part in ("first", "next") if workload.training.accumulates else ("first",):
+        recorder.stream.mark(part)
+        workload.training.micro_batch(model, workload.batch(rows, tokens))
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                recorder.categorize(parameter.grad, "gradients")
+
+
+def _run(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, tokens: int) -> None:
+    assert workload.run is not None
+
+    def begin(label: str) -> None:
+        recorder.phase = label.split(" ")[0]
+        recorder.stream.mark(label)
+
+    workload.run(model, workload.batch(rows, tokens), begin)
+
+
+def _trained_weights(
+    recorder: Recorder, model: nn.Module, depth: Depth, path: str, expansion: Expansion
+) -> tuple[TrainedWeight, ...]:
+    """Those outside the layers where they stand among the modules, those of the layers in the place of the first."""
+    learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    by_layer: dict[int | None, list[int]] = {}
+    for position, (name, _) in enumerate(learning):
+        by_layer.setdefault(_layer_in(name, path), []).append(position)
+    first = min((positions[0] for layer, positions in by_layer.items() if layer is not None), default=len(learning))
+    outside = by_layer.pop(None, [])
+    order: list[tuple[int, int | None]] = [(position, None) for position in outside if position < first]
+    for layer in range(depth.num_layers):
+        order.extend((position, layer) for position in by_layer.get(depth.template(layer), []))
+    order.extend((position, None) for position in outside if position > first)
+    return tuple(
+        _trained(recorder, *learning[position], position=position, layer=layer, path=path, expansion=expansion)
+        for position, layer in order
+    )
+
+
+def _learning_weights(model: nn.Module, path: str) -> tuple[LearningWeight, ...]:
+    return tuple(
+        LearningWeight(
+            shape=tuple(weight.shape),
+            dtype=weight.dtype,
+            layer=_layer_in(name, path),
+            has_gradient=weight.grad is not None,
+        )
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    )
+
+
+def _layer_in(name: str, path: str) -> int | None:
+    return int(name[len(path) + 1 :].split(".", 1)[0]) if name.startswith(f"{path}.") else None
+
+
+def _trained(
+    recorder: Recorder,
+    name: str,
+    parameter: nn.Parameter,
+    *,
+    position: int,
+    layer: int | None,
+    path: str,
+    expansion: Expansion,
+) -> TrainedWeight:
+    weight = recorder.number_of(parameter)
+    gradient = None if parameter.grad is None else recorder.number_of(parameter.grad)
+    assert weight is not None
+    return TrainedWeight(
+        name=name if layer is None else name.replace(f"{path}.{_layer_in(name, path)}.", f"{path}.{layer}.", 1),
+        shape=tuple(parameter.shape),
+        dtype=parameter.dtype,
+        weight=expansion.number(weight, layer),
+        gradient=None if gradient is None else expansion.number(gradient, layer),
+        layer=layer,
+        recorded=position,
+    )
+
+
+def weights_of(
+    recorder: Recorder, model: nn.Module, depth: Depth, layers_path: str, expansion: Expansion
+) -> tuple[Weight, ...]:
+    """In the order of their storages; tied ones are one, and belong to the module that comes first."""
+    weights = []
+    for name, parameter in model.named_parameters():
+        number = recorder.number_of(parameter)
+        assert number is not None
+        for layer in _layers_like(name, layers_path, depth):
+            weights.append(
+                Weight(
+                    storage=expansion.number(number, layer),
+                    shape=tuple(parameter.shape),
+                    element_bytes=parameter.element_size(),
+                    layer=layer,
+                    trainable=parameter.requires_grad,
+                )
+            )
+    return tuple(sorted(weights, key=lambda weight: weight.storage))
+
+
+def _layers_like(name: str, layers_path: str, depth: Depth) -> list[int | None]:
+    """The layers of the model that a recorded parameter stands for; None: it lies outside the layers."""
+    if not name.startswith(f"{layers_path}."):
+        return [None]
+    recorded = int(name[len(layers_path) + 1 :].split(".", 1)[0])
+    return [layer for layer in range(depth.num_layers) if depth.template(layer) == recorded]

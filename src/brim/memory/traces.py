@@ -1,0 +1,244 @@
+"""Share traces of one configuration's phases among the devices on which they are the same.
+
+What brim's own engine does to memory, and what transformers' `generate` does, is composed as one stream each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from brim.config.schema import FinetuneTrainer
+from brim.infer.engines import USUAL_PASS_TOKENS, CacheShape, model_class, why_not_slots
+from brim.memory.allocator import AllocatorSettings, Replay
+from brim.memory.cuda import CudaTarget
+from brim.memory.device import cpu_device, one_of_several
+from brim.memory.fsdp import ShardedStream, Sharding, shard
+from brim.memory.prediction import MemoryPrediction, Setting, predict, replay_without_end
+from brim.memory.trace import (
+    DECODE,
+    FILL,
+    PREFILL,
+    TRACED_TOKENS,
+    Binding,
+    EventStream,
+    OptimizerRecording,
+    Recording,
+    UnlikeStepsError,
+    compose_generation,
+    compose_parts,
+    compose_training,
+    depth_of_architecture,
+    play,
+    record,
+    record_optimizer,
+    with_layers,
+    with_workspaces,
+)
+from brim.memory.workload import ConfigWorkload
+
+if TYPE_CHECKING:
+    from brim.memory.predict import Asked
+
+
+_Updates: TypeAlias = dict[Hashable, OptimizerRecording]
+
+
+LEAST_TOKENS = 2  # one to predict the other from
+
+
+_NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is predicted of a configuration, whatever the device."""
+
+    rows: int
+    tokens: int
+    sharding: Sharding
+    allocator: AllocatorSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trace:
+    asked: Asked
+    target: CudaTarget | None
+    workload: ConfigWorkload
+    stream: EventStream
+    recording: Recording
+    replays: dict[Hashable, tuple[ShardedStream, Replay]] = field(default_factory=dict)
+
+    def serves(self, asked: Asked, target: CudaTarget | None) -> bool:
+        """Whether a trace for this device would be the same."""
+        if (asked.config, asked.phase) != (self.asked.config, self.asked.phase):
+            return False
+        return target is self.target or (
+            self.target is not None and target is not None and self.target.is_answered_alike_by(target)
+        )
+
+
+class Traces:
+    """Traces of one job. Cards whose arithmetic and kernels are the same share one, and replays where they can."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._found: list[_Trace] = []
+        self._updates: _Updates = {}
+
+    def predict(self, asked: Asked, *, choices: Sequence[str] = ()) -> MemoryPrediction:
+        """What the phase takes on the device. choices: to be told beside those of the model.
+
+        Raises what the architecture's own code does in a trace.
+        """
+        trace = self._trace(asked)
+        device = asked.device
+        setting = Setting(
+            phase=asked.phase,
+            batch_size=self.job.rows,
+            sequence_length=self.job.tokens,
+            world_size=self.job.sharding.world_size,
+            # The CPU's with what is imported by now.
+            device=cpu_device() if device.is_cpu else one_of_several(device, self.job.sharding.world_size),
+            has_limit=asked.has_limit,
+            allocator=self.job.allocator,
+            choices=(*map(str, (*asked.choices, *trace.workload.choices)), *choices),
+        )
+        rank, replayed = self._replayed(trace, setting)
+        trainer, quantization = asked.config.trainer, asked.config.quantization
+        found = predict(rank.stream, setting, replayed, cuda_streams=rank.cuda_streams)
+        found = replace(
+            found,
+            quantization_bits=None if quantization is None else quantization.bits,
+            has_chunked_loss=asked.phase != "generate" and trace.workload.has_chunked_loss,
+        )
+        if asked.phase != "train" or not isinstance(trainer, FinetuneTrainer):
+            return found
+        return replace(found, gradient_checkpointing=trainer.enable_gradient_checkpointing is True)
+
+    def build(self, asked: Asked) -> None:
+        """Build the few layers that a trace of training runs, on no device. Raises as `predict` does."""
+        architecture = with_layers(asked.architecture, depth_of_architecture(asked.architecture).recorded)
+        workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=_target(asked))
+        with torch.device("meta"):
+            workload.training().build(architecture)
+
+    def _trace(self, asked: Asked) -> _Trace:
+        target = _target(asked)
+        for trace in self._found:
+            if trace.serves(asked, target):
+                return trace
+        workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
+        stream, recording = _composed(workload, asked, self.job, self._updates)
+        trace = _Trace(asked=asked, target=target, workload=workload, stream=stream, recording=recording)
+        self._found.append(trace)
+        return trace
+
+    def _replayed(self, trace: _Trace, setting: Setting) -> tuple[ShardedStream, Replay]:
+        """The rank's stream on the device, and what it would take of an endless one."""
+        device, stream, recording = setting.device, trace.stream, trace.recording
+        device_bytes = device.memory_bytes
+        key: Hashable = None
+        if not device.is_cpu:
+            warmup_bytes = trace.workload.warmup_bytes(recording, device_bytes=device_bytes)
+            shares_bytes = None if setting.allocator == AllocatorSettings() else (device_bytes, setting.has_limit)
+            key = (device.cublas_workspace_bytes, warmup_bytes, shares_bytes)
+        if key not in trace.replays:
+            if not device.is_cpu:
+                stream = trace.workload.with_loading(stream, recording, device_bytes=device_bytes)
+                stream = with_workspaces(stream, device.cublas_workspace_bytes)
+            rank = shard(stream, recording.weights, self.job.sharding)
+            trace.replays[key] = rank, replay_without_end(rank.stream, setting, rank.cuda_streams)
+        return trace.replays[key]
+
+
+def _target(asked: Asked) -> CudaTarget | None:
+    device = asked.device
+    return None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+
+
+def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Updates) -> tuple[EventStream, Recording]:
+    """The stream of the phase that is asked for, and a recording that it is made of."""
+    rows, tokens = job.rows, job.tokens
+    if asked.phase == "train":
+        return _trained(workload, [(rows, tokens)] * _NUM_STEPS, updates)
+    if asked.phase == "generate":
+        new_tokens = asked.config.generation.max_new_tokens or 1
+        if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
+            return slots_stream(workload, rows, tokens, new_tokens=new_tokens)
+        return static_stream(workload, rows, tokens, new_tokens=new_tokens)
+    if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
+        recording = record(workload.training(), rows=1, tokens=LEAST_TOKENS)
+    else:
+        recording = record(workload.evaluation(), rows=rows, tokens=tokens)
+    return compose_parts(recording, ["load"] if asked.phase == "load" else ["load", "evaluate"]), recording
+
+
+def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:
+    """The load, then a step of each shape of micro-batches, (rows, tokens)."""
+    return _trained(workload, shapes, {})[0]
+
+
+def _trained(
+    workload: ConfigWorkload, shapes: Sequence[tuple[int, int]], updates: _Updates
+) -> tuple[EventStream, Recording]:
+    """The stream of the steps, and the recording of the first one."""
+    traced = workload.training()
+    recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
+    steps = [recordings[shape] for shape in shapes]
+    first = steps[0]
+    # An update depends on what learns; neither on the precision of the forward pass nor on what was recomputed.
+    learning = [(each.name, each.shape, each.dtype, each.gradient is None) for each in first.trained]
+    key = (first.depth, first.learning, tuple(learning), workload.has_cuda)
+    if key not in updates:
+        updates[key] = record_optimizer(traced, first)
+    return compose_training(steps, updates[key], micro_batches=workload.micro_batches), first
+
+
+def slots_stream(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int) -> tuple[EventStream, Recording]:
+    """The load, the cache, a pass over prompts and the last token of all rows; and the recording that it is of.
+
+    rows: of prompts of so many tokens. The tokens between the first and the last take less.
+    """
+    shape = CacheShape(
+        rows=rows,
+        columns=tokens + new_tokens - 1,
+        prompts=min(rows, max(1, USUAL_PASS_TOKENS // tokens)),
+        prompt_tokens=tokens,
+    )
+    recording = record(workload.slots(shape), rows=rows, tokens=tokens)
+    parts = {"load": "load", FILL: "cache", PREFILL: "prompts", DECODE: f"token {new_tokens}"}
+    if new_tokens == 1:
+        del parts[DECODE]
+    stream = EventStream()
+    bound: Binding = {}
+    for part, label in parts.items():
+        play(stream, recording.stream, recording.parts[part], bound, label=label)
+    stream.mark("end")
+    return stream, recording
+
+
+_SPECIAL_LENGTHS = 4  # of eight lengths that follow each other one is special, and three are traced
+
+
+def static_stream(
+    workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
+) -> tuple[EventStream, Recording]:
+    """Recorded at the prompts' length, and once more where the last tokens are written."""
+    traced = workload.generation()
+    early = record(traced, rows=rows, tokens=tokens)
+    further = new_tokens - TRACED_TOKENS
+    if further <= 0:
+        return compose_generation(early, early, new_tokens=new_tokens), early
+    for more in range(_SPECIAL_LENGTHS):  # a few tokens more, where a length is a special one
+        if more:
+            early = record(traced, rows=rows, tokens=tokens + more)
+        for after in (0, 1):
+            late = record(traced, rows=rows, tokens=tokens + further + after)
+            with suppress(UnlikeStepsError):
+                return compose_generation(early, late, new_tokens=new_tokens), early
+    raise UnlikeStepsError(f"no lengths from {tokens} tokens on are alike")

@@ -1,0 +1,354 @@
+"""Compare ways to train one model, explain a prediction, and suggest what would make a row fit.
+
+`brim memory --compare` puts the variants side by side, from all weights in 32 bits to an adapter on a 4-bit base:
+each changes some keys of the configuration. `brim memory --explain` works out the closed form for what was predicted.
+For a row that does not fit alone, each change that helps comes with what it would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brim.config import DeviceFacts, resolve
+from brim.config.schema import AdamWConfig, Config, FinetuneTrainer, LoraConfig, QuantizationConfig
+from brim.errors import InputError, Problem
+from brim.memory.closed_form import Napkin, napkin, settings_of
+from brim.memory.device import devices, find_device
+from brim.memory.fsdp import Offload
+from brim.memory.predict import (
+    Question,
+    answer,
+    ask,
+    check,
+    predict_memory,
+    question,
+    read_architecture,
+    with_checkpointing,
+)
+from brim.memory.prediction import MemoryPrediction
+from brim.models import locate, with_stored_quantization
+from brim.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCard:
+    """What one way takes on a card of the catalogue, in the precision that the card has."""
+
+    name: str
+    total_bytes: int
+    fits: bool
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One way to train, and what it takes."""
+
+    variant: Variant
+    prediction: MemoryPrediction
+    cards: tuple[OnCard, ...]  # that can compute so, those of the least memory first
+
+    @property
+    def fits_on(self) -> tuple[str, ...]:
+        """The names of those that are large enough."""
+        return tuple(card.name for card in self.cards if card.fits)
+
+    @property
+    def smallest(self) -> OnCard | None:
+        """The card of the least memory that is large enough."""
+        return next((card for card in self.cards if card.fits), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the prediction with the way's name, its settings, and each card's answer, for `--json`."""
+        return {
+            "name": self.variant.name,
+            "changes": dict(self.variant.changes),
+            "fits_on": list(self.fits_on),
+            "cards": {
+                card.name: {
+                    "total_bytes": card.total_bytes,
+                    "fits": card.fits,
+                    "gradient_checkpointing": card.gradient_checkpointing,
+                }
+                for card in self.cards
+            },
+            **self.prediction.as_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A way that cannot be, and why."""
+
+    variant: Variant
+    problems: tuple[Problem, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        problems = [str(problem) for problem in self.problems]
+        return {"name": self.variant.name, "changes": dict(self.variant.changes), "problems": problems}
+
+
+def compare_memory(
+    config: Config,
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    world_size: int = 1,
+    offload: Offload = "none",
+    ways: Collection[str] | None = None,
+) -> Iterator[Compared | Failed]:
+    """A training step in each way, one after the other; ways that cannot be built come first, before any trace.
+
+    ways: the names of those to look at; None: all. Raises the first way's error, as `predict_memory` does, where all
+    fail.
+    """
+    errors: list[InputError] = []
+    questions: list[tuple[Variant, Question]] = []
+    failed: list[Failed] = []
+    for variant in variants(config):
+        if ways is not None and variant.name not in ways:
+            continue
+        try:
+            asked = ask(variant.config, phase="train", device=device, memory_bytes=memory_bytes, batch_size=batch_size)
+            found = question(
+                asked,
+                batch_size=batch_size,
+                sequence_length=sequence_length,
+                world_size=world_size,
+                offload=offload,
+            )
+            check(found)
+        except InputError as error:
+            errors.append(error)
+            failed.append(Failed(variant=variant, problems=error.problems))
+        else:
+            questions.append((variant, found))
+    if questions:
+        yield from failed
+    num_found = 0
+    for variant, found in questions:
+        try:
+            compared = _compared(variant, found, batch_size=batch_size)
+        except InputError as error:
+            errors.append(error)
+            yield Failed(variant=variant, problems=error.problems)
+        else:
+            num_found += 1
+            yield compared
+    if num_found == 0:
+        raise errors[0]
+
+
+def _compared(variant: Variant, found: Question, *, batch_size: int | None) -> Compared:
+    """The prediction for the device that is meant, and for each card, of whose kinds few take a trace of their own."""
+    prediction = answer(found)
+    cards = []
+    by_arithmetic: dict[bool, Question] = {}
+    for card in sorted(devices(), key=lambda each: each.memory_bytes):
+        if variant.config.precision == "bf16-true" and not card.has_bf16:
+            continue  # it would compute so, slowly, in fp32
+        if card.has_bf16 not in by_arithmetic:
+            asked = ask(variant.config, phase="train", device=card.name, memory_bytes=None, batch_size=batch_size)
+            by_arithmetic[card.has_bf16] = replace(found, asked=asked)
+        like = by_arithmetic[card.has_bf16]
+        on_card = answer(replace(like, asked=replace(like.asked, device=card)), shows_other=False)
+        cards.append(
+            OnCard(
+                name=card.name,
+                total_bytes=on_card.total_bytes,
+                fits=on_card.fits is True,
+                gradient_checkpointing=on_card.gradient_checkpointing is True,
+            )
+        )
+    return Compared(variant=variant, prediction=prediction, cards=tuple(cards))
+
+
+def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
+    """The worked sums of a prediction. config: the one that was predicted for."""
+    folder = locate(
+        config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
+    )
+    settled = with_stored_quantization(config, folder)
+    facts = DeviceFacts(kind="cuda", bf16=_has_bf16(prediction.device))
+    resolved = resolve(settled, facts, context_length=folder.context_length).config
+    if prediction.gradient_checkpointing is not None:
+        resolved = with_checkpointing(resolved, prediction.gradient_checkpointing)
+    # What config.json leaves to transformers' defaults is filled in.
+    base = {**read_architecture(folder, trust_remote_code=config.trust_remote_code).to_dict(), **folder.config}
+    settings = settings_of(
+        resolved,
+        base,
+        phase=prediction.phase,
+        batch_size=prediction.batch_size,
+        sequence_length=prediction.sequence_length,
+        world_size=prediction.world_size,
+        chunked_loss=_in_chunks(resolved, prediction),
+    )
+    return napkin(base, settings)
+
+
+def _has_bf16(device: str) -> bool:
+    try:
+        return find_device(device).has_bf16
+    except InputError:  # one of which only the memory is known, or the one at hand
+        return True
+
+
+def _in_chunks(config: Config, prediction: MemoryPrediction) -> bool:
+    """Whether the loss was computed in chunks: as it was set, or as the model allowed."""
+    given = config.trainer.chunked_loss
+    return any(choice.startswith("trainer.chunked_loss: True") for choice in prediction.choices) or given is True
+
+
+_SMALL_STATES = {"adam": "adam_8bit", "adamw": "adamw_8bit"}
+
+
+_MOVED_STATES = {
+    "adam": "paged_adam_8bit",
+    "adamw": "paged_adamw_8bit",
+    "adam_8bit": "paged_adam_8bit",
+    "adamw_8bit": "paged_adamw_8bit",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """One change to the configuration."""
+
+    label: str  # "4-bit weights"
+    fix: str  # "quantization: {bits: 4}"
+    total_bytes: int  # reserved and outside, of a step's micro-batches
+
+    def __str__(self) -> str:
+        return f"{self.label} ({format_bytes(self.total_bytes)}): {self.fix}"
+
+    def not_enough(self, room_bytes: int) -> str:
+        """Say how far it goes, where so much may be used."""
+        there = f"{format_bytes(self.total_bytes)}, still more than the {format_bytes(room_bytes)} that may be used"
+        return f"{self.label} ({there}): {self.fix}"
+
+
+def what_helps(
+    config: Config, *, longest: int, rows: int = 1, device: str | None = None, memory_bytes: int | None = None
+) -> tuple[Help, ...]:
+    """The changes that lower what micro-batches of so many rows of `longest` tokens take, the largest change first.
+
+    Beside each change the rest stays as it is; what says `auto` is taken at its least. What the device cannot do is
+    left out. device, memory_bytes: as for `predict_memory`. Raises as it does where the configuration itself cannot be
+    predicted.
+    """
+
+    def total_bytes(changed: Config) -> int:
+        found = predict_memory(
+            changed,
+            batch_size=rows,
+            sequence_length=longest,
+            phase="train",
+            device=device,
+            memory_bytes=memory_bytes,
+        )
+        return found.total_bytes
+
+    now_bytes = total_bytes(_at_its_least(config))
+    helps = []
+    for label, fix, changed in _changes(config):
+        try:
+            helps.append(Help(label=label, fix=fix, total_bytes=total_bytes(_at_its_least(changed))))
+        except InputError:  # such as an optimizer that this device has no kernels for
+            continue
+    return tuple(sorted((each for each in helps if each.total_bytes < now_bytes), key=lambda each: each.total_bytes))
+
+
+def _changes(config: Config) -> Iterator[tuple[str, str, Config]]:
+    trainer = config.trainer
+    assert isinstance(trainer, FinetuneTrainer)
+    if trainer.enable_gradient_checkpointing is False:
+        fix = "trainer.enable_gradient_checkpointing: auto"
+        yield "activation checkpointing", fix, _trainer(config, enable_gradient_checkpointing=True)
+    if trainer.chunked_loss is False:
+        yield "loss in chunks", "trainer.chunked_loss: auto", _trainer(config, chunked_loss="auto")
+    kinds = {variant.name: variant for variant in variants(config)}
+    if config.adapter is None:
+        yield "an adapter", "adapter: {type: lora}", kinds["LoRA"].config
+    if config.quantization is None or config.quantization.bits == 8:
+        also = "" if config.adapter is not None else ", with adapter: {type: lora}"
+        yield "4-bit weights", f"quantization: {{bits: 4}}{also}", kinds["4-bit + LoRA"].config
+    kind = trainer.optimizer.type
+    for label, kinds_of in (
+        ("8-bit optimizer states", _SMALL_STATES),
+        ("optimizer states beside the GPU", _MOVED_STATES),
+    ):
+        if kind in kinds_of:
+            fix = f"trainer.optimizer.type: {kinds_of[kind]}"
+            yield label, fix, _with_optimizer(config, kinds_of[kind])
+
+
+def _at_its_least(config: Config) -> Config:
+    """`auto` checkpoints where nothing else fits; without a plan it would not."""
+    trainer = config.trainer
+    if isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing == "auto":
+        return _trainer(config, enable_gradient_checkpointing=True)
+    return config
+
+
+def _with_optimizer(config: Config, kind: str) -> Config:
+    given = config.model_dump(exclude_unset=True)
+    given["trainer"] = {**given["trainer"], "optimizer": {"type": kind}}
+    return Config.model_validate(given)
+
+
+def _trainer(config: Config, **update: Any) -> Config:
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update=update)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way: the configuration with some keys changed."""
+
+    name: str
+    changes: Mapping[str, str]  # key -> value, as in YAML; only what differs from the user's
+    config: Config
+
+
+def variants(config: Config) -> tuple[Variant, ...]:
+    """Full, 16-bit, LoRA, 8-bit and 4-bit (QLoRA), each with the user's other settings.
+
+    An adapter and a quantization that the configuration has are kept where the way has one. A configuration that does
+    not train is taken to train with AdamW. Biases do not train beside 16-bit or quantised weights. The precision is
+    that of the device; `16-bit`, in which small updates are lost, is bfloat16 and for cards that have it.
+    """
+    adapter = config.adapter or LoraConfig(type="lora")
+    if adapter.bias_type != "none":
+        adapter = adapter.model_copy(update={"bias_type": "none"})
+    given = config.quantization
+    eight, four = (given if given and given.bits == bits else QuantizationConfig(bits=bits) for bits in (8, 4))
+    return (
+        _variant(config, "full", precision="auto", adapter=None, quantization=None),
+        _variant(config, "16-bit", precision="bf16-true", adapter=None, quantization=None),
+        _variant(config, "LoRA", precision="auto", adapter=adapter, quantization=None),
+        _variant(config, "8-bit + LoRA", precision="auto", adapter=adapter, quantization=eight),
+        _variant(config, "4-bit + LoRA", precision="auto", adapter=adapter, quantization=four),
+    )
+
+
+def _variant(config: Config, name: str, **keys: Any) -> Variant:
+    if not isinstance(config.trainer, FinetuneTrainer):
+        keys["trainer"] = FinetuneTrainer(optimizer=AdamWConfig(), batch_size=config.trainer.batch_size)
+    if config.initialize == "random":
+        keys["initialize"] = "pretrained"  # random weights have neither an adapter nor a quantization
+    changes = {key: _said(key, value) for key, value in keys.items() if value != getattr(config, key)}
+    return Variant(name=name, changes=changes, config=config.model_copy(update=keys))
+
+
+def _said(key: str, value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, QuantizationConfig):
+        return f"{{bits: {value.bits}}}"
+    if isinstance(value, LoraConfig):
+        return f"{{type: lora, r: {value.r}}}"
+    return "{type: finetune, optimizer: adamw}" if key == "trainer" else str(value)

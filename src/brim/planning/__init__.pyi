@@ -1,0 +1,61 @@
+from .candidates import cut_anew as cut_anew, epoch as epoch, rows_of_shape as rows_of_shape
+from .engines import (
+    constraint_of as constraint_of,
+    engine_by_hand as engine_by_hand,
+    settings_of as settings_of,
+    vllm_engine as vllm_engine,
+)
+from .evaluation import batches_for as batches_for
+from .generation import (
+    GenerationRequest as GenerationRequest,
+    engine_by_settings as engine_by_settings,
+    longest_first as longest_first,
+    rows_by_hand as rows_by_hand,
+)
+from .generation_launch import (
+    plan_generation as plan_generation,
+    plan_of_one as plan_of_one,
+    planned_engine as planned_engine,
+    require_fits as require_fits,
+    tokens_of_one as tokens_of_one,
+)
+from .phases import (
+    bounded as bounded,
+    largest_choice as largest_choice,
+    phase_notes as phase_notes,
+    require_phases as require_phases,
+    with_phases as with_phases,
+)
+from .plan import (
+    Candidate as Candidate,
+    GenerationPlan as GenerationPlan,
+    LengthSummary as LengthSummary,
+    LongRow as LongRow,
+    PhasePlan as PhasePlan,
+    TimeSource as TimeSource,
+    TrainingPlan as TrainingPlan,
+)
+from .training import (
+    corrected as corrected,
+    keep as keep,
+    plan_run as plan_run,
+    remember as remember,
+    too_long as too_long,
+    uncorrected as uncorrected,
+)
+from .training_costs import PlanRequest as PlanRequest
+from .words import (
+    batch_in_words as batch_in_words,
+    budget_in_words as budget_in_words,
+    duration_in_words as duration_in_words,
+    engine_in_words as engine_in_words,
+    memory_in_words as memory_in_words,
+    padding_in_words as padding_in_words,
+    schedule_in_words as schedule_in_words,
+    seconds_in_words as seconds_in_words,
+    short_plan as short_plan,
+    steps_per_epoch as steps_per_epoch,
+    time_in_words as time_in_words,
+    way_in_words as way_in_words,
+    would_take_in_words as would_take_in_words,
+)

@@ -1,0 +1,160 @@
+"""Correct predictions by the peaks that earlier runs measured on the same device.
+
+What a shape adds to what is there whatever the shape is scaled; what lies outside PyTorch is replaced by what was
+seen. The static bytes are not scaled: they are counted tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from brim.storage import Cache, digest
+
+_KIND = "calibrations"
+
+
+_MOST_RUNS = 8  # the newest ones count; drivers and libraries change
+
+
+LEAST_SCALE, MOST_SCALE = 0.5, 2.0  # what is off by more is another mistake than that of a model
+
+
+# Of the budget that a peak must add to tell something: below it pages, caches and workspaces outweigh the shape.
+_TELLING_SHARE = 0.05
+
+
+# And at least so much: beside its tensors a process keeps 14 MB of packed matrices and compiled kernels, and more of
+# a heap (docs/decisions/0010-resident-memory-on-a-cpu.md), which are not the shape's.
+TELLING_BYTES = 64 * 2**20
+
+
+_ALIKE = 0.01  # a scale that is off by less changes nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """One step, or one probe."""
+
+    predicted_bytes: int  # allocated, before any correction
+    measured_bytes: int  # the same on the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPeaks:
+    """What one run has to say."""
+
+    scale: float  # measured over predicted, of what the shapes add; of the step in which it was most
+    outside_bytes: int | None  # the most that was seen outside PyTorch's allocator; None: nobody looked
+    num_peaks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What later plans take into account."""
+
+    scale: float = 1.0
+    outside_bytes: int | None = None  # None: what is usual for the device
+    num_runs: int = 0
+
+    @property
+    def reason(self) -> str:
+        """For people; empty where nothing has been measured."""
+        if not self.num_runs:
+            return ""
+        runs = "1 run" if self.num_runs == 1 else f"{self.num_runs} runs"
+        return f"measured in {runs}: ×{self.scale:.2f}"
+
+
+def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | None = None) -> RunPeaks | None:
+    """What the peaks of one run say; None where no shape added enough to tell.
+
+    The largest ratio counts, since a plan must hold for every step; that of peaks far below the largest one does not.
+    """
+    most = max((peak.predicted_bytes - static_bytes for peak in peaks), default=0)
+    telling = [
+        (peak.measured_bytes - static_bytes) / (peak.predicted_bytes - static_bytes)
+        for peak in peaks
+        if peak.predicted_bytes - static_bytes >= max(0.5 * most, _TELLING_SHARE * peak.predicted_bytes, TELLING_BYTES)
+    ]
+    if not telling:
+        return None
+    return RunPeaks(scale=_bounded(max(telling)), outside_bytes=outside_bytes, num_peaks=len(telling))
+
+
+def at_once(correction: Correction, probe: Peak, *, static_bytes: int) -> Correction:
+    """The correction with what a probe has just shown, where it shows more than was expected.
+
+    A probe that takes less than predicted lowers nothing: other rows may take more than those that were tried.
+    """
+    found = of_run([probe], static_bytes=static_bytes)
+    if found is None or found.scale <= correction.scale * (1 + _ALIKE):
+        return correction
+    return Correction(scale=found.scale, outside_bytes=correction.outside_bytes, num_runs=max(correction.num_runs, 1))
+
+
+def combined(runs: Sequence[RunPeaks]) -> Correction:
+    """Of several runs: the median, so that one run that was disturbed does not count; of two the larger."""
+    newest = runs[-_MOST_RUNS:]
+    if not newest:
+        return Correction()
+    scale = statistics.median_high([run.scale for run in newest])
+    outside = [run.outside_bytes for run in newest if run.outside_bytes is not None]
+    return Correction(
+        scale=1.0 if abs(scale - 1) <= _ALIKE else _bounded(scale),
+        outside_bytes=statistics.median_high(outside) if outside else None,
+        num_runs=len(newest),
+    )
+
+
+class Calibrations:
+    """Kept on disk for each device, model and versions. `note`: what was wrong with it, if anything was.
+
+    facts: what a correction depends on: the device's name, the model's config.json, adapter, precision, quantization,
+    versions, and the share of tokens that are supervised, in coarse steps, since predictions take all for supervised;
+    not the way, nor the rows.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self._cache = Cache(folder, _KIND)
+        self._name = digest(facts)
+
+    @property
+    def note(self) -> str | None:
+        return self._cache.note
+
+    def correction(self) -> Correction:
+        """Of the runs so far."""
+        return combined(self._runs())
+
+    def add(self, run: RunPeaks) -> None:
+        """Keep what a run has measured."""
+        runs = [*self._runs(), run][-_MOST_RUNS:]
+        self._cache.write(self._name, [asdict(each) for each in runs])
+
+    def _runs(self) -> list[RunPeaks]:
+        saved = self._cache.read(self._name)
+        if saved is None:
+            return []
+        try:
+            return [_parsed(each) for each in saved]
+        except (TypeError, ValueError, KeyError, AttributeError):
+            self._cache.refuse(self._name)
+            return []
+
+
+def _parsed(saved: Any) -> RunPeaks:
+    outside = saved["outside_bytes"]
+    scale = float(saved["scale"])
+    if not LEAST_SCALE <= scale <= MOST_SCALE:
+        raise ValueError(scale)
+    return RunPeaks(
+        scale=scale, outside_bytes=None if outside is None else int(outside), num_peaks=int(saved["num_peaks"])
+    )
+
+
+def _bounded(scale: float) -> float:
+    return min(max(scale, LEAST_SCALE), MOST_SCALE)

@@ -1,0 +1,254 @@
+"""Estimate how long a micro-batch would take on another device: counted work over catalogue figures.
+
+The work of a micro-batch of any shape follows from that of a few shapes that were traced. A roofline gives the
+seconds of the work on a device, and what they are bound by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brim.batching import Surface
+from brim.memory import DeviceSpeed
+from brim.memory.trace import Work, WorkCount, WorkPhase, WorkPlace
+from brim.planning.costs.sampling import Shape
+
+_LENGTHS = 5  # lines of a surface
+
+
+_LEAST_SAMPLE_TOKENS = 8  # of the first sample of a line; before it, a line to no tokens at all
+
+
+_A_LINE = 24  # samples: neighbours differ by less than a factor of two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEstimate:
+    """Seconds of a micro-batch's forward and backward pass."""
+
+    surface: Surface
+    law: WorkLaw
+    speed: DeviceSpeed
+
+    def bound(self, shapes: Sequence[Shape]) -> BoundShares:
+        """What these micro-batches, (rows, tokens of each), are bound by, together."""
+        rows, lengths = np.array(shapes, dtype=np.float64).T
+        return shares(roofline(self.law, self.speed, rows * lengths, lengths))
+
+    def recomputed(self, shapes: Sequence[Shape]) -> float:
+        """The share of their time that goes into computing activations anew."""
+        rows, lengths = np.array(shapes, dtype=np.float64).T
+        parts = (self.law, self.law.of("recompute"))
+        total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
+        return min(again / total, 1.0)
+
+
+def estimate(
+    counts: Mapping[Shape, WorkCount], speed: DeviceSpeed, *, longest: int, shortest: int, most_rows: int
+) -> TimeEstimate:
+    """From the work of a few shapes, (rows, tokens of each): those that `shapes_to_count` asks for, and any others.
+
+    longest, shortest: tokens of the rows that there are. most_rows: of a micro-batch.
+    """
+    law = work_law(counts)
+    lengths = _spread(shortest, longest, _LENGTHS)
+    most = max(most_rows * longest, 2 * _LEAST_SAMPLE_TOKENS)
+    tokens = _spread(_LEAST_SAMPLE_TOKENS, most, _A_LINE)
+    lines = [roofline(law, speed, tokens, length).total_s for length in lengths]
+    return TimeEstimate(
+        surface=Surface(
+            base=float(roofline(law, speed, 0, shortest).total_s[0]),
+            lengths=lengths,
+            tokens=(tokens,) * len(lengths),
+            values=tuple(tuple(np.maximum.accumulate(line).tolist()) for line in lines),
+        ),
+        law=law,
+        speed=speed,
+    )
+
+
+def _spread(first: int, last: int, number: int) -> tuple[int, ...]:
+    """Whole numbers from one to the other, in steps of about one factor."""
+    steps = np.geomspace(first, max(last, first), number)
+    return tuple(sorted({first, last, *(round(float(step)) for step in steps)})) if last > first else (first,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundShares:
+    """Of the time of a micro-batch: 1 in all."""
+
+    arithmetic: float
+    memory_traffic: float
+    launches: float  # the host's part: Python, the dispatcher, the start of kernels
+
+    @property
+    def bound_by(self) -> BoundBy:
+        """The largest."""
+        shares: dict[BoundBy, float] = {
+            "arithmetic": self.arithmetic,
+            "memory traffic": self.memory_traffic,
+            "launches": self.launches,
+        }
+        return max(shares, key=lambda name: shares[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Seconds of S shapes, each [S]."""
+
+    arithmetic_s: NDArray[np.float64]
+    memory_s: NDArray[np.float64]
+    launches_s: NDArray[np.float64]
+
+    @property
+    def total_s(self) -> NDArray[np.float64]:
+        return self.arithmetic_s + self.memory_s + self.launches_s
+
+
+def roofline(law: WorkLaw, speed: DeviceSpeed, num_tokens: ArrayLike, length: ArrayLike) -> Parts:
+    """A kernel takes as long as its arithmetic or its memory traffic, whichever is longer.
+
+    A GPU works off a queue that the host fills: a micro-batch takes as long as the slower of the two. On a CPU they are
+    one, and the times add up. After Williams, Waterman, Patterson, "Roofline" (2009).
+    """
+    flops, num_bytes, kernels = law.at(num_tokens, length)
+    flops_per_s = np.array([speed.flops_per_s(place.unit, place.dtype) for place in law.places])
+    arithmetic = flops / flops_per_s[:, None]
+    memory = num_bytes / speed.bytes_per_s
+    least = kernels * speed.least_s_per_kernel
+    device = np.maximum(np.maximum(arithmetic, memory), least)
+    host = kernels.sum(axis=0) * speed.host_s_per_kernel
+    waiting = np.maximum(host - device.sum(axis=0), 0.0) if speed.is_asynchronous else host
+    is_arithmetic = (arithmetic >= memory) & (arithmetic >= least)
+    is_memory = ~is_arithmetic & (memory >= least)
+    return Parts(
+        arithmetic_s=np.where(is_arithmetic, device, 0.0).sum(axis=0),
+        memory_s=np.where(is_memory, device, 0.0).sum(axis=0),
+        launches_s=np.where(is_arithmetic | is_memory, 0.0, device).sum(axis=0) + waiting,
+    )
+
+
+def seconds_of(work: WorkCount, speed: DeviceSpeed) -> float:
+    """Of work that no shape changes, such as an optimizer's update."""
+    return float(roofline(work_law({(1, 1): work}), speed, 1, 1).total_s[0])
+
+
+def shares(parts: Parts) -> BoundShares:
+    """Of all shapes together."""
+    arithmetic, memory, launches = (
+        float(each.sum()) for each in (parts.arithmetic_s, parts.memory_s, parts.launches_s)
+    )
+    total = arithmetic + memory + launches
+    return BoundShares(arithmetic=arithmetic / total, memory_traffic=memory / total, launches=launches / total)
+
+
+BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]
+
+
+# Below it some libraries have kernels of their own: bitsandbytes takes another product up to 4 tokens.
+_LEAST_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkLaw:
+    """FLOPs, bytes and kernels of each place as a + b·N + c·N·T, N = rows × T tokens.
+
+    Of a transformer that is exact: weights are read once whatever the shape, what a token does is N's, and scores of
+    attention are N·T's. The loss in chunks starts its kernels in steps of a chunk, which this draws as a line.
+    """
+
+    places: tuple[WorkPlace, ...]  # K
+    flops: NDArray[np.float64]  # [K, 3]: a, b, c
+    num_bytes: NDArray[np.float64]  # [K, 3]
+    kernels: NDArray[np.float64]  # [K, 3]
+
+    def at(
+        self, num_tokens: ArrayLike, length: ArrayLike
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """FLOPs, bytes and kernels [K, S] of S shapes."""
+        features = _features(num_tokens, length)
+        flops, num_bytes, kernels = (
+            np.maximum(law @ features, 0.0) for law in (self.flops, self.num_bytes, self.kernels)
+        )
+        return flops, num_bytes, kernels
+
+    def of(self, phase: WorkPhase) -> WorkLaw:
+        """Of one phase alone."""
+        chosen = [number for number, place in enumerate(self.places) if place.phase == phase]
+        return WorkLaw(
+            places=tuple(self.places[number] for number in chosen),
+            flops=self.flops[chosen],
+            num_bytes=self.num_bytes[chosen],
+            kernels=self.kernels[chosen],
+        )
+
+
+def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
+    """Through these shapes. Where all are of one length, it holds for that length.
+
+    Where there are fewer shapes than the law has terms, `shapes_to_count` says which ones are missing.
+    """
+    shapes = _usable(counts)
+    return law_through([(rows * tokens, tokens, counts[rows, tokens]) for rows, tokens in shapes])
+
+
+def law_through(counted: Sequence[tuple[int, int, WorkCount]]) -> WorkLaw:
+    """Through passes over N tokens, each of which attends to T: (N, T, work)."""
+    places = tuple(dict.fromkeys(place for _, _, work in counted for place in work.places))
+    nothing = Work(0, 0, 0)
+    found = [[work.places.get(place, nothing) for _, _, work in counted] for place in places]
+    num_tokens, lengths = (np.array([each[axis] for each in counted], dtype=np.float64) for axis in (0, 1))
+    features = _features(num_tokens, lengths)
+    if len(set(lengths)) == 1:
+        features[2] = 0.0  # no difference can be seen between N and N·T
+    return WorkLaw(
+        places=places,
+        flops=_fitted(features, [[work.flops for work in line] for line in found]),
+        num_bytes=_fitted(features, [[work.num_bytes for work in line] for line in found]),
+        kernels=_fitted(features, [[work.kernels for work in line] for line in found]),
+    )
+
+
+def shapes_to_count(known: Collection[Shape], *, longest: int, short: int, most_rows: int) -> list[Shape]:
+    """Shapes that have to be traced besides those that are known, so that a law can be drawn; none or few."""
+    usable = [shape for shape in known if shape[0] * shape[1] >= _LEAST_TOKENS]
+    wanted = [(1, longest), (min(2, most_rows), longest)] + ([(most_rows, short)] if 2 * short <= longest else [])
+    missing: list[Shape] = []
+    for shape in wanted:
+        if shape not in usable and _rank([*usable, *missing, shape]) > _rank([*usable, *missing]):
+            missing.append(shape)
+    return missing
+
+
+def _usable(counts: Mapping[Shape, WorkCount]) -> list[Shape]:
+    large = sorted(shape for shape in counts if shape[0] * shape[1] >= _LEAST_TOKENS)
+    return large or sorted(counts)
+
+
+def _features(num_tokens: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
+    """[3, S]: 1, N, N·T."""
+    tokens, lengths = np.broadcast_arrays(np.atleast_1d(num_tokens), np.atleast_1d(length))
+    return np.stack([np.ones(tokens.shape), tokens.astype(np.float64), tokens * lengths.astype(np.float64)])
+
+
+def _fitted(features: NDArray[np.float64], values: list[list[int]]) -> NDArray[np.float64]:
+    """Least squares of relative errors: most values are in proportion to N. values: [K, S]. Returns [K, 3]."""
+    weights = 1.0 / features[1]
+    scale = np.maximum(np.abs(features * weights).max(axis=1), 1e-300)
+    system = (features * weights / scale[:, None]).T
+    wanted = (np.array(values, dtype=np.float64).reshape(len(values), -1) * weights).T
+    solved, *_ = np.linalg.lstsq(system, wanted, rcond=1e-9)
+    return np.asarray((solved / scale[:, None]).T)
+
+
+def _rank(shapes: Collection[Shape]) -> int:
+    if not shapes:
+        return 0
+    rows, lengths = np.array(sorted(shapes), dtype=np.float64).T
+    features = _features(rows * lengths, lengths)
+    return int(np.linalg.matrix_rank(features / np.abs(features).max(axis=1, keepdims=True), tol=1e-6))

@@ -1,0 +1,376 @@
+"""Plan how rows are batched for forward passes without gradients: a cap in bytes, memory and time.
+
+Where the architecture cannot be traced, batches are tried out instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from brim.batching import ByLength, Costs, Totals, cut_totals, peak_meter
+from brim.config.schema import NoTrainer
+from brim.data.tokens import TokenRows
+from brim.infer import score_rows
+from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
+from brim.memory import (
+    ONE_AT_A_TIME,
+    UNTRACEABLE,
+    Budget,
+    ConfigWorkload,
+    Device,
+    DeviceSpeed,
+    budget_of,
+    device_at_hand,
+    device_speed,
+    enforce,
+    is_a_mistake_of_brims,
+    map_large_blocks,
+    read_architecture,
+    returns_at_once,
+    untraceable,
+)
+from brim.memory.allocator import AllocatorSettings
+from brim.memory.cuda import CudaTarget
+from brim.models import LLM
+from brim.notes import Note, Say, status
+from brim.planning.costs import (
+    ForwardModel,
+    ForwardShapes,
+    Shape,
+    beside,
+    closed_costs,
+    enough_tokens,
+    forward_model,
+    verified_forward,
+    weight_bytes,
+)
+from brim.session import Session
+from brim.storage import cache_folder
+from brim.units import format_bytes, format_seconds
+
+# Three to six traces take a few seconds: of a job ten times as long they are a tenth at most.
+_WORTH_TRACING_S = 30.0
+
+
+_NEARLY_ALL = 0.9  # of the room: a batch that is predicted to take so much is traced itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """An architecture that cannot be traced."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; so batches are tried out: the longest row alone, then twice as many tokens each time"
+
+
+def batches_for(
+    session: Session,
+    splits: Sequence[TokenRows],
+    *,
+    llm: LLM | None = None,
+    beside_bytes: int | None = None,
+    say: Say,
+    on_smaller: Callable[[Smaller], None] | None = None,
+    whole_tokens: int | None = None,
+) -> Batches:
+    """As trainer.eval_batch_size says: so many rows together, or as planned, which is said.
+
+    splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
+    on_smaller: told where memory did not allow what was planned; None: it is said.
+    whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
+    trainer.eval_batch_size has no say in them.
+    """
+
+    def tell(smaller: Smaller) -> None:
+        say(str(smaller))
+
+    given = session.config.trainer.eval_batch_size if whole_tokens is None else None
+    if given is not None and given != "auto":
+        return RowsAtOnce(given, on_smaller=on_smaller or tell)
+    if llm is not None and llm.device.type == "cpu":
+        _read_weights(llm, next(rows for rows in splits if len(rows)), session.encoder.pad_id)
+    doing = "evaluation" if whole_tokens is None else "scoring"
+    say(status(f"planning the {doing}"))
+    lengths = np.concatenate([rows.lengths for rows in splits])
+    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
+    if isinstance(plan, Unplanned) and whole_tokens is not None:
+        return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
+    say(Note(f"{doing}: {plan}", kind="detail"))
+    return batches_of(plan, session.device, on_smaller=on_smaller or tell)
+
+
+def plan_forward(
+    session: Session,
+    lengths: ArrayLike,
+    *,
+    llm: LLM | None = None,
+    beside_bytes: int | None = None,
+    whole_tokens: int | None = None,
+) -> ForwardPlan | Unplanned:
+    """The plan for passes without gradients over rows of these lengths, in tokens, on the device at hand.
+
+    lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: what else of
+    tensors will be there, and is not yet, in the midst of training: the optimizer's state; None: nothing is trained.
+    whole_tokens: as in `batches_for`; None: as many as bring something.
+    """
+    device = device_at_hand(session.device)
+    held_bytes = 0 if llm is None else _held_bytes(llm)
+    trains = beside_bytes is not None
+    budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes, trains=trains)
+    if session.config.memory.budget != "auto":
+        enforce(budget, device)
+    job = _Job(
+        session=session if trains else _untrained(session),
+        device=device,
+        budget=budget,
+        lengths=np.asarray(lengths, dtype=np.int64),
+        beside_bytes=beside_bytes or 0,
+        speed=device_speed(device, num_cores=torch.get_num_threads()),
+        whole_tokens=whole_tokens,
+    )
+    try:
+        shapes = _shapes(job)
+        return job.in_closed_form(held_bytes, shapes) or _traced(job, shapes)
+    except UNTRACEABLE as error:
+        if is_a_mistake_of_brims(error):
+            raise
+        return Unplanned(reason=untraceable(error, session.folder).what)
+
+
+def batches_of(
+    plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
+) -> Batches:
+    """What runs rows as planned. One object for all evaluations of a run."""
+    if isinstance(plan, Unplanned):
+        return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
+    is_ample = 2 * plan.total_bytes <= plan.budget.limit_bytes
+    if device.type == "cpu" and not is_ample and not returns_at_once(os.environ):
+        map_large_blocks()
+    return RowsByCost(plan.cutter(), on_smaller=on_smaller)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    session: Session
+    device: Device
+    budget: Budget
+    lengths: NDArray[np.int64]
+    beside_bytes: int
+    speed: DeviceSpeed
+    whole_tokens: int | None
+
+    def in_closed_form(self, held_bytes: int, shapes: ForwardShapes) -> ForwardPlan | None:
+        """None where tracing is worth its time, or has been done."""
+        config, base = self.session.config, self.session.folder.config
+        weights_bytes = held_bytes or weight_bytes(config, base)
+        if shapes.known.peaks_bytes or weights_bytes is None:
+            return None
+        static_bytes = weights_bytes + self.beside_bytes
+        costs = closed_costs(config, base, self.lengths, static_bytes=static_bytes, speed=self.speed)
+        if costs is None:
+            return None
+        usual = int(np.median(self.lengths))
+        enough = self.whole_tokens or enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed)
+        plan = forward_plan(
+            self.lengths,
+            costs=costs,
+            source="closed form",
+            budget=self.budget,
+            room_bytes=self.budget.reserved_bytes,
+            useful_tokens=enough,
+            overhead_bytes=lambda shapes: 0,
+            reason=f"by a bound in closed form: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+            largest=self.whole_tokens is not None,
+        )
+        return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
+
+
+def _shapes(job: _Job) -> ForwardShapes:
+    session, device = job.session, job.device
+    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+    architecture = read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code)
+    return ForwardShapes(
+        ConfigWorkload(session.config, session.folder, architecture, target=target),
+        device,
+        settings=AllocatorSettings.from_environment(os.environ),
+        cache_folder=cache_folder(),
+    )
+
+
+def _traced(job: _Job, shapes: ForwardShapes) -> ForwardPlan:
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+        model = forward_model(
+            shapes,
+            job.lengths,
+            cap_bytes=job.budget.reserved_bytes - job.beside_bytes,
+            context_length=job.session.folder.context_length,
+            speed=job.speed,
+        )
+        plan = _partitioned(job, model, shapes)
+        if plan.widest_bytes > _NEARLY_ALL * plan.room_bytes:
+            model = verified_forward(model, shapes, rows=plan.widest[0], tokens=plan.widest[1])
+            plan = _partitioned(job, model, shapes)
+    return plan
+
+
+def _partitioned(job: _Job, model: ForwardModel, shapes: ForwardShapes) -> ForwardPlan:
+    costs: Costs = beside(model.costs, job.beside_bytes)
+    useful_tokens = job.whole_tokens or model.useful_tokens
+    reason = f"more than {model.useful_tokens:,} tokens of a batch bring less than 1%"
+    if job.whole_tokens is not None:
+        reason = f"of {job.whole_tokens:,} tokens where memory allows it"
+    plan = forward_plan(
+        job.lengths,
+        costs=costs,
+        source="traced",
+        budget=job.budget,
+        room_bytes=job.budget.reserved_bytes,
+        useful_tokens=useful_tokens,
+        overhead_bytes=shapes.overhead_bytes,
+        reason=reason,
+        largest=job.whole_tokens is not None,
+    )
+    shapes.save()
+    return plan
+
+
+def _untrained(session: Session) -> Session:
+    """As a model is loaded that is only run."""
+    trainer = NoTrainer(chunked_loss=session.config.trainer.chunked_loss)
+    return replace(session, config=session.config.model_copy(update={"trainer": trainer}))
+
+
+def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
+    """Weights are mapped from their files, and are in this process's memory once they have been read.
+
+    So is what the first pass of all imports.
+    """
+    shortest = rows.take([int(np.argmin(rows.lengths))])
+    score_rows(
+        llm.model, shortest, pad_id=pad_id, batch_rows=1, device=llm.device, precision=llm.precision, head=llm.head
+    )
+
+
+def _held_bytes(llm: LLM) -> int:
+    """Of weights and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*llm.model.parameters(), *llm.model.buffers()))
+
+
+# Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in
+# length by a thousandth of the spread, and cutting them takes some ten milliseconds.
+WINDOW_ROWS = 4096
+
+
+_MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
+
+
+_MOST_HELD = 1.5  # times what is allocated: an allocator that is left alone comes to hold no more
+
+
+Source: TypeAlias = Literal["traced", "closed form"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPlan:
+    """Batches for rows that are scored, and why they are so."""
+
+    budget: Budget
+    costs: Costs
+    source: Source  # of the costs
+    cap_bytes: int  # allocated, of a batch; some rows may exceed it alone
+    room_bytes: int  # that might be allocated: the cap is lower where larger batches bring nothing
+    widest: Shape  # rows, tokens
+    widest_bytes: int  # allocated
+    total_bytes: int  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
+    num_batches: int
+    padding: float  # padded tokens by real ones
+    seconds: float
+    num_too_long: int  # rows that do not fit even alone, by the prediction; they are tried
+    reason: str
+    largest: bool = False  # the fewest batches, then least padding; else least predicted time
+
+    def cutter(self) -> ByLength:
+        """What the rows are cut by."""
+        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
+
+    def __str__(self) -> str:
+        rows, tokens = self.widest
+        batches = "1 batch" if self.num_batches == 1 else f"{self.num_batches:,} batches"
+        at_most = "at most " if self.source == "closed form" else ""
+        return (
+            f"{batches} of up to {rows:,} × {tokens:,} tokens, {self.padding - 1:.1%} padding; "
+            f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}; "
+            f"about {format_seconds(self.seconds)} ({self.reason})"
+        )
+
+
+def forward_plan(
+    lengths: ArrayLike,
+    *,
+    costs: Costs,
+    source: Source,
+    budget: Budget,
+    room_bytes: int,
+    useful_tokens: int,
+    overhead_bytes: Callable[[Sequence[Shape]], int],
+    reason: str,
+    largest: bool = False,
+) -> ForwardPlan:
+    """Cut under the least of what there is and what brings something.
+
+    lengths: tokens of each of at least one row. room_bytes: that PyTorch may hold, weights included. useful_tokens: of
+    a batch; more bring nothing. overhead_bytes: what its allocator holds beyond what is allocated, with these shapes.
+    largest: see ForwardPlan.
+    """
+    tokens = -np.sort(-np.asarray(lengths, dtype=np.int64))
+    wanted_bytes = bytes_of_useful(costs, tokens, useful_tokens)
+    cap_bytes = min(wanted_bytes, room_bytes)
+    for _ in range(_MOST_ROUNDS):
+        totals, beyond_bytes = _partition_totals(tokens, costs, cap_bytes, largest=largest), 0
+        if _MOST_HELD * totals.widest.peak_bytes <= room_bytes:
+            break
+        beyond_bytes = overhead_bytes([(shape.rows, shape.padded_length) for shape in totals.shapes])
+        if min(cap_bytes, totals.widest.peak_bytes) + beyond_bytes <= room_bytes:
+            break
+        cap_bytes = room_bytes - beyond_bytes
+    else:
+        totals = _partition_totals(tokens, costs, cap_bytes, largest=largest)
+    widest = totals.widest
+    return ForwardPlan(
+        budget=budget,
+        costs=costs,
+        source=source,
+        cap_bytes=cap_bytes,
+        room_bytes=room_bytes,
+        widest=(widest.rows, widest.padded_length),
+        widest_bytes=widest.peak_bytes,
+        total_bytes=widest.peak_bytes + beyond_bytes + budget.limit_bytes - budget.margin_bytes - room_bytes,
+        num_batches=totals.num_micro_batches,
+        padding=totals.padded_tokens / totals.real_tokens,
+        seconds=totals.seconds,
+        num_too_long=int(np.count_nonzero(costs.peak_bytes(1, tokens) > room_bytes)),
+        reason=reason,
+        largest=largest,
+    )
+
+
+def bytes_of_useful(costs: Costs, lengths: NDArray[np.int64], useful_tokens: int) -> int:
+    """The cap with which no batch has more tokens than that; the longest row fits under it alone."""
+    distinct = np.unique(lengths)
+    rows = np.maximum(useful_tokens // distinct, 1)
+    return int(np.ceil(costs.peak_bytes(rows, distinct).max()))
+
+
+def _partition_totals(lengths: NDArray[np.int64], costs: Costs, cap_bytes: int, *, largest: bool) -> Totals:
+    return cut_totals(
+        lengths, WINDOW_ROWS, costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=True
+    )

@@ -1,0 +1,435 @@
+"""Bring a plan for generation to the device: say what is planned, try it once, and make the engine.
+
+The passes that take the most are tried once before the first batch, where memory is scarce. What has run of what was
+predicted for a model is remembered, so that it need not be tried again before each job. The engine is chosen by a
+sample of the job's prompts where that costs little, and the choice is remembered, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from brim.batching import Probe, free_caches, no_trace, peak_meter, probed
+from brim.data.tokens import TokenRow, TokenRows
+from brim.errors import InputError, Problem
+from brim.infer.engines import (
+    CacheShape,
+    Constraint,
+    Engine,
+    FixedRoom,
+    MemoryRoom,
+    NextToken,
+    Passes,
+    Smaller,
+    StaticEngine,
+    why_not_paged,
+)
+from brim.memory import budget_of, enforce, map_large_blocks, returns_at_once
+from brim.memory.trace import peak_passes
+from brim.models import LLM
+from brim.notes import Say, status
+from brim.planning.costs import Correction, Peak, at_once, of_run
+from brim.planning.engines import (
+    PAGED,
+    SLOTS,
+    STATIC,
+    UNREFILLED,
+    EngineChoice,
+    constraint_of,
+    engine_for,
+    fastest,
+    sample_of,
+    settings_of,
+    time_engines,
+    unmeasured,
+)
+from brim.planning.generation import GenerationRequest, plan_job, request_of
+from brim.planning.generation_plan import recut
+from brim.planning.plan import GenerationPlan
+from brim.planning.words import engine_in_words, generation_lines
+from brim.session import Session, say_nothing
+from brim.storage import Cache, cache_folder, digest
+from brim.units import format_bytes
+
+_NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fewer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEngine:
+    """What responds, and the plan that it goes by."""
+
+    engine: Engine
+    plan: GenerationPlan
+
+
+def planned_engine(
+    llm: LLM,
+    session: Session,
+    prompts: TokenRows,
+    *,
+    say: Say,
+    on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+) -> PlannedEngine:
+    """prompts: at least one. on_smaller: told when memory ran out and fewer rows go on.
+
+    Raises InputError where the longest prompt is predicted not to fit even alone.
+    """
+    say(status("planning"))
+    request = request_of(session, prompts.lengths, llm=llm)
+    plan = plan_generation(request, say=say)
+    require_fits(plan)
+    if session.config.memory.budget != "auto":
+        enforce(plan.budget, request.device)
+    for line in generation_lines(plan):
+        say(line)
+    settings = settings_of(llm, session)
+    say(status("trying the plan on the device"))
+    plan = proven(plan, request, llm, settings, say=say)
+    if plan.proof:
+        say(f"launch: {plan.proof}")
+    chosen = _with_engine(plan, request, llm, session, settings, prompts, say)
+    engine = engine_for(llm, session, room=chosen.room(), on_smaller=on_smaller, kind=chosen.engine)
+    return PlannedEngine(engine=engine, plan=chosen)
+
+
+def _with_engine(
+    plan: GenerationPlan,
+    request: GenerationRequest,
+    llm: LLM,
+    session: Session,
+    settings: Mapping[str, Any],
+    prompts: TokenRows,
+    say: Say,
+) -> GenerationPlan:
+    """The plan with the engine that is the fastest here, where that can be known."""
+    chosen = with_fastest_engine(
+        plan,
+        request,
+        llm,
+        settings,
+        prompts,
+        lambda kind: engine_for(llm, session, room=plan.room(), kind=kind),
+        constraint=constraint_of(session, settings),
+        say=say,
+    )
+    if chosen is not plan:
+        say(f"engine: {engine_in_words(chosen)}")
+    return chosen
+
+
+def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:
+    """Needs no weights. Where the number of rows is given, the plan says what it would have taken."""
+    if request.fixed_rows is None:
+        return plan_job(request, say=say)
+    free = plan_job(replace(request, fixed_rows=None), say=say)
+    fixed = plan_job(request, say=say)
+    return replace(fixed, would_take=free.rows, would_take_reason=free.rows_reason)
+
+
+def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> GenerationPlan | None:
+    """The plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
+    if session.config.memory.budget == "auto":
+        return None
+    request = request_of(session, [prompt_tokens], llm=llm)
+    return plan_generation(replace(request, fixed_rows=None), say=say_nothing)
+
+
+def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
+    """Return how many tokens, up to `most`, a prompt and its response may have together within memory.budget.
+
+    Found from above in a few plans, to a tenth; fewer tokens than a response may have where no prompt fits.
+    """
+    new_tokens = session.config.generation.max_new_tokens
+    assert new_tokens is not None, "resolved before"
+    while most > new_tokens:
+        plan = plan_of_one(llm, session, prompt_tokens=most - new_tokens)
+        if plan is None or plan.fits or plan.costs is None:
+            return most
+        static_bytes = plan.costs.static_bytes
+        share = (plan.cap_bytes - static_bytes) / (plan.shapes[0].peak_bytes - static_bytes)
+        most = int(most * min(max(share, 0.0), _NOTCH))
+    return most
+
+
+def require_fits(plan: GenerationPlan) -> None:
+    """Raise InputError where the longest prompt does not fit even alone.
+
+    A number of rows that was given is tried all the same: the engine goes on with fewer.
+    """
+    if plan.fits or plan.fixed_rows is not None or plan.total_bytes is None:
+        return
+    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
+    raise InputError(
+        Problem(
+            what=f"the longest prompt, {plan.prompts.longest:,} tokens, and a response of up to "
+            f"{plan.max_new_tokens:,} take {format_bytes(plan.total_bytes)} even alone, and {there} may be used "
+            f"({plan.budget.limit_reason})",
+            where="memory",
+            fix="lower generation.max_new_tokens, shorten the prompts, load the base in 4 bits (quantization.bits: 4), "
+            + (
+                "or set trainer.batch_size: 1 to try it all the same"
+                if plan.budget.limit_reason != "memory.budget"
+                else "or raise memory.budget"
+            ),
+        )
+    )
+
+
+_TIMINGS_KIND = "engines"
+
+
+def with_fastest_engine(
+    plan: GenerationPlan,
+    request: GenerationRequest,
+    llm: LLM,
+    settings: Mapping[str, Any],
+    prompts: TokenRows,
+    make: Callable[[str], Engine],
+    *,
+    constraint: Constraint | None = None,
+    say: Say,
+) -> GenerationPlan:
+    """The plan with the engine that writes its responses, and why; as it is where the configuration names the engine,
+    or none but transformers' `generate` can write them.
+
+    settings: what `generation_settings` gives. make: a new engine of a kind, with a new room of the plan's.
+    """
+    if request.config.generation.engine != "auto" or not request.is_slots:
+        return plan
+    against = _against(plan, llm, settings, constraint)
+    kinds = [kind for kind in (SLOTS, UNREFILLED, PAGED, STATIC) if not against.get(kind)]
+    rows = _rows_of_median(plan)
+    verdicts = _Verdicts(request, kinds, rows=rows)
+    choice = verdicts.known()
+    if choice is None:
+        sample = sample_of(prompts.lengths, rows=rows, num_engines=len(kinds), run_s=plan.seconds)
+        if not sample.positions:
+            choice = unmeasured(sample.reason)
+        else:
+            say(f"measuring {len(kinds)} engines on {len(sample.positions):,} of the prompts")
+            timed = time_engines(
+                kinds,
+                make,
+                prompts.take(sample.positions),
+                time.perf_counter,
+                allowed_s=sample.allowed_s,
+                must_agree=llm.precision.name == "fp32",
+            )
+            choice = fastest(timed.seconds, num_rows=len(sample.positions), dropped={**timed.dropped, **against})
+            verdicts.keep(choice)
+    return plan.with_engine(choice.kind, choice.reason)
+
+
+def _against(
+    plan: GenerationPlan, llm: LLM, settings: Mapping[str, Any], constraint: Constraint | None
+) -> dict[str, str]:
+    """Why engines are not tried. They copy keys and values as they go, which the plan's room has not counted."""
+    if not plan.is_ample:
+        tight = "not tried where more than half of the memory is planned"
+        return {PAGED: tight, STATIC: tight}
+    reason = why_not_paged(llm.model, settings, precision=llm.precision, constraint=constraint)
+    return {PAGED: reason} if reason else {}
+
+
+def _rows_of_median(plan: GenerationPlan) -> int:
+    return min(plan.room().rows(plan.prompts.median + plan.max_new_tokens), plan.prompts.num_rows)
+
+
+class _Verdicts:
+    """What was measured of this model on this device, with these versions and about so many rows."""
+
+    def __init__(self, request: GenerationRequest, kinds: list[str], *, rows: int) -> None:
+        self._cache = Cache(cache_folder(), _TIMINGS_KIND)
+        self._kinds = kinds
+        self._name = digest({**request.facts, "engines": kinds, "rows": rows.bit_length()})
+
+    def known(self) -> EngineChoice | None:
+        saved = self._cache.read(self._name)
+        if not isinstance(saved, dict) or saved.get("kind") not in self._kinds:
+            return None
+        return EngineChoice(kind=saved["kind"], reason=f"measured by an earlier job: {saved['reason']}")
+
+    def keep(self, choice: EngineChoice) -> None:
+        self._cache.write(self._name, choice.as_dict())
+
+
+_TINY = CacheShape(rows=1, columns=3, prompts=1, prompt_tokens=2)
+
+
+_NOT_TRIED = "not tried before the first rows, "
+
+
+def proven(
+    plan: GenerationPlan, request: GenerationRequest, llm: LLM, settings: Mapping[str, Any], *, say: Say
+) -> GenerationPlan:
+    """The plan after one try of its first rows; with fewer rows, where they run out of memory.
+
+    settings: what `generation_settings` gives. Weights and random states are left as they were.
+    """
+    if request.device.is_cpu and not plan.is_ample and not returns_at_once(os.environ):
+        map_large_blocks()
+    free_caches()  # what traces leave holds memory until Python looks for circles
+    reason = _why_not(plan, request)
+    if not reason and not request.is_slots:
+        _warm_up(llm, settings)
+        plan = _with_what_is_left(plan, request, say)
+        reason = "which are those with the longest prompts"
+    if reason:
+        return replace(plan, proof=_NOT_TRIED + reason)
+    trial = _Trial(request, llm, settings)
+    plan = _with_what_is_left(plan, request, say)
+    number = 0
+    while True:
+        shape, number = _shape_of(plan), number + 1
+        probe = trial.probe(shape)
+        if probe.outcome == "fits":
+            return _with_what_was_seen(plan, probe, request, number)
+        plan = _lowered(plan, shape, request)
+        say(f"{_in_words(shape)} ran out of memory when they were tried: {_in_words(_shape_of(plan))} are taken")
+        if _shape_of(plan) == shape:  # a row alone
+            return replace(plan, proof=f"{number} probes, all of them out of memory")
+
+
+def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
+    if plan.costs is None:
+        return "since nothing was foretold that could be tried"
+    if plan.fixed_rows is not None:
+        return "since their number was given"
+    if plan.is_ample:
+        return "since less than half of the memory is needed"
+    if request.is_slots and plan.uncorrected_bytes <= GenerationProofs(request).proven_bytes:
+        return "since as much has run before"
+    return ""
+
+
+def _warm_up(llm: LLM, settings: Mapping[str, Any]) -> None:
+    """Two tokens of transformers' `generate`: threads, libraries' buffers and what is imported at first use."""
+    row = TokenRow(key=0, input_ids=np.zeros(2, dtype=np.int32), supervised=np.zeros(2, dtype=np.bool_))
+    few = {**settings, "max_new_tokens": 2} | {"min_new_tokens": 0}
+    room = FixedRoom(1, prefill_tokens=1)
+    engine = StaticEngine(
+        llm.model, settings=few, room=room, seed=0, device=llm.device, precision=llm.precision, is_misled=False
+    )
+    with no_trace(llm.model):
+        engine.run(TokenRows.from_rows([row]), on_finished=lambda finished: None)
+
+
+def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Say) -> GenerationPlan:
+    """On a CPU, less what has come into the process since it was planned: code, threads and their arenas."""
+    assert plan.costs is not None, "asked before"
+    if not request.device.is_cpu:
+        return plan
+    left_bytes = budget_of(
+        request.config.memory, request.device, is_at_hand=True, held_bytes=request.held_bytes, trains=False
+    ).reserved_bytes
+    if left_bytes >= plan.cap_bytes:
+        return plan
+    now = recut(plan, request.lengths, plan.costs, cap_bytes=left_bytes)
+    if now.rows != plan.rows:
+        taken = format_bytes(plan.cap_bytes - left_bytes)
+        say(f"{taken} of what was planned with are taken by the process itself since: {now.rows:,} rows are taken")
+    return now
+
+
+def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationRequest, number: int) -> GenerationPlan:
+    """A probe that took more than predicted raises the costs of this job, too."""
+    assert plan.costs is not None, "asked before"
+    shape = _shape_of(plan)
+    told = f"{shape.rows:,} rows × {shape.columns:,} tokens ran and fitted ({number} probe{'s' * (number > 1)}"
+    GenerationProofs(request).add(plan.uncorrected_bytes)
+    if probe.peak_bytes is None:
+        return replace(plan, proof=f"{told})")
+    peak = Peak(predicted_bytes=plan.uncorrected_bytes, measured_bytes=probe.peak_bytes)
+    found = of_run([peak], static_bytes=plan.costs.static_bytes)
+    if found is not None:
+        request.calibrations.add(found)
+    told += f": {format_bytes(probe.peak_bytes)}, predicted {format_bytes(plan.shapes[0].peak_bytes)})"
+    scale = at_once(Correction(scale=plan.costs.scale), peak, static_bytes=plan.costs.static_bytes).scale
+    if scale != plan.costs.scale:
+        plan = recut(plan, request.lengths, replace(plan.costs, scale=scale), cap_bytes=plan.cap_bytes)
+    return replace(plan, proof=told)
+
+
+def _lowered(plan: GenerationPlan, failed: CacheShape, request: GenerationRequest) -> GenerationPlan:
+    """As an engine does it."""
+    assert plan.costs is not None, "asked before"
+    room = MemoryRoom(plan.costs, cap_bytes=plan.cap_bytes, most_rows=plan.most_rows)
+    room.shrink(rows=failed.rows, columns=failed.columns)
+    costs = replace(plan.costs, prefill_tokens=room.prefill_tokens)
+    return replace(recut(plan, request.lengths, costs, cap_bytes=room.cap_bytes), prefill_tokens=room.prefill_tokens)
+
+
+def _shape_of(plan: GenerationPlan) -> CacheShape:
+    assert plan.costs is not None, "asked before"
+    return plan.shapes[0].cache_shape(plan.costs)
+
+
+def _in_words(shape: CacheShape) -> str:
+    prompts = "prompt" if shape.prompts == 1 else "prompts"
+    return f"{shape.rows:,} rows × {shape.columns:,} tokens, {shape.prompts:,} {prompts} in a pass,"
+
+
+class _Trial:
+    """Tries shapes with the model at hand. Peaks are in bytes allocated, as a plan counts them."""
+
+    def __init__(self, request: GenerationRequest, llm: LLM, settings: Mapping[str, Any]) -> None:
+        self._request, self._llm, self._settings = request, llm, settings
+        self._meter = peak_meter(llm.device, counts="allocated")
+        self._run(_TINY)  # threads, libraries' buffers and what is imported at first use come with it
+
+    def probe(self, shape: CacheShape) -> Probe:
+        """One shape."""
+        self._meter.begin()
+        before_bytes = self._meter.peak_bytes()
+        found = probed(shape.rows, lambda: self._run(shape), self._meter)
+        self._meter.begin()
+        if not self._request.device.is_cpu:
+            return found
+        if found.peak_bytes is None or before_bytes is None:
+            return replace(found, peak_bytes=None)
+        return replace(found, peak_bytes=found.peak_bytes - before_bytes + self._request.held_bytes)
+
+    def _run(self, shape: CacheShape) -> int:
+        llm = self._llm
+        chooser = NextToken(self._settings, seed=0, device=llm.device)
+        with no_trace(llm.model), torch.inference_mode():
+            llm.model.eval()
+            passes = Passes(
+                llm.model,
+                rows=shape.rows,
+                columns=shape.columns,
+                pad_id=self._settings["pad_token_id"],
+                device=llm.device,
+                precision=llm.precision,
+            )
+            peak_passes(passes, chooser, shape)
+        return 1
+
+
+_PROOFS_KIND = "generation-proofs"
+
+
+class GenerationProofs:
+    """Of the model, settings and device that a request is for, with the same versions."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._cache = Cache(cache_folder(), _PROOFS_KIND)
+        self._name = digest(request.facts)
+
+    @property
+    def proven_bytes(self) -> int:
+        """The largest uncorrected prediction, of bytes allocated, that was tried and fitted; 0: none was."""
+        saved = self._cache.read(self._name)
+        return saved if isinstance(saved, int) else 0
+
+    def add(self, predicted_bytes: int) -> None:
+        """A try that fitted."""
+        if predicted_bytes > self.proven_bytes:
+            self._cache.write(self._name, predicted_bytes)

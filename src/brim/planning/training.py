@@ -1,0 +1,396 @@
+"""Plan one training run: trace and partition each open strategy, and take one.
+
+What runs have measured of their memory is kept for the plans of later ones. Notes say what a plan cannot promise
+because something is dropped at random.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from brim.batching import Costs, Probe
+from brim.config import Choice
+from brim.config.schema import Config, FinetuneTrainer
+from brim.errors import Problem
+from brim.memory import Budget, budget_of, cpu_device, devices, what_helps
+from brim.memory.allocator import AllocatorSettings
+from brim.models import open_adapter, own_dropout
+from brim.notes import Say, status
+from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
+from brim.planning.costs import Calibrations, Correction, Peak, at_once, of_run, versions
+from brim.planning.phases import (
+    bounded,
+    largest_batch,
+    largest_choice,
+    phase_notes,
+    require_phases,
+    with_learning_rates,
+    with_phases,
+)
+from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
+from brim.planning.training_costs import PlanCache, PlanRequest, plan_facts, traced
+from brim.planning.words import way_in_words
+from brim.storage import cache_folder
+from brim.train import Peak as StepPeak
+from brim.units import format_bytes
+
+_MOST_ROWS_NAMED = 5
+
+
+_FIRST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, and the keys that said `auto`."""
+
+    plan: TrainingPlan
+    choices: tuple[Choice, ...]
+    request: PlanRequest  # as it was planned: memory may bound the batches that it asks for
+
+
+def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
+    """The plan that an earlier run made for the same work, or a new one.
+
+    every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
+    Raises ConfigError where the effective batch moves as it cannot.
+    """
+    if request.is_bounded_by_memory:
+        planned = _bounded_by_memory(request, replan=replan, say=say)
+        require_phases(planned.request)
+        if not every_way:
+            return planned
+        request = planned.request
+    require_phases(request)
+    return _planned(request, every_way=every_way, replan=replan, say=say)
+
+
+def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Planned:
+    """The plan of sizes that fit at once in the very way that is taken for them.
+
+    Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
+    that of its own plan, once a way at most. A batch that memory is to size is planned for some rows first: the cut of
+    all rows at once would take long.
+    """
+    found, bound, most = request, None, len(request.rows)
+    if request.is_sized_by_memory:
+        most = request.length.schedule.final_size
+        first = min(most, _FIRST_ROWS)
+        found, bound = bounded(request, first), first if first == most else None
+    while True:
+        planned = _planned(found, every_way=False, replan=replan, say=say)
+        fits = min(largest_batch(planned.plan, found), most)
+        if bound is not None and fits >= bound:
+            return planned
+        found, bound = bounded(request, fits), fits
+
+
+def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
+    say(status("planning"))
+    correction = Correction() if replan else _correction(request, say)
+    if correction.outside_bytes is not None:
+        request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
+    budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
+    plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
+    if plan is None:
+        plan = _made(
+            request, budget, correction, every_way=every_way, folder=None if replan else cache_folder(), say=say
+        )
+        if every_way or plan.chosen is not None:
+            keep(plan, request, budget, every_way=every_way, say=say)
+    plan = with_learning_rates(plan, request)
+    return Planned(plan=plan, choices=_choices(request, plan), request=request)
+
+
+def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
+    """For later runs."""
+    cache = _cache_of(request, budget, calibrations_of(request).correction(), every_way=every_way)
+    cache.write(plan)
+    if cache.note is not None:
+        say(cache.note)
+
+
+def _correction(request: PlanRequest, say: Say) -> Correction:
+    calibrations = calibrations_of(request)
+    correction = calibrations.correction()
+    if calibrations.note is not None:
+        say(calibrations.note)
+    return correction
+
+
+def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> PlanCache:
+    """Of plans that show every way, or of those by which runs go.
+
+    A run goes by its plan again, to the bit, unless what was measured since says that it promises too much.
+    """
+    adapter = request.config.adapter
+    trained = None if adapter is None else adapter.pretrained_adapter_weights
+    settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
+    facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
+    length = request.length
+    facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(phase_notes(request))}
+    facts |= {"every_way": every_way}
+    if not request.device.is_cpu:
+        facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
+    return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
+
+
+def _cached(
+    request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool, say: Say
+) -> TrainingPlan | None:
+    """For a run the plan of an earlier run, which may have measured; else one that was only shown."""
+    for shown in (True,) if every_way else (False, True):
+        cache = _cache_of(request, budget, correction, every_way=shown)
+        plan = cache.read(scale=correction.scale)
+        if cache.note is not None:
+            say(cache.note)
+        if plan is not None:
+            return plan
+    return None
+
+
+def _made(
+    request: PlanRequest,
+    budget: Budget,
+    correction: Correction,
+    *,
+    every_way: bool,
+    folder: Path | None,
+    say: Say,
+) -> TrainingPlan:
+    """Look at the ways in the order of preference; one that more memory would not make faster ends the search.
+
+    Those after it are looked at to be shown, and not taken: a run does not look at them.
+    """
+    known: list[WayCosts] = []
+    candidates: list[Candidate] = []
+    open_ways = _open_ways(request)
+    num_open, has_more = len(open_ways), False
+    for way in open_ways:
+        if way in (each.way for each in known):
+            continue
+        say(status(f"planning: {way_in_words(way)}"))
+        costs = traced(request, way, budget, correction, cache_folder=folder, say=say)
+        if costs.way in (each.way for each in known):
+            continue  # the architecture allows no chunks, and whole logits have been looked at
+        costs, looked_at = verified_strategy(costs, request.task, budget)
+        known.append(costs)
+        candidates.append(looked_at)
+        if candidates[-1].fits and not candidates[-1].cap_binds:
+            num_open = min(num_open, len(candidates))
+            if not every_way:
+                has_more = way != open_ways[-1]
+                break
+    chosen, reason = choose(candidates[:num_open], has_more=has_more or len(candidates) > num_open)
+    return _plan(request, budget, candidates, known, chosen, reason, correction)
+
+
+def _open_ways(request: PlanRequest) -> list[Way]:
+    trainer = request.trainer
+    checkpointing, chunked = trainer.enable_gradient_checkpointing, trainer.chunked_loss
+    return ways(
+        checkpointing=None if checkpointing == "auto" else checkpointing, chunked=None if chunked == "auto" else chunked
+    )
+
+
+def _plan(
+    request: PlanRequest,
+    budget: Budget,
+    candidates: Sequence[Candidate],
+    known: Sequence[WayCosts],
+    chosen: Candidate | None,
+    reason: str,
+    correction: Correction,
+) -> TrainingPlan:
+    length = request.length
+    taken = None if chosen is None else known[candidates.index(chosen)]
+    plan = TrainingPlan(
+        budget=budget,
+        lengths=summarize_lengths(request.rows.lengths),
+        effective_batch_size=length.largest_size,
+        total_steps=length.total_steps,
+        candidates=tuple(candidates),
+        chosen=chosen,
+        reason=reason,
+        costs=None if taken is None else taken.costs,
+        seconds=None,
+        advice=_advice(request, chosen, correction),
+        from_cache=False,
+        state_bytes=0 if taken is None else taken.state_bytes,
+        helps=() if chosen is not None else _helps(request, budget, candidates, known),
+        too_long=() if chosen is not None else _too_long(request, candidates, known),
+    )
+    return with_phases(plan, request)
+
+
+def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correction) -> tuple[str, ...]:
+    notes = tuple(dropout_notes(request.config, request.architecture.to_dict()))
+    if correction.scale != 1:
+        notes = (f"what micro-batches add to the memory is corrected by what was {correction.reason}", *notes)
+    notes = (*phase_notes(request, fits=chosen is not None), *notes)
+    return notes if chosen is None else (*notes, *chosen.advice)
+
+
+def _helps(
+    request: PlanRequest, budget: Budget, candidates: Sequence[Candidate], known: Sequence[WayCosts]
+) -> tuple[str, ...]:
+    """Return what makes it fit; where nothing does alone, what takes less, and that it is not enough."""
+    device, task = request.device, request.task
+    is_named = not request.is_at_hand or device.is_cpu
+    is_known = is_named and any(device.name == each.name for each in (*devices(), cpu_device()))
+    found = what_helps(
+        request.config,
+        rows=task.fixed_rows or 1,
+        longest=task.longest,
+        device=device.name if is_known else None,
+        memory_bytes=device.memory_bytes if is_named and not is_known else None,
+    )
+    room_bytes = budget.limit_bytes - budget.margin_bytes
+    enough = [str(each) for each in found if each.total_bytes <= room_bytes]
+    if task.fixed_rows is not None:
+        by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
+        least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
+        if least is not None:
+            enough.append(f"micro-batches cut by length ({format_bytes(least)}): trainer.batch_size: auto")
+    fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
+    if fitting:
+        enough.append(f"rows of {max(fitting):,} tokens: preprocessing.global_max_sequence_length")
+    now_bytes = min(each.single_row_bytes for each in candidates)
+    less = (
+        each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
+    )
+    return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each way takes")
+
+
+def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
+    """The rows that do not fit in the way that takes the least."""
+    least, way = min(zip(candidates, known, strict=True), key=lambda pair: pair[0].single_row_bytes)
+    positions = np.sort(request.order[list(least.too_long)])
+    lengths = request.rows.lengths[positions]
+    peaks = np.maximum(way.costs.peak_bytes(1, lengths), way.least_bytes)
+    beside_bytes = least.single_row_bytes - max(
+        float(way.costs.peak_bytes(1, request.task.longest)), float(way.least_bytes)
+    )
+    return tuple(
+        LongRow(key=int(key), num_tokens=int(num_tokens), total_bytes=round(peak + beside_bytes))
+        for key, num_tokens, peak in zip(request.rows.keys[positions], lengths, peaks.tolist(), strict=True)
+    )
+
+
+def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
+    """What the configuration leaves open. Chunks are taken wherever they can be, unless the plan is against them."""
+    chosen, reason = plan.chosen, plan.reason
+    key = "trainer.enable_gradient_checkpointing"
+    choices = [largest_choice(request)] if request.is_sized_by_memory else []
+    is_open = request.trainer.enable_gradient_checkpointing == "auto"
+    if chosen is None:
+        why = "no way fits, and this takes the least"
+        return (*choices, Choice(key=key, value=True, reason=why)) if is_open else tuple(choices)
+    if is_open:
+        choices.append(Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason))
+    has_chunks = any(each.way.chunked_loss for each in plan.candidates)
+    if request.trainer.chunked_loss == "auto" and has_chunks and not chosen.way.chunked_loss:
+        choices.append(Choice(key="trainer.chunked_loss", value=False, reason=reason))
+    return tuple(choices)
+
+
+def too_long(plan: TrainingPlan) -> list[Problem]:
+    """Why a run does not begin whose rows do not fit."""
+    shown = plan.too_long[:_MOST_ROWS_NAMED]
+    if not shown:
+        return [Problem(what=f"no way to train fits: {plan.reason}", fix="; or ".join(plan.helps))]
+    more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
+    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
+    named = ", ".join(f"row {row.key} ({row.num_tokens:,} tokens)" for row in shown)
+    longest = format_bytes(max(row.total_bytes for row in plan.too_long))
+    what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
+    return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]
+
+
+_SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parameters"}
+
+
+_TENTHS = 10  # predictions take all tokens for supervised: runs are compared where about as many are
+
+
+def calibrations_of(request: PlanRequest) -> Calibrations:
+    """Of this model, adapter and optimizer on this device."""
+    supervised = int(request.rows.num_supervised.sum()) / max(int(request.rows.lengths.sum()), 1)
+    facts = {
+        "device": request.device.title,
+        "base": request.folder.config,
+        "settings": request.config.model_dump(mode="json", include=_SECTIONS),
+        "optimizer": request.trainer.optimizer.model_dump(mode="json"),
+        "supervised": round(_TENTHS * supervised),
+        "versions": versions(),
+    }
+    return Calibrations(cache_folder(), facts)
+
+
+def corrected(costs: Costs, probe: Probe, predicted_bytes: int) -> Costs:
+    """The costs with what a probe has shown, where it took more than predicted."""
+    if probe.peak_bytes is None:
+        return costs
+    peak = Peak(predicted_bytes=uncorrected(costs, predicted_bytes), measured_bytes=probe.peak_bytes)
+    found = at_once(Correction(scale=costs.scale), peak, static_bytes=costs.static_bytes)
+    return replace(costs, scale=found.scale)
+
+
+def remember(
+    request: PlanRequest,
+    costs: Costs,
+    steps: Iterable[StepPeak],
+    probes: Sequence[tuple[int, Probe]],
+    device: torch.device,
+) -> None:
+    """Keep what a run has measured. probes: with the bytes that were predicted of each before any correction."""
+    seen = [(uncorrected(costs, step.predicted_bytes), step.measured_bytes) for step in steps]
+    seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in probes]
+    peaks = [
+        Peak(predicted_bytes=predicted, measured_bytes=measured) for predicted, measured in seen if measured is not None
+    ]
+    found = of_run(peaks, static_bytes=costs.static_bytes, outside_bytes=_outside_bytes(device))
+    if found is not None:
+        calibrations_of(request).add(found)
+
+
+def uncorrected(costs: Costs, predicted_bytes: int) -> int:
+    """What these costs predicted, as it would be without their correction."""
+    return costs.static_bytes + round((predicted_bytes - costs.static_bytes) / costs.scale)
+
+
+def _outside_bytes(device: torch.device) -> int | None:
+    """What of a GPU is neither free nor PyTorch's: the context, libraries, other processes."""
+    if device.type != "cuda":
+        return None
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
+
+
+_ALIKE = "cut otherwise, under another memory, the losses are alike and not equal"
+
+
+def dropout_notes(config: Config, base: Mapping[str, Any]) -> Iterator[str]:
+    """config: resolved, with a training. base: the base model's settings, defaults among them (see own_dropout)."""
+    trainer, adapter = config.trainer, config.adapter
+    assert isinstance(trainer, FinetuneTrainer), "only training drops anything"
+    rate = 0.0 if adapter is None else adapter.dropout
+    if rate and not trainer.dropout_by_row:
+        yield (
+            f"adapter.dropout {rate:g} is drawn for the rows that go together: {_ALIKE}. "
+            "trainer.dropout_by_row: true makes them equal"
+        )
+    if trainer.dropout_by_row and not rate:
+        why = "there is no adapter" if adapter is None else "adapter.dropout is 0"
+        yield f"trainer.dropout_by_row changes nothing: {why}"
+    own = ", ".join(f"{name} {value:g}" for name, value in own_dropout(base).items())
+    if own:
+        by_row = ", which trainer.dropout_by_row leaves as it is" if trainer.dropout_by_row else ""
+        yield f"the base model has dropout of its own ({own}){by_row}: {_ALIKE}"

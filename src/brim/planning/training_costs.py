@@ -1,0 +1,370 @@
+"""Trace one strategy: its memory and its time for every shape that the rows can make.
+
+`PlanRequest` is what a plan is asked for: a configuration, a device and rows. `time_advice` says what would make a
+step faster, given what it is bound by.
+
+For the same work on the same device a plan is not made twice: it is kept for later runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+import brim
+from brim.batching import Costs
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data.tokens import TokenRows, rows_of_step
+from brim.memory import (
+    ONE_AT_A_TIME,
+    UNTRACEABLE,
+    Budget,
+    ConfigWorkload,
+    Device,
+    UntraceableError,
+    device_speed,
+    is_a_mistake_of_brims,
+    untraceable,
+)
+from brim.memory.allocator import AllocatorSettings
+from brim.memory.cuda import CudaTarget
+from brim.models import ModelFolder
+from brim.notes import Say
+from brim.planning.candidates import WayCosts, memory_model, verified_memory
+from brim.planning.costs import (
+    Correction,
+    Shape,
+    TimeEstimate,
+    TracedShapes,
+    estimate,
+    overhead_bytes,
+    seconds_of,
+    shapes_to_count,
+    versions,
+)
+from brim.planning.plan import RowsAndTokens, Task, TrainingPlan, Way
+from brim.storage import Cache, digest
+from brim.train import RunLength
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+_SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
+
+
+def traced(
+    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, cache_folder: Path | None, say: Say
+) -> WayCosts:
+    """Trace the few shapes that it takes. Raises UntraceableError for an architecture that cannot be."""
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+        try:
+            return _traced(request, way, budget, correction.scale, cache_folder, say)
+        except UNTRACEABLE as error:
+            if is_a_mistake_of_brims(error):
+                raise
+            raise UntraceableError(untraceable(error, request.folder)) from error
+
+
+def _traced(
+    request: PlanRequest, way: Way, budget: Budget, scale: float, cache_folder: Path | None, say: Say
+) -> WayCosts:
+    shapes = _shapes(request, way, cache_folder)
+    task = request.task
+    model = memory_model(
+        shapes,
+        task.lengths,
+        most_rows=task.fixed_rows or task.effective_batch_size,
+        cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
+        context_length=request.folder.context_length,
+    )
+    time = _time(request, shapes)
+    update_s = seconds_of(shapes.update_work, time.speed)
+    shapes.save()
+    if shapes.note is not None:
+        say(shapes.note)
+
+    def overhead(of: Sequence[RowsAndTokens]) -> int:
+        with ONE_AT_A_TIME:
+            return overhead_bytes(shapes, of)
+
+    def traced_at(rows: int, tokens: int) -> Costs:
+        with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
+            return replace(costs, peak=verified_memory(model, shapes, rows=rows, tokens=tokens).peak)
+
+    costs = Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface, scale=scale)
+    return WayCosts(
+        way=replace(way, chunked_loss=shapes.basics.chunk_positions is not None),
+        costs=costs,
+        least_bytes=model.least_bytes,
+        state_bytes=model.state_bytes,
+        update_s=update_s,
+        overhead_bytes=overhead,
+        bound_by=lambda of: time.bound(of).bound_by,
+        advice=lambda of: time_advice(time, of),
+        time_source="estimated",
+        traced_at=traced_at,
+    )
+
+
+def _shapes(request: PlanRequest, way: Way, cache_folder: Path | None) -> TracedShapes:
+    device = request.device
+    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+    workload = ConfigWorkload(request.config_of(way), request.folder, request.architecture, target=target)
+    return TracedShapes(
+        workload,
+        device,
+        is_single=request.task.effective_batch_size == 1,
+        settings=AllocatorSettings.from_environment(os.environ),
+        cache_folder=cache_folder,
+    )
+
+
+def _time(request: PlanRequest, shapes: TracedShapes) -> TimeEstimate:
+    task = request.task
+    short = int(np.percentile(task.lengths, _SHORT_PERCENT, method="inverted_cdf"))
+    for rows, tokens in shapes_to_count(
+        shapes.known.work, longest=task.longest, short=short, most_rows=task.effective_batch_size
+    ):
+        shapes.work(rows, tokens)
+    return estimate(
+        shapes.known.work,
+        device_speed(request.device, num_cores=torch.get_num_threads()),
+        longest=task.longest,
+        shortest=int(task.lengths.min()),
+        most_rows=task.effective_batch_size,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """A training run that is to be planned."""
+
+    config: Config  # resolved for the device, but for what a plan decides
+    folder: ModelFolder
+    architecture: PretrainedConfig
+    device: Device
+    is_at_hand: bool  # the run will take place on this very device
+    rows: TokenRows
+    length: RunLength
+    has_begun: bool = False  # it goes on as it was begun: nothing but its cuts is open
+    is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
+
+    @property
+    def trainer(self) -> FinetuneTrainer:
+        assert isinstance(self.config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
+        return self.config.trainer
+
+    @property
+    def is_bounded_by_memory(self) -> bool:
+        """Whether the sizes that it asks for depend on how many rows fit together."""
+        return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """Positions of the rows as the first epoch takes them; each epoch has another order, of the same kind."""
+        num_rows, seed = len(self.rows), self.config.random_seed
+        return rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=0, size=num_rows)[1]
+
+    @cached_property
+    def task(self) -> Task:
+        """What the run is to do, whichever way it goes."""
+        batch_size = self.trainer.batch_size
+        effective = min(self.length.largest_size, len(self.rows))
+        return Task(
+            lengths=self.rows.lengths[self.order],
+            effective_batch_size=effective,
+            fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
+            largest=self.trainer.use_maximum_batch_size,
+        )
+
+    def config_of(self, way: Way) -> Config:
+        """The configuration that goes this way."""
+        # Where chunks are not asked for, whether the architecture allows them shows once it is built.
+        chunked = self.trainer.chunked_loss if way.chunked_loss else False
+        update = {"enable_gradient_checkpointing": way.gradient_checkpointing, "chunked_loss": chunked}
+        return self.config.model_copy(update={"trainer": self.trainer.model_copy(update=update)})
+
+
+_KIND = "plans"
+
+
+_FORMAT = 1
+
+
+_STEP = 1.03  # budgets within 3% of each other share a plan: memory that happens to be free is never twice the same
+
+
+_ALIKE = 0.01  # as in planning/calibration.py: a correction by less changes nothing
+
+
+# What decides neither memory nor time of a training step but by way of the rows' lengths, which count for themselves.
+_IRRELEVANT = {
+    "base_model",  # its config.json counts
+    "input_features",
+    "output_features",
+    "prompt",
+    "chat",
+    "preprocessing",
+    "generation",
+    "backend",
+    "memory",  # the budget that comes of it counts
+    "dataset",
+    "random_seed",  # the order of the lengths counts
+    "trust_remote_code",
+}
+
+
+_IRRELEVANT_TO_STEPS = {
+    "eval_batch_size",
+    "learning_rate",
+    "learning_rate_scheduler",
+    "learning_rate_scaling",
+    "on_nonfinite",
+    "early_stop",
+    "steps_per_checkpoint",
+    "checkpoints_per_epoch",
+    "validation_field",
+    "validation_metric",
+    "skip_all_evaluation",
+    "evaluate_training_set",
+    # Their sizes, and the samples of each, count.
+    "initial_effective_batch_size",
+    "batch_rampup",
+    "batch_schedule",
+    "batch_increase_function",
+    # They change the optimizer's numbers.
+    "batch_lr_scaling",
+    "batch_beta2_scaling",
+}
+
+
+class PlanCache:
+    """The plan of one piece of work under a budget, if an earlier run made it. `note`: what was wrong with the file."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], budget: Budget) -> None:
+        self._cache = Cache(folder, _KIND)
+        self._budget = budget
+        # The device, the margin's cause and what is outside PyTorch are part of the work; only free memory varies.
+        bucket = math.floor(math.log(max(budget.reserved_bytes, 1), _STEP))
+        self._name, self._name_of_ample = (
+            digest({"facts": facts, "device": budget.device, "bucket": each}) for each in (bucket, "any")
+        )
+
+    @property
+    def note(self) -> str | None:
+        return self._cache.note
+
+    def read(self, *, scale: float = 1.0) -> TrainingPlan | None:
+        """The plan, under the budget of today; None where there is none, or it asks for more memory than there is.
+
+        scale: what runs have measured since of what shapes add to the memory; a plan that expects less is not used.
+        """
+        plan = self._read(self._name)
+        if plan is None or plan.budget.reserved_bytes > self._budget.reserved_bytes:
+            plan = self._read(self._name_of_ample)
+            plan = None if plan is None else _under(plan, self._budget)
+        if plan is None or (plan.costs is not None and plan.costs.scale * (1 + _ALIKE) < scale):
+            return None
+        return replace(plan, budget=self._budget, from_cache=True)
+
+    def write(self, plan: TrainingPlan) -> None:
+        """Keep a plan for later runs; one that more memory would not change is kept for any budget that it fits."""
+        for name in (self._name, self._name_of_ample) if _is_ample(plan) else (self._name,):
+            self._cache.write(name, replace(plan, from_cache=False).as_dict())
+
+    def _read(self, name: str) -> TrainingPlan | None:
+        saved = self._cache.read(name)
+        if saved is None:
+            return None
+        try:
+            return TrainingPlan.from_dict(saved)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            self._cache.refuse(name)
+            return None
+
+
+def _is_ample(plan: TrainingPlan) -> bool:
+    """Whether the first way that was looked at was taken, and cut as if there were no limit."""
+    return plan.candidates == (plan.chosen,) and not plan.candidates[0].cap_binds
+
+
+def _under(plan: TrainingPlan, budget: Budget) -> TrainingPlan | None:
+    """An ample plan under another budget, with the same cuts; None where it does not fit."""
+    chosen = plan.chosen
+    if chosen is None or chosen.total_bytes is None:
+        return None
+    if chosen.total_bytes - plan.budget.outside_bytes > budget.reserved_bytes:
+        return None
+    less_bytes = max(plan.budget.reserved_bytes - budget.reserved_bytes, 0)
+    chosen = replace(chosen, cap_bytes=chosen.cap_bytes - less_bytes)
+    return replace(plan, chosen=chosen, candidates=(chosen,))
+
+
+def plan_facts(
+    config: Config, base_config: Mapping[str, Any], lengths: ArrayLike, *, adapter: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All that a plan depends on beside the device's memory.
+
+    config: resolved. base_config: the base model's config.json. lengths: tokens of the rows, in the order in which an
+    epoch takes them. adapter: the settings that trained weights come with.
+    """
+    settings = config.model_dump(mode="json", exclude=_IRRELEVANT)
+    if isinstance(config.trainer, FinetuneTrainer):
+        settings["trainer"] = {k: v for k, v in settings["trainer"].items() if k not in _IRRELEVANT_TO_STEPS}
+    tokens = np.ascontiguousarray(lengths, dtype="<i8")
+    return {
+        "format": _FORMAT,
+        "settings": settings,
+        "base": base_config,
+        "adapter": adapter,
+        "lengths": hashlib.sha256(tokens.tobytes()).hexdigest(),
+        "versions": {**versions(), "release": brim.__version__},
+    }
+
+
+_WORTH_SAYING = 0.02
+
+
+def time_advice(estimate: TimeEstimate, shapes: Sequence[Shape]) -> tuple[str, ...]:
+    """Sentences for people. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
+    shares = estimate.bound(shapes)
+    less = less_when_doubled(estimate, shapes)
+    doubled = "micro-batches of twice the rows would "
+    doubled += f"take {less:.0%} less time a token" if less >= _WORTH_SAYING else "not make it faster"
+    if shares.bound_by == "arithmetic":
+        said = (
+            f"a step is bound by arithmetic ({shares.arithmetic:.0%} of its time): {doubled}, and 4-bit weights save "
+            "memory, not time"
+        )
+    elif shares.bound_by == "memory traffic":
+        said = (
+            f"a step is bound by memory traffic ({shares.memory_traffic:.0%} of its time): {doubled}; 4-bit weights "
+            "alone save none, since each product writes them out in half precision first"
+        )
+    else:
+        said = (
+            f"a step is bound by the host, which starts kernels ({shares.launches:.0%} of its time): {doubled}; a "
+            "device that computes faster would not help"
+        )
+    anew = estimate.recomputed(shapes)
+    if anew < _WORTH_SAYING:
+        return (said,)
+    return said, f"activation checkpointing computes {anew:.0%} of the time anew: memory that is free goes there first"
+
+
+def less_when_doubled(estimate: TimeEstimate, shapes: Sequence[Shape]) -> float:
+    """The share of the time a token that goes away with micro-batches of twice the rows."""
+    rows, lengths = np.array(shapes, dtype=np.float64).T
+    surface = estimate.surface
+    return max(0.0, 1.0 - float(surface(2 * rows, lengths).sum()) / (2 * float(surface(rows, lengths).sum())))

@@ -1,0 +1,205 @@
+"""Say a plan in a few lines, as `brim train` and `brim predict` print it before they begin.
+
+The words for a plan's figures are shared by its table and its short form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from brim.memory import Budget
+from brim.notes import Note, warning
+from brim.planning.plan import Candidate, GenerationPlan, TrainingPlan, Way
+from brim.units import format_bytes, format_seconds
+
+
+def generation_lines(plan: GenerationPlan) -> list[str]:
+    """At most five: how many rows run together and why, memory, time, and what is worth knowing."""
+    return list(_generation_lines(plan))
+
+
+def rows_in_words(plan: GenerationPlan) -> str:
+    """How many of the longest prompts run together, and why so many."""
+    first = plan.shapes[0]
+    rows = "1 row" if first.rows == 1 else f"{first.rows:,} rows"
+    return f"{rows} of up to {first.columns:,} tokens together ({plan.rows_reason})"
+
+
+def generation_memory_in_words(plan: GenerationPlan) -> str:
+    """The predicted peak beside the limit; of what cannot be traced, the limit alone."""
+    budget = plan.budget
+    limit = f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}; margin {format_bytes(budget.margin_bytes)}: "
+    limit += f"{budget.margin_reason})"
+    return limit if plan.total_bytes is None else f"{format_bytes(plan.total_bytes)} of {limit}"
+
+
+def time_in_words(plan: GenerationPlan) -> str:
+    """Return the estimate as if every response took all of its tokens; it is no bound, and does not say so."""
+    if plan.seconds is None:
+        return "not known"
+    tokens = "token" if plan.max_new_tokens == 1 else "tokens"
+    return (
+        f"about {format_seconds(plan.seconds)} (estimated), were every response {plan.max_new_tokens:,} {tokens} long, "
+        "and what loading and starting take"
+    )
+
+
+def engine_in_words(plan: GenerationPlan) -> str:
+    """Its name, and why it is this one."""
+    return plan.engine + (f" ({plan.engine_reason})" if plan.engine_reason else "")
+
+
+def would_take_in_words(plan: GenerationPlan) -> str | None:
+    """What the plan would have taken, where somebody gave a number."""
+    if plan.would_take is None:
+        return None
+    rows = "1 row" if plan.would_take == 1 else f"{plan.would_take:,} rows"
+    return f"by itself the plan would take {rows} ({plan.would_take_reason})"
+
+
+def _generation_lines(plan: GenerationPlan) -> Iterator[str]:
+    yield f"plan: engine {engine_in_words(plan)}; {rows_in_words(plan)}"
+    would = would_take_in_words(plan)
+    if would is not None:
+        yield f"plan: {would}"
+    yield f"memory: {generation_memory_in_words(plan)}"
+    if plan.seconds is not None:
+        yield f"time: {time_in_words(plan)}"
+    if plan.notes:
+        yield f"note: {'; '.join(plan.notes)}"
+
+
+def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
+    """Return the way that is taken, its memory and its time, and what is worth knowing, a note each.
+
+    phase_notes: what of the plan's advice says that the effective batch moves otherwise than was asked for. What would
+    make the way faster is a detail: the way has been chosen.
+    """
+    on_speed = () if plan.chosen is None else plan.chosen.advice
+    return [
+        *(Note(line, kind="plan", topic=topic) for topic, line in _lines(plan)),
+        *(
+            warning(line, topic="plan")
+            if line in phase_notes
+            else Note(line, kind="detail" if line in on_speed else "note")
+            for line in plan.advice
+        ),
+    ]
+
+
+def _lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """With what each is about."""
+    source = " (found earlier; --replan looks again)" if plan.from_cache else ""
+    if plan.chosen is None:
+        leanest = min(plan.candidates, key=lambda each: each.single_row_bytes)
+        yield "plan", f"plan: no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}"
+        yield "memory", f"memory: {memory_in_words(plan)}"
+        return
+    yield "plan", f"plan: {_cut(plan.chosen)}{source}"
+    yield "memory", f"memory: {_memory(plan, plan.chosen)}"
+    if plan.batch_moves:
+        yield "plan", f"schedule: {schedule_in_words(plan)}"
+    yield "time", f"time: {duration_in_words(plan)}"
+
+
+def _cut(chosen: Candidate) -> str:
+    assert chosen.widest is not None, "it fits"
+    assert chosen.micro_batches_per_step is not None, "it fits"
+    assert chosen.padding is not None, "it fits"
+    return (
+        f"{way_in_words(chosen.way)}; {_number(chosen.micro_batches_per_step)} a step, of up to "
+        f"{shape_in_words(chosen.widest)}, {padding_in_words(chosen.padding)} padding"
+    )
+
+
+def _number(micro_batches: float) -> str:
+    shown = f"{micro_batches:.1f}".removesuffix(".0")
+    return f"{shown} {'micro-batch' if shown == '1' else 'micro-batches'}"
+
+
+def _memory(plan: TrainingPlan, chosen: Candidate) -> str:
+    assert chosen.total_bytes is not None, "it fits"
+    budget = plan.budget
+    return (
+        f"{format_bytes(chosen.total_bytes)} of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}; "
+        f"margin {format_bytes(budget.margin_bytes)}: {budget.margin_reason})"
+    )
+
+
+def way_in_words(way: Way) -> str:
+    """What a candidate sets: "no checkpointing, loss in chunks"."""
+    return str(way)
+
+
+def shape_in_words(shape: tuple[int, int]) -> str:
+    """Rows and tokens of a micro-batch."""
+    return f"{shape[0]:,} × {shape[1]:,} tokens"
+
+
+def padding_in_words(padding: float) -> str:
+    """What padding adds to the real tokens: 1.031 -> "3.1%"."""
+    return f"{100 * (padding - 1):.1f}%"
+
+
+def memory_in_words(plan: TrainingPlan) -> str:
+    """The budget, and what of it PyTorch does not get."""
+    return budget_in_words(plan.budget)
+
+
+def budget_in_words(budget: Budget) -> str:
+    """What there is, and what of it PyTorch does not get."""
+    return (
+        f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}), less "
+        f"{format_bytes(budget.outside_bytes)} outside PyTorch and a margin of "
+        f"{format_bytes(budget.margin_bytes)} ({budget.margin_reason})"
+    )
+
+
+def duration_in_words(plan: TrainingPlan) -> str:
+    """Steps, and how long they will take."""
+    steps = _steps_in_words(plan)
+    if plan.chosen is None:
+        return steps
+    bound = "" if plan.chosen.bound_by is None else f", bound by {plan.chosen.bound_by}"
+    return f"{steps}, {seconds_in_words(plan)} without evaluation ({plan.chosen.time_source}{bound})"
+
+
+def seconds_in_words(plan: TrainingPlan) -> str:
+    """How long the run takes, of a plan that fits."""
+    if plan.seconds_between is None:
+        return f"about {format_seconds(plan.seconds or 0.0)}"
+    least, most = map(format_seconds, plan.seconds_between)
+    return f"about {least} to {most}" if least != most else f"about {least}"
+
+
+def batch_in_words(plan: TrainingPlan) -> str:
+    """How many rows an update has: "32 rows", or "8 to 512 rows" where that moves."""
+    most = plan.effective_batch_size
+    if plan.batch_moves:
+        return f"{plan.smallest_batch_size:,} to {most:,} rows"
+    return f"{most:,} {'row' if most == 1 else 'rows'}"
+
+
+def schedule_in_words(plan: TrainingPlan) -> str:
+    """How the batch moves, of a plan in which it does."""
+    if plan.steps_between is not None:
+        return f"{batch_in_words(plan)}, by the noise that is measured while training"
+    sizes = f"{plan.phases[0].size:,} → {plan.phases[-1].size:,} rows" if plan.phases else batch_in_words(plan)
+    over = f"{sizes} in {plan.num_phases:,} phases over {plan.total_samples:,} samples"
+    if not plan.phases:
+        return over
+    last = plan.phases[-1]
+    assert last.first_sample is not None, "it does not depend on what is measured"
+    return f"{over}, {last.size:,} from {last.first_sample:,} on"
+
+
+def steps_per_epoch(plan: TrainingPlan) -> int:
+    """Updates in one pass over the rows, of the most rows that they have; the last one takes what is left."""
+    return -(-plan.lengths.num_rows // plan.effective_batch_size)
+
+
+def _steps_in_words(plan: TrainingPlan) -> str:
+    if plan.steps_between is None:
+        return f"{plan.total_steps:,} {'step' if plan.total_steps == 1 else 'steps'}"
+    fewest, most = plan.steps_between
+    return f"{fewest:,} to {most:,} steps"

@@ -1,0 +1,381 @@
+"""Compare runs of several configurations, and figures with their intervals, as tables for people.
+
+Runs with the same seeds give means, and differences to the first configuration, paired by seed. The tables show
+losses, what the runs took, and every run; notes say what is counted, and what was not the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from brim.infer import Interval, mean_interval
+from brim.report.picture import PageTable
+from brim.train import RunFigures
+from brim.units import format_bytes, format_count, format_seconds
+
+
+class HasEnds(Protocol):
+    """An interval."""
+
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+Intervals = Mapping[str, HasEnds]
+
+
+def figure_lines(metrics: Mapping[str, float], intervals: Intervals, *, title: str) -> list[str]:
+    """A line for each metric, those without an interval last."""
+    cells = [
+        (name, [_figure_cell(metrics[name], intervals.get(name))]) for name in _with_intervals_first(metrics, intervals)
+    ]
+    lines = _table([title], cells)
+    return [*lines, "", _ABOUT]
+
+
+def comparison_lines(
+    columns: Sequence[tuple[str, Mapping[str, float], Intervals]],
+    differences: Mapping[str, float],
+    difference_intervals: Intervals,
+    *,
+    notes: Sequence[str] = (),
+) -> list[str]:
+    """Each model's figures side by side, and how they differ. columns: a title, figures and their intervals."""
+    cells = [
+        (
+            name,
+            [
+                *(_figure_cell(metrics[name], intervals.get(name)) for _, metrics, intervals in columns),
+                _figure_cell(difference, difference_intervals[name], sign="+"),
+            ],
+        )
+        for name, difference in differences.items()
+    ]
+    lines = _table([*(title for title, _, _ in columns), "difference, paired"], cells)
+    return [*lines, "", _ABOUT, *notes]
+
+
+_ABOUT = "In brackets: 95% intervals, bootstrap over rows. Loss in nats a token."
+
+
+def words_of(name: str) -> str:
+    """A metric as people call it."""
+    return name.removeprefix("num_").replace("_", " ")
+
+
+def _with_intervals_first(metrics: Mapping[str, float], intervals: Intervals) -> list[str]:
+    return sorted(metrics, key=lambda name: name not in intervals)
+
+
+def _figure_cell(value: float, interval: HasEnds | None, *, sign: str = "") -> str:
+    if interval is None:
+        return f"{value:,.0f}"
+    return f"{value:{sign}.4f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+
+
+def _table(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    named = [("", titles), *((words_of(name), cells) for name, cells in rows)]
+    first = max(len(name) for name, _ in named)
+    widths = [max(len(cells[column]) for _, cells in named) for column in range(len(titles))]
+
+    def lines() -> Iterator[str]:
+        for name, cells in named:
+            padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+            yield "  ".join([name.ljust(first), *padded]).rstrip()
+
+    return list(lines())
+
+
+_SAME = 1e-4  # of the tokens: less does not show in a loss
+
+
+def comparison_notes(
+    runs: Mapping[str, Runs], rows: Mapping[tuple[str, int], Mapping[str, str]], *, seeds: Sequence[int]
+) -> list[str]:
+    """Lines for people. rows: for name and seed, a digest of which rows each split holds."""
+    split = final_split(runs)
+    return [
+        *_counted(split),
+        *_scatter(len(seeds)),
+        *_unequal(runs, rows, split),
+        *_skipped(runs),
+    ]
+
+
+def _counted(split: str) -> Iterator[str]:
+    yield "every run went to its end: without trainer.early_stop, and its last weights count, not its best"
+    if split == "train":
+        yield (
+            "not every run was evaluated on validation rows: the loss is the training's, the mean of the last tenth of "
+            "the tokens, which each run saw while it learned"
+        )
+
+
+def _scatter(num_seeds: int) -> Iterator[str]:
+    if num_seeds == 1:
+        yield "one seed has no interval, and its differences may be chance: take three or more with --seeds"
+    else:
+        yield (
+            "± half of a 95% interval over seeds, by Student's t; differences are of runs with the same seed, that is, "
+            "with the same split and the same order of rows"
+        )
+
+
+def _unequal(runs: Mapping[str, Runs], rows: Mapping[tuple[str, int], Mapping[str, str]], split: str) -> Iterator[str]:
+    first_name = next(iter(runs), None)
+    for name, found in runs.items():
+        pairs = [] if first_name is None else [(run, runs[first_name].get(seed)) for seed, run in found.items()]
+        both = [(run, first) for run, first in pairs if first is not None]
+        if name == first_name or first_name is None or not both:
+            continue
+        yield from _tokens(name, first_name, both)
+        yield from _evaluated(name, first_name, both, split)
+        if any(_other_rows(rows, name, first_name, seed) for seed in found):
+            yield f"{name} does not have the same rows as {first_name}: other ones were left out (see ledger.parquet)"
+
+
+def _tokens(name: str, first_name: str, both: Sequence[tuple[RunFigures, RunFigures]]) -> Iterator[str]:
+    ours, theirs = (math.fsum(pair[side].num_tokens for pair in both) / len(both) for side in (0, 1))
+    if abs(ours - theirs) > _SAME * theirs:
+        yield (
+            f"not equal in tokens: {name} was trained on {ours:,.0f}, {first_name} on {theirs:,.0f} "
+            f"({ours / theirs - 1:+.1%}); the rows are as many, but not the tokens of a row"
+        )
+
+
+def _evaluated(name: str, first_name: str, both: Sequence[tuple[RunFigures, RunFigures]], split: str) -> Iterator[str]:
+    for each in (split, "test"):
+        for run, first in both:
+            ours, theirs = run.evaluated_tokens.get(each), first.evaluated_tokens.get(each)
+            if ours is not None and theirs is not None and ours != theirs:
+                yield (
+                    f"the {each} losses of {name} and {first_name} are means over other tokens, {ours:,} and "
+                    f"{theirs:,}: their difference is not one of learning alone"
+                )
+                break
+
+
+def _other_rows(rows: Mapping[tuple[str, int], Mapping[str, str]], name: str, first_name: str, seed: int) -> bool:
+    ours, theirs = rows.get((name, seed)), rows.get((first_name, seed))
+    return bool(ours) and bool(theirs) and ours != theirs
+
+
+def _skipped(runs: Mapping[str, Runs]) -> Iterator[str]:
+    for name, found in runs.items():
+        number = sum(run.num_skipped for run in found.values())
+        if number:
+            were = "was" if number == 1 else "were"
+            yield f"{name}: {format_count(number, 'step')} {were} left out, since the loss or gradient was not finite"
+
+
+_WHOSE: Mapping[str, str] = {
+    "validation": "Final loss on the validation rows",
+    "test": "Final loss on the test rows",
+    "train": "Loss of the last tenth of the training",
+}
+
+
+def loss_tables(found: Sequence[Summary], *, first: str, splits: Sequence[str]) -> list[PageTable]:
+    """A table for each split: the mean over seeds, and the difference to the first configuration."""
+    return [_loss_table(found, first=first, split=split) for split in splits]
+
+
+def cost_table(found: Sequence[Summary]) -> PageTable:
+    """Steps, samples, tokens, time and memory; of runs that differ from the least to the most."""
+    return PageTable(
+        caption="What a run takes; time of the steps alone, largest memory of all seeds",
+        heads=("configuration", "steps", "rows", "tokens", "time", "memory"),
+        rows=[
+            (
+                each.name,
+                _range(each.num_steps, _count),
+                _range(each.num_samples, _count),
+                _range(each.num_tokens, _count),
+                format_seconds(each.seconds.mean),
+                format_bytes(int(each.peak_bytes.most)),
+            )
+            for each in found
+        ],
+    )
+
+
+def run_table(runs: Mapping[str, Runs], *, splits: Sequence[str]) -> PageTable:
+    """Every run, by seed."""
+    seeds = sorted({seed for found in runs.values() for seed in found})
+    return PageTable(
+        caption="Every run",
+        heads=("seed", "configuration", *(f"{split} loss" for split in splits), "steps", "tokens", "time", "memory"),
+        rows=[
+            (
+                str(seed),
+                name,
+                *(_loss(found[seed].losses.get(split, math.nan)) for split in splits),
+                _count(found[seed].num_steps),
+                _count(found[seed].num_tokens),
+                format_seconds(found[seed].seconds),
+                format_bytes(found[seed].peak_bytes),
+            )
+            for seed in seeds
+            for name, found in runs.items()
+            if seed in found
+        ],
+        num_texts=2,
+    )
+
+
+def markdown(table: PageTable) -> str:
+    """The table in GitHub's Markdown, its caption above."""
+    rules = ["---" if column < table.num_texts else "---:" for column in range(len(table.heads))]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (table.heads, rules, *table.rows)]
+    return "\n".join([f"{table.caption}:", "", *(f"| {line} |" for line in lines)])
+
+
+def _loss_table(found: Sequence[Summary], *, first: str, split: str) -> PageTable:
+    shown = [each for each in found if split in each.losses]
+    with_seeds = len({each.seeds for each in shown}) > 1
+    seeds_of = ["seeds"] if with_seeds else []
+    return PageTable(
+        caption=f"{_WHOSE[split]}, and how it differs from that of {first}",
+        heads=("configuration", *seeds_of, "loss", "difference", "what the seeds show"),
+        rows=[
+            (
+                each.name,
+                *([", ".join(map(str, each.seeds))] if with_seeds else []),
+                _estimate_cell(each.losses[split]),
+                *_difference(each, split),
+            )
+            for each in shown
+        ],
+    )
+
+
+def _difference(summary: Summary, split: str) -> tuple[str, str]:
+    difference = summary.differences.get(split)
+    return ("", "") if difference is None else (_estimate_cell(difference, sign="+"), verdict(difference))
+
+
+def _estimate_cell(estimate: Estimate, *, sign: str = "") -> str:
+    text = _loss(estimate.mean, sign=sign)
+    interval = estimate.interval
+    return text if interval is None else f"{text} ± {(interval.high - interval.low) / 2:.4f}"
+
+
+def _loss(value: float, *, sign: str = "") -> str:
+    return f"{value:{sign}.4f}" if math.isfinite(value) else "none"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _range(spread: Spread, text: Callable[[float], str]) -> str:
+    return text(spread.mean) if spread.least == spread.most else f"{text(spread.least)}–{text(spread.most)}"
+
+
+Runs = Mapping[int, RunFigures]  # by seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over seeds."""
+
+    mean: float
+    interval: Interval | None  # 95%, by Student's t; None for one seed, or where a value is no number
+    num_seeds: int
+
+    @property
+    def is_apart_from_zero(self) -> bool:
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure of several runs."""
+
+    least: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One configuration."""
+
+    name: str
+    seeds: tuple[int, ...]  # of the runs that came to their end
+    losses: Mapping[str, Estimate]  # split -> final loss
+    differences: Mapping[str, Estimate]  # split -> final loss less the first configuration's; none for the first
+    num_steps: Spread
+    num_samples: Spread
+    num_tokens: Spread
+    num_supervised_tokens: Spread
+    seconds: Spread
+    peak_bytes: Spread
+
+
+def summaries(runs: Mapping[str, Runs]) -> list[Summary]:
+    """Of each configuration that has a run, in order. Differences are to the first, of the seeds that both have."""
+    first = next(iter(runs), None)
+    return [
+        _summary(name, found, None if name == first or first is None else runs[first])
+        for name, found in runs.items()
+        if found
+    ]
+
+
+def final_split(runs: Mapping[str, Runs]) -> str:
+    """Whose loss is the result: validation, where every run was evaluated on it, else the training's."""
+    every = [run for found in runs.values() for run in found.values()]
+    return "validation" if every and all("validation" in run.losses for run in every) else "train"
+
+
+def verdict(difference: Estimate) -> str:
+    """What a difference of losses says, in words."""
+    if difference.interval is None:
+        return "one seed shows nothing" if difference.num_seeds == 1 else "not a number"
+    if not difference.is_apart_from_zero:
+        return "no difference that these seeds show"
+    return "lower" if difference.mean < 0 else "higher"
+
+
+def _summary(name: str, runs: Runs, first: Runs | None) -> Summary:
+    every = list(runs.values())
+    splits = [split for split in ("validation", "test", "train") if all(split in run.losses for run in every)]
+    return Summary(
+        name=name,
+        seeds=tuple(runs),
+        losses={split: _estimate([run.losses[split] for run in every]) for split in splits},
+        differences={} if first is None else _differences(runs, first, splits),
+        num_steps=_spread([run.num_steps for run in every]),
+        num_samples=_spread([run.num_samples for run in every]),
+        num_tokens=_spread([run.num_tokens for run in every]),
+        num_supervised_tokens=_spread([run.num_supervised_tokens for run in every]),
+        seconds=_spread([run.seconds for run in every]),
+        peak_bytes=_spread([run.peak_bytes for run in every]),
+    )
+
+
+def _differences(runs: Runs, first: Runs, splits: Sequence[str]) -> dict[str, Estimate]:
+    differences = {}
+    for split in splits:
+        pairs = [(runs[seed], first[seed]) for seed in runs if seed in first and split in first[seed].losses]
+        if pairs:
+            differences[split] = _estimate([run.losses[split] - other.losses[split] for run, other in pairs])
+    return differences
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(mean=_mean(values), interval=mean_interval(values), num_seeds=len(values))
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(least=min(values), mean=_mean(values), most=max(values))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,389 @@
+"""Show a memory prediction as tables and squares: what takes the memory, where the peak is, whether it fits.
+
+The closed form is shown with its distance from the prediction. A device's memory is drawn as squares of a GiB, or of
+several where they would be too many, filled by category. Each category has one colour, one name and one letter, the
+same in every table and picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from brim.memory import MemoryPrediction
+from brim.memory.closed_form import Line, Napkin
+from brim.memory.trace import CATEGORIES, Category, Place
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+
+def napkin_table(napkin: Napkin, prediction: MemoryPrediction) -> RenderableType:
+    """Each line worked, what they come to at each moment, and the distance from the trace."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        Text("on a napkin", style="bold"),
+        Text(),
+        _lines(napkin.lines),
+        Text(),
+        _moments(napkin),
+        Text(),
+        *(Text(line) for line in (*napkin.notes, distance(napkin, prediction))),
+    )
+
+
+def distance(napkin: Napkin, prediction: MemoryPrediction) -> str:
+    """How far the napkin's largest moment lies from the traced peak."""
+    off = napkin.total_bytes / prediction.allocated_bytes - 1 if prediction.allocated_bytes else 0.0
+    return (
+        f"the napkin says {gib(napkin.total_bytes)} GiB, when {_named(napkin.peak)}; the trace "
+        f"{gib(prediction.allocated_bytes)} GiB allocated: {off:+.1%}"
+    )
+
+
+def _lines(lines: Sequence[Line]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for line in lines:
+        table.add_row(Text(line.name, style=LOOKS[line.category].colour), gib(line.num_bytes), line.formula)
+    return table
+
+
+def _moments(napkin: Napkin) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("what is there when", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("lines", overflow="fold")
+    for moment, total in napkin.moments.items():
+        names = ", ".join(_there(napkin, moment))
+        table.add_row(_named(moment), gib(total), names, style="bold" if moment == napkin.peak else None)
+    return table
+
+
+def _there(napkin: Napkin, moment: str) -> Iterator[str]:
+    return (line.name for line in napkin.lines if moment in line.moments)
+
+
+def _named(moment: str) -> str:
+    return {
+        "load": "the weights are loaded",
+        "loss": "the loss is computed",
+        "backward begins": "the backward pass begins",
+        "backward ends": "the backward pass ends",
+        "update": "the weights are updated",
+        "prefill": "the prompt is read",
+        "decode": "the last token is generated",
+    }[moment]
+
+
+GIB = 2**30
+
+
+_CHECKPOINTING = "trainer.enable_gradient_checkpointing: true keeps one tensor a layer and computes the others again"
+
+
+_BAR_CHARACTERS = 30
+
+
+_SQUARES_A_LINE = 40
+
+
+# What lowers a part, where it is the largest one.
+_LESS: Mapping[Part, str] = {
+    "weights": "quantization: {bits: 4} makes a quarter of 16 bits",
+    "gradients": "adapter: lora trains few weights",
+    "optimizer_state": "adapter: lora trains few weights, trainer.optimizer.type: adamw_8bit keeps 8 bits of each",
+    "activations": "they grow with rows × tokens (trainer.batch_size, preprocessing.global_max_sequence_length)",
+    "logits_and_loss": "trainer.chunked_loss: true computes them in chunks",
+    "temporary": "adapter: lora trains few weights",
+}
+
+
+def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
+    """The whole report for the terminal. title: of the model."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        Text(headline(prediction, title=title), style="bold"),
+        Text(),
+        _by_part(prediction),
+        Text(),
+        Card(parts=total_by_part(prediction), budget_bytes=prediction.budget_bytes, per_line=_SQUARES_A_LINE),
+        Text(),
+        *(Text(line) for line in facts(prediction)),
+    )
+
+
+def headline(prediction: MemoryPrediction, *, title: str) -> str:
+    """Model, phase, shape and device in a line."""
+    return f"{title}: {prediction.shape_in_words()}"
+
+
+def facts(prediction: MemoryPrediction) -> Iterator[str]:
+    """Where the peak is, the steps, the verdict and the automatic choices, as lines."""
+    yield f"peak: {place_in_words(prediction.peak)}"
+    yield from _largest(prediction)
+    yield from _beside_reports(prediction)
+    yield from _steps(prediction)
+    if prediction.fits is not None:
+        yield f"{'fits' if prediction.fits else 'does not fit'}: {prediction.reason}"
+    else:
+        yield prediction.reason
+    yield from prediction.choices
+
+
+def place_in_words(place: Place) -> str:
+    """A place as phase, operator and module: "backward, mm in model.layers.3.mlp"."""
+    where = operator_and_module(place)
+    return f"{place.phase}, {where}" if where else place.phase
+
+
+def operator_and_module(place: Place) -> str:
+    """A place without its phase; PEFT's wrapping is left out of the module's path."""
+    operator = place.operator.removeprefix("aten::").removeprefix("aten.")
+    module = place.module.removeprefix("base_model.model.")
+    return f"{operator} in {module}" if operator and module else operator or module
+
+
+def gib(num_bytes: int) -> str:
+    """GiB with two decimals; three where there is little."""
+    value = num_bytes / GIB
+    if num_bytes == 0:
+        return "0"
+    return f"{value:,.3f}" if 0 < abs(value) < 0.1 else f"{value:,.2f}"
+
+
+def _by_part(prediction: MemoryPrediction) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("GiB", justify="right")
+    table.add_column("%", justify="right")
+    table.add_column("")
+    for part, num_bytes in total_by_part(prediction).items():
+        if part == "unused":
+            table.add_row("allocated at the peak", gib(prediction.allocated_bytes), style="bold")
+        if num_bytes:
+            bar = Text(_bar(num_bytes, prediction.total_bytes), style=LOOKS[part].colour)
+            table.add_row(LOOKS[part].label, gib(num_bytes), _percent(num_bytes, prediction.total_bytes), bar)
+    table.add_row("needed on the device", gib(prediction.total_bytes), style="bold")
+    if prediction.budget_bytes is not None:
+        left = prediction.budget_bytes - prediction.total_bytes
+        table.add_row("free" if left >= 0 else "missing", gib(abs(left)))
+    other = prediction.other
+    if other is not None:
+        table.add_row(f"{'with' if other.gradient_checkpointing else 'without'} checkpointing", gib(other.total_bytes))
+    return table
+
+
+def _largest(prediction: MemoryPrediction) -> Iterator[str]:
+    """What a training step is made of for the most, and which key lowers that; figures that differ, differ in it."""
+    if prediction.phase == "train":
+        part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
+        is_taken = {"weights": prediction.quantization_bits == 4, "logits_and_loss": prediction.has_chunked_loss}
+        ways = [_LESS[part]] if part in _LESS and not is_taken.get(part) else []
+        if part == "activations" and not prediction.gradient_checkpointing:
+            ways.append(_CHECKPOINTING)
+        less = f": {'; '.join(ways)}" if ways else ""
+        yield f"the most is {LOOKS[part].label}, {gib(prediction.by_category[part])} GiB{less}"
+
+
+def _beside_reports(prediction: MemoryPrediction) -> Iterator[str]:
+    """Say by what figures that others measured differ from these, where the settings make it more than a tenth."""
+    if prediction.phase in ("train", "evaluate") and prediction.batch_size > 1:
+        tokens = f"{prediction.sequence_length:,} tokens"
+        yield f"each of the {prediction.batch_size:,} rows has all {tokens}: figures measured on shorter rows are lower"
+    if prediction.quantization_bits == 4 and prediction.gradient_checkpointing is False:
+        yield (
+            "4-bit layers keep no input for the backward pass: figures measured with bitsandbytes before 0.43.2, which "
+            "kept it, are higher"
+        )
+
+
+def _steps(prediction: MemoryPrediction) -> Iterator[str]:
+    peaks = prediction.step_peaks_bytes
+    if prediction.phase == "train" and len(peaks) > 1:
+        yield f"allocated at most: {gib(peaks[0])} GiB in the first step, {gib(max(peaks[1:]))} GiB in later ones"
+    yield f"allocated at the end: {gib(prediction.end_allocated_bytes)} GiB"
+
+
+def _percent(num_bytes: int, whole: int) -> str:
+    return f"{100 * num_bytes / whole:.1f}" if whole else ""
+
+
+def _bar(num_bytes: int, whole: int) -> str:
+    length = round(_BAR_CHARACTERS * num_bytes / whole) if whole else 0
+    return "█" * length or "▏"
+
+
+Part: TypeAlias = Category | Literal["unused", "outside"]
+
+
+Sign: TypeAlias = Callable[[Part], tuple[str, str]]  # what is shown, and its style
+
+
+_BEYOND = "#C00000"
+
+
+_MOST_SQUARES = 2048  # of a device, or of one way to run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """One way to run, and what it takes."""
+
+    name: str
+    parts: Mapping[Part, int]  # bytes
+    fits_on: Sequence[str] = ()  # devices
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+def square_bytes_for(most_bytes: int) -> int:
+    """A GiB, doubled until so many bytes are not too many squares."""
+    square_bytes = GIB
+    while most_bytes > _MOST_SQUARES * square_bytes:
+        square_bytes *= 2
+    return square_bytes
+
+
+def squares(parts: Mapping[Part, int], *, square_bytes: int = GIB) -> list[Part]:
+    """One entry a square, in the order of the parts: each square is what stands at its middle.
+
+    As many squares as the whole rounds to; a part of less than half a square may have none.
+    """
+    total = sum(parts.values())
+    found: list[Part] = []
+    end, spans = 0, []
+    for part, num_bytes in parts.items():
+        end += num_bytes
+        spans.append((end, part))
+    for number in range((total + square_bytes // 2) // square_bytes):
+        middle = number * square_bytes + square_bytes // 2
+        found.append(next((part for end, part in spans if middle < end), spans[-1][1]))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The squares in a terminal: those that are free empty, those beyond the device's memory marked.
+
+    Where there are no colours, letters say what the squares are.
+    """
+
+    parts: Mapping[Part, int]  # bytes
+    budget_bytes: int | None
+    per_line: int
+    legend_parts: Sequence[Part] | None = None  # None: those that have a square; empty: no legend
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        square_bytes = square_bytes_for(max(sum(self.parts.values()), self.budget_bytes or 0))
+        filled = squares(self.parts, square_bytes=square_bytes)
+        num_there = len(filled) if self.budget_bytes is None else self.budget_bytes // square_bytes
+        num_all = max(len(filled), num_there)
+        per_line = min(self.per_line, options.max_width // 2)
+        sign = _letter if console.color_system is None else _square
+        for first in range(0, num_all, per_line):
+            line = Text()
+            for number in range(first, min(first + per_line, num_all)):
+                if number < len(filled):
+                    text, style = sign(filled[number])
+                    line.append(text, style=style).append("!" if number >= num_there else " ", style=f"bold {_BEYOND}")
+                else:
+                    line.append("□ " if sign is _square else "· ", style="dim")
+            yield line
+        parts = filled if self.legend_parts is None else self.legend_parts
+        if parts:
+            beyond = len(filled) > num_there
+            yield legend(
+                [part for part in LOOKS if part in parts],
+                square_bytes=square_bytes,
+                sign=sign,
+                free=num_there > len(filled),
+                beyond=beyond,
+            )
+
+
+def legend(parts: Sequence[Part], *, square_bytes: int, sign: Sign, free: bool, beyond: bool) -> Text:
+    """What the squares stand for."""
+    from rich.text import Text
+
+    text = Text(f"each is {square_bytes // GIB:,} GiB: ")
+    for number, part in enumerate(parts):
+        shown, style = sign(part)
+        text.append(", " if number else "").append(shown, style=style).append(f" {LOOKS[part].label}")
+    if free:
+        text.append(", □ free" if sign is _square else ", · free")
+    if beyond:
+        text.append(", ! beyond the device's memory")
+    return text
+
+
+def _square(part: Part) -> tuple[str, str]:
+    return "■", LOOKS[part].colour
+
+
+def _letter(part: Part) -> tuple[str, str]:
+    return LOOKS[part].letter, ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How a part of the memory is shown."""
+
+    label: str
+    colour: str
+    letter: str  # where there are no colours
+    meaning: str
+
+
+# Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart (jfly.uni-koeln.de/color).
+LOOKS: Mapping[Part, Look] = {
+    "weights": Look(label="weights", colour="#0072B2", letter="W", meaning="the model's and the adapter's parameters"),
+    "gradients": Look(
+        label="gradients", colour="#E69F00", letter="G", meaning="one for each parameter that is trained"
+    ),
+    "optimizer_state": Look(
+        label="optimizer state", colour="#009E73", letter="O", meaning="running averages, kept from step to step"
+    ),
+    "activations": Look(
+        label="activations", colour="#D55E00", letter="A", meaning="what the backward pass needs of the forward pass"
+    ),
+    "logits_and_loss": Look(
+        label="logits and loss", colour="#CC79A7", letter="L", meaning="scores of every word of the vocabulary"
+    ),
+    "kv_cache": Look(label="KV cache", colour="#56B4E9", letter="K", meaning="keys and values of earlier tokens"),
+    "workspace": Look(label="workspace", colour="#8C8C8C", letter="S", meaning="scratch memory of matrix libraries"),
+    "temporary": Look(label="temporary", colour="#F0E442", letter="T", meaning="freed again within the same phase"),
+    "unused": Look(
+        label="held, not in use", colour="#D9D9D9", letter="h", meaning="reserved by PyTorch's allocator, in no tensor"
+    ),
+    "outside": Look(label="outside PyTorch", colour="#4D4D4D", letter="x", meaning="the CUDA context and libraries"),
+}
+
+
+def total_by_part(prediction: MemoryPrediction) -> dict[Part, int]:
+    """The whole of what a device must have, by part: at the allocated peak, with the most that was reserved."""
+    parts: dict[Part, int] = {category: prediction.by_category.get(category, 0) for category in CATEGORIES}
+    parts["unused"] = prediction.reserved_bytes - sum(parts.values())
+    parts["outside"] = prediction.outside_bytes
+    return parts

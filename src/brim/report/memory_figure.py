@@ -1,0 +1,382 @@
+"""Draw the memory of a step over time as stacked areas by category, with a measurement laid over it.
+
+The phases of a predicted timeline are named, and a measurement's are put on them. A timeline gets more steps of
+training by repeating the second, since those after it are like it; points that do not change the look of a line are
+left out. The numbers of a prediction come as tables of an HTML page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.memory import MemoryPrediction, Timeline
+from brim.memory.trace import CATEGORIES
+from brim.report.memory import GIB, LOOKS, facts, gib, headline, operator_and_module, total_by_part
+from brim.report.picture import FAINT, INK, PAPER, PageTable, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def prediction_tables(prediction: MemoryPrediction) -> list[PageTable]:
+    """By category at the peak; the highest point of each phase; all that was decided."""
+    parts = {part: num_bytes for part, num_bytes in total_by_part(prediction).items() if num_bytes}
+    return [
+        PageTable(
+            caption="At the peak",
+            heads=("part", "what it is", "GiB", "bytes"),
+            rows=[(LOOKS[part].label, LOOKS[part].meaning, gib(size), f"{size:,}") for part, size in parts.items()]
+            + [("needed on the device", "", gib(prediction.total_bytes), f"{prediction.total_bytes:,}")],
+            colours=[*(LOOKS[part].colour for part in parts), "transparent"],
+            num_texts=2,
+        ),
+        PageTable(
+            caption="The highest point of each phase",
+            heads=("phase", "operator and module", "GiB"),
+            rows=[(spike.during, spike.where, gib(spike.live_bytes)) for spike in spikes(prediction.timeline)],
+            num_texts=2,
+        ),
+        PageTable(caption="What was found and chosen", heads=("",), rows=[(fact,) for fact in facts(prediction)]),
+    ]
+
+
+LIMIT = "#C00000"
+
+
+_POINTS = 800  # of a line; more are not seen
+
+
+_MOST_SPIKES = 8
+
+
+_CIRCLE = 14.0  # points across
+
+
+_MOST_NAMES = 12
+
+
+_ROW_HEIGHT = 0.045  # of a row of phase names, in parts of the axes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """A measured line, to be laid over the predicted areas."""
+
+    label: str  # such as "measured on cpu, resident set"
+    live_bytes: NDArray[np.int64]  # [E]
+    marks: tuple[tuple[int, str], ...]  # (point, what begins there), named as in report/phases.py
+    num_steps: int = 0  # of training
+    baseline_bytes: int = 0  # taken off: what was there before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spike:
+    """The highest point between two marks."""
+
+    point: int
+    during: str  # the mark before it
+    live_bytes: int
+    where: str  # operator and module
+
+
+def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | None = None) -> Figure:
+    """The predicted timeline, with reserved memory, the device's, the phases and the spikes. title: of the model.
+
+    overlay: a measurement, whose steps the timeline is drawn for.
+    """
+    figure = new_figure(12, 7.5, paper=PAPER)
+    axes = figure.add_axes((0.065, 0.33, 0.735, 0.50), facecolor=PAPER)
+    timeline, heading = prediction.timeline, headline(prediction, title=title)
+    if overlay is not None:
+        timeline, heading = (
+            with_steps(timeline, overlay.num_steps),
+            f"{heading.rpartition(', on ')[0]}, {overlay.label}",
+        )
+    _areas(axes, timeline)
+    top = int(timeline.reserved_bytes.max())
+    if overlay is not None:
+        top = max(top, _lay_over(axes, overlay, timeline))
+    _device_line(axes, prediction, top)
+    _frame(axes, len(timeline.reserved_bytes))
+    _phases(axes, timeline)
+    found = spikes(timeline)
+    _number_spikes(axes, found)
+    _say_spikes(figure, found)
+    figure.text(0.065, 0.965, heading, size=14, weight="bold", color=INK, va="top", parse_math=False)
+    figure.text(0.065, 0.925, _verdict(prediction), size=10, color=INK, va="top", parse_math=False)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9.5, labelcolor=INK, reverse=True
+    )
+    return figure
+
+
+def spikes(timeline: Timeline) -> list[Spike]:
+    """The highest point of each phase, in order; the highest phases where there are many."""
+    allocated = timeline.allocated_bytes()
+    marks = phases(timeline)
+    ends = [*(point for point, _ in marks[1:]), len(allocated)]
+    found = []
+    for (start, label), end in zip(marks, ends, strict=True):
+        point = start + int(allocated[start:end].argmax())
+        where = operator_and_module(timeline.places[point])
+        found.append(Spike(point=point, during=label, live_bytes=int(allocated[point]), where=where))
+    highest = sorted(found, key=lambda spike: -spike.live_bytes)[:_MOST_SPIKES]
+    return sorted(highest, key=lambda spike: spike.point)
+
+
+def _areas(axes: Axes, timeline: Timeline) -> None:
+    allocated = timeline.allocated_bytes()
+    keep = thinned(allocated, most=_POINTS)
+    shown = [category for category in CATEGORIES if timeline.live_bytes[category].any()]
+    areas = axes.stackplot(
+        keep,
+        [timeline.live_bytes[category][keep] / GIB for category in shown],
+        labels=[LOOKS[category].label for category in shown],
+        colors=[LOOKS[category].colour for category in shown],
+        step="post",
+    )
+    for area, category in zip(areas, shown, strict=True):
+        area.set(edgecolor=LOOKS[category].colour, linewidth=0.8)  # so that a spike of one point is seen
+    reserved = timeline.reserved_bytes
+    axes.plot(
+        keep,
+        reserved[keep] / GIB,
+        color=FAINT,
+        lw=1.4,
+        ls=(0, (4, 2)),
+        drawstyle="steps-post",
+        label="reserved by PyTorch",
+    )
+
+
+def _lay_over(axes: Axes, overlay: Overlay, timeline: Timeline) -> int:
+    """Draw the measured line; its highest point, in bytes."""
+    live = overlay.live_bytes - overlay.baseline_bytes
+    x = aligned(len(live), overlay.marks, timeline)
+    keep = thinned(live, most=_POINTS)
+    axes.plot(x[keep], live[keep] / GIB, color=INK, lw=1.4, label=overlay.label.replace(", ", ",\n"))
+    return int(live.max())
+
+
+def _device_line(axes: Axes, prediction: MemoryPrediction, top: int) -> None:
+    """What the device leaves to PyTorch, unless it lies far above all that is drawn. top: bytes."""
+    if prediction.budget_bytes is not None:
+        room = prediction.budget_bytes - prediction.outside_bytes
+        if room <= 2 * top:
+            label = f"{prediction.device}, less {gib(prediction.outside_bytes)} GiB\noutside PyTorch"
+            axes.axhline(room / GIB, color=LIMIT, lw=1.6, label=label)
+            top = max(top, room)
+    axes.set_ylim(0, 1.04 * top / GIB)
+
+
+def _frame(axes: Axes, num_points: int) -> None:
+    axes.set_xlim(0, max(num_points - 1, 1))
+    axes.set_ylabel("GiB", color=INK)
+    axes.set_xlabel("allocations and releases, in their order", color=INK)
+    axes.tick_params(colors=INK, labelcolor=INK)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(axis="y", color=FAINT, lw=0.4, alpha=0.5)
+    axes.set_axisbelow(True)
+    for name, spine in axes.spines.items():
+        spine.set_color(FAINT)
+        spine.set_visible(name in ("left", "bottom"))
+
+
+def _phases(axes: Axes, timeline: Timeline) -> None:
+    """Names of the phases above the areas, each where it begins, in as many rows as keep them apart."""
+    ends: list[float] = []  # of the last name in each row, in pixels
+    for point, label in _named(phases(timeline)):
+        text = axes.annotate(
+            label,
+            (point, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(2, 3),
+            textcoords="offset points",
+            size=8.5,
+            color=INK,
+            annotation_clip=False,
+            parse_math=False,
+        )
+        box = text.get_window_extent()
+        row = next((number for number, end in enumerate(ends) if box.x0 > end), len(ends))
+        ends[row : row + 1] = [box.x1 + 6]
+        text.set_position((2, 3 + 12 * row))
+        axes.axvline(point, color=FAINT, lw=0.7, ymax=1, zorder=2.5)
+        axes.plot(
+            [point, point],
+            [1, 1.02 + _ROW_HEIGHT * row],
+            transform=axes.get_xaxis_transform(),
+            color=FAINT,
+            lw=0.7,
+            clip_on=False,
+        )
+
+
+def _named(marks: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
+    """The marks whose names have room: all, else where steps begin, or another phase does; else some of these."""
+    if len(marks) <= _MOST_NAMES:
+        return marks
+    steps = [(point, label.removesuffix(": forward")) for point, label in marks if label.endswith(": forward")]
+    changes = [mark for before, mark in pairwise([(-1, ""), *marks]) if mark[1] != before[1]]
+    named = steps or changes
+    return named[:: -(-len(named) // _MOST_NAMES)]
+
+
+def _number_spikes(axes: Axes, found: Sequence[Spike]) -> None:
+    """A number above each spike; higher where it would stand on another."""
+    placed: list[tuple[float, float]] = []  # in points
+    points_per_pixel = 72 / axes.figure.dpi
+    for number, spike in enumerate(found, start=1):
+        x, y = axes.transData.transform((spike.point, spike.live_bytes / GIB)) * points_per_pixel
+        up = 9.0
+        while any(abs(x - other_x) < _CIRCLE and abs(y + up - other_y) < _CIRCLE for other_x, other_y in placed):
+            up += 2
+        placed.append((x, y + up))
+        axes.annotate(
+            str(number),
+            (spike.point, spike.live_bytes / GIB),
+            xytext=(0, up),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            size=8,
+            color=PAPER,
+            bbox={"boxstyle": "circle,pad=0.25", "facecolor": INK, "edgecolor": PAPER, "linewidth": 0.8},
+            zorder=5,
+        )
+
+
+def _say_spikes(figure: Figure, found: Sequence[Spike]) -> None:
+    """The list below the axes: what is at each number."""
+    columns = (0.065, 0.092, 0.235, 0.325)
+    heads = ("", "highest of", "GiB", "operator and module")
+    highest = max((spike.live_bytes for spike in found), default=0)
+    for row, cells in enumerate([heads, *(_cells(number, spike) for number, spike in enumerate(found, start=1))]):
+        is_bold = row == 0 or found[row - 1].live_bytes == highest
+        for x, cell in zip(columns, cells, strict=True):
+            weight = "bold" if is_bold else "normal"
+            figure.text(x, 0.225 - 0.024 * row, cell, size=9, color=INK, weight=weight, va="top", parse_math=False)
+
+
+def _cells(number: int, spike: Spike) -> tuple[str, str, str, str]:
+    return str(number), spike.during, gib(spike.live_bytes), spike.where
+
+
+def _verdict(prediction: MemoryPrediction) -> str:
+    allocated, reserved, total = prediction.allocated_bytes, prediction.reserved_bytes, prediction.total_bytes
+    figures_told = (
+        f"allocated {gib(allocated)} GiB at most, reserved {gib(reserved)}, with what lies outside {gib(total)}"
+    )
+    if prediction.budget_bytes is None:
+        return figures_told
+    fits = "fits in" if prediction.fits else "does not fit in"
+    return f"{figures_told}: {fits} {gib(prediction.budget_bytes)} GiB"
+
+
+Mark = tuple[int, str]  # (point, what begins there)
+
+
+def phases(timeline: Timeline) -> list[Mark]:
+    """The marks, and between them the turn from forward to backward or from prefill to decode.
+
+    Named as a measurement names them: "step 1: forward", "step 1: backward", "step 1: optimizer"; of a batch that is
+    evaluated or generated for, "evaluate", "prefill" and "decode". A phase without points is left out.
+    """
+    ends = [point for point, _ in timeline.marks[1:]] + [len(timeline.places)]
+    found: list[Mark] = []
+    for (start, label), end in zip(timeline.marks, ends, strict=True):
+        if end > start:
+            found += _of_segment(timeline, start, end, label)
+    return found
+
+
+def aligned(num_points: int, marks: Sequence[Mark], timeline: Timeline) -> NDArray[np.float64]:
+    """Where each measured point stands on the predicted axis: [num_points].
+
+    marks: the measurement's. Phases of one name are laid on each other, the points between them evenly.
+    """
+    there = dict(_numbered(phases(timeline)))
+    pairs = [(0, 0)]
+    for key, point in _numbered(marks):
+        if key in there and point > pairs[-1][0] and there[key] > pairs[-1][1]:
+            pairs.append((point, there[key]))
+    last = (num_points - 1, len(timeline.places) - 1)
+    if last[0] > pairs[-1][0]:
+        pairs.append(last)
+    measured, predicted = zip(*pairs, strict=True)
+    positions: NDArray[np.float64] = np.interp(np.arange(num_points), measured, predicted)
+    return positions
+
+
+def _of_segment(timeline: Timeline, start: int, end: int, label: str) -> list[Mark]:
+    first = timeline.places[start].phase
+    if ":" in label or first == "load":
+        return [(start, label)]
+    step = label.split(",")[0]
+    prefix = f"{step}: " if step.startswith("step") else ""
+    turn = next((point for point in range(start, end) if timeline.places[point].phase in ("backward", "decode")), None)
+    found = [(start, prefix + first)]
+    if turn is not None and turn > start:
+        found.append((turn, prefix + timeline.places[turn].phase))
+    return found
+
+
+def _numbered(marks: Sequence[Mark]) -> list[tuple[tuple[str, int], int]]:
+    """Each mark's name and how many of that name stand before it, with its point."""
+    seen: Counter[str] = Counter()
+    found = []
+    for point, label in marks:
+        found.append(((label, seen[label]), point))
+        seen[label] += 1
+    return found
+
+
+_STEP = re.compile(r"step (\d+)(.*)")
+
+
+def with_steps(timeline: Timeline, num_steps: int) -> Timeline:
+    """The timeline with its last step repeated until there are so many; the same where there are as many or none."""
+    numbered = [(point, match) for point, label in timeline.marks if (match := _STEP.fullmatch(label))]
+    if not numbered:
+        return timeline
+    last = int(numbered[-1][1][1])
+    of_last = [(point, match[2]) for point, match in numbered if int(match[1]) == last]
+    start, end = of_last[0][0], len(timeline.places)
+    more = max(num_steps - last, 0)
+    order = np.concatenate([np.arange(end), np.tile(np.arange(start, end), more)])
+    reserved = timeline.reserved_bytes[order]
+    reserved[end:] = np.maximum(reserved[end:], timeline.reserved_bytes[-1])  # what is held at the end stays held
+    marks = [mark for mark in timeline.marks if mark[0] < end]
+    for number in range(more):
+        marks += [(point + (number + 1) * (end - start), f"step {last + number + 1}{rest}") for point, rest in of_last]
+    return Timeline(
+        live_bytes={category: live[order] for category, live in timeline.live_bytes.items()},
+        reserved_bytes=reserved,
+        marks=tuple(marks),
+        places=timeline.places + timeline.places[start:] * more,
+    )
+
+
+def thinned(values: NDArray[np.int64], *, most: int) -> NDArray[np.intp]:
+    """Positions to keep, in order, at most `most`: the first and last, and each stretch's lowest and highest.
+
+    values: [E]. So no spike is lost, however short.
+    """
+    num_points = len(values)
+    if num_points <= most:
+        return np.arange(num_points)
+    edges = np.linspace(0, num_points, max((most - 2) // 2, 1) + 1).astype(int)
+    kept = {0, num_points - 1}
+    for start, end in pairwise(edges):
+        stretch = values[start:end]
+        kept |= {start + int(stretch.argmin()), start + int(stretch.argmax())}
+    return np.array(sorted(kept), dtype=np.intp)

@@ -1,0 +1,351 @@
+"""Show plans as tables: lengths of rows, costs of each strategy, phases of a run, and generation.
+
+For training the tables show how long the rows are, what each strategy would cost, and which one is taken; for a run
+whose effective batch moves, how long each phase is and what its steps take. For generation they show how long the
+prompts are, how many run together, and what that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from brim.planning import (
+    Candidate,
+    GenerationPlan,
+    LengthSummary,
+    LongRow,
+    PhasePlan,
+    TrainingPlan,
+    batch_in_words,
+    budget_in_words,
+    duration_in_words,
+    engine_in_words,
+    memory_in_words,
+    padding_in_words,
+    schedule_in_words,
+    steps_per_epoch,
+    time_in_words,
+    way_in_words,
+    would_take_in_words,
+)
+from brim.report.memory import gib
+from brim.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+_GENERATION_LEGEND = "from row: the longest prompts come first; tokens: prompt and response; GiB: allocated by PyTorch"
+
+
+def generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
+    """The whole plan for the terminal. title: of the model."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = "1 row" if plan.prompts.num_rows == 1 else f"{plan.prompts.num_rows:,} rows"
+    return Group(
+        Text(f"{title}: generate for {rows}, on {plan.budget.device}", style="bold"),
+        Text(),
+        *map(Text, lengths_in_words(plan.prompts)),
+        Text(),
+        histogram_table(plan.prompts),
+        Text(),
+        _shapes(plan),
+        Text(_GENERATION_LEGEND, style="dim"),
+        Text(),
+        labelled(generation_facts(plan)),
+    )
+
+
+def generation_facts(plan: GenerationPlan) -> Iterator[tuple[str, str]]:
+    """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
+    yield "memory", budget_in_words(plan.budget)
+    if plan.total_bytes is not None:
+        verdict = "" if plan.fits else ": it does not fit"
+        yield "peak", f"{format_bytes(plan.total_bytes)} in all{verdict}"
+    yield "rows", f"{plan.rows:,}: {plan.rows_reason}"
+    would = would_take_in_words(plan)
+    if would is not None:
+        yield "", would
+    yield "prompts", f"{plan.prefill_tokens:,} tokens in a pass: {plan.prefill_reason}"
+    yield "time", time_in_words(plan)
+    yield "engine", engine_in_words(plan)
+    for note in plan.notes:
+        yield "note", note
+
+
+def _shapes(plan: GenerationPlan) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("from row", "rows together", "tokens", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for shape in plan.shapes:
+        bytes_in_words = "" if plan.costs is None else gib(shape.peak_bytes)
+        table.add_row(f"{shape.first_row:,}", f"{shape.rows:,}", f"{shape.columns:,}", bytes_in_words)
+    return table
+
+
+_BAR_CHARACTERS = 30
+
+
+_MOST_ROWS_SHOWN = 10
+
+
+_CHOSEN = "→"
+
+
+_PLAN_LEGEND = "widest: rows × tokens; GiB: needed in all; cuts: micro-batches a step"
+
+
+def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
+    """The whole plan for the terminal. title: of the model."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(headline(plan, title=title), style="bold"),
+        Text(),
+        *map(Text, lengths_in_words(plan.lengths)),
+        Text(),
+        histogram_table(plan.lengths),
+        Text(),
+        _candidates(plan),
+        Text(_PLAN_LEGEND, style="dim"),
+        *([Text(f"a step, an epoch: updates of {plan.effective_batch_size:,} rows", style="dim")] * plan.batch_moves),
+        *phase_table(plan),
+        Text(),
+        labelled(plan_facts(plan)),
+    ]
+    if 0 < len(plan.too_long) < plan.lengths.num_rows:
+        parts += [Text(), _long_rows(plan.too_long), *map(Text, _hidden(plan.too_long))]
+    return Group(*parts)
+
+
+def headline(plan: TrainingPlan, *, title: str) -> str:
+    """Model, batch and device in a line."""
+    return f"{title}: train, updates of {batch_in_words(plan)}, on {plan.budget.device}"
+
+
+def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
+    yield "memory", memory_in_words(plan)
+    yield from _too_large(plan.candidates)
+    if plan.chosen is None:
+        yield "taken", f"none{_longest(plan.candidates)}"
+    else:
+        yield "taken", way_in_words(plan.chosen.way)
+        yield "why", plan.reason
+        yield "time", duration_in_words(plan)
+    if plan.batch_moves:
+        yield "schedule", schedule_in_words(plan)
+    for each in plan.helps:
+        yield "would help", each
+    for advice in plan.advice:
+        yield "note", advice
+    if plan.from_cache:
+        yield "source", "an earlier plan for the same model, data and device; --replan looks again"
+
+
+def _too_large(candidates: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
+    """Why ways do not fit; those with one reason come together."""
+    ways: dict[str, list[str]] = {}
+    for each in candidates:
+        if not each.fits:
+            ways.setdefault(each.reason, []).append(way_in_words(each.way))
+    for reason, names in ways.items():
+        every = len(names) == len(candidates) > 1
+        yield "too large", f"{'every way' if every else '; '.join(names)}: {reason}"
+
+
+def labelled(lines: Iterable[tuple[str, str]]) -> Table:
+    """Lines beside their labels."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 3))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for label, line in lines:
+        table.add_row(label, Text(line))
+    return table
+
+
+def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
+    """Rows and tokens, and how the lengths are spread."""
+    rows = "row" if lengths.num_rows == 1 else "rows"
+    yield f"{lengths.num_rows:,} {rows}, {lengths.num_tokens:,} tokens"
+    yield (
+        f"{lengths.shortest:,} to {lengths.longest:,} tokens a row: half up to {lengths.median:,}, "
+        f"90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}"
+    )
+
+
+def histogram_table(lengths: LengthSummary) -> Table:
+    """Rows by length, with bars."""
+    from rich.table import Table
+    from rich.text import Text
+
+    most = max(count for _, count in lengths.histogram)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("tokens up to", justify="right", no_wrap=True)
+    table.add_column("rows", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for bound, count in lengths.histogram:
+        length = round(_BAR_CHARACTERS * count / most)
+        bar = "█" * length or ("▏" if count else "")
+        table.add_row(f"{bound:,}", f"{count:,}", Text(bar, style="#0072B2"))
+    return table
+
+
+def _candidates(plan: TrainingPlan) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("checkpointing", no_wrap=True)
+    table.add_column("loss", no_wrap=True)
+    for name in ("widest", "GiB", "padding", "cuts", "a step", "an epoch"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in plan.candidates:
+        is_chosen = each == plan.chosen
+        table.add_row(
+            f"{_CHOSEN if is_chosen else ' '} {'on' if each.way.gradient_checkpointing else 'off'}",
+            "chunks" if each.way.chunked_loss else "whole",
+            *_figures(plan, each),
+            style="bold" if is_chosen else None if each.fits else "dim",
+        )
+    return table
+
+
+def _figures(plan: TrainingPlan, candidate: Candidate) -> Iterator[str]:
+    """Widest micro-batch, bytes in all, padding, micro-batches and seconds; of what does not fit the longest row's."""
+    if not candidate.fits:
+        yield f"1 × {plan.lengths.longest:,}"
+        yield gib(candidate.single_row_bytes)
+        yield from ("", "", "too large")
+        return
+    rows, tokens = candidate.widest or (0, 0)
+    yield f"{rows:,} × {tokens:,}"
+    yield gib(candidate.total_bytes or 0)
+    yield "" if candidate.padding is None else padding_in_words(candidate.padding)
+    yield "" if candidate.micro_batches_per_step is None else f"{candidate.micro_batches_per_step:.1f}"
+    seconds = candidate.seconds_per_epoch
+    if seconds is not None:
+        yield format_seconds(seconds / steps_per_epoch(plan))
+        yield format_seconds(seconds)
+
+
+def _longest(candidates: Sequence[Candidate]) -> str:
+    fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
+    return f": rows of up to {max(fitting):,} tokens fit" if fitting else ": no row is short enough"
+
+
+def _long_rows(rows: Sequence[LongRow]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("row (from 0)", "tokens", "needed alone"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in sorted(rows, key=lambda each: (-each.num_tokens, each.key))[:_MOST_ROWS_SHOWN]:
+        table.add_row(f"{row.key:,}", f"{row.num_tokens:,}", format_bytes(row.total_bytes))
+    return table
+
+
+def _hidden(rows: Sequence[LongRow]) -> Iterator[str]:
+    hidden = len(rows) - _MOST_ROWS_SHOWN
+    if hidden > 0:
+        yield f"and {hidden:,} more {'row' if hidden == 1 else 'rows'} that {'does' if hidden == 1 else 'do'} not fit"
+
+
+_COLUMNS = ("phase", "batch", "samples", "tokens", "steps", "cuts", "GiB", "learning rate")
+
+
+_RATE = _COLUMNS[-1]
+
+
+_MEASURED_COLUMNS = ("batch", "cuts", "GiB", "a step")
+
+
+_PHASE_LEGEND = "batch: rows of an update; tokens: about; learning rate: first and last update"
+
+
+_MEASURED_LEGEND = "batch: rows of an update. How many updates have it is measured while training"
+
+
+_UNITS = ("", "k", "M", "G", "T", "P")
+
+
+_LONG = 10_000_000  # from here on three figures are enough
+
+
+def phase_table(plan: TrainingPlan) -> Iterator[RenderableType]:
+    """The phases for the terminal, beginning with an empty line; nothing where the batch stands still."""
+    from rich.text import Text
+
+    if not plan.batch_moves or not plan.phases:
+        return
+    yield Text()
+    yield _measured(plan) if plan.steps_between is not None else _known(plan)
+    yield Text(_PHASE_LEGEND if plan.steps_between is None else _MEASURED_LEGEND, style="dim")
+    hidden = plan.num_phases - len(plan.phases)
+    if hidden > 0 and plan.steps_between is None:
+        yield Text(f"{hidden:,} of {plan.num_phases:,} phases are left out here", style="dim")
+
+
+def short_count(number: int) -> str:
+    """In three figures: 950, 1.25k, 453k, 1.25M."""
+    value, unit = float(number), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g}{_UNITS[unit]}"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number < _LONG else short_count(number)
+
+
+def _known(plan: TrainingPlan) -> Table:
+    table = _table(_COLUMNS)
+    for each in plan.phases:
+        table.add_row(
+            f"{each.number:,}",
+            f"{each.size:,}",
+            _count(each.num_samples or 0),
+            short_count(each.num_tokens or 0),
+            _count(each.num_steps or 0),
+            f"{each.micro_batches_per_step:.1f}",
+            gib(each.total_bytes),
+            _rates(each),
+        )
+    return table
+
+
+def _measured(plan: TrainingPlan) -> Table:
+    table = _table(_MEASURED_COLUMNS)
+    for each in plan.phases:
+        table.add_row(
+            f"{each.size:,}",
+            f"{each.micro_batches_per_step:.1f}",
+            gib(each.total_bytes),
+            format_seconds(each.seconds_per_step),
+        )
+    return table
+
+
+def _table(columns: tuple[str, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name == _RATE else "right", no_wrap=True)
+    return table
+
+
+def _rates(phase: PhasePlan) -> str:
+    if phase.learning_rates is None:
+        return ""
+    first, last = (f"{rate:.2g}" for rate in phase.learning_rates)
+    return first if first == last else f"{first} → {last}"

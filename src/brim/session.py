@@ -1,0 +1,239 @@
+"""Bring a configuration together with this machine: device, base model's folder, tokenizer, no `auto` left.
+
+Where a response is a label, it also decides how many tokens are generated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from brim.config import Choice, Resolution, bounded_by_rows, load_config, resolve
+from brim.config.schema import Config
+from brim.data import local_folder, with_labels_of_data
+from brim.data.chat import settled_day
+from brim.data.read import Data, Files, Source, absolute_files, is_files
+from brim.data.tokens import TextEncoder, label_room, learned_label_room, load_encoder
+from brim.errors import ConfigError, InputError, Problem
+from brim.models import (
+    ModelFolder,
+    continued,
+    device_facts,
+    locate,
+    pick_device,
+    require_floors,
+    stored_choices,
+    with_stored_quantization,
+)
+from brim.notes import Note, warning
+
+_LEARNED = (  # choices that decide what is learned
+    "trainer.epochs",
+    "trainer.effective_batch_size",
+    "output_features.0.decoder.match",
+    "output_features.0.preprocessing.fallback_label",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """All but the weights."""
+
+    config: Config  # resolved: no `auto`, paths absolute
+    choices: tuple[Choice, ...]
+    folder: ModelFolder
+    encoder: TextEncoder
+    device: torch.device
+
+
+def open_session(config: Config) -> Session:
+    """Resolve a configuration. Raises ConfigError, ModelError, or InputError where several processes were started."""
+    _require_one_process()
+    require_floors()
+    device = pick_device()
+    folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
+    settled = with_stored_quantization(config, folder)
+    resolution = resolve(
+        settled.model_copy(update=_absolute_paths(config, folder)),
+        device_facts(device),
+        context_length=folder.context_length,
+    )
+    encoder = load_encoder(folder, trust_remote_code=config.trust_remote_code)
+    resolution = with_length_of_labels(resolution, encoder)
+    chat, days = settled_day(resolution.config.chat, encoder)
+    return Session(
+        config=resolution.config.model_copy(update={"chat": chat}),
+        choices=(*stored_choices(config, folder), *_stored_bits(config, settled), *resolution.choices, *days),
+        folder=folder,
+        encoder=encoder,
+        device=device,
+    )
+
+
+def _stored_bits(config: Config, settled: Config) -> list[Choice]:
+    if settled.quantization is None or config.quantization is not None:
+        return []
+    return [Choice(key="quantization.bits", value=settled.quantization.bits, reason="so the base model is stored")]
+
+
+def dataset_of(config: Config, given: Data | None) -> Data:
+    """Return the data set that is given, else the configuration's. Raises ConfigError where there is none."""
+    if given is not None:
+        return given
+    if config.dataset is not None:
+        return config.dataset
+    raise ConfigError(
+        Problem(
+            what="there is no data set",
+            expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+            fix="name a csv, tsv, json, jsonl or parquet file, or a saved datasets folder",
+        )
+    )
+
+
+def with_dataset(session: Session, dataset: Data) -> Session:
+    """The session with the data set's path in its configuration, so that a run's folder says what it learned from.
+
+    Data that is no file has no path, and then none is named.
+    """
+    files = absolute_files(cast(Files, dataset)) if is_files(dataset) else None
+    return replace(session, config=session.config.model_copy(update={"dataset": files}))
+
+
+def with_labels(session: Session, source: Source) -> Session:
+    """The session with the labels of its category, where they are to come from the data.
+
+    Raises DataError and ConfigError as `with_labels_of_data`.
+    """
+    config, choices = with_labels_of_data(session.config, source)
+    if not choices:
+        return session
+    labelled = Resolution(config=config, choices=(*session.choices, *choices))
+    resolution = with_length_of_labels(labelled, session.encoder)
+    return replace(session, config=resolution.config, choices=resolution.choices)
+
+
+def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Session:
+    """The session with other values in sections of its configuration, checked as those of a configuration file are.
+
+    Raises ConfigError.
+    """
+    changed = {name: settings for name, settings in sections.items() if settings}
+    if not changed:
+        return session
+    tree = session.config.model_dump(exclude_unset=True)
+    asked = load_config({**tree, **{name: {**tree.get(name, {}), **changed[name]} for name in changed}}).config
+    resolution = resolve(asked, device_facts(session.device), context_length=session.folder.context_length)
+    resolved = with_length_of_labels(resolution, session.encoder).config
+    return replace(
+        session, config=session.config.model_copy(update={name: getattr(resolved, name) for name in changed})
+    )
+
+
+def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
+    """The session with choices that could only be made later, among its other choices and in its configuration."""
+    config, settled = session.config, {choice.key for choice in choices}
+    for choice in choices:
+        section, _, key = choice.key.partition(".")
+        changed = getattr(config, section).model_copy(update={key: choice.value})
+        config = config.model_copy(update={section: changed})
+    others = (choice for choice in session.choices if choice.key not in settled)
+    return replace(session, config=config, choices=(*others, *choices))
+
+
+def with_rows(session: Session, num_rows: int) -> Session:
+    """The session of a run over so many rows, of which a default effective batch is of no more."""
+    config, choices = bounded_by_rows(session.config, session.choices, num_rows)
+    return replace(session, config=config, choices=choices)
+
+
+def choice_notes(choices: Sequence[Choice]) -> list[str]:
+    """Return what was chosen, with the reasons, as notes: details, but for how much is learned from at a time."""
+    return [
+        warning(str(choice), topic="configuration") if choice.key in _LEARNED else Note(str(choice), kind="detail")
+        for choice in choices
+    ]
+
+
+def say_nothing(line: str) -> None:
+    """For callers who do not listen."""
+
+
+def _require_one_process() -> None:
+    """Refuse what torchrun and its like start: each process would train a model of its own into the same folder."""
+    num_processes = os.environ.get("WORLD_SIZE", "")
+    if num_processes.isdecimal() and int(num_processes) > 1:
+        raise InputError(
+            Problem(
+                what=f"several processes are not supported yet, and the environment names {num_processes}",
+                where="WORLD_SIZE",
+                fix="start one process, without torchrun or accelerate launch",
+            )
+        )
+
+
+def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
+    """What makes a saved configuration work from any folder."""
+    update: dict[str, object] = {"base_model": folder.name}
+    if config.dataset is not None:
+        update["dataset"] = absolute_files(config.dataset)
+    adapter = config.adapter
+    if adapter is not None and adapter.pretrained_adapter_weights is not None:
+        update["adapter"] = continued(adapter)
+    retrieval = config.prompt.retrieval
+    folder_of_sentences = None if retrieval is None else local_folder(retrieval.model_name or "")
+    if retrieval is not None and folder_of_sentences is not None:
+        found = retrieval.model_copy(update={"model_name": str(folder_of_sentences)})
+        update["prompt"] = config.prompt.model_copy(update={"retrieval": found})
+    if config.chat is not None and config.chat.template is not None:
+        update["chat"] = config.chat.model_copy(update={"template": _absolute(config.chat.template)})
+    return update
+
+
+def _absolute(path: str | Path) -> str:
+    """From any folder the same. A path that leads nowhere stays one that leads nowhere, to be told when it is read."""
+    # pathlib's own raise for a loop of links and for the home of nobody.
+    return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
+
+
+_KEY = "generation.max_new_tokens"
+
+
+def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resolution:
+    """The configuration with room for the longest label and its end, and for no more, so that none is planned for.
+
+    That is so where nothing but a label can be generated, and, where no length is set, for labels that are learned.
+    Raises ConfigError where a length that is set cuts a label.
+    """
+    config, room = resolution.config, label_room(resolution.config, encoder)
+    was_chosen = any(choice.key == _KEY for choice in resolution.choices)
+    if room is None and was_chosen and config.output_features[0].preprocessing.max_sequence_length is None:
+        room = learned_label_room(config, encoder)
+    if room is None:
+        return resolution
+    given = config.generation.max_new_tokens
+    assert given is not None, "resolved before"
+    if given < room - 1 and not was_chosen:
+        raise ConfigError(
+            Problem(
+                what=f"{_KEY} {given:,} cuts labels",
+                where=_KEY,
+                expected=f"at least {room - 1:,} tokens, those of the longest label",
+                fix="raise it, or remove it",
+            )
+        )
+    if given <= room and not was_chosen:
+        return resolution
+    why = "the longest label and its end" + ("" if was_chosen else f"; {given:,} are set")
+    others = tuple(choice for choice in resolution.choices if choice.key != _KEY)
+    generation = config.generation.model_copy(update={"max_new_tokens": room})
+    return replace(
+        resolution,
+        config=config.model_copy(update={"generation": generation}),
+        choices=(*others, Choice(key=_KEY, value=room, reason=why)),
+    )

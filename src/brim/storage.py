@@ -1,0 +1,333 @@
+"""Write files and folders that appear whole or not at all, and keep digests, small caches and secrets safe.
+
+A manifest holds the digest of every file of a folder, by which a changed or missing one is known. The cache folder
+holds what brim can make again: copies of data, what traces found, plans. Small JSON files lie in it under names that
+are digests of what they depend on; the oldest go when there are many. A checksum in each says whether it is what was
+written: a number that was damaged would be believed otherwise. The environment's secrets are found by the names of
+their variables: they must stand in no file and no message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from brim.errors import Problem, WriteError
+
+MANIFEST = "manifest.json"
+
+
+_CHUNK_BYTES = 1 << 20
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the folder's manifest: SHA-256 by path, for all files in it and below it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    # No line break at the end: a manifest that lost its last byte is no JSON any more.
+    write_text(folder / MANIFEST, json.dumps(digests, indent=1))
+
+
+def verified(folder: Path) -> list[str]:
+    """The paths in the folder's manifest, each of which stands for a file that is what it was.
+
+    Raises OSError when a file or the manifest is missing; ValueError, with the names, when a file was changed, and when
+    the manifest is none or names what lies outside the folder.
+    """
+    try:
+        _require_regular(folder / MANIFEST)
+        digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{MANIFEST} is no list of files and digests") from error
+    if not isinstance(digests, dict):
+        raise ValueError(f"{MANIFEST} is no list of files and digests")
+    strange = [name for name in digests if not _is_inside(name)]
+    if strange:
+        raise ValueError(f"{MANIFEST} names what lies outside the folder: {', '.join(strange)}")
+    for name in digests:
+        _require_regular(folder / name)
+    changed = [name for name, digest in digests.items() if sha256(folder / name) != digest]
+    if changed:
+        raise ValueError(f"{', '.join(changed)} changed since it was written")
+    return list(digests)
+
+
+def _require_regular(path: Path) -> None:
+    """Raise ValueError for what brim never writes, and what reading may never end: links, pipes, devices."""
+    mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path.name} is no regular file")
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+
+
+@cache
+def source_digest(packages: tuple[str, ...]) -> str:
+    """Return a digest of the source of brim's packages, such as "memory": what a trace ran may have changed with it."""
+    total = hashlib.sha256()
+    for package in packages:
+        sources = sorted((Path(__file__).parent / package).rglob("*.py"))
+        assert sources, f"brim has no package {package}"
+        for path in sources:
+            total.update(path.name.encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()[:32]
+
+
+_MOST_BYTES = 64 * 2**20  # of one kind; an entry has a few kilobytes, so that thousands stay
+
+
+class Cache:
+    """Entries of one kind. Nothing here can fail a run: `note` says what was wrong, if anything was."""
+
+    def __init__(self, folder: Path, kind: str, *, most_bytes: int = _MOST_BYTES) -> None:
+        self._folder = folder / kind
+        self._most_bytes = most_bytes
+        self.note: str | None = None
+
+    def read(self, name: str) -> Any:
+        """The entry; None where there is none, or a damaged one."""
+        path = self._path(name)
+        try:
+            value = _opened(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.note = f"{path} cannot be read, and is not used: {error.strerror}"
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self.refuse(name)
+            return None
+        with suppress(OSError):  # a folder that only others may write to
+            os.utime(path)  # what is used is not the oldest
+        return value
+
+    def refuse(self, name: str) -> None:
+        """The entry is not what it should be; it is written anew."""
+        self.note = f"{self._path(name)} is damaged, and is not used"
+
+    def write(self, name: str, value: Any) -> None:
+        """Keep an entry, whole or not at all; what was used longest ago goes where there is too much."""
+        try:
+            with writing("an entry of the cache", self._path(name)):
+                make_folder(self._folder)
+                write_text(self._path(name), sealed(json.dumps(value)))
+        except WriteError as error:
+            self.note = f"nothing is kept for later runs: {error.problems[0].what} ({self._folder})"
+            return
+        forget_oldest(self._folder, most_bytes=self._most_bytes)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+
+def sealed(value: str) -> str:
+    """The content of a file for a value that is JSON."""
+    return f'{{"sha256": "{_checksum(value)}", "value": {value}}}'
+
+
+def _opened(content: str) -> Any:
+    saved = json.loads(content)
+    if saved["sha256"] != _checksum(json.dumps(saved["value"])):
+        raise ValueError("the checksum differs")
+    return saved["value"]
+
+
+def _checksum(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """One name for equal facts."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def forget_oldest(folder: Path, *, most_bytes: int = _MOST_BYTES) -> None:
+    """Remove the entries of a folder that were used longest ago, until the others take no more than this."""
+    entries = sorted(_entries(folder), reverse=True)
+    total_bytes = 0
+    for _, path, num_bytes in entries:
+        total_bytes += num_bytes
+        if total_bytes > most_bytes:
+            with suppress(OSError):  # another process was quicker
+                path.unlink()
+
+
+def _entries(folder: Path) -> Iterator[tuple[int, Path, int]]:
+    for path in folder.glob("*.json"):
+        with suppress(OSError):
+            status = path.stat()
+            yield status.st_mtime_ns, path, status.st_size
+
+
+def cache_folder() -> Path:
+    """BRIM_CACHE_DIR; else brim's folder in the user's cache (XDG_CACHE_HOME); it need not be there yet."""
+    own = os.environ.get("BRIM_CACHE_DIR")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "brim"
+    except RuntimeError:  # a container's user without a home
+        return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` to write to; it takes the place of `path` once it is written and synced.
+
+    Whatever stood there stays as it was if the writing fails.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` to fill; it takes the place of `path` once all its files are synced."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    make_folder(path.parent)
+    shutil.rmtree(temporary, ignore_errors=True)
+    finish_replacing(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _open_to_readers(temporary)
+        for entry in sorted(temporary.rglob("*")):
+            sync(entry)
+        sync(temporary)
+        if path.exists():
+            _replace_folder(temporary, path)
+        else:
+            temporary.rename(path)
+            sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, so that what is synced in it cannot lose its place."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that no part of it is ever seen under its name."""
+    shutil.rmtree(_aside(path), ignore_errors=True)
+    path.rename(_aside(path))
+    shutil.rmtree(_aside(path))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete the folders that killed writes and deletions left in `folder`, under names of this module's own."""
+    for pattern in (".*.tmp", ".*.old"):
+        for left in folder.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def is_half_replaced(path: Path) -> bool:
+    """Whether a kill struck between the two renames that replace a folder: the old one is whole, and aside."""
+    return _aside(path).exists() and not path.exists()
+
+
+def finish_replacing(path: Path) -> None:
+    """Put back, or take away, the old folder that a kill left aside."""
+    if is_half_replaced(path):
+        _aside(path).rename(path)
+    else:
+        shutil.rmtree(_aside(path), ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Return once the file's content, or the folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(what: str, where: Path) -> Iterator[None]:
+    """Raise WriteError, with `what` could not be written and where, for the system's own error."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise WriteError(
+            Problem(
+                what=f"{what} could not be written: {reason}",
+                where=str(where),
+                fix="make room or make the folder writable, then continue with --resume",
+            )
+        ) from error
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Let those read the files who may read a new file here: safetensors writes for the owner's eyes alone."""
+    readable = folder.stat().st_mode & 0o666
+    with suppress(OSError):  # not every file system has modes that can be set
+        for entry in folder.rglob("*"):
+            if entry.is_file():
+                entry.chmod(readable)
+
+
+def _replace_folder(temporary: Path, path: Path) -> None:
+    """A folder cannot be renamed over another: the old one steps aside first and goes last."""
+    path.rename(_aside(path))
+    temporary.rename(path)
+    sync(path.parent)
+    shutil.rmtree(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+_NAMES = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|(ACCESS|SECRET|PRIVATE)_KEY)$", re.IGNORECASE)
+
+
+_SHORTEST = 12  # characters; a shorter value may stand in any text
+
+
+def secrets_of_environment() -> list[str]:
+    """The values as they are and as addresses write them, the longest first."""
+    values = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and _NAMES.search(name)}
+    return sorted(values | {quote(value, safe="") for value in values}, key=len, reverse=True)

@@ -1,0 +1,221 @@
+"""Write a run's logs: metrics.jsonl, TensorBoard event files, and peaks for later plans.
+
+metrics.jsonl has one JSON object a line, for each step, evaluation and event of a run. The peaks of the steps are
+kept beside what was predicted of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypedDict
+
+import torch
+
+from brim.batching import MicroBatch
+from brim.models import peak_bytes
+from brim.storage import make_folder, sync, whole_file, writing
+from brim.train.figures import Record
+
+
+class Mark(TypedDict):
+    """How far the log had come, and the digest of what it held."""
+
+    num_bytes: int
+    sha256: str
+
+
+class MetricsLog:
+    """Appends records to the file, each line flushed.
+
+    mark: what `sync` gave at the checkpoint that a resumed run goes on from; None for a new run.
+    A resumed run replays the steps after its checkpoint, and evaluates the test rows at its end; `start` takes the old
+    lines of both away, so that each stands in the file once. A line that a kill cut off goes with them.
+
+    Raises WriteError where the file cannot be written.
+    """
+
+    def __init__(self, path: Path, mark: Mark | None = None) -> None:
+        self._path = path
+        self._mark = mark
+        self._file: IO[bytes] | None = None
+        self._digest, self._num_bytes = hashlib.sha256(), 0
+        self.was_damaged = False  # `start` found other lines than those before the mark, or fewer
+
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        with writing(self._path.name, self._path):
+            self._keep_up_to(first_step)
+            self._file = self._path.open("ab")
+
+    def write(self, record: Record) -> None:
+        assert self._file is not None, "write before start"
+        line = json.dumps({name: _plain(value) for name, value in record.items()}).encode() + b"\n"
+        with writing(self._path.name, self._path):
+            self._file.write(line)
+            self._file.flush()
+        self._take_in(line)
+
+    def sync(self) -> Mark:
+        """Return once all lines are on the disk: what a resumed run keeps must be there as surely as its checkpoint."""
+        with writing(self._path.name, self._path):
+            sync(self._path)
+        return {"num_bytes": self._num_bytes, "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            with writing(self._path.name, self._path):
+                file.close()
+
+    def _keep_up_to(self, step: int) -> None:
+        """Write the file anew, and an empty one where there is none, so that its name is on the disk, too."""
+        content = self._path.read_bytes() if self._path.is_file() else b""
+        if self._mark is not None:
+            before = content[: self._mark["num_bytes"]]
+            self.was_damaged = hashlib.sha256(before).hexdigest() != self._mark["sha256"]
+        kept = b"".join(line + b"\n" for line in content.splitlines() if _step_of(line) <= step)
+        self._take_in(kept)
+        with whole_file(self._path) as temporary:
+            temporary.write_bytes(kept)
+
+    def _take_in(self, lines: bytes) -> None:
+        self._digest.update(lines)
+        self._num_bytes += len(lines)
+
+
+def _step_of(line: bytes) -> float:
+    """The step that a line is of; infinity for the test rows, which come after all steps, and for what is none."""
+    try:
+        record = json.loads(line)
+        return math.inf if record.get("split") == "test" else int(record["step"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return math.inf
+
+
+def _plain(value: Any) -> Any:
+    """Null for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The most that steps took in which micro-batches of this shape were predicted to take the most."""
+
+    rows: int
+    padded_length: int  # tokens
+    predicted_bytes: int
+    measured_bytes: int | None  # allocated on a CUDA device, in the forward and backward passes; None elsewhere
+
+
+class Peaks:
+    """Reads a CUDA device's counters, which needs no waiting for the device. One peak a shape is kept."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._most_bytes = 0
+        self._by_shape: dict[tuple[int, int], Peak] = {}
+
+    def begin(self) -> None:
+        """A step's passes begin."""
+        if self._device.type == "cuda":
+            self._most_bytes = self.most_bytes()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def end(self, micro_batches: Iterable[MicroBatch]) -> None:
+        """They ended well, at the first attempt, with these micro-batches."""
+        predicted = [(batch.peak_bytes, batch) for batch in micro_batches if batch.peak_bytes is not None]
+        if not predicted:
+            return
+        predicted_bytes, largest = max(predicted, key=lambda pair: pair[0])
+        shape = (largest.num_rows, largest.padded_length)
+        measured = int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else None
+        before = self._by_shape.get(shape)
+        if before is not None and before.measured_bytes is not None and measured is not None:
+            measured = max(measured, before.measured_bytes)
+        self._by_shape[shape] = Peak(
+            rows=shape[0], padded_length=shape[1], predicted_bytes=predicted_bytes, measured_bytes=measured
+        )
+
+    def most_bytes(self) -> int:
+        """The most memory used since this object was made, or since the process began: see `peak_bytes`."""
+        return max(self._most_bytes, peak_bytes(self._device))
+
+    def by_shape(self) -> tuple[Peak, ...]:
+        """In the order in which the shapes first came."""
+        return tuple(self._by_shape.values())
+
+
+_NOT_SCALARS = ("step", "split", "event")
+
+
+_SHOWN_WITHIN_S = 30
+
+
+class TensorBoardLog:
+    """One scalar a field, under `<split>/<field>`; of an evaluation of the training rows, `train_evaluation/<field>`.
+
+    Other events are left to metrics.jsonl. Raises WriteError where the file cannot be written. tensorboardX's
+    SummaryWriter is not used: it writes in a thread, which ends at a full disk, and then the run waits for it for ever.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+        self._synced_at_s = 0.0
+
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        with self._writing():
+            make_folder(self._folder)
+            # Numbered: the name has only seconds, and a session that starts in the same one would write over the other.
+            number = len(list(self._folder.glob("events.*")))
+            self._writer = EventsWriter(str(self._folder / "events"), f".{number}")
+        # Hides what an interrupted session wrote after the checkpoint that this one continues.
+        self._add(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, record: Record) -> None:
+        if "split" not in record and record["event"] != "point":
+            return
+        from tensorboardX.summary import scalar
+
+        group = _group(record)
+        for name, value in record.items():
+            if name not in _NOT_SCALARS and isinstance(value, (int, float)):
+                self._add(step=record["step"], summary=scalar(f"{group}/{name}", value))
+        if time.monotonic() - self._synced_at_s > _SHOWN_WITHIN_S:
+            self.sync()
+
+    def sync(self) -> None:
+        """Return once all events are on the disk."""
+        with self._writing():
+            self._writer.flush()
+        self._synced_at_s = time.monotonic()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            with self._writing():
+                writer.close()
+
+    def _add(self, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        with self._writing():
+            self._writer.write_event(Event(wall_time=time.time(), **content))
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing("the TensorBoard file", self._folder)
+
+
+def _group(record: Record) -> str:
+    if "split" not in record:
+        return str(record["event"])
+    return f"{record['split']}_evaluation" if "event" in record else str(record["split"])

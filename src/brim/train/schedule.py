@@ -1,0 +1,435 @@
+"""Compute a run's length and its effective batch from step to step, as the trainer's keys ask for them.
+
+The length is in samples and steps, with the steps after which the run is evaluated and saved. Durations are converted
+to samples: what an epoch, a token or a share of the run comes to, row by row. `BatchCourse` says how large the batch
+is at each step, what is measured of it, and the points of its curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brim.batching import (
+    Adaptation,
+    BatchSchedule,
+    NoiseMeasurement,
+    NoiseScale,
+    Phase,
+    constant,
+    doubling,
+    equal_steps,
+    linear,
+    num_steps,
+    samples_of_steps,
+    schedule_of,
+    total_of_steps,
+)
+from brim.config import parse_batch_steps
+from brim.config.schema import FinetuneTrainer
+from brim.data.tokens import TokenRows, rows_of_step
+from brim.train.increase_function import Increases, expand, load_increase_function
+from brim.units import Duration, format_count, parse_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """What a step that updated the weights adds to the curve."""
+
+    loss: float  # mean over its supervised tokens
+    num_supervised_tokens: int
+    consumed_samples: int  # with those of the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """The steps since the last point."""
+
+    since_sample: int = 0  # consumed at the last point
+    loss_sum: float = 0.0  # over supervised tokens
+    num_supervised_tokens: int = 0
+    num_steps: int = 0
+
+    def with_step(self, step: StepTaken) -> _Point:
+        return replace(
+            self,
+            loss_sum=self.loss_sum + step.loss * step.num_supervised_tokens,
+            num_supervised_tokens=self.num_supervised_tokens + step.num_supervised_tokens,
+            num_steps=self.num_steps + 1,
+        )
+
+
+class BatchCourse:
+    """Sizes are those of the schedule; where they follow the noise, those that it has led to so far.
+
+    measure_every: steps between measurements of the gradient's noise; None: none.
+    saved: what `state` gave at the checkpoint that a run goes on from; empty for a new run.
+    """
+
+    def __init__(self, length: RunLength, *, measure_every: int | None, saved: Mapping[str, Any]) -> None:
+        self._length = length
+        self._measure_every = measure_every
+        self._last_size: int = saved.get("last_size", 0)  # of the step before; 0: there was none
+        self._point = _Point(**saved.get("point", {}))
+        self._noise = NoiseScale.from_dict(saved["noise"]) if "noise" in saved else NoiseScale()
+        self._adaptation = length.adaptation
+        if length.adaptation is not None and "adaptation" in saved:
+            self._adaptation = Adaptation.from_dict(saved["adaptation"])
+
+    def size(self, consumed_samples: int) -> int:
+        """Rows of the step that begins there, as the schedule says: the end of an epoch or of the run may cut it."""
+        return self._length.schedule.size_at(consumed_samples) if self._adaptation is None else self._adaptation.size
+
+    @property
+    def final_size(self) -> int:
+        """That a point of the curve stands for, and that learning rates are relative to."""
+        return self._length.schedule.final_size
+
+    def switch(self, size: int) -> Mapping[str, Any] | None:
+        """The event, without its step, where the next step has another size than the one before."""
+        before = self._last_size
+        if before in (0, size):
+            return None
+        return {"event": "schedule", "before": before, "effective_batch_size": size, "reason": self._reason()}
+
+    def stepped(self, size: int) -> None:
+        """A step of this size is over, whether or not it updated the weights."""
+        self._last_size = size
+
+    def measures(self, step: int) -> bool:
+        """Whether the noise is measured in the step after so many."""
+        return self._measure_every is not None and step % self._measure_every == 0
+
+    def take_noise(self, measurement: NoiseMeasurement | None) -> Mapping[str, Any]:
+        """What was measured in a step goes into the averages, and may move the batch; fields for the step's record."""
+        if measurement is None:
+            return {}
+        self._noise = self._noise.after(measurement)
+        if self._adaptation is not None:
+            self._adaptation = self._adaptation.after(self._noise)
+        return {
+            "noise_scale": self._noise.rows,
+            "gradient_variance": measurement.gradient_variance,
+            "squared_gradient": measurement.squared_gradient,
+        }
+
+    def take_loss(self, step: StepTaken) -> Mapping[str, Any] | None:
+        """A point of the curve, without its step, once the samples of a final batch are consumed.
+
+        Only where the batch moves; else each step is a point. So curves compare with those of a run that does not ramp.
+        """
+        if not self._length.batch_moves:
+            return None
+        self._point = self._point.with_step(step)
+        return self._point_at(step.consumed_samples)
+
+    def left_out(self, consumed_samples: int) -> Mapping[str, Any] | None:
+        """A step was no update: it adds nothing to the curve. Where it was the run's last one, the curve ends there."""
+        is_over = consumed_samples >= self._length.total_samples
+        return self._point_at(consumed_samples) if is_over and self._point.num_steps else None
+
+    def _point_at(self, consumed: int) -> Mapping[str, Any] | None:
+        is_over = consumed >= self._length.total_samples
+        if consumed // self.final_size == self._point.since_sample // self.final_size and not is_over:
+            return None
+        point, self._point = self._point, _Point(since_sample=consumed)
+        return {
+            "event": "point",
+            "loss": point.loss_sum / point.num_supervised_tokens,
+            "num_steps": point.num_steps,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on, as JSON."""
+        state: dict[str, Any] = {"last_size": self._last_size, "point": asdict(self._point)}
+        if self._measure_every is not None:
+            state["noise"] = self._noise.as_dict()
+        if self._adaptation is not None:
+            state["adaptation"] = self._adaptation.as_dict()
+        return state
+
+    def _reason(self) -> str:
+        if self._adaptation is None:
+            return "schedule"
+        return self._noise.in_words()
+
+
+_ScheduleFor = Callable[[int], BatchSchedule]  # of a run of so many samples
+
+
+def length_of(
+    trainer: FinetuneTrainer,
+    rows: TokenRows,
+    *,
+    seed: int,
+    bound: int | None = None,
+    course: Mapping[str, Any] | None = None,
+    known: Mapping[tuple[int, int], int] | None = None,
+) -> RunLength:
+    """Samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
+
+    seed: of the rows' order. bound: rows that trainer.batch_increase_function may not exceed; None: any number.
+    course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
+    known: what that function answered already (RunLength.increases).
+    Raises InputError where that function cannot be used.
+    """
+    length = RunLength(
+        num_rows=len(rows),
+        schedule=constant(1),
+        total_samples=len(rows),
+        steps_per_checkpoint=trainer.steps_per_checkpoint,
+        checkpoints_per_epoch=max(trainer.checkpoints_per_epoch, 1),
+        adaptation=_adaptation(trainer),
+    )
+    if course is not None:
+        return length.with_course(course)
+    if trainer.batch_increase_function is not None:
+        return _with_increases(length, trainer, bound, known)
+    return _with_schedule(length, trainer, _schedule_for(trainer, rows, seed))
+
+
+def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _ScheduleFor) -> RunLength:
+    """`train_steps` wins over `epochs`, as in Ludwig."""
+    num_rows, num_steps = length.num_rows, trainer.train_steps
+    if num_steps is None:
+        total_samples = _samples(trainer, num_rows)
+        return replace(length, schedule=schedule_for(total_samples), total_samples=total_samples)
+    schedule = schedule_for(total_of_steps(schedule_for, num_rows=num_rows, num_steps=num_steps))
+    total_samples = samples_of_steps(schedule, num_rows=num_rows, num_steps=num_steps)
+    return replace(length, schedule=schedule, total_samples=total_samples)
+
+
+def _samples(trainer: FinetuneTrainer, num_rows: int) -> int:
+    return trainer.train_samples or trainer.epochs * num_rows
+
+
+def _with_increases(
+    length: RunLength, trainer: FinetuneTrainer, bound: int | None, known: Mapping[tuple[int, int], int] | None
+) -> RunLength:
+    """The sizes that the user's function gives; what the bound did not allow is noted."""
+    num_rows, num_steps = length.num_rows, trainer.train_steps
+    assert isinstance(trainer.effective_batch_size, int), "resolved before"
+    assert trainer.batch_increase_function is not None, "asked where there is one"
+    limits = [limit for limit in (bound, trainer.max_batch_size) if limit is not None]
+    increases = expand(
+        load_increase_function(trainer.batch_increase_function),
+        first_size=trainer.effective_batch_size,
+        num_rows=num_rows,
+        num_samples=None if num_steps is not None else _samples(trainer, num_rows),
+        num_steps=num_steps,
+        bound=min(limits, default=None),
+        known=known,
+    )
+    notes = [*_refusals(increases, bound, trainer.max_batch_size), *_idle(increases, trainer.effective_batch_size)]
+    length = replace(length, notes=tuple(notes), increases=increases.answers)
+    return _with_schedule(length, trainer, lambda samples: increases.schedule)
+
+
+def _refusals(increases: Increases, bound: int | None, largest: int | None) -> Iterator[str]:
+    fits = f"{bound or 0:,} of the longest fit at once"
+    is_key = largest is not None and (bound is None or largest <= bound)
+    reason = f"trainer.max_batch_size is {largest:,}" if is_key else fits
+    for refused in increases.refused[:1]:
+        num_more = len(increases.refused) - 1
+        more = f", nor {'was' if num_more == 1 else 'were'} {num_more:,} later" if num_more else ""
+        when = f"after epoch {refused.num_epochs:,}" if refused.num_epochs else "for the first epoch"
+        yield (
+            f"trainer.batch_increase_function asked for {format_count(refused.size, 'row')} {when}, and {reason}: it "
+            f"was not followed{more}"
+        )
+
+
+def _idle(increases: Increases, first_size: int) -> Iterator[str]:
+    """That the function never asked for another batch, where it did not: perhaps it waits for an epoch that is none."""
+    schedule, last = increases.schedule, increases.num_epochs - 1
+    if schedule.is_constant and schedule.final_size == first_size and not increases.refused:
+        epochs = f"each epoch from 0 to {last:,}" if last else "epoch 0, the only one"
+        yield (
+            f"trainer.batch_increase_function changes nothing: it returned 0 for {epochs}, so every update is of "
+            f"{format_count(first_size, 'row')}"
+        )
+
+
+def _schedule_for(trainer: FinetuneTrainer, rows: TokenRows, seed: int) -> _ScheduleFor:
+    final_size = trainer.effective_batch_size
+    assert isinstance(final_size, int), "resolved before"
+
+    def at(duration: Duration, total_samples: int) -> int:
+        clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total_samples, final_size=final_size)
+        return clock.samples(duration)
+
+    known: dict[Duration, int] = {}  # tokens take a look at each row, and many lengths of the run are tried
+
+    def samples(duration: Duration, total_samples: int) -> int:
+        if duration.unit == "dur":
+            return at(duration, total_samples)
+        if duration not in known:
+            known[duration] = at(duration, total_samples)
+        return known[duration]
+
+    if trainer.batch_schedule is not None:
+        steps = parse_batch_steps(trainer.batch_schedule)
+        return lambda total: schedule_of([(samples(start, total), size) for start, size in steps])
+    if trainer.batch_rampup is None:
+        return lambda total: constant(final_size)
+    length = parse_duration(trainer.batch_rampup.length)
+    ramp = cache(partial(_ramp, trainer, final_size))  # that of a length in samples is the same in every run
+    return lambda total: ramp(samples(length, total))
+
+
+def _ramp(trainer: FinetuneTrainer, final_size: int, length_samples: int) -> BatchSchedule:
+    ramp = trainer.batch_rampup
+    assert ramp is not None, "asked of ramps"
+    initial = ramp.initial or trainer.initial_effective_batch_size or first_size(final_size)
+    if ramp.shape == "linear":
+        return linear(initial=initial, final=final_size, length_samples=length_samples, increment=ramp.increment or 1)
+    shape = doubling if ramp.shape == "doubling" else equal_steps
+    return shape(initial=initial, final=final_size, length_samples=length_samples)
+
+
+def first_size(final_size: int) -> int:
+    """Where a ramp begins that does not say: a quarter of the final batch, whatever the card is."""
+    return -(-final_size // 4)
+
+
+def _adaptation(trainer: FinetuneTrainer) -> Adaptation | None:
+    limits = trainer.batch_adaptation
+    if limits is None:
+        return None
+    assert isinstance(trainer.effective_batch_size, int), "resolved before"
+    return Adaptation(size=trainer.effective_batch_size, smallest=limits.min, largest=limits.max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLength:
+    """A run in samples and steps. An epoch's last step takes the rows that are left, so it may be smaller."""
+
+    num_rows: int  # of an epoch
+    schedule: BatchSchedule  # where sizes follow what is measured: the first one
+    total_samples: int  # rows that the whole run consumes, counted with repetition
+    steps_per_checkpoint: int = 0  # 0: by checkpoints_per_epoch
+    checkpoints_per_epoch: int = 1
+    adaptation: Adaptation | None = None  # how sizes begin that follow what is measured
+    notes: tuple[str, ...] = ()  # what a person should know of how it came about
+    # What batch_increase_function answered, by epochs done and present size, so that it is asked nothing twice.
+    increases: Mapping[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def total_steps(self) -> int | None:
+        """None where it depends on what will be measured."""
+        if self.adaptation is not None:
+            return None
+        return num_steps(self.schedule, num_rows=self.num_rows, total_samples=self.total_samples)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All that a step's batch can be declared to have, in order of size."""
+        measured = () if self.adaptation is None else self.adaptation.ladder
+        return tuple(sorted({*measured, *(phase.size for phase in self.schedule.phases)}))
+
+    @property
+    def largest_size(self) -> int:
+        return self.sizes[-1]
+
+    @property
+    def batch_moves(self) -> bool:
+        return self.adaptation is not None or not self.schedule.is_constant
+
+    def is_checkpoint(self, step: int, *, samples_before: int, samples_after: int) -> bool:
+        """Whether the run is evaluated and saved after this step, counted from 1, which consumes these samples."""
+        if samples_after >= self.total_samples:
+            return True
+        if self.steps_per_checkpoint:
+            return step % self.steps_per_checkpoint == 0
+        return self._due_by(samples_after) > self._due_by(samples_before)
+
+    def course(self) -> dict[str, Any]:
+        """For checkpoints, as JSON: what a function of the user's, or the memory, may have decided."""
+        phases = [[phase.first_sample, phase.size] for phase in self.schedule.phases]
+        return {"phases": phases, "total_samples": self.total_samples}
+
+    def with_course(self, saved: Mapping[str, Any]) -> RunLength:
+        """The length with the course that a checkpoint holds."""
+        phases = tuple(Phase(first_sample=first, size=size) for first, size in saved["phases"])
+        return replace(self, schedule=BatchSchedule(phases=phases), total_samples=saved["total_samples"])
+
+    def steps_until(self, samples: int) -> Iterator[tuple[int, int, int]]:
+        """Each step until so many samples are consumed: the samples before it, its rows, and those of its phase.
+
+        Of a batch that does not follow what is measured.
+        """
+        consumed = 0
+        while consumed < min(samples, self.total_samples):
+            size = self.schedule.size_at(consumed)
+            rows = min(size, self.num_rows - consumed % self.num_rows, self.total_samples - consumed)
+            yield consumed, rows, size
+            consumed += rows
+
+    def _due_by(self, samples: int) -> int:
+        """Checkpoints until then, of which each epoch has its number, evenly spread, the last at its end."""
+        return samples * self.checkpoints_per_epoch // self.num_rows
+
+
+def run_length(
+    *,
+    num_rows: int,
+    effective_batch_size: int,
+    epochs: int,
+    train_steps: int | None = None,
+    steps_per_checkpoint: int = 0,
+    checkpoints_per_epoch: int = 0,
+) -> RunLength:
+    """The length of a run whose effective batch does not move. `train_steps` wins over `epochs`, as in Ludwig.
+
+    Without a checkpoint key, there is one at each epoch's end. 0 means "not set".
+    """
+    schedule = constant(effective_batch_size)
+    total_samples = epochs * num_rows
+    if train_steps is not None:
+        total_samples = samples_of_steps(schedule, num_rows=num_rows, num_steps=train_steps)
+    return RunLength(
+        num_rows=num_rows,
+        schedule=schedule,
+        total_samples=total_samples,
+        steps_per_checkpoint=steps_per_checkpoint,
+        checkpoints_per_epoch=max(checkpoints_per_epoch, 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunClock:
+    """What durations are measured against."""
+
+    lengths: NDArray[np.int64]  # real tokens of each row, in the order of the source
+    seed: int  # of the rows' order
+    total_samples: int  # of the whole run
+    final_size: int  # rows of a step of the last phase, which `ba` counts
+
+    def samples(self, duration: Duration) -> int:
+        """Samples after which the duration is over, at least; of 1.5ep of 3 rows these are 5.
+
+        Tokens are counted in the very order in which the run takes its rows.
+        """
+        if duration.unit == "tok":
+            return self._samples_of_tokens(int(duration.amount))
+        unit_samples = {
+            "sp": 1,
+            "ba": self.final_size,
+            "ep": len(self.lengths),
+            "dur": self.total_samples,
+        }[duration.unit]
+        product = duration.amount * unit_samples
+        return -(-product.numerator // product.denominator)
+
+    def _samples_of_tokens(self, num_tokens: int) -> int:
+        num_rows = len(self.lengths)
+        epochs, rest = divmod(num_tokens, int(self.lengths.sum()))
+        if not rest:
+            return epochs * num_rows
+        _, order = rows_of_step(num_rows=num_rows, seed=self.seed, consumed_samples=epochs * num_rows, size=num_rows)
+        return epochs * num_rows + int(np.searchsorted(np.cumsum(self.lengths[order]), rest)) + 1

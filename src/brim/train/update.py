@@ -1,0 +1,307 @@
+"""Update the weights once by a gradient that is ready, or not at all where it is not finite.
+
+Clipping measures the gradient's norm on the way. A step whose loss or gradient is not finite is described.
+
+A run that ends for want of memory is explained: what it keeps, and what would help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+from brim.batching import StepOutcome, first_line, is_out_of_memory, second_try
+from brim.config.schema import GradientClippingConfig
+from brim.errors import BrimError, OutOfMemoryError, Problem
+from brim.train.checkpoint import TrainState
+from brim.train.gradient import Gradient, OnEvent
+from brim.train.job import TrainJob
+from brim.units import format_bytes, format_count
+
+
+class WeightUpdate:
+    """Clips, steps the optimizer and drops the gradient; counts the steps that it leaves out.
+
+    on_event: is told of each allocation that failed and was made up for.
+    """
+
+    def __init__(
+        self, job: TrainJob, state: TrainState, gradient: Gradient, scaler: torch.amp.GradScaler, on_event: OnEvent
+    ) -> None:
+        self._job = job
+        self._state = state
+        self._gradient = gradient
+        self._scaler = scaler
+        self._on_event = on_event
+        self._parameters = [p for p in job.model.parameters() if p.requires_grad]
+
+    def norm(self, loss: float) -> float:
+        """The gradient's norm; the gradient is unscaled and clipped. NaN, and nothing done, where nothing will be.
+
+        Raises OutOfMemoryError. What is done in place is done once only: a second time would not be the same.
+        """
+        job = self._job
+        if not math.isfinite(loss) and self._scaler.is_enabled():
+            return math.nan  # once unscaled, the scaler wants its step
+        try:
+            self._scaler.unscale_(job.optimizer)
+            norm = second_try(
+                lambda: gradient_norm(self._parameters),
+                on_failure=lambda message: self._on_event(failure_event("gradient norm", message)),
+            )
+            clip(self._parameters, norm, job.clipping)
+            return float(norm)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = at_the_norm(error, step=self._state.step + 1, settings=job.settings)
+        raise failure
+
+    def __call__(
+        self,
+        outcome: StepOutcome,
+        norm: float,
+        *,
+        size: int,
+        learning_rate: float,
+        random_before: Mapping[str, Tensor],
+        saved_step: int | None,
+    ) -> NotFinite | None:
+        """Update the weights, or leave it out where loss or gradient are not finite. Raises BrimError to stop there.
+
+        norm: what `norm` gave. size: rows of the step as the schedule says. saved_step: of the newest checkpoint.
+        """
+        job, scales = self._job, self._scaler.is_enabled()
+        if not math.isfinite(outcome.loss) or (not math.isfinite(norm) and not scales):
+            return self._leave_out(outcome, norm, random_before)
+        self._state.num_skipped_in_a_row = 0
+        job.rates.set(size=size, learning_rate=learning_rate)
+        scale = self._scaler.get_scale()
+        self._step_optimizer(saved_step)
+        if self._scaler.get_scale() < scale:
+            # fp16 gradients overflowed: the scaler left the update out and lowered its scale.
+            job.observer.write({"step": self._state.step + 1, "event": "overflow", "loss_scale": scale})
+        else:
+            job.rates.stepped()
+        job.optimizer.zero_grad(set_to_none=True)
+        return None
+
+    def _step_optimizer(self, saved_step: int | None) -> None:
+        """Raises OutOfMemoryError where the weights may be half updated: nothing of them is saved from there on."""
+        try:
+            self._scaler.step(self._job.optimizer)
+            self._scaler.update()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = in_the_update(
+                error, step=self._state.step + 1, saved_step=saved_step, settings=self._job.settings
+            )
+        else:
+            return
+        raise failure
+
+    def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
+        """Neither weights nor optimizer hear of this step. Raises BrimError where the run is to stop."""
+        job, state = self._job, self._state
+        job.optimizer.zero_grad(set_to_none=True)
+        at_fault = self._gradient.at_fault(outcome.parts, random_before)
+        not_finite = NotFinite(
+            step=state.step + 1,
+            loss=outcome.loss,
+            norm=norm,
+            micro_batches=[number + 1 for number in at_fault],
+            num_micro_batches=len(outcome.parts),
+            rows=self._gradient.keys_of([outcome.parts[number] for number in at_fault]),
+        )
+        if job.on_nonfinite == "stop":
+            raise not_finite.stop()
+        state.num_skipped += 1
+        state.num_skipped_in_a_row += 1
+        if state.num_skipped_in_a_row == MOST_IN_A_ROW:
+            raise not_finite.too_many()
+        return not_finite
+
+
+def clip_gradients(parameters: Sequence[Parameter], settings: GradientClippingConfig | None) -> Tensor:
+    """Clip in place as the settings say; the norm over all gradients before any clipping, a scalar."""
+    norm = gradient_norm(parameters)
+    clip(parameters, norm, settings)
+    return norm
+
+
+def gradient_norm(parameters: Sequence[Parameter]) -> Tensor:
+    """The norm over all gradients, a scalar. Nothing is changed."""
+    return torch.as_tensor(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+def clip(parameters: Sequence[Parameter], norm: Tensor, settings: GradientClippingConfig | None) -> None:
+    """Clip gradients of this norm in place.
+
+    `clipglobalnorm` and `clipnorm` both bound the norm over all gradients, as they do in Ludwig.
+    """
+    if settings is None:
+        return
+    bounds = [bound for bound in (settings.clipglobalnorm, settings.clipnorm) if bound is not None]
+    if bounds:
+        clip_grads_with_norm_(parameters, min(bounds), norm)
+    if settings.clipvalue is not None:
+        clip_grad_value_(parameters, settings.clipvalue)
+
+
+# A bad row comes up once an epoch. Ten steps in a row mean that the weights themselves are no numbers any more, or that
+# the learning rate throws them about: leaving steps out mends neither.
+MOST_IN_A_ROW = 10
+
+
+_MOST_ROWS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """One step that cannot be an update."""
+
+    step: int
+    loss: float
+    norm: float  # of the gradient; NaN where the loss is not finite and the gradient was not looked at
+    micro_batches: Sequence[int]  # those at fault, from 1
+    num_micro_batches: int
+    rows: Sequence[int]  # keys of their rows: 0-based row numbers of the source
+
+    def record(self) -> dict[str, Any]:
+        """The line of metrics.jsonl of a step that was left out."""
+        cause = "gradient" if math.isfinite(self.loss) else "loss"
+        return {"step": self.step, "event": "skipped", "cause": cause, "rows": list(self.rows)}
+
+    def stop(self) -> BrimError:
+        """The error with `trainer.on_nonfinite: stop`."""
+        return self._error(
+            "look at these rows and at the base model; `trainer.on_nonfinite: skip` leaves such steps out, also with "
+            "--resume; or train anew with a lower trainer.learning_rate"
+        )
+
+    def too_many(self) -> BrimError:
+        """The error with `skip`, once so many steps in a row were left out."""
+        return self._error(
+            "that was the last of 10 such steps in a row, for which these rows cannot be the cause: train anew with a "
+            "lower trainer.learning_rate, or with another base model or precision"
+        )
+
+    def _error(self, fix: str) -> BrimError:
+        shown = ", ".join(map(str, self.rows[:_MOST_ROWS_SHOWN])) + (" …" if len(self.rows) > _MOST_ROWS_SHOWN else "")
+        batches = ", ".join(map(str, self.micro_batches))
+        return BrimError(
+            Problem(
+                what=f"step {self.step} is not finite (loss {self.loss:g}, gradient norm {self.norm:g}); nothing was "
+                "updated",
+                where=f"rows {shown} (numbered from 0; micro-batch {batches} of {self.num_micro_batches})",
+                fix=fix,
+            )
+        )
+
+
+def failure_event(where: str, message: str) -> dict[str, Any]:
+    """The line in metrics.jsonl of an allocation that failed, and was tried once more."""
+    return {"event": "oom", "where": where, "message": message}
+
+
+def of_a_row(
+    error: OutOfMemoryError, *, step: int, predicted_bytes: int | None, cap_bytes: int | None, settings: Settings
+) -> OutOfMemoryError:
+    """The error that names a row which runs out of memory by itself, with its place and what would help."""
+    problem = error.problems[0]
+    predicted = "" if predicted_bytes is None else f"; predicted: {format_bytes(predicted_bytes)}"
+    cap = "" if cap_bytes is None else f"; limit of a micro-batch: {format_bytes(cap_bytes)}"
+    return OutOfMemoryError(
+        replace(problem, what=f"{problem.what}{predicted}{cap}", where=f"step {step:,}", fix=for_a_row(settings))
+    )
+
+
+def at_the_norm(error: Exception, *, step: int, settings: Settings) -> OutOfMemoryError:
+    """The gradient was there, and its norm, or clipping it, ran out of memory: the update had not begun."""
+    return OutOfMemoryError(
+        Problem(
+            what=f"memory ran out when the gradient was clipped: {first_line(error)}",
+            where=f"step {step:,}",
+            fix=for_an_update(settings),
+        )
+    )
+
+
+def in_the_update(error: Exception, *, step: int, saved_step: int | None, settings: Settings) -> OutOfMemoryError:
+    """The optimizer's own step. saved_step: of the newest checkpoint; None: there is none."""
+    return OutOfMemoryError(
+        Problem(
+            what="memory ran out in the optimizer's own step; the weights, which may be half updated, are not saved: "
+            + first_line(error),
+            where=f"step {step:,}",
+            fix=f"{for_an_update(settings)}. {_left(step - 1, saved_step)}",
+        )
+    )
+
+
+def while_saving(error: Exception, *, step: int, saved_step: int | None) -> OutOfMemoryError:
+    """The checkpoint after this step. saved_step: of the newest one that was there before."""
+    return OutOfMemoryError(
+        Problem(
+            what=f"memory ran out twice when the checkpoint of step {step:,} was written: {first_line(error)}",
+            fix=f"free memory on this machine. {_left(step, saved_step)}",
+        )
+    )
+
+
+def with_checkpoint(error: OutOfMemoryError, *, step: int) -> OutOfMemoryError:
+    """The error, saying that all that had been learned is saved."""
+    kept = f"the checkpoint of step {step:,} holds all that was learned" if step else "nothing had been learned yet"
+    first, *others = error.problems
+    return OutOfMemoryError(replace(first, fix=f"{first.fix}. {kept[0].upper()}{kept[1:]}"), *others)
+
+
+def _left(done: int, saved_step: int | None) -> str:
+    """What is left of a number of steps that were done."""
+    if not done:
+        return "Nothing had been learned yet"
+    if saved_step is None:
+        return f"There is no checkpoint yet: what was learned in {format_count(done, 'step')} is lost"
+    if saved_step == done:
+        return f"The checkpoint of step {saved_step:,} holds all that was learned before; --resume continues from it"
+    again = format_count(done - saved_step, "step")
+    return f"--resume continues from the checkpoint of step {saved_step:,}, and does {again} again"
+
+
+Settings: TypeAlias = Mapping[str, Any]  # a resolved configuration, as JSON
+
+
+def for_a_row(settings: Settings) -> str:
+    """What makes the forward and backward pass of a row smaller, of what is not done already."""
+    ways = ["train anew with shorter rows (preprocessing.global_max_sequence_length)"]
+    if not settings.get("quantization"):
+        ways.append("with a base in 4 bits and an adapter (quantization.bits: 4)")
+    if not (settings.get("trainer") or {}).get("enable_gradient_checkpointing"):
+        ways.insert(0, "set trainer.enable_gradient_checkpointing: true, also with --resume")
+    return either(ways)
+
+
+def for_an_update(settings: Settings) -> str:
+    """What makes the optimizer's state and its step smaller, of what is not done already."""
+    optimizer = str(((settings.get("trainer") or {}).get("optimizer") or {}).get("type", ""))
+    ways = []
+    if "8bit" not in optimizer:
+        ways.append("states in 8 bits (trainer.optimizer.type: adamw_8bit)")
+    if not optimizer.startswith("paged"):
+        ways.append("states that move to the host when a GPU is full (paged_adamw_8bit)")
+    if not settings.get("adapter"):
+        ways.append("an adapter (adapter.type: lora)")
+    return "train anew with " + either(ways or ["a smaller adapter (adapter.r)"])
+
+
+def either(ways: Sequence[str]) -> str:
+    """One of them, in a sentence."""
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])}, or {ways[-1]}"

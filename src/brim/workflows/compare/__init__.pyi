@@ -1,0 +1,2 @@
+from .results import CompareResult as CompareResult
+from .run import compare as compare

@@ -1,0 +1,198 @@
+"""Hold what a comparison gives back, and read and write its compare.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from brim.errors import OutputError, Problem
+from brim.report import (
+    Estimate,
+    PageTable,
+    Runs,
+    Spread,
+    Summary,
+    comparison_notes,
+    cost_table,
+    final_split,
+    loss_tables,
+    markdown,
+    run_table,
+    summaries,
+    verdict,
+)
+from brim.train import RunFigures
+
+FILE = "compare.json"
+
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One run of a comparison."""
+
+    name: str  # of its configuration
+    seed: int
+    outcome: Literal["finished", "failed"]
+    figures: RunFigures | None  # of a finished run
+    rows: Mapping[str, str]  # of a finished run: split -> a digest of which rows it holds
+    error: str | None  # of a failed one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareResult:
+    """Several configurations, trained with the same seeds on the same number of rows."""
+
+    output_directory: Path
+    files: Mapping[str, str]  # name -> its configuration, the first being what the others are compared to
+    digests: Mapping[str, str]  # name -> digest of its settings
+    seeds: tuple[int, ...]
+    changes: tuple[str, ...]  # what the comparison set otherwise than the configurations say
+    runs: tuple[ComparedRun, ...]  # that have ended, in the order in which they ran
+
+    def __repr__(self) -> str:
+        return f"CompareResult: {self.output_directory}\n\n{self.markdown()}".rstrip()
+
+    def _repr_markdown_(self) -> str:
+        """For notebooks, which show the tables as such."""
+        return self.markdown()
+
+    @property
+    def failed(self) -> list[ComparedRun]:
+        return [run for run in self.runs if run.outcome == "failed"]
+
+    @property
+    def figures(self) -> dict[str, Runs]:
+        """Of the finished runs: name -> seed -> figures."""
+        by_name: dict[str, dict[int, RunFigures]] = {name: {} for name in self.files}
+        for run in sorted(self.runs, key=lambda run: run.seed):
+            if run.figures is not None:
+                by_name[run.name][run.seed] = run.figures
+        return dict(by_name)
+
+    @property
+    def split(self) -> str:
+        """Whose final loss is the result: "validation", or "train" where some run was not evaluated."""
+        return final_split(self.figures)
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """Of each configuration that has a finished run, the first first."""
+        return summaries(self.figures)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the figures."""
+        rows = {(run.name, run.seed): run.rows for run in self.runs}
+        return [*self.changes, *comparison_notes(self.figures, rows, seeds=self.seeds), *self._failures()]
+
+    def tables(self, *, with_runs: bool = False) -> list[PageTable]:
+        """Losses with differences, then what the runs took; with_runs: and every run."""
+        found, splits = self.summaries, self._splits()
+        if not found:
+            return []
+        tables = [*loss_tables(found, first=next(iter(self.files)), splits=splits), cost_table(found)]
+        return [*tables, run_table(self.figures, splits=splits)] if with_runs else tables
+
+    def markdown(self) -> str:
+        """The tables and notes in GitHub's Markdown."""
+        notes = "\n".join(f"- {note}" for note in self.notes)
+        return "\n\n".join([*(markdown(table) for table in self.tables()), notes]) + "\n"
+
+    def as_json(self, *, with_curves: bool = True) -> dict[str, Any]:
+        """All figures; numbers that are none are null."""
+        return {
+            "format": _FORMAT,
+            "seeds": list(self.seeds),
+            "configurations": [
+                {"name": name, "file": file, "digest": self.digests[name]} for name, file in self.files.items()
+            ],
+            "changes": list(self.changes),
+            "notes": self.notes,
+            "split": self.split,
+            "summaries": [_summary_as_json(each) for each in self.summaries],
+            "runs": [_run_as_json(run, with_curves=with_curves) for run in self.runs],
+        }
+
+    def _splits(self) -> list[str]:
+        """Those that the tables show: the one that counts, and the test rows where all have them."""
+        every = [run for found in self.figures.values() for run in found.values()]
+        return [self.split, *(["test"] if all("test" in run.losses for run in every) else [])]
+
+    def _failures(self) -> Iterator[str]:
+        for run in self.failed:
+            yield f"{run.name}, seed {run.seed}, failed: {(run.error or '').splitlines()[0]}"
+
+
+def read_runs(file: Path) -> tuple[dict[str, str], tuple[int, ...], tuple[ComparedRun, ...]]:
+    """What a compare.json holds: digests of the configurations by name, seeds, and runs. Raises OutputError."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        if told["format"] != _FORMAT:
+            raise ValueError(f"its format is {told['format']}")
+        digests = {each["name"]: each["digest"] for each in told["configurations"]}
+        return digests, tuple(told["seeds"]), tuple(_run_of_json(run) for run in told["runs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(
+            Problem(
+                what=f"the comparison that was begun here cannot be read: {error}",
+                where=str(file),
+                fix="choose another folder with --output-directory",
+            )
+        ) from error
+
+
+def _run_as_json(run: ComparedRun, *, with_curves: bool) -> dict[str, Any]:
+    figures = None if run.figures is None else run.figures.as_json()
+    if figures is not None and not with_curves:
+        figures = {name: value for name, value in figures.items() if not name.endswith("_curve")}
+    told = {"name": run.name, "seed": run.seed, "folder": f"{run.name}/seed-{run.seed}", "outcome": run.outcome}
+    return {**told, "figures": figures, "rows": dict(run.rows), "error": run.error}
+
+
+def _run_of_json(told: Mapping[str, Any]) -> ComparedRun:
+    figures = told["figures"]
+    return ComparedRun(
+        name=told["name"],
+        seed=told["seed"],
+        outcome=told["outcome"],
+        figures=None if figures is None else RunFigures.of_json(figures),
+        rows=told["rows"],
+        error=told["error"],
+    )
+
+
+def _summary_as_json(summary: Summary) -> dict[str, Any]:
+    spreads: dict[str, Spread] = {
+        name: getattr(summary, name)
+        for name in ("num_steps", "num_samples", "num_tokens", "num_supervised_tokens", "seconds", "peak_bytes")
+    }
+    return {
+        "name": summary.name,
+        "seeds": list(summary.seeds),
+        "losses": {split: _estimate_as_json(each) for split, each in summary.losses.items()},
+        "differences": {
+            split: {**_estimate_as_json(each), "says": verdict(each)} for split, each in summary.differences.items()
+        },
+        **{name: asdict(spread) for name, spread in spreads.items()},
+    }
+
+
+def _estimate_as_json(estimate: Estimate) -> dict[str, Any]:
+    interval = estimate.interval
+    return {
+        "mean": estimate.mean if math.isfinite(estimate.mean) else None,
+        "interval": None if interval is None else [interval.low, interval.high],
+        "num_seeds": estimate.num_seeds,
+    }
+
+
+def in_order(runs: Sequence[ComparedRun], more: ComparedRun) -> tuple[ComparedRun, ...]:
+    """The runs with one more, which takes the place of an earlier try."""
+    return (*(run for run in runs if (run.name, run.seed) != (more.name, more.seed)), more)

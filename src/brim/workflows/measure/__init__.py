@@ -1,0 +1,9 @@
+"""Measure what a workload takes on the local device: peaks by phase, memory over time, what stayed.
+
+`measure` is the entry point; `messages` says what comes back. The work is done in processes of their own, so that one
+measurement does not stand in another's memory.
+"""
+
+from brim.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,0 +1,453 @@
+"""Measure a workload, each part of it in a fresh process, beside what was predicted (`brim memory --measure`).
+
+A model can be run with fewer layers, and extrapolated to the whole one. Memory is linear in depth where layers are
+alike: what all layers share, and so much for each. Layers that alternate (sliding and full attention) are alike by
+periods, and layers at the front can differ from the rest (DeepSeek's first ones have no experts), so what is run is
+the front and one, then two, periods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.config import accumulates
+from brim.config.schema import Config, FinetuneTrainer
+from brim.errors import BrimError, ConfigError, InputError, Problem
+from brim.memory import PACKING_BYTES, MemoryPrediction, Timeline, predict_memory, with_checkpointing
+from brim.memory.trace import Phase
+from brim.models import ModelFolder, locate, require_trainable, with_stored_quantization
+from brim.workflows.measure.messages import (
+    LEAST_RISES,
+    WARM_UP_STEPS,
+    Leak,
+    Measured,
+    PhasePeak,
+    Report,
+    Request,
+    rise_per_step,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A measurement, and the prediction of each phase that was measured."""
+
+    measured: Measured
+    predictions: Mapping[Phase, MemoryPrediction]
+
+    @property
+    def main(self) -> MemoryPrediction:
+        """Of the phase that was asked for, or of the first one."""
+        return next(iter(self.predictions.values()))
+
+    def predicted_bytes(self, peak: PhasePeak) -> int:
+        """What was foretold of a measured peak: of a step of training, of that step."""
+        kept_bytes = PACKING_BYTES if peak.allocated_bytes is None else 0  # what a CPU keeps beside the tensors
+        if peak.phase == "load":
+            return _loaded_bytes(self.main.timeline)
+        prediction = self.predictions[peak.phase]
+        steps = prediction.step_peaks_bytes
+        if peak.phase == "train" and peak.step is not None and steps:
+            return steps[min(peak.step, len(steps)) - 1] + kept_bytes
+        return prediction.allocated_bytes + kept_bytes
+
+    def measured_bytes(self, peak: PhasePeak) -> int:
+        """Allocated; on a CPU the resident set less what was there before."""
+        return peak.total_bytes - peak.baseline_bytes if peak.allocated_bytes is None else peak.allocated_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Both, for JSON."""
+        predictions = {phase: prediction.as_dict() for phase, prediction in self.predictions.items()}
+        return {"predicted": predictions, "measured": self.measured.as_dict()}
+
+
+def measure_memory(
+    config: Config,
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    phase: Phase | None = None,
+    steps: int | None = None,
+    layers: int | None = None,
+    snapshot: Path | None = None,
+) -> Beside:
+    """Predict, then run brim's own code on the device at hand with random rows of the shape.
+
+    phase: this one and the loading before it; None: all. steps: of training, over which memory is recorded in time;
+    None: a few, and no recording. layers: run so many and twice as many layers, and extrapolate. snapshot: for
+    PyTorch's memory snapshot, which CUDA alone has.
+    """
+    folder = locate(
+        config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
+    )
+    config = with_stored_quantization(config, folder)
+    has_cuda = torch.cuda.is_available()
+    trains = isinstance(config.trainer, FinetuneTrainer)
+    others: tuple[Phase, ...] = ("evaluate", "generate")
+    phases: tuple[Phase, ...] = (phase,) if phase is not None else ("train", *others) if trains else others
+    shape: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length}
+    predictions: dict[Phase, MemoryPrediction] = {}
+    for each in phases:
+        predictions[each] = predict_memory(config, phase=each, device=None if has_cuda else "cpu", **shape)
+        settled = predictions[each].gradient_checkpointing
+        if settled is not None:
+            config = with_checkpointing(config, settled)  # which without a plan would be off
+        shape = {"batch_size": predictions[each].batch_size, "sequence_length": predictions[each].sequence_length}
+    measured = measure(
+        config,
+        folder,
+        phases=tuple(dict.fromkeys(("load", *phases))),
+        steps=steps or 3,
+        layers=layers,
+        timeline=steps is not None,
+        snapshot=snapshot if has_cuda and steps is not None else None,
+        **shape,
+    )
+    return Beside(measured=measured, predictions=predictions)
+
+
+def _loaded_bytes(timeline: Timeline) -> int:
+    """The most while the weights are loaded: what stands before the second mark."""
+    end = timeline.marks[1][0] if len(timeline.marks) > 1 else len(timeline.places)
+    return int(timeline.allocated_bytes()[:end].max())
+
+
+PHASES: tuple[Phase, ...] = ("load", "train", "evaluate", "generate")
+
+
+LEAST_STEPS = WARM_UP_STEPS + 1 + LEAST_RISES  # from this many on, a leak can be told
+
+
+# Every tensor of a page or more is mapped by itself and goes back to the system at once, so that a peak is that of the
+# work and not of what the C library keeps of earlier sizes (docs/decisions/0010-resident-memory-on-a-cpu.md).
+RETURNED_AT_ONCE: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_TOP_PAD_": "0",
+}
+
+
+_MOST_MICRO_BATCHES = 2  # the second one finds the gradients of the first; more change no peak
+
+
+_SHOWN_CHARACTERS = 2_000  # of what a process that failed printed last
+
+
+def measure(
+    config: Config,
+    folder: ModelFolder,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    phases: Sequence[Phase] = PHASES,
+    steps: int = 3,
+    layers: int | None = None,
+    timeline: bool = False,
+    snapshot: Path | None = None,
+    device: str | None = None,
+) -> Measured:
+    """Run brim's own code on random token rows of this shape, and say what it took.
+
+    folder: needs config.json alone; where there are no weights, or `layers` is given, they are drawn at random.
+    steps: of training; with five or more, a leak is looked for. layers: run this many and twice as many decoder
+    layers, and extrapolate to the model's depth. timeline: run the steps once more and record memory over time.
+    snapshot: where to keep PyTorch's memory snapshot (CUDA; implies `timeline`). device: "cpu", "cuda"; None takes the
+    one at hand.
+
+    Raises ConfigError where training is asked for and the configuration has none; BrimError where the device is too
+    small, or says nothing of its memory.
+    """
+    _require_possible(config, folder, phases, sequence_length)
+    request = Request(
+        config=config,
+        folder=folder,
+        trainable=isinstance(config.trainer, FinetuneTrainer),
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        step_lengths=((sequence_length,) * (batch_size * _micro_batches(config, batch_size)),),
+        num_steps=steps,
+        phases=tuple(phases),
+        device=device,
+        records=False,
+        snapshot=None,
+        looks_for_leaks=steps >= LEAST_STEPS,
+    )
+    found = None if layers is None else depths(folder.config, layers)
+    if found is not None:
+        return _by_depth(request, found)
+    reports = [measured_alone(part) for part in _parts(request)]
+    recorded = None
+    if timeline or snapshot is not None:
+        recorded = measured_alone(replace(_parts(request)[0], records=True, snapshot=snapshot))
+    whole = num_layers(folder.config) or 0
+    return _measured(
+        request, reports, recorded, layers_run=(whole,), num_layers=whole, notes=_short(layers, folder.config)
+    )
+
+
+def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_AT_ONCE) -> Report:
+    """Measure in a process of its own. Raises BrimError with the problems that it met.
+
+    environment: of that process, beside this one's, which wins.
+    """
+    with tempfile.TemporaryDirectory() as name, _with_weights(request, Path(name)) as ready:
+        folder = Path(name)
+        (folder / "request.json").write_text(ready.dumps(), encoding="utf-8")
+        return _report_in(folder, _run("brim.workflows.measure", folder, environment))
+
+
+def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phase], sequence_length: int) -> None:
+    if "train" in phases:
+        require_trainable(config, folder)
+        if not isinstance(config.trainer, FinetuneTrainer):
+            raise ConfigError(
+                Problem(
+                    what="a training step cannot be measured: the configuration trains nothing",
+                    where="trainer.type",
+                    expected="finetune",
+                    fix="set trainer.type: finetune, or measure other phases",
+                )
+            )
+    context = folder.context_length
+    if context is not None and sequence_length > context:
+        raise InputError(
+            Problem(
+                what=f"rows of {sequence_length:,} tokens are longer than the model's context",
+                where="--sequence-length",
+                expected=f"at most {context:,}",
+                fix="choose a shorter one",
+            )
+        )
+
+
+def _parts(request: Request) -> list[Request]:
+    """What is measured in one process: training, and the rest on such a model as it leaves, adapter and all."""
+    training = tuple(phase for phase in request.phases if phase in ("load", "train"))
+    others = tuple(phase for phase in request.phases if phase not in training)
+    if not request.trainable or not training or not others:
+        return [request]
+    return [replace(request, phases=training), replace(request, phases=others)]
+
+
+def _by_depth(request: Request, found: Depths) -> Measured:
+    """The peaks on the line through those of two depths."""
+    config = request.folder.config
+    by_depth = []
+    for count in (found.fewer, found.more):
+        cut = replace(request, folder=replace(request.folder, config=with_layers(config, count), has_weights=False))
+        by_depth.append([measured_alone(part) for part in _parts(cut)])
+    fewer, more = ([peak for report in reports for peak in report.peaks] for reports in by_depth)
+    reports = [replace(report, peaks=()) for report in by_depth[1]]
+    peaks = [extrapolated(one, two, found) for one, two in zip(fewer, more, strict=True)]
+    reports[0] = replace(reports[0], peaks=tuple(peaks))
+    note = f"extrapolated from {found.fewer} and {found.more} layers of random weights to {found.whole}"
+    return _measured(request, reports, None, layers_run=(found.fewer, found.more), num_layers=found.whole, notes=[note])
+
+
+def _measured(
+    request: Request,
+    reports: Sequence[Report],
+    recorded: Report | None,
+    *,
+    layers_run: tuple[int, ...],
+    num_layers: int,
+    notes: Sequence[str],
+) -> Measured:
+    first = reports[0]
+    told = [*notes, *(note for report in reports for note in report.notes)]
+    return Measured(
+        device=first.device,
+        kind=first.kind,
+        batch_size=request.batch_size,
+        sequence_length=request.sequence_length,
+        num_layers=num_layers,
+        layers_run=layers_run,
+        baseline_bytes=first.baseline_bytes,
+        peaks=tuple(_once([peak for report in reports for peak in report.peaks], request.phases)),
+        timeline=None if recorded is None else recorded.timeline,
+        leak=_leak(reports, recorded),
+        snapshot=request.snapshot,
+        notes=tuple(dict.fromkeys(told)),
+    )
+
+
+def _once(peaks: Sequence[PhasePeak], phases: Sequence[Phase]) -> Iterator[PhasePeak]:
+    """Loading is part of each process; it is told once, and where it was asked for."""
+    loads = 0
+    for peak in peaks:
+        loads += peak.phase == "load"
+        if peak.phase in phases and (peak.phase != "load" or loads == 1):
+            yield peak
+
+
+def _leak(reports: Sequence[Report], recorded: Report | None) -> Leak | None:
+    for report in reports:
+        tolerance_bytes = 512 if report.kind == "cuda" else 0  # one rounding of the CUDA allocator
+        rise = rise_per_step(report.end_bytes, tolerance_bytes=tolerance_bytes)
+        if rise is not None:
+            stayed = recorded.stayed if recorded is not None else report.stayed
+            return Leak(bytes_per_step=rise, end_bytes=report.end_bytes, stayed=stayed)
+    return None
+
+
+def _micro_batches(config: Config, rows: int) -> int:
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer):
+        return 1
+    effective = trainer.effective_batch_size
+    several = accumulates(trainer) if effective == "auto" else effective > rows
+    return _MOST_MICRO_BATCHES if several else 1
+
+
+def _short(layers: int | None, config: Mapping[str, object]) -> list[str]:
+    if layers is None:
+        return []
+    return [f"the whole model was run: it has {num_layers(config) or 'an unknown number of'} layers"]
+
+
+@contextmanager
+def _with_weights(request: Request, scratch: Path) -> Iterator[Request]:
+    """The request on a folder that can be loaded: where there are no weights, they are drawn at random."""
+    if request.folder.has_weights and request.config.initialize == "pretrained":
+        yield request
+        return
+    base = scratch / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(request.folder.config), encoding="utf-8")
+    folder = replace(request.folder, path=base, name=str(base))
+    if request.config.quantization is None:
+        yield replace(request, folder=folder, config=request.config.model_copy(update={"initialize": "random"}))
+        return
+    _run("brim.workflows.measure.work", base, {})  # what is quantised is loaded from the disk
+    yield replace(request, folder=folder, config=request.config.model_copy(update={"initialize": "pretrained"}))
+
+
+def _run(module: str, folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", module, str(folder)],
+        env={**environment, **os.environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+
+
+def _report_in(folder: Path, ended: subprocess.CompletedProcess[bytes]) -> Report:
+    report, error = folder / "report.json", folder / "error.json"
+    if report.exists():
+        return Report.loads(report.read_text(encoding="utf-8"))
+    if error.exists():
+        told = json.loads(error.read_text(encoding="utf-8"))
+        problems = [Problem(**problem) for problem in told["problems"]]
+        raise (InputError if told["exit_code"] == InputError.exit_code else BrimError)(*problems)
+    last = ended.stderr.decode(errors="replace")[-_SHOWN_CHARACTERS:].strip()
+    killed = "; the system ends a process that takes too much memory" if ended.returncode == -9 else ""
+    raise BrimError(
+        Problem(
+            what=f"the process that measured ended with {ended.returncode}{killed}" + (f": {last}" if last else ""),
+            fix="a smaller --batch-size or --sequence-length, or --layers 1",
+        )
+    )
+
+
+_DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+_FRONT_KEY = "first_k_dense_replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """What is run in place of the whole model."""
+
+    fewer: int  # layers
+    more: int
+    whole: int
+
+
+def depths(config: Mapping[str, Any], layers: int) -> Depths | None:
+    """Which two depths to run; None where the whole model is no deeper, or config.json does not say its depth.
+
+    config: config.json. layers: what the user asked for, in periods of layers that differ.
+    """
+    section = _section(config)
+    whole = num_layers(config)
+    if whole is None:
+        return None
+    front = section.get(_FRONT_KEY)
+    front = front if isinstance(front, int) else 0
+    step = max(layers, 1) * _period(section, whole, front)
+    found = Depths(front + step, front + 2 * step, whole)
+    return found if found.more < whole else None
+
+
+def num_layers(config: Mapping[str, Any]) -> int | None:
+    """Decoder layers, from config.json."""
+    section = _section(config)
+    return next((int(section[key]) for key in _DEPTH_KEYS if isinstance(section.get(key), int)), None)
+
+
+def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """config.json of the same model with its first layers only; lists with an entry for each layer are cut, too."""
+    whole = num_layers(config)
+    section = dict(_section(config))
+    for key, value in section.items():
+        if key in _DEPTH_KEYS:
+            section[key] = count
+        elif isinstance(value, list) and len(value) == whole and "layer" in key:
+            section[key] = value[:count]
+    nested = config.get("text_config")
+    return {**config, "text_config": section} if isinstance(nested, dict) else section
+
+
+def extrapolated(fewer: PhasePeak, more: PhasePeak, of: Depths) -> PhasePeak:
+    """The peak at the whole depth, on the line through two measured ones."""
+
+    assert (fewer.phase, fewer.step) == (more.phase, more.step), "the same phase at two depths"
+    return PhasePeak(
+        phase=more.phase,
+        step=more.step,
+        allocated_bytes=_or_none(fewer.allocated_bytes, more.allocated_bytes, of),
+        reserved_bytes=_or_none(fewer.reserved_bytes, more.reserved_bytes, of),
+        outside_bytes=_or_none(fewer.outside_bytes, more.outside_bytes, of),
+        total_bytes=_on_line(fewer.total_bytes, more.total_bytes, of),
+        end_bytes=_on_line(fewer.end_bytes, more.end_bytes, of),
+        baseline_bytes=more.baseline_bytes,
+    )
+
+
+def _or_none(first: int | None, second: int | None, of: Depths) -> int | None:
+    return None if first is None or second is None else _on_line(first, second, of)
+
+
+def _on_line(first: int, second: int, of: Depths) -> int:
+    return round(first + (second - first) * (of.whole - of.fewer) / (of.more - of.fewer))
+
+
+def _section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _period(section: Mapping[str, Any], whole: int, front: int) -> int:
+    """Layers after which their kinds repeat: the smallest number that does for every list of kinds."""
+    kinds = [
+        value[front:]
+        for key, value in section.items()
+        if isinstance(value, list) and len(value) == whole and "layer" in key
+    ]
+    least = 1
+    while any(each[least:] != each[:-least] for each in kinds if least < len(each)):
+        least += 1
+    return least

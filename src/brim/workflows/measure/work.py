@@ -1,0 +1,440 @@
+"""Run what is to be measured: brim's own loading, training loop, scoring and generation.
+
+One measurement runs in a process of its own, which `measured_alone` (run.py) starts on a FOLDER that holds
+request.json; report.json is written there, or error.json with the problems. What can only be loaded from disk, a
+quantised base model, gets random weights: another process writes them, in bf16, beside FOLDER's config.json. Random
+token rows of the asked lengths come in the order in which the loop will take them.
+
+On a CPU the same work is done on a tiny model first: what is imported and set up at first use is then there before
+anything counts. It would stand in the first phase that happens to need it: transformers' and PEFT's modules, the
+compiler that PyTorch's optimizers import, thread pools, kernels that are generated. Together they came to 180 MB
+beside a model of 120 kB. The GPU's memory has none of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from brim.batching import ByRows
+from brim.config import WAYS as WAYS_TO_MOVE, resolve
+from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
+from brim.data.tokens import TokenRow, TokenRows, rows_of_step
+from brim.errors import BrimError, InputError, Problem
+from brim.infer import score_rows
+from brim.infer.engines import (
+    USUAL_PASS_TOKENS,
+    Engine,
+    FixedRoom,
+    RowsAtOnce,
+    SlotsEngine,
+    Smaller,
+    StaticEngine,
+    base_model,
+    generation_settings,
+    respond_to,
+    why_not_slots,
+)
+from brim.memory.trace import Phase
+from brim.models import LLM, device_facts, device_name, load_llm, pick_device
+from brim.train import CheckpointStore, Loop, Record, TrainState, build_job, run_length
+from brim.workflows.measure.messages import PhasePeak, Report, Request
+from brim.workflows.measure.record import Living, Meter, Recording, living, meter_of, recorded
+
+
+def write_random_weights(folder: Path) -> None:
+    """Write model.safetensors beside config.json. The values do not matter: only their number and sizes do."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    architecture = AutoConfig.from_pretrained(folder)
+    AutoModelForCausalLM.from_config(architecture, dtype=torch.bfloat16).save_pretrained(folder)
+
+
+_PAD_ID = 0  # full rows have none; prompts are of one length
+
+
+_OVERFLOWS = 16  # steps that fp16's loss scale of 2^16 may leave out until it is low enough
+
+
+def run(request: Request) -> Report:
+    """Load the model once and run the phases."""
+    device = _device(request.device)
+    if device.type == "cpu":
+        with tiny(request) as rehearsal:
+            run_on(rehearsal, device, NoMeter())
+    gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
+    meter = meter_of(device)
+    bench = run_on(request, device, meter)
+    return Report(
+        device=device_name(device),
+        kind=meter.kind,
+        baseline_bytes=meter.baseline_bytes,
+        peaks=tuple(bench.peaks),
+        end_bytes=tuple(bench.end_bytes),
+        stayed=bench.recording.stayed() if bench.recording is not None else bench.stayed(),
+        timeline=None if bench.recording is None else bench.recording.timeline(),
+        notes=tuple(bench.notes),
+    )
+
+
+def run_on(request: Request, device: torch.device, meter: Meter) -> Bench:
+    """Load the model and run the phases in this process, as it is."""
+    facts = device_facts(device)
+    config = resolve(request.config, facts, context_length=request.folder.context_length).config
+    meter.begin()
+    with _drawn_on(device) if config.initialize == "random" else nullcontext():
+        llm = load_llm(config, request.folder, device, trainable=request.trainable)
+    bench = Bench(request, config, llm, meter)
+    bench.peaks.append(meter.peak("load"))
+    bench.run()
+    return bench
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return pick_device()
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        raise InputError(
+            Problem(
+                what=f"there is no device {name!r} here to measure on",
+                expected="cuda" if torch.cuda.is_available() else "cpu",
+                fix="leave it out, and the one at hand is taken",
+            )
+        )
+    return torch.device(name)
+
+
+def _drawn_on(device: torch.device) -> AbstractContextManager[object]:
+    """Random weights are drawn where they will stay: on one core of a CPU, those of 8 billion take minutes."""
+    return device if device.type == "cuda" else nullcontext()
+
+
+class Bench:
+    """One loaded model, and what was found of it so far."""
+
+    def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter) -> None:
+        self._request, self._config, self._llm, self._meter = request, config, llm, meter
+        self._vocabulary = int(llm.model.get_input_embeddings().weight.shape[0])
+        self._living: list[Living] = []
+        self.recording: Recording | None = None
+        self.peaks: list[PhasePeak] = []
+        self.end_bytes: list[int] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        request = self._request
+        with self._recorded() as self.recording:
+            for phase in request.phases:
+                if phase == "train":
+                    self._train()
+                elif phase == "evaluate":
+                    self._begin("evaluate")
+                    self._evaluate()
+                    self.peaks.append(self._meter.peak("evaluate"))
+                elif phase == "generate":
+                    self._begin("generate")
+                    self._generate()
+                    self.peaks.append(self._meter.peak("generate"))
+
+    def stayed(self) -> tuple[Any, ...]:
+        return self._living[-1].since(self._living[0]) if self._living else ()
+
+    def step_begins(self, step: int) -> None:
+        self._meter.begin()
+        if self.recording is not None:
+            self.recording.log.begin("forward", f"step {step}")
+
+    def step_ended(self, step: int) -> None:
+        """The peak is read before anything is looked at, which takes memory itself."""
+        peak = self._meter.peak("train", step)
+        self.peaks.append(peak)
+        if self.recording is not None:
+            self.recording.step_ended()
+        if self._request.looks_for_leaks:
+            self._living.append(living())
+        looked = self._request.looks_for_leaks and peak.allocated_bytes is None
+        self.end_bytes.append(self._living[-1].num_bytes if looked else peak.end_bytes)
+
+    def _recorded(self) -> AbstractContextManager[Recording | None]:
+        if not self._request.records:
+            return nullcontext()
+        return recorded(self._llm.model, self._llm.device, self._request.snapshot)
+
+    def _begin(self, phase: str) -> None:
+        self._meter.begin()
+        if self.recording is not None:
+            self.recording.log.begin(phase, "")
+
+    def _train(self) -> None:
+        """The run's own loop, ended before its first checkpoint."""
+        request, config, llm = self._request, self._config, self._llm
+        size = len(request.step_lengths[0])
+        num_rows = (request.num_steps + _OVERFLOWS + 1) * size  # more than are run, so that no epoch ends
+        lengths = in_order_of_steps(request.step_lengths, num_rows=num_rows, seed=config.random_seed)
+        rows = random_rows(lengths, vocabulary=self._vocabulary, supervised=True, seed=config.random_seed)
+        with tempfile.TemporaryDirectory() as folder:
+            stepper = _Stepper(self, request.num_steps)
+            job = build_job(
+                config,
+                self._trainer(size),
+                llm,
+                rows,
+                length=run_length(num_rows=num_rows, effective_batch_size=size, epochs=1),
+                cutter=ByRows(max_rows=request.batch_size),
+                pad_id=_PAD_ID,
+                evaluate=None,
+                store=CheckpointStore(Path(folder)),
+                observer=stepper,
+            )
+            log = None if self.recording is None else self.recording.log
+            if log is not None:
+                job.optimizer.register_step_pre_hook(lambda *given: log.begin("optimizer"))
+                llm.model.register_forward_pre_hook(lambda *given: log.begin_once("forward"))
+            self.step_begins(1)
+            with suppress(_EnoughSteps):
+                Loop(job, TrainState()).run(threading.Event())
+            if stepper.num_overflows:
+                self.notes.append(
+                    f"{stepper.num_overflows} steps whose fp16 gradients overflowed are left out: they update nothing"
+                )
+
+    def _trainer(self, size: int) -> FinetuneTrainer:
+        trainer = self._config.trainer
+        assert isinstance(trainer, FinetuneTrainer), "see require_train"
+        return trainer.model_copy(
+            update={
+                "batch_size": self._request.batch_size,
+                "gradient_accumulation_steps": -(-size // self._request.batch_size),
+                "effective_batch_size": size,
+                "max_batch_size": None,
+                "learning_rate_scheduler": LearningRateScheduler(),
+                "noise_scale_every": None,
+                **dict.fromkeys(WAYS_TO_MOVE),
+            }
+        )
+
+    def _evaluate(self) -> None:
+        llm = self._llm
+        rows = self._rows(supervised=True)
+        score_rows(
+            llm.model,
+            rows,
+            pad_id=_PAD_ID,
+            batch_rows=_all_at_once(rows),
+            device=llm.device,
+            precision=llm.precision,
+            head=llm.head,
+        )
+
+    def _generate(self) -> None:
+        """As many new tokens as may be: the end is a token that no vocabulary has."""
+        llm, config = self._llm, self._config
+        rows = self._rows(supervised=False)
+        self._mark_passes()
+        generation = config.generation.model_copy(update={"eos_token_id": None})
+        settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
+        base = base_model(llm.model)
+        is_slots = not why_not_slots(type(base), base.config, settings)
+        engine: Engine = (SlotsEngine if is_slots else StaticEngine)(
+            llm.model,
+            settings=settings,
+            room=FixedRoom(len(rows), prefill_tokens=USUAL_PASS_TOKENS),
+            on_smaller=_refuse,
+            seed=config.random_seed,
+            device=llm.device,
+            precision=llm.precision,
+            is_misled=False,  # the passes that try it would be measured, too
+        )
+        respond_to(engine, rows)
+
+    def _mark_passes(self) -> None:
+        """A pass over several tokens of each row reads prompts, the others write a token each."""
+        if self.recording is None:
+            return
+        log = self.recording.log
+
+        def begin(module: Any, given: Any, named: Mapping[str, Any]) -> None:
+            ids = named["input_ids"]
+            log.begin_once("prefill" if ids.shape[1] > 1 else "decode")
+
+        self._llm.model.register_forward_pre_hook(begin, with_kwargs=True)
+
+    def _rows(self, *, supervised: bool) -> TokenRows:
+        lengths = [self._request.sequence_length] * self._request.batch_size
+        return random_rows(lengths, vocabulary=self._vocabulary, supervised=supervised, seed=self._config.random_seed)
+
+
+def _all_at_once(rows: TokenRows) -> RowsAtOnce:
+    return RowsAtOnce(len(rows), on_smaller=_refuse)
+
+
+def _refuse(smaller: Smaller) -> None:
+    """Fewer rows together would be another measurement."""
+    raise _ran_out(f"{smaller.before:,} rows of {smaller.longest:,} tokens, in {smaller.doing}")
+
+
+def _ran_out(message: str) -> BrimError:
+    return BrimError(
+        Problem(
+            what=f"the device ran out of memory: {message}",
+            fix="a smaller --batch-size or --sequence-length; or --layers 1, which runs a few layers and extrapolates",
+        )
+    )
+
+
+class _EnoughSteps(Exception):
+    """The loop has run as many steps as were asked for; its checkpoint is not wanted."""
+
+
+class _Stepper:
+    """Takes the peaks between the loop's steps."""
+
+    def __init__(self, bench: Bench, num_steps: int) -> None:
+        self._bench = bench
+        self._num_steps = num_steps
+        self._overflowed = False
+        self._step = 1
+        self.num_overflows = 0
+
+    def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None: ...
+
+    def write(self, record: Record) -> None:
+        if record.get("event") == "oom":
+            raise _ran_out(f"{record['message']}, in step {self._step}")  # begun anew, it would be another step
+        if record.get("event") == "overflow":
+            self._overflowed = True
+        elif record.get("split") == "train" and self._overflowed:
+            self._overflowed = False
+            self.num_overflows += 1
+            self._bench.step_begins(self._step)
+        elif record.get("split") == "train":
+            self._bench.step_ended(self._step)
+            if self._step == self._num_steps:
+                raise _EnoughSteps
+            self._step += 1
+            self._bench.step_begins(self._step)
+
+    def close(self) -> None: ...
+
+
+_TOKENS = 8
+
+
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}
+
+
+class NoMeter:
+    """Reads nothing."""
+
+    kind = "cpu"
+    baseline_bytes = 0
+
+    def begin(self) -> None: ...
+
+    def peak(self, phase: Phase, step: int | None = None) -> PhasePeak:
+        return PhasePeak(
+            phase=phase,
+            step=step,
+            allocated_bytes=None,
+            reserved_bytes=None,
+            outside_bytes=None,
+            total_bytes=0,
+            end_bytes=0,
+            baseline_bytes=0,
+        )
+
+
+@contextmanager
+def tiny(request: Request) -> Iterator[Request]:
+    """The same phases, one step of each, on a Llama of 20,000 random weights."""
+    _import_architecture(request)
+    with TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(_LLAMA), encoding="utf-8")
+        folder = replace(
+            request.folder, path=Path(name), name=name, config=_LLAMA, context_length=64, has_weights=False
+        )
+        yield replace(
+            request,
+            config=_on_any_model(request.config),
+            folder=folder,
+            batch_size=1,
+            sequence_length=_TOKENS,
+            step_lengths=((_TOKENS,),),
+            num_steps=1,
+            records=False,
+            snapshot=None,
+            looks_for_leaks=False,
+        )
+
+
+def _import_architecture(request: Request) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    architecture = AutoConfig.from_pretrained(request.folder.name, trust_remote_code=request.config.trust_remote_code)
+    _ = AutoModelForCausalLM._model_mapping.get(type(architecture), None)
+
+
+def _on_any_model(config: Config) -> Config:
+    adapter = config.adapter
+    if adapter is not None:
+        adapter = adapter.model_copy(update={"target_modules": "all-linear", "pretrained_adapter_weights": None})
+    generation = config.generation.model_copy(update={"max_new_tokens": 2})
+    return config.model_copy(
+        update={"initialize": "random", "quantization": None, "adapter": adapter, "generation": generation}
+    )
+
+
+def random_rows(lengths: Sequence[int], *, vocabulary: int, supervised: bool, seed: int) -> TokenRows:
+    """One row a length. supervised: all tokens are learned from; else none, so that the rows are prompts."""
+    generator = np.random.default_rng(seed)
+    return TokenRows.from_rows(
+        TokenRow(
+            key=number,
+            input_ids=generator.integers(0, vocabulary, length).astype(np.int32),
+            supervised=np.full(length, supervised),
+        )
+        for number, length in enumerate(lengths)
+    )
+
+
+def in_order_of_steps(steps: Sequence[Sequence[int]], *, num_rows: int, seed: int) -> list[int]:
+    """The length of each of `num_rows` rows, such that the loop's step k takes rows of the k-th lengths.
+
+    Steps after the last one given are like it. All steps have the same number of rows, and `num_rows` is a multiple.
+    """
+    size = len(steps[0])
+    lengths = [0] * num_rows
+    for number in range(num_rows // size):
+        _, positions = rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=number * size, size=size)
+        for position, length in zip(positions, steps[min(number, len(steps) - 1)], strict=True):
+            lengths[int(position)] = length
+    return lengths
+
+
+if __name__ == "__main__":
+    write_random_weights(Path(sys.argv[1]))

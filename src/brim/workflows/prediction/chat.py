@@ -1,0 +1,358 @@
+"""Let a person talk with a model: answers are streamed as they are made.
+
+With `chat`, what was said before stays known; without it, each prompt stands alone. The session settles where the
+chat template stands, and the day that it sees.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from brim.config import Choice, load_config, prompt_columns, read_yaml
+from brim.config.schema import Config
+from brim.data import prompts_of
+from brim.data.chat import TEMPLATE_FILE, TemplateTexts, has_template, read_template
+from brim.data.read import Source, read_columns
+from brim.data.tokens import TextEncoder, TokenRows
+from brim.errors import DataError, InputError, Problem
+from brim.infer import GrowingText, KeptCache, stream_tokens
+from brim.infer.engines import FinishReason, base_model, why_not_slots
+from brim.models import LLM
+from brim.notes import Say
+from brim.planning import constraint_of, engine_by_hand, plan_of_one, require_fits, settings_of, tokens_of_one
+from brim.session import Session, say_nothing, with_settings
+from brim.train import RunFolder
+from brim.workflows.prediction.evaluation import respond
+from brim.workflows.prediction.prompts import require_continuable, require_texts
+
+
+def template_texts(session: Session) -> TemplateTexts | None:
+    """The template as it is written, to be stored with what was learned; None without `chat`."""
+    chat = session.config.chat
+    return None if chat is None else read_template(chat.template, session.encoder.folder)
+
+
+def with_stored_template(config: Config, run: RunFolder) -> Config:
+    """A run's configuration with the template that is stored in it: the base's own may have changed since."""
+    if config.chat is None or not (run.model / TEMPLATE_FILE).is_file():
+        return config
+    chat = config.chat.model_copy(update={"template": str(run.model.resolve())})
+    return config.model_copy(update={"chat": chat})
+
+
+def with_day_of_run(session: Session, run: RunFolder) -> Session:
+    """The session with the day that a run was begun on, so that it can be continued on another."""
+    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
+    if not was_chosen or session.config.chat is None or not run.config.is_file():
+        return session
+    before = load_config(run.config).config.chat
+    if before is None or before.date is None:
+        return session
+    chat = session.config.chat.model_copy(update={"date": before.date})
+    choice = Choice(key="chat.date", value=before.date, reason="the day on which the run began")
+    choices = tuple(choice if each.key == choice.key else each for each in session.choices)
+    return replace(session, config=session.config.model_copy(update={"chat": chat}), choices=choices)
+
+
+_MESSAGES = "messages"
+
+
+Turn = Mapping[str, str]
+
+
+class Conversation:
+    """Asks one thing after the other. With `chat`, the template writes all turns; otherwise each prompt stands alone.
+
+    Without `chat`, a text is the input feature's value, around which `prompt` puts its words; where these ask for more
+    columns, it is a JSON object of them. say: told what a person should know, such as that the oldest turns were
+    forgotten.
+    """
+
+    def __init__(self, session: Session, llm: LLM, *, say: Say = say_nothing) -> None:
+        _require_no_examples(session.config)
+        self._session = replace(session, config=_for_one(session.config))
+        self._llm, self._say = llm, say
+        self._system: str | None = None
+        self._turns: list[Turn] = []
+        self._most_tokens = self._room_for_tokens()
+        self._kept = KeptCache(most_columns=self._most_tokens) if self.remembers else None
+        self._answer: Pieces | None = None  # the last one, which may not be at its end
+        require_streamable(llm, self._session)
+        if not self.remembers and has_template(session.encoder.folder):
+            say(
+                "each prompt stands alone; the tokenizer has a chat template, which writes a conversation where the "
+                "configuration has chat: {} in place of the features"
+            )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what was said before is part of the next prompt."""
+        return self._session.config.chat is not None
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What was said, each with its role, as far as it is not forgotten; the system's turn first."""
+        return (*self._beginning(), *self._turns)
+
+    def ask(self, text: str) -> Pieces:
+        """The answer in pieces. What was answered when the iterator is closed or dropped counts as the answer.
+
+        The next question, or `reset`, closes it.
+        Raises DataError for a prompt that is empty or too long even alone, or that the template refuses, and InputError
+        for one that memory.budget does not hold; the conversation is then as it was.
+        """
+        require_texts([text])
+        self._close()
+        question = _turn("user", text)
+        prompt = self._remembering(question) if self.remembers else self._alone(text)
+        self._answer = self._answered(question, stream_text(self._llm, self._session, prompt, kept=self._kept))
+        return self._answer
+
+    def reset(self) -> None:
+        """Forget what was said; the system's turn stays."""
+        self._close()
+        self._turns = []
+        if self._kept is not None:
+            self._kept.clear()
+
+    def set_system(self, text: str | None) -> None:
+        """What the template is given as the system's turn, from now on; None for no such turn.
+
+        Raises InputError without `chat`.
+        """
+        if not self.remembers:
+            raise InputError(
+                Problem(
+                    what="without a chat template there is no system's turn",
+                    fix="name a configuration that has chat: {} in place of the features",
+                )
+            )
+        if text is not None:
+            require_texts([text])
+        self._system = text or None
+
+    def set(self, key: str, value: str) -> None:
+        """Another value for a key of `generation`, written as in YAML, from now on. Raises ConfigError, InputError."""
+        read, _ = read_yaml(value, "value")
+        changed = with_settings(self._session, generation={key.removeprefix("generation."): read})
+        require_streamable(self._llm, changed)
+        self._session = changed
+
+    def _room_for_tokens(self) -> int | None:
+        """Tokens that a prompt and its answer may have: those of the context, or what memory.budget holds of them."""
+        context_length = self._session.folder.context_length
+        if context_length is None or not self.remembers:
+            return context_length
+        return tokens_of_one(self._llm, self._session, most=context_length)
+
+    @property
+    def _new_tokens(self) -> int:
+        new_tokens = self._session.config.generation.max_new_tokens
+        assert new_tokens is not None, "resolved before"
+        return new_tokens
+
+    def _close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    def _beginning(self) -> list[Turn]:
+        return [] if self._system is None else [_turn("system", self._system)]
+
+    def _answered(self, question: Turn, pieces: Pieces) -> Pieces:
+        said: list[str] = []
+        finish_reason: FinishReason | None = None
+        try:
+            while True:
+                try:
+                    said.append(next(pieces))
+                except StopIteration as ended:
+                    finish_reason = ended.value
+                    break
+                yield said[-1]
+        finally:
+            pieces.close()
+            if self.remembers and (said or finish_reason is not None):
+                self._turns += [question, _turn("assistant", "".join(said))]
+        if finish_reason == "length":
+            most = self._session.config.generation.max_new_tokens
+            self._say(f"the answer was cut at generation.max_new_tokens ({most:,})")
+        assert finish_reason is not None, "the iterator has ended"
+        return finish_reason
+
+    def _remembering(self, question: Turn) -> TokenRows:
+        """The prompt of the whole conversation, or of as much of its end as the context or memory.budget holds."""
+        session, kept = self._session, list(self._turns)
+        while True:
+            messages = [*self._beginning(), *kept, question]
+            prompt = _rows({_MESSAGES: [messages]}, session)
+            if not kept or not self._is_too_long(prompt):
+                break
+            kept = kept[2:]  # a question and its answer: templates want them to alternate
+        require_continuable(prompt, session, _place)
+        is_short = self._most_tokens != session.folder.context_length
+        if is_short and self._is_too_long(prompt):
+            assert self._kept is not None, "it remembers"
+            self._kept.clear()  # or what it holds would count twice
+            require_budget(self._llm, session, prompt)
+        num_forgotten = (len(self._turns) - len(kept)) // 2
+        if num_forgotten:
+            them = (
+                "question and its answer are" if num_forgotten == 1 else f"{num_forgotten:,} questions and answers are"
+            )
+            full = "memory.budget is used up" if is_short else "the context is full"
+            self._say(f"{full}: the oldest {them} forgotten")
+            self._turns = kept
+        return prompt
+
+    def _is_too_long(self, prompt: TokenRows) -> bool:
+        return self._most_tokens is not None and int(prompt.lengths[0]) > self._most_tokens - self._new_tokens
+
+    def _alone(self, text: str) -> TokenRows:
+        config = self._session.config
+        columns, own = prompt_columns(config), config.input_features[0].column_name
+        row = {own: text} if set(columns) <= {own} else _row(text, columns)
+        prompt = _rows({name: [value] for name, value in row.items()}, self._session)
+        require_continuable(prompt, self._session, _place)
+        return prompt
+
+
+def _turn(role: str, content: str) -> Turn:
+    return {"role": role, "content": content}
+
+
+def _place(row: int) -> str:
+    return "the conversation"
+
+
+def _for_one(config: Config) -> Config:
+    """Nothing is left out or cut where one prompt is all that there is."""
+    preprocessing = config.preprocessing.model_copy(update={"on_bad_row": "error", "on_overlong": "error"})
+    chat = None if config.chat is None else config.chat.model_copy(update={"messages": _MESSAGES, "tools": None})
+    return config.model_copy(update={"preprocessing": preprocessing, "chat": chat})
+
+
+def _rows(columns: Mapping[str, list[Any]], session: Session) -> TokenRows:
+    source: Source = replace(read_columns(columns, name="the conversation"), locate=_place)
+    return prompts_of(source, session.config, session.encoder).rows
+
+
+def _row(text: str, columns: tuple[str, ...]) -> Mapping[str, Any]:
+    """A text that holds the values of several columns."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not set(columns) <= row.keys():
+        listed = ", ".join(f'"{name}": …' for name in columns)
+        raise DataError(
+            Problem(what="the prompt's template asks for more than one column", expected=f"a JSON object {{{listed}}}")
+        )
+    return row
+
+
+def _require_no_examples(config: Config) -> None:
+    if config.chat is None and config.prompt.num_examples:
+        raise InputError(
+            Problem(
+                what="prompt.retrieval looks for examples in a data set, and a conversation has none",
+                where="prompt.retrieval",
+                fix="set prompt.retrieval=null, with a template that needs none",
+            )
+        )
+
+
+Pieces: TypeAlias = Generator[str, None, FinishReason]  # none of them empty; then the reason for the end
+
+
+def stream_text(llm: LLM, session: Session, prompt: TokenRows, *, kept: KeptCache | None = None) -> Pieces:
+    """The response to one prompt, in pieces that join up to what `respond` gives.
+
+    An architecture that brim's own engine cannot generate with says all at the end. kept: see KeptCache; who keeps one
+    sees to memory.budget.
+    Raises InputError, at once, for settings that only transformers' `generate` knows, and for what memory.budget does
+    not hold.
+    """
+    settings, reason = settings_of(llm, session), require_streamable(llm, session)
+    if kept is None:
+        require_budget(llm, session, prompt)
+    if reason:
+        return _in_one_piece(llm, session, prompt)
+    (row,) = prompt
+    tokens = stream_tokens(
+        llm.model,
+        row.prompt().input_ids.tolist(),
+        key=row.key,
+        settings=settings,
+        seed=session.config.random_seed,
+        device=llm.device,
+        precision=llm.precision,
+        constraint=constraint_of(session, settings),
+        kept=kept,
+    )
+    return _pieces(tokens, session.encoder)
+
+
+def require_streamable(llm: LLM, session: Session) -> str:
+    """Raise InputError for settings with which no response can be given while it is made.
+
+    Returns why the architecture cannot do it either, empty where it can.
+    """
+    architecture = base_model(llm.model)
+    reason = why_not_slots(type(architecture), architecture.config, settings_of(llm, session))
+    if reason.startswith("generation."):
+        raise InputError(
+            Problem(
+                what=f"a response cannot be given while it is made: {reason}",
+                where="generation",
+                fix="leave the key as it is by default, or ask for the whole response at once",
+            )
+        )
+    return reason
+
+
+def require_budget(llm: LLM, session: Session, prompt: TokenRows) -> None:
+    """Raise InputError for a prompt that is predicted not to fit into memory.budget with its response."""
+    plan = plan_of_one(llm, session, prompt_tokens=int(prompt.lengths[0]))
+    if plan is not None:
+        require_fits(plan)
+
+
+def require_one(prompts: TokenRows) -> None:
+    """Raise InputError for several prompts, whose responses would come one after the other."""
+    if len(prompts) != 1:
+        raise InputError(
+            Problem(
+                what=f"{len(prompts):,} prompts cannot be answered piece by piece at once",
+                expected="one prompt with stream=True",
+                fix="call `generate` once a prompt, or without stream, which answers all of them together",
+            )
+        )
+
+
+def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) -> Pieces:
+    text = GrowingText(encoder)
+    with closing(tokens):
+        while True:
+            try:
+                token = next(tokens)
+            except StopIteration as ended:
+                finish_reason: FinishReason = ended.value
+                break
+            if piece := text.add(token):
+                yield piece
+    if piece := text.rest():
+        yield piece
+    return finish_reason
+
+
+def _in_one_piece(llm: LLM, session: Session, prompt: TokenRows) -> Pieces:
+    response = respond(engine_by_hand(llm, session, batch_rows=1), session, prompt).iloc[0]
+    if response["response"]:
+        yield response["response"]
+    finish_reason: FinishReason = response["finish_reason"]
+    return finish_reason

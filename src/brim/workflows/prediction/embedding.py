@@ -1,0 +1,239 @@
+"""Collect what layers of a model make of a data set's prompts: in memory, or as a parquet file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from brim.config import LABELS
+from brim.data import prompts_of, with_labels_of_data
+from brim.data.read import Data, Ledger, RowFaults, read
+from brim.data.tokens import TokenRows
+from brim.errors import InputError, OutputError, Problem, WriteError
+from brim.infer import LayerName, Pooling, VectorStore, collect_activations, first_vectors, named_layers
+from brim.models import LLM, no_library_warnings
+from brim.notes import Say, status
+from brim.planning import batches_for
+from brim.session import Session
+from brim.storage import whole_file
+from brim.workflows.prediction.output import ROW, ledger_path, require_writable, write_ledger
+from brim.workflows.prediction.prompts import require_rows
+
+Vectors: TypeAlias = NDArray[np.float32]
+
+
+PARQUET = ".parquet"
+
+
+_BLOCK_BYTES = 16 << 20  # of vectors that are read, and written, together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Outputs of layers for rows of a data set, in the order of the rows."""
+
+    rows: NDArray[np.int64]  # their numbers in the data
+    num_tokens: NDArray[np.int64]  # of each row's prompt
+    widths: Mapping[str, int]  # by layer
+    by_layer: Mapping[str, Vectors | list[Vectors]]  # [rows, width]; a list of [tokens, width] without pooling
+    output: Path | None  # the file, where one was asked for; `by_layer` is then empty
+    ledger: Path | None  # the file beside it that names the rows that were cut or left out, where there are any
+    seconds: float  # of the passes
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{name} ({width:,} wide)" for name, width in self.widths.items())
+        return f"Activations: {len(self.rows):,} rows of {layers}, {self.output or 'in memory'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a collection beside the configuration."""
+
+    layers: Sequence[LayerName]
+    split: str = "full"
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    output: Path | None = None
+    columns: Sequence[str] | None = None  # of the output, for the layers; None: the layers' names
+
+
+@no_library_warnings()
+def activations_of(
+    session: Session,
+    data: Data,
+    asked: Asked,
+    *,
+    llm: LLM | None,
+    weights: Callable[[], LLM],
+    notes: Sequence[str],
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> Activations:
+    """Run the prompts of a split through the model and keep what the layers make of them.
+
+    llm: where the weights are there already; otherwise `weights` loads them.
+    Raises InputError for a layer that is not there, DataError for rows that cannot be used, OutputError and WriteError.
+    """
+    if asked.output is not None:
+        check_output(asked.output)
+    say(status("reading the data"))
+    rows, ledger, prompt_notes = _prompts(session, data, split=asked.split)
+    for line in [*notes, *prompt_notes, *ledger.summary()]:
+        say(line)
+    batches = batches_for(session, [rows], llm=llm, say=say)
+    loaded = weights()
+    layers = named_layers(loaded.model, asked.layers)
+    starts = first_vectors(rows, asked.pooling)
+    with ExitStack() as files:
+        folder = None if asked.output is None else asked.output.parent
+        stores = {name: files.enter_context(VectorStore(int(starts[-1]), folder=folder)) for name in layers}
+        started = time.perf_counter()
+        collect_activations(
+            loaded.model,
+            rows,
+            layers,
+            into=stores,
+            pooling=asked.pooling,
+            normalize=asked.normalize,
+            pad_id=session.encoder.pad_id,
+            batch_rows=batches,
+            device=loaded.device,
+            precision=loaded.precision,
+            on_batch=on_batch,
+        )
+        seconds = time.perf_counter() - started
+        ledger_file = None
+        if asked.output is not None:
+            columns = dict(zip(asked.columns or stores, stores.values(), strict=True))
+            ledger_file = _write(asked.output, columns, rows.keys, starts, ledger, by_token=asked.pooling is None)
+        return Activations(
+            rows=rows.keys,
+            num_tokens=rows.lengths,
+            widths={name: store.width for name, store in stores.items()},
+            by_layer={} if asked.output is not None else _held(stores, starts, by_token=asked.pooling is None),
+            output=asked.output,
+            ledger=ledger_file,
+            seconds=seconds,
+        )
+
+
+def check_pooling(name: str | None) -> Pooling:
+    """A way of pooling as a person typed it; "none" is None. Raises InputError for one that does not exist."""
+    known: dict[str | None, Pooling] = {"mean": "mean", "last": "last", "none": None, None: None}
+    if name not in known:
+        raise InputError(Problem(what=f"there is no pooling {name!r}", expected="mean, last or none"))
+    return known[name]
+
+
+def check_output(path: Path) -> None:
+    """Refuse, before any work is done, a file that could not be written or stands there already."""
+    if path.suffix != PARQUET:
+        raise OutputError(
+            Problem(
+                what="vectors are written as parquet alone",
+                where=str(path),
+                expected=PARQUET,
+                fix="name the file embeddings.parquet, say",
+            )
+        )
+    require_writable(path)
+    for each in (path, ledger_path(path)):
+        if each.exists() or each.is_symlink():
+            raise OutputError(
+                Problem(what="the output file exists already; nothing was changed", where=str(each), fix="name another")
+            )
+
+
+def _prompts(session: Session, data: Data, *, split: str) -> tuple[TokenRows, Ledger, Sequence[str]]:
+    """Prompts of at least one token that the context holds; what became of the others; and notes."""
+    source, config = read(data), session.config
+    if LABELS in (config.prompt.template or ""):
+        config, _ = with_labels_of_data(config, source)
+    found = prompts_of(source, config, session.encoder, only=split, context_length=session.folder.context_length)
+    faults = RowFaults(locate=source.locate)
+    for key in found.rows.keys[found.rows.lengths == 0].tolist():
+        faults.add(
+            key, Problem(what="the prompt is empty", expected="at least one token", fix="fill or remove the row")
+        )
+    entries = faults.settle(
+        config.preprocessing.on_bad_row, num_rows=len(found.rows), name=source.name, split_of=lambda key: split
+    )
+    rows = found.rows.take(np.flatnonzero(found.rows.lengths > 0))
+    require_rows(rows, split, source)
+    return rows, found.ledger.with_more(entries), found.notes
+
+
+def _held(stores: Mapping[str, VectorStore], starts: NDArray[np.int64], *, by_token: bool) -> dict[str, Any]:
+    every = {name: store.read(0, int(starts[-1])) for name, store in stores.items()}
+    return {name: np.split(vectors, starts[1:-1]) for name, vectors in every.items()} if by_token else every
+
+
+def _write(
+    output: Path,
+    columns: Mapping[str, VectorStore],
+    keys: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ledger: Ledger,
+    *,
+    by_token: bool,
+) -> Path | None:
+    """The ledger and then the vectors, so that there are never these without that. Returns the ledger's path."""
+    beside = write_ledger(ledger, output)
+    try:
+        with whole_file(output) as temporary:
+            _write_blocks(temporary, columns, keys, starts, by_token=by_token)
+    except BaseException as error:
+        if beside is not None:
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise WriteError(
+                Problem(
+                    what=f"the output cannot be written: {error.strerror or error}",
+                    where=str(output),
+                    fix="make room, or name a file on a larger disk",
+                )
+            ) from error
+        raise
+    return beside
+
+
+def _write_blocks(
+    path: Path,
+    columns: Mapping[str, VectorStore],
+    keys: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    *,
+    by_token: bool,
+) -> None:
+    kinds = {name: pa.list_(pa.float32(), store.width) for name, store in columns.items()}
+    schema = pa.schema(
+        [(ROW, pa.int64()), *((name, pa.list_(kind) if by_token else kind) for name, kind in kinds.items())]
+    )
+    most_vectors = max(1, _BLOCK_BYTES // (4 * max(store.width for store in columns.values())))
+    with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
+        for first, end in _blocks(starts, most_vectors):
+            offsets = pa.array((starts[first : end + 1] - starts[first]).astype(np.int32))
+            arrays: list[pa.Array] = [pa.array(keys[first:end])]
+            for name, store in columns.items():
+                values = store.read(int(starts[first]), int(starts[end]))
+                vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=kinds[name])
+                arrays.append(pa.ListArray.from_arrays(offsets, vectors) if by_token else vectors)
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _blocks(starts: NDArray[np.int64], most_vectors: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with at most so many vectors, or of one row."""
+    first, num_rows = 0, len(starts) - 1
+    while first < num_rows:
+        end = int(np.searchsorted(starts, starts[first] + most_vectors, side="right")) - 1
+        yield first, max(first + 1, min(end, num_rows))
+        first = max(first + 1, min(end, num_rows))

@@ -1,0 +1,456 @@
+"""Evaluate a model on the rows of a data set, and compare two models on the same rows.
+
+A comparison says what the one model is better at, and how sure that is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from brim.config import LabelReader, load_config
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data import Prepared, prepare, prompter, prompts_of
+from brim.data.read import Entry, Ledger, Source
+from brim.data.tokens import TextEncoder, Texts, TokenRows
+from brim.errors import DataError, InputError, Problem
+from brim.infer import (
+    LabelCounts,
+    Measure,
+    Scores,
+    exact_match,
+    extract,
+    intervals,
+    label_measures,
+    label_reader,
+    paired_intervals,
+    ratio,
+    score_measures,
+    score_rows,
+    summarize,
+    text_measures,
+)
+from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
+from brim.models import LLM, no_library_warnings
+from brim.notes import Say, status
+from brim.planning import batches_for, planned_engine
+from brim.session import Session, say_nothing, with_labels
+from brim.train import RunFolder
+from brim.workflows.prediction.prompts import continuable
+from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
+
+# What is counted a token, so that it says nothing across tokenizers.
+_BY_TOKEN = ("loss", "perplexity", "token_accuracy", "response_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A model and its rows, before anything of it is loaded."""
+
+    name: str
+    session: Session
+    rows: TokenRows
+    asked: Asked | None  # None: no texts are wanted
+    ledger: Ledger
+    notes: tuple[str, ...]  # on the rows
+
+    def only(self, keys: NDArray[np.int64]) -> Contender:
+        """With the rows of these keys."""
+        positions = np.flatnonzero(np.isin(self.rows.keys, keys))
+        asked = self.asked
+        if asked is not None:
+            references = [asked.references[position] for position in positions.tolist()]
+            asked = Asked(prompts=asked.prompts.take(positions), references=references)
+        return replace(self, rows=self.rows.take(positions), asked=asked)
+
+
+def contender(
+    name: str,
+    session: Session,
+    source: Source,
+    *,
+    split: str,
+    with_texts: bool = False,
+    like: Contender | None = None,
+) -> Contender:
+    """Return a model with its rows of a split.
+
+    with_texts: texts are wanted; of a category they are in any case. like: the first model, whose rows, settings of
+    `generation` and texts the other one is given.
+    """
+    config = session.config
+    if like is not None:
+        config = config.model_copy(update={"generation": like.session.config.generation})
+    session = with_labels(replace(session, config=config), source)
+    prepared = prepare(
+        source,
+        session.config if like is None else _with_same_rows(session.config, like.session.config),
+        session.encoder,
+        context_length=session.folder.context_length,
+        only=split,
+    )
+    rows, ledger, asked = prepared.splits[split], prepared.ledger, None
+    if with_texts or label_reader(session.config) is not None if like is None else like.asked is not None:
+        rows, asked, entries = answerable(source, session, prepared, split=split)
+        ledger = ledger.with_more(entries)
+    notes = (*prepared.notes, *ledger.summary())
+    return Contender(name=name, session=session, rows=rows, asked=asked, ledger=ledger, notes=notes)
+
+
+def evaluated(
+    contender: Contender, llm: LLM, *, split: str, say: Say, on_batch: Callable[[int], None]
+) -> EvaluateResult:
+    """Return a model's figures on its rows. on_batch: told how many more rows are done."""
+    session, rows, asked = contender.session, contender.rows, contender.asked
+    at_once = batches_for(session, [rows], llm=llm, say=say)
+    result = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
+    return replace(result, num_left_out=contender.ledger.num_left_out())
+
+
+def _with_same_rows(config: Config, like: Config) -> Config:
+    """The configuration with all that decides which rows are in a split."""
+    parts = {part: getattr(like.preprocessing, part) for part in ("split", "sample_ratio", "sample_size")}
+    preprocessing = config.preprocessing.model_copy(update=parts)
+    return config.model_copy(update={"preprocessing": preprocessing, "random_seed": like.random_seed})
+
+
+def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Config:
+    """The configuration of the base model of one that was trained: without its adapter, and with its first weights.
+
+    run: the one that trained it, if it is known. has_learned: in this process, so that the configuration does not say.
+    Raises InputError where the model is its base itself.
+    """
+    original = config if run is None else load_config(run.config).config
+    first = {"adapter": None, "base_model": original.base_model, "initialize": original.initialize}
+    adapter = config.adapter
+    has_adapter = adapter is not None and adapter.pretrained_adapter_weights is not None
+    if not has_learned and not has_adapter and config.base_model == original.base_model:
+        raise InputError(
+            Problem(
+                what="this is the base model itself: there is nothing that it could be compared with",
+                expected="a run's folder, or a configuration whose adapter has trained weights",
+                fix="name the run, or another model with --against",
+            )
+        )
+    return config.model_copy(update=first)
+
+
+def compared(
+    ours: EvaluateResult,
+    contenders: tuple[Contender, Contender],
+    load: Callable[[], LLM],
+    *,
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> Comparison:
+    """Evaluate the other model on the rows that both can take, and compare.
+
+    ours: of the first of the contenders, whose weights are no more in memory. load: the other's weights.
+    Raises DataError where there is no such row.
+    """
+    first, second = contenders
+    keys = np.intersect1d(first.rows.keys, second.rows.keys)
+    _require_common(keys, second)
+    mine, other = first.only(keys), second.only(keys)
+    say(f"{other.name}:")
+    theirs = evaluated(other, load(), split=ours.split, say=say, on_batch=on_batch)
+    our_measures, notes = _measures_on(ours, mine, keys), _notes(first, second, keys)
+    their_measures = dict(theirs.measures)
+    if not _same_targets(mine.rows, other.rows):
+        num_bytes = _answer_bytes(mine)
+        our_measures = _without_tokens(our_measures, _losses(ours, keys), num_bytes)
+        their_measures = _without_tokens(their_measures, _losses(theirs, keys), num_bytes)
+        notes.append(
+            "the two models read the answers as different tokens: figures of a token are not compared; "
+            "bits_per_byte is the loss by the answers' bytes"
+        )
+    return _comparison(other.name, our_measures, their_measures, len(keys), notes)
+
+
+def _comparison(
+    name: str, ours: Mapping[str, Measure], theirs: Mapping[str, Measure], num_rows: int, notes: Sequence[str]
+) -> Comparison:
+    return Comparison(
+        other=name,
+        num_rows=num_rows,
+        metrics={name: measure.value for name, measure in ours.items()},
+        intervals=intervals(ours, num_rows),
+        other_metrics={name: measure.value for name, measure in theirs.items()},
+        other_intervals=intervals(theirs, num_rows),
+        differences={name: ours[name].value - theirs[name].value for name in ours if name in theirs},
+        difference_intervals=paired_intervals(ours, theirs, num_rows),
+        notes=tuple(notes),
+    )
+
+
+def _measures_on(ours: EvaluateResult, mine: Contender, keys: NDArray[np.int64]) -> dict[str, Measure]:
+    """Of the rows of these keys alone."""
+    frame = ours.rows
+    if len(keys) == len(frame):
+        return dict(ours.measures)
+    frame = frame[frame["row"].isin(keys)]
+    measures = score_measures(
+        Scores(
+            keys=frame["row"].to_numpy(),
+            loss=frame["loss"].to_numpy(),
+            num_correct=frame["num_correct"].to_numpy(),
+            num_supervised=frame["num_supervised"].to_numpy(),
+        )
+    )
+    if mine.asked is not None:
+        measures |= response_measures(frame, mine.asked.references, label_reader(mine.session.config))
+    return measures
+
+
+def _without_tokens(
+    measures: Mapping[str, Measure], losses: NDArray[np.float64], num_bytes: NDArray[np.int64]
+) -> dict[str, Measure]:
+    kept = {name: measure for name, measure in measures.items() if name not in _BY_TOKEN}
+    return {"bits_per_byte": ratio(losses / math.log(2), num_bytes), **kept}
+
+
+def _losses(result: EvaluateResult, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = result.rows.loc[result.rows["row"].isin(keys), "loss"].to_numpy()
+    return found
+
+
+def _answer_bytes(of: Contender) -> NDArray[np.int64]:
+    """Bytes of each row's answer in UTF-8, as its tokens read; at least 1, its end."""
+    decode = of.session.encoder.decode
+    texts = (decode(row.input_ids[row.supervised].tolist(), skip_special_tokens=True) for row in of.rows)
+    return np.array([max(len(text.encode()), 1) for text in texts], dtype=np.int64)
+
+
+def _same_targets(ours: TokenRows, theirs: TokenRows) -> bool:
+    if not np.array_equal(ours.num_supervised, theirs.num_supervised):
+        return False
+    return all(
+        np.array_equal(mine.input_ids[mine.supervised], other.input_ids[other.supervised])
+        for mine, other in zip(ours, theirs, strict=True)
+    )
+
+
+def _require_common(keys: NDArray[np.int64], other: Contender) -> None:
+    if not len(keys):
+        raise DataError(
+            Problem(
+                what="there is no row that both models can take",
+                where=other.name,
+                fix="compare on rows that are short enough for both",
+            )
+        )
+
+
+def _notes(first: Contender, second: Contender, keys: NDArray[np.int64]) -> list[str]:
+    num_left = max(len(first.rows), len(second.rows)) - len(keys)
+    return [f"compared on the {len(keys):,} rows that both models take; {num_left:,} are left out"] if num_left else []
+
+
+def evaluate_splits(
+    llm: LLM,
+    session: Session,
+    source: Source,
+    prepared: Prepared,
+    *,
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> TrainResult:
+    """What `train` does with `trainer.type: none`, as in Ludwig."""
+    trainer, splits = session.config.trainer, prepared.splits
+    started = time.perf_counter()
+    wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
+    if not trainer.evaluate_training_set:
+        wanted = wanted[1:]
+    metrics: dict[str, Mapping[str, float]] = {}
+    for split in (split for split in wanted if len(splits[split])):
+        rows, asked = splits[split], None
+        if label_reader(session.config) is not None:
+            rows, asked, entries = answerable(source, session, prepared, split=split)
+            for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
+                say(line)
+        at_once = batches_for(session, [rows], llm=llm, say=say)
+        found = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
+        metrics[split] = found.metrics
+    return TrainResult(
+        output_directory=None,
+        num_steps=0,
+        best_step=None,
+        metrics=metrics,
+        num_rows={split: len(rows) for split, rows in splits.items()},
+        seconds=time.perf_counter() - started,
+        num_left_out=prepared.ledger.num_left_out(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Prompts to write a text for, and the text that the data has for each."""
+
+    prompts: TokenRows
+    references: Sequence[str]
+
+
+@no_library_warnings()
+def evaluate(
+    llm: LLM,
+    session: Session,
+    rows: TokenRows,
+    *,
+    split: str,
+    batches: Batches,
+    asked: Asked | None = None,
+    say: Say = say_nothing,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> EvaluateResult:
+    """Loss, perplexity and accuracies of rows with answers.
+
+    asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
+    category, for accuracy and F1 of its labels. on_batch: told how many more rows are done, first of those that are
+    scored, then of the texts.
+    """
+    say(status("evaluating"))
+    scores = scored(llm, session, rows, batches, on_batch=on_batch)
+    figures, measures = summarize(scores), score_measures(scores)
+    frame = pd.DataFrame(
+        {
+            "row": scores.keys,
+            "loss": scores.loss,
+            "num_correct": scores.num_correct,
+            "num_supervised": scores.num_supervised,
+        }
+    )
+    if asked is not None:
+        texts = _responses(llm, session, asked, say=say, on_batch=on_batch)
+        measures |= response_measures(texts, asked.references, label_reader(session.config))
+        frame = pd.concat([frame, texts], axis=1)
+    return EvaluateResult(
+        split=split,
+        metrics=figures | {name: measure.value for name, measure in measures.items()},
+        intervals=intervals(measures, len(frame)),
+        rows=frame,
+        measures=measures,
+    )
+
+
+def scored(
+    llm: LLM,
+    session: Session,
+    rows: TokenRows,
+    batches: Batches,
+    *,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> Scores:
+    """Loss and hits of each row under teacher forcing. on_batch: told how many more rows are done."""
+    return score_rows(
+        llm.model,
+        rows,
+        pad_id=session.encoder.pad_id,
+        batch_rows=batches,
+        device=llm.device,
+        precision=llm.precision,
+        head=llm.head,
+        on_batch=on_batch,
+    )
+
+
+def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: LabelReader | None) -> dict[str, Measure]:
+    """Of responses, as `respond` gives them, in the order of the references. reader: of a category."""
+    responses = texts["response"].tolist()
+    if reader is None:
+        found = text_measures(responses, references)
+    else:
+        labels = extract(responses, reader, LabelCounts())
+        found = label_measures(labels, [reference.strip() for reference in references])
+        found["exact_match"] = exact_match(responses, references)
+    found["response_tokens"] = ratio(texts["num_response_tokens"].to_numpy())
+    found["ended_by_itself"] = ratio((texts["finish_reason"] == "stop").to_numpy())
+    return found
+
+
+def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: Callable[[int], None]) -> pd.DataFrame:
+    """With a column of labels for a category."""
+    planned = planned_engine(llm, session, asked.prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
+    say(status("generating"))
+    texts = respond(planned.engine, session, asked.prompts, on_batch=on_batch)
+    reader = label_reader(session.config)
+    if reader is not None:
+        counts = LabelCounts()
+        texts.insert(1, "label", extract(texts["response"].tolist(), reader, counts))
+        for line in counts.notes(session.config.output_features[0]):
+            say(line)
+    return texts
+
+
+def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -> Asked:
+    """What to write a text for, and the answers as the data has them, whole even where tokens are cut.
+
+    rows: with answers, in the order of the source. Of a conversation, the last answer is asked for.
+    """
+    asked = prompter(session.config, source, with_answers=True, encoder=session.encoder, with_examples=False)
+    batches = asked.texts(rows.keys)
+    references = [answer for batch in batches for answer in _answers(batch, session.encoder)]
+    if session.config.chat is None:
+        return Asked(prompts=rows.prompts(), references=references)
+    # The rows have their answers: what cannot be used was left out before, and is no error now.
+    preprocessing = session.config.preprocessing.model_copy(update={"on_bad_row": "drop"})
+    config = session.config.model_copy(update={"preprocessing": preprocessing})
+    every = prompts_of(source, config, session.encoder, only=split).rows
+    return Asked(prompts=every.take(np.flatnonzero(np.isin(every.keys, rows.keys))), references=references)
+
+
+def answerable(
+    source: Source, session: Session, prepared: Prepared, *, split: str
+) -> tuple[TokenRows, Asked, list[Entry]]:
+    """The rows of a split whose prompts can be continued, what to write a text for, and what happened to the others."""
+    rows = prepared.splits[split]
+    asked = asked_of(source, session, rows, split=split)
+    kept = continuable(asked.prompts, session, source, split=split, num_spare=prepared.num_spare)
+    references = [asked.references[position] for position in kept.positions.tolist()]
+    return rows.take(kept.positions), Asked(prompts=kept.prompts, references=references), kept.entries
+
+
+def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
+    """Answers as a model's text is read: a conversation's without the template's tokens around it."""
+    if batch.chats is None:
+        return batch.answers
+    tokens = encoder.encode(batch.answers, special_tokens=False)
+    return [
+        encoder.decode(ids, skip_special_tokens=True) if chat.reply is None else chat.reply
+        for ids, chat in zip(tokens, batch.chats, strict=True)
+    ]
+
+
+def size_for_generating(config: Config) -> str:
+    """The trainer's key that says how many rows are generated for at once."""
+    return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
+
+
+def said(num_rows: int, say: Say) -> RowsAtOnce:
+    """So many rows together, or fewer once memory has run out; then it is said."""
+    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
+
+
+def respond(
+    engine: Engine, session: Session, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
+) -> pd.DataFrame:
+    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens.
+
+    on_batch: told how many more rows are done.
+    """
+    encoder = session.encoder
+    responses = respond_to(engine, prompts, on_batch=on_batch)
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "response": [encoder.decode(r.token_ids, skip_special_tokens=True) for r in responses],
+            "finish_reason": [r.finish_reason for r in responses],
+            "num_prompt_tokens": prompts.lengths,
+            "num_response_tokens": [len(r.token_ids) for r in responses],
+        }
+    )
+    return frame

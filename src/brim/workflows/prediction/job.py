@@ -1,0 +1,499 @@
+"""Keep a prediction's job in a folder beside its output, with all that is needed to resume it.
+
+A job's fingerprint holds, as names and values, all that a response depends on beside its prompt: it must be the same
+to resume the job.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+from brim.config import mask_secrets
+from brim.errors import InputError, OutputError, Problem
+from brim.infer import EMPTY_BYTES, Journal
+from brim.models import CONFIG, WEIGHTS
+from brim.notes import Say
+from brim.session import Session
+from brim.storage import make_folder, remove_folder, sha256, sync, write_text, writing
+from brim.train import package_versions
+from brim.workflows.prediction.chat import template_texts
+
+_FORMAT = 1  # of the files in the folder
+
+
+_SHOWN = 12  # differences that a message names
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """Paths in a job's folder."""
+
+    output: Path
+
+    @property
+    def path(self) -> Path:
+        return self.output.with_name(f".{self.output.name}.job")
+
+    @property
+    def job(self) -> Path:
+        """What the job is: written when it begins, and never again."""
+        return self.path / "job.json"
+
+    @property
+    def responses(self) -> Path:
+        return self.path / "responses.journal"
+
+    @property
+    def scores(self) -> Path:
+        return self.path / "scores.journal"
+
+    @property
+    def sittings(self) -> Path:
+        """A line when a process begins to generate, and one when it ends."""
+        return self.path / "sittings.jsonl"
+
+    @property
+    def outputs(self) -> Path:
+        """Digests of the output files that this job has put in place, or was about to."""
+        return self.path / "outputs.json"
+
+    @property
+    def assembled(self) -> Path:
+        """The output before it is put in place."""
+        return self.path / f"output{self.output.suffix}"
+
+    @property
+    def exists(self) -> bool:
+        return self.job.is_file()
+
+    def is_finished(self) -> bool:
+        """Whether the output was put in place, and no row has been generated since."""
+        return bool(_read_json(self.outputs).get("finished", False))
+
+
+def check_job(output: Path, *, resume: bool) -> None:
+    """Refuse, before any work is done, what must neither be overwritten nor be continued. Writes nothing.
+
+    Raises OutputError.
+    """
+    folder = JobFolder(output)
+    if output.exists() or output.is_symlink():
+        _check_existing(folder, resume=resume)
+    elif folder.exists and not folder.is_finished() and not resume:
+        raise OutputError(
+            Problem(
+                what="a prediction to this output was begun and not finished; nothing was changed",
+                where=str(output),
+                fix=f"add --resume to go on with it, or remove {folder.path} to begin anew",
+            )
+        )
+    if folder.path.is_symlink() or (folder.path.exists() and not folder.exists and not _is_ours(folder)):
+        raise OutputError(
+            Problem(
+                what="the folder for what is needed to go on holds other things; nothing was changed",
+                where=str(folder.path),
+                fix="remove it, or name another output",
+            )
+        )
+
+
+def job_settings(output: Path) -> Mapping[str, Any]:
+    """The configuration's keys with which a job was begun that can be gone on with; nothing where there is none."""
+    folder = JobFolder(output)
+    settings: Mapping[str, Any] = _read_job(folder)["fingerprint"] if folder.exists else {}
+    return settings
+
+
+class Job:
+    """A prediction on disk that one process is at."""
+
+    def __init__(self, folder: JobFolder, *, responses: Journal, scores: Journal) -> None:
+        self.folder, self.responses, self.scores = folder, responses, scores
+
+    def begins(self, what: Mapping[str, Any]) -> None:
+        """Rows are going to be generated: from now on the job is unfinished."""
+        self._note_outputs(self._digests(), finished=False)
+        self._note_sitting({"event": "begins", "time": time.time(), **what})
+
+    def ends(self, what: Mapping[str, Any]) -> None:
+        """No more rows are generated in this process."""
+        self._note_sitting({"event": "ends", **what})
+
+    def sittings(self) -> list[dict[str, Any]]:
+        """What was noted by all processes that were at this job, each with what it did where it was killed."""
+        return _lines(self.folder.sittings)
+
+    def is_in_place(self) -> bool:
+        """Whether the output is what has been assembled."""
+        output = self.folder.output
+        return output.exists() and sha256(output) == sha256(self.folder.assembled)
+
+    def put_in_place(self) -> None:
+        """Move what has been assembled to the output's place, unless the file there says the same."""
+        assembled, output = self.folder.assembled, self.folder.output
+        digest = sha256(assembled)
+        with writing("the output", output):
+            if self.is_in_place():
+                assembled.unlink()
+            else:
+                # First the promise: a kill between it and the rename leaves either file as one of this job's own.
+                self._note_outputs([*self._digests()[-1:], digest], finished=False)
+                assembled.replace(output)
+                sync(output.parent)
+        self._note_outputs([digest], finished=True)
+
+    @contextmanager
+    def reopened(self) -> Iterator[tuple[Journal, Journal]]:
+        """Its journals, after the job is done. Raises OutputError where they are gone."""
+        if not self.folder.responses.is_file():
+            raise OutputError(Problem(what="what was predicted is gone", where=str(self.folder.path)))
+        with Journal(self.folder.responses) as responses, Journal(self.folder.scores) as scores:
+            yield responses, scores
+
+    def _digests(self) -> list[str]:
+        digests: list[str] = _read_json(self.folder.outputs).get("sha256", [])
+        return digests
+
+    def _note_outputs(self, digests: list[str], *, finished: bool) -> None:
+        with writing("the job", self.folder.outputs):
+            write_text(self.folder.outputs, json.dumps({"sha256": digests, "finished": finished}) + "\n")
+
+    def _note_sitting(self, line: Mapping[str, Any]) -> None:
+        with writing("the job", self.folder.sittings), self.folder.sittings.open("a", encoding="utf-8") as file:
+            _write_line(file, line)
+
+
+@contextmanager
+def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, say: Say) -> Iterator[Job]:
+    """The job of this output: gone on with, or begun.
+
+    Raises OutputError where another process is at it, or it was begun with what gives other responses.
+    """
+    folder = JobFolder(output)
+    with ExitStack() as stack:
+        stack.enter_context(_held(folder))
+        check_job(output, resume=resume)  # once more: since the first time, another process may have come and gone
+        if folder.exists and not resume:
+            say(f"the output of an earlier prediction is gone from {output}: it begins anew")
+            with writing("the job", folder.path):
+                remove_folder(folder.path)
+            stack.enter_context(_held(folder))
+        try:
+            if folder.exists:
+                for line in _allowed_changes(folder, now, key=key):
+                    say(line)
+            else:
+                if resume:
+                    say(f"nothing to continue at {output}: it begins anew")
+                _begin(folder, now, key=key)
+            _close_sitting(folder)
+            responses = stack.enter_context(Journal(folder.responses))
+            scores = stack.enter_context(Journal(folder.scores))
+            if responses.num_torn_bytes:
+                say(
+                    f"the last {responses.num_torn_bytes:,} bytes of {folder.responses} are not whole (a kill, or "
+                    "damage); the rows that stood there are generated again"
+                )
+            yield Job(folder, responses=responses, scores=scores)
+        except BaseException:
+            if not (folder.responses.is_file() and folder.responses.stat().st_size > EMPTY_BYTES):
+                shutil.rmtree(folder.path, ignore_errors=True)  # nothing that could be gone on with
+            raise
+
+
+def _check_existing(folder: JobFolder, *, resume: bool) -> None:
+    """Of an output that is there."""
+    where = str(folder.output)
+    if not resume:
+        what = "the output file exists already; nothing was changed"
+        go_on = "go on with it (new rows of the data) with --resume, in Python with resume=True, or name another"
+        fix = go_on if folder.exists else "name another"
+        raise OutputError(Problem(what=what, where=where, fix=fix))
+    if not folder.exists:
+        raise OutputError(
+            Problem(
+                what="the output file exists already, with nothing beside it to go on with; nothing was changed",
+                where=where,
+                expected=f"the folder {folder.path.name}, which brim leaves beside what it has predicted",
+                fix="name another output, or move this file away",
+            )
+        )
+    is_file = folder.output.is_file() and not folder.output.is_symlink()
+    if not is_file or sha256(folder.output) not in _read_json(folder.outputs).get("sha256", []):
+        raise OutputError(
+            Problem(
+                what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
+                "nothing was changed",
+                where=where,
+                fix="move it away, or name another output; with --resume the job then puts its own file there again",
+            )
+        )
+
+
+def _begin(folder: JobFolder, now: Fingerprint, *, key: str | None) -> None:
+    with writing("the job", folder.job):
+        for left in (folder.responses, folder.scores, folder.sittings, folder.outputs):
+            left.unlink(missing_ok=True)
+        job = {"format": _FORMAT, "key": key, "versions": package_versions(), "fingerprint": now}
+        write_text(folder.job, json.dumps(job, indent=1) + "\n")
+
+
+def _allowed_changes(folder: JobFolder, now: Fingerprint, *, key: str | None) -> list[str]:
+    """What has changed since the job was begun and is only said. Raises OutputError for what gives other responses."""
+    job = _read_job(folder)
+    changed = differences(job["fingerprint"], json.loads(json.dumps(now)))
+    if job["key"] != key:
+        named = [f"the column `{name}`" if name else "their numbers" for name in (job["key"], key)]
+        changed.append(f"rows were known by {named[0]}, and are now by {named[1]} (--key)")
+    if changed:
+        more = [f"and {len(changed) - _SHOWN:,} more"] if len(changed) > _SHOWN else []
+        raise OutputError(
+            Problem(
+                what="the prediction cannot be gone on with: what its responses depend on has changed since it began\n"
+                + "\n".join(f"    {line}" for line in [*changed[:_SHOWN], *more]),
+                where=str(folder.output),
+                fix="restore it, or write to another output; to begin anew here, remove "
+                f"{folder.path}" + (" and the output" if folder.output.exists() else ""),
+            )
+        )
+    versions = package_versions()
+    return [
+        f"{name} was {before} when this prediction began and is now {versions.get(name)}: responses may differ"
+        for name, before in job["versions"].items()
+        if versions.get(name) != before
+    ]
+
+
+def _close_sitting(folder: JobFolder) -> None:
+    """Note of a process that was killed until when it wrote, before anything is written again."""
+    sittings = _lines(folder.sittings)
+    if not sittings or sittings[-1]["event"] == "ends":
+        return
+    written = folder.responses.stat().st_mtime if folder.responses.is_file() else 0.0
+    line = {"event": "ends", "seconds": max(0.0, written - sittings[-1]["time"]), "killed": True}
+    with writing("the job", folder.sittings), folder.sittings.open("a", encoding="utf-8") as file:
+        _write_line(file, line)
+
+
+@contextmanager
+def _held(folder: JobFolder) -> Iterator[None]:
+    """Keep other processes from the job's folder meanwhile. A killed process lets go of it by itself."""
+    with writing("the job", folder.path):
+        make_folder(folder.path)
+        descriptor = os.open(folder.path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), folder.path.stat()):
+                raise BlockingIOError  # whoever had it has put another in its place
+        except (BlockingIOError, FileNotFoundError):
+            raise OutputError(
+                Problem(
+                    what="another process is writing to this output; nothing was changed",
+                    where=str(folder.output),
+                    fix="wait until it has ended, or name another output",
+                )
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(folder: JobFolder) -> bool:
+    """Whether a folder without a job in it is what a kill left of one that was about to begin."""
+    return folder.path.is_dir() and all(entry.name in (".job.json.tmp",) for entry in folder.path.iterdir())
+
+
+def _read_job(folder: JobFolder) -> dict[str, Any]:
+    job = _read_json(folder.job)
+    if job.get("format") != _FORMAT:
+        raise InputError(
+            Problem(
+                what="the prediction that was begun here was written by another version of brim, or is damaged",
+                where=str(folder.path),
+                fix="remove the folder to begin anew, or go on with the version that began",
+            )
+        )
+    return job
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write_line(file: TextIO, line: Mapping[str, Any]) -> None:
+    """On a line of its own, even after one that a kill has cut off."""
+    file.write(f"\n{json.dumps(line)}\n")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that a kill may have cut off, or a failure of the machine filled with anything."""
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in lines if isinstance(line, dict) and "event" in line]
+
+
+Fingerprint: TypeAlias = dict[str, Any]
+
+
+# Where things lie, what they run on, what batches they are cut into and what becomes of rows that cannot be used. What
+# a row is given to read is compared row by row.
+_NO_RESULT = (
+    "dataset",
+    "base_model",
+    "adapter.pretrained_adapter_weights",
+    "chat.template",
+    "backend.",
+    "memory.",
+    "trainer.",
+    "generation.engine",
+    "prompt.retrieval.",
+    "preprocessing.on_bad_row",
+    "preprocessing.on_overlong",
+    "preprocessing.drop_unlearnable",
+    "preprocessing.max_dropped_fraction",
+)
+
+
+_OF_ROWS = re.compile(r"(in|out)put_features\.\d+\.preprocessing\.missing_value_strategy")
+
+
+_ENGINE = "generation.engine"
+
+
+# Labels are looked for in the responses when the output is put together.
+_WHICH_LABEL = (
+    "output_features.0.type",
+    "output_features.0.decoder.",
+    "output_features.0.preprocessing.fallback_label",
+    "output_features.0.preprocessing.vocab",
+)
+
+
+_WHICH_ROWS = ("preprocessing.split", "preprocessing.sample_ratio", "preprocessing.sample_size")
+
+
+_BASE_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "vocab*", "merges*", "*.py", "*/*.jinja")
+
+
+# Larger files are known by their size and samples: reading 16 GB takes as long as many a job.
+_WHOLE_BYTES = 64 * 2**20
+
+
+_SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
+
+
+def fingerprint(session: Session, *, split: str) -> Fingerprint:
+    """Of the configuration's keys that change a response, and of the files of the base model and the adapter."""
+    config = dict(_flat(mask_secrets(session.config.model_dump(mode="json"))))
+    kept = {key: value for key, value in config.items() if not _is_without_effect(key)}
+    if split == "full":
+        kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_ROWS)}
+    decoder = session.config.output_features[0].categories
+    if decoder is None or not decoder.constrain_to_vocabulary:
+        kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_LABEL)}
+    template = template_texts(session)
+    return {
+        **kept,
+        "--split": split,
+        **_other_numbers(session),
+        **({} if template is None else {"the chat template": _digest(template.as_one().encode())}),
+        **_base_files(session),
+        **_adapter_files(session),
+    }
+
+
+def _other_numbers(session: Session) -> dict[str, str]:
+    """vLLM draws from a row's seed in a way of its own; all other engines draw the same."""
+    generation = session.config.generation
+    samples = generation.do_sample and generation.temperature > 0
+    return {_ENGINE: "vllm"} if samples and generation.engine == "vllm" else {}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, in words: "generation.top_p: 0.9 before, 1.0 now"; of files and texts only which."""
+    lines = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        # An earlier version may have kept more; the engine is there only where it has an effect.
+        if old != new and (name == _ENGINE or not _is_without_effect(name)):
+            is_content = name.startswith("the ")
+            lines.append(name if is_content else f"{name}: {json.dumps(old)} before, {json.dumps(new)} now")
+    return lines
+
+
+def _is_without_effect(key: str) -> bool:
+    return key.startswith(_NO_RESULT) or _OF_ROWS.fullmatch(key) is not None
+
+
+def _base_files(session: Session) -> dict[str, str]:
+    """The files of a local folder; of a model from the Hub its commit, which its files cannot leave."""
+    folder = session.folder
+    if folder.name == str(folder.path):
+        return {f"the base model's {name}": digest for name, digest in _files(folder.path, _BASE_FILES)}
+    return {"the base model's commit on the Hub": folder.path.name}
+
+
+def _adapter_files(session: Session) -> dict[str, str]:
+    adapter = session.config.adapter
+    if adapter is None or adapter.pretrained_adapter_weights is None:
+        return {}
+    folder = Path(adapter.pretrained_adapter_weights)
+    return {f"the adapter's {name}": digest for name, digest in _files(folder, (CONFIG, WEIGHTS))}
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    for path in sorted(paths):
+        yield path.relative_to(folder).as_posix(), _digest_of_file(path)
+
+
+def _digest_of_file(path: Path) -> str:
+    """The content's digest; of a large file that of its size and of samples, the ends among them."""
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return sha256(path)
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return f"{size} bytes, sampled: {digest.hexdigest()}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys; lists of mappings by their positions."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
+        for number, item in enumerate(tree):
+            yield from _flat(item, f"{prefix}.{number}")
+    else:
+        yield prefix, tree

@@ -1,0 +1,362 @@
+"""Decide which prompts can be continued: not empty, and with room in the context for the new tokens.
+
+Policies say what becomes, in one prediction, of rows that cannot be used and of prompts that are too long. A row is
+known by its number, or by the value of a column, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from brim.config.schema import Config, InputFeature
+from brim.data import texts_as_source
+from brim.data.read import WAY_OUT, Entry, RowFaults, Source, blocks, cell_texts, places
+from brim.data.tokens import TokenRows
+from brim.errors import ConfigError, DataError, InputError, Problem
+from brim.session import Session
+
+OnError: TypeAlias = Literal["stop", "skip"]
+
+
+OnOverlong: TypeAlias = Literal["error", "truncate_left", "skip"]
+
+
+_ON_BAD_ROW: dict[OnError, str] = {"stop": "error", "skip": "drop"}
+
+
+_ON_OVERLONG: dict[OnOverlong, str] = {"error": "error", "truncate_left": "truncate", "skip": "drop"}
+
+
+def check_on_error(name: str | None) -> OnError | None:
+    """As a person typed it. Raises InputError."""
+    _require_one_of(name, get_args(OnError), "on_error")
+    return cast("OnError | None", name)
+
+
+def check_on_overlong(name: str | None) -> OnOverlong | None:
+    """As a person typed it. Raises InputError."""
+    _require_one_of(name, get_args(OnOverlong), "on_overlong")
+    return cast("OnOverlong | None", name)
+
+
+def with_policies(session: Session, *, on_error: OnError | None, on_overlong: OnOverlong | None) -> Session:
+    """The session with other policies where they are given; else as its configuration says.
+
+    `skip` leaves out and names in the ledger: rows that cannot be read, rows with which the prompt cannot be filled,
+    empty prompts and prompts that are too long.
+    """
+    config = session.config
+    changes: dict[str, Any] = {}
+    if on_error is not None:
+        changes["on_bad_row"] = _ON_BAD_ROW[on_error]
+    if on_overlong is not None:
+        changes["on_overlong"] = _ON_OVERLONG[on_overlong]
+    elif on_error == "skip" and config.preprocessing.on_overlong in ("auto", "error"):
+        changes["on_overlong"] = "drop"
+    config = config.model_copy(update={"preprocessing": config.preprocessing.model_copy(update=changes)})
+    return replace(session, config=_without_missing(config) if on_error == "skip" else config)
+
+
+def _without_missing(config: Config) -> Config:
+    """With rows left out that have no value where the prompt needs one, unless it is filled in."""
+    return config.model_copy(update={"input_features": tuple(map(_dropping_missing, config.input_features))})
+
+
+def _dropping_missing(feature: InputFeature) -> InputFeature:
+    if feature.preprocessing.missing_value_strategy != "error":
+        return feature
+    preprocessing = feature.preprocessing.model_copy(update={"missing_value_strategy": "drop_row"})
+    return feature.model_copy(update={"preprocessing": preprocessing})
+
+
+def _require_one_of(name: str | None, known: tuple[str, ...], what: str) -> None:
+    if name is not None and name not in known:
+        option = what.replace("_", "-")
+        raise InputError(Problem(what=f"{name!r} is not known", where=f"--{option}", expected=", ".join(known)))
+
+
+Keep: TypeAlias = Literal["first", "last"]
+
+
+ON_OVERLONG = "preprocessing.on_overlong"
+
+
+_SHOWN = 5  # a message locates this many rows and counts the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuable:
+    """The prompts that can be continued, and what happened to the others."""
+
+    prompts: TokenRows  # cut to their room where preprocessing.on_overlong is truncate
+    positions: NDArray[np.int64]  # of these prompts among those that were given
+    entries: list[Entry]
+
+
+def continuable(
+    prompts: TokenRows, session: Session, source: Source, *, split: str, keep: Keep = "first", num_spare: int = 0
+) -> Continuable:
+    """Leave out or cut what cannot be continued, as preprocessing.on_bad_row and on_overlong say.
+
+    keep: the first tokens of a prompt that is cut, or the last, behind its BOS. num_spare: how many prompts are left
+    out where these say `auto`.
+    Raises DataError where they say that it is an error, or when more than half of the prompts are empty; ConfigError
+    where the new tokens leave no prompt any room.
+    """
+    policy, room = session.config.preprocessing, _room(session)
+    lengths = prompts.num_prompt_tokens
+    is_empty, is_long = lengths == 0, np.zeros(len(prompts), np.bool_) if room is None else lengths > room
+    found = {"on_bad_row": is_empty, "on_overlong": is_long}
+    unasked = {key: rows for key, rows in found.items() if getattr(policy, key) == "auto"}
+    if unasked and np.count_nonzero(np.any(list(unasked.values()), axis=0)) <= num_spare:
+        policy = policy.model_copy(update=dict.fromkeys(unasked, "drop"))
+    else:
+        unasked = {}
+    few = f"preprocessing.max_dropped_fraction {policy.max_dropped_fraction:g} leaves out a few rows"
+    entries: list[Entry] = []
+    is_kept = np.ones(len(prompts), np.bool_)
+    if policy.on_bad_row == "drop":
+        why = few if "on_bad_row" in unasked else ""
+        entries += _dropped_empty(prompts.keys[is_empty].tolist(), source, split, num_rows=len(prompts), unasked=why)
+        is_kept &= ~is_empty
+    # The prompt of a conversation ends with the beginning of the answer, without which it cannot be continued.
+    is_cut = policy.on_overlong == "truncate" and session.config.chat is None
+    if (is_cut or policy.on_overlong == "drop") and room is not None:
+        how = "drop" if not is_cut else "truncate" if keep == "first" else "truncate_left"
+        told = _entries(prompts.keys[is_long], lengths[is_long], room, split, how=how)
+        if "on_overlong" in unasked:
+            told = [replace(entry, why=few, place=source.locate(entry.key)) for entry in told]
+        entries += told
+        if is_cut:
+            prompts = _cut(prompts, room, keep, session) if is_long.any() else prompts
+        else:
+            is_kept &= ~is_long
+    positions = np.flatnonzero(is_kept)
+    kept = prompts.take(positions)
+    require_continuable(kept, session, source.locate)
+    return Continuable(prompts=kept, positions=positions, entries=sorted(entries, key=lambda entry: entry.key))
+
+
+def require_rows(rows: TokenRows, split: str, source: Source) -> None:
+    """Raise DataError for a split without rows."""
+    if not len(rows):
+        raise DataError(
+            Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
+        )
+
+
+def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int], str]) -> None:
+    """Raise DataError, naming the rows, for prompts that the model cannot go on from.
+
+    rows: prompts, with or without their answers. locate: where the row of a key stands.
+    Raises ConfigError where the new tokens leave no prompt any room.
+    """
+    lengths = rows.num_prompt_tokens
+    problems = [
+        *_empty(rows.keys[lengths == 0].tolist(), locate),
+        *_too_long(rows.keys, lengths, _room(session), locate),
+    ]
+    if problems:
+        raise DataError(*problems)
+
+
+def _cut(prompts: TokenRows, room: int, keep: Keep, session: Session) -> TokenRows:
+    return prompts.cut_to(room) if keep == "first" else prompts.cut_to_last(room, after=session.encoder.bos_id)
+
+
+def _room(session: Session) -> int | None:
+    """Tokens that a prompt may have; None where the model has no limit."""
+    new_tokens, context_length = session.config.generation.max_new_tokens, session.folder.context_length
+    assert new_tokens is not None, "resolved before"
+    if context_length is None:
+        return None
+    if new_tokens >= context_length:
+        raise ConfigError(
+            Problem(
+                what="generation.max_new_tokens leaves no room for a prompt: "
+                f"it is {new_tokens:,}, the model's context {context_length:,} tokens",
+                fix="lower generation.max_new_tokens",
+            )
+        )
+    return context_length - new_tokens
+
+
+def _empty(keys: list[int], locate: Callable[[int], str]) -> list[Problem]:
+    if not keys:
+        return []
+    return [
+        Problem(
+            what=f"{_prompts(len(keys))} empty",
+            where=_places([locate(key) for key in keys[:_SHOWN]], len(keys)),
+            expected="at least one token to go on from",
+            fix=f"fill or remove the rows, give the prompt a template, or, for those of a data set, {WAY_OUT}",
+        )
+    ]
+
+
+def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int, unasked: str) -> list[Entry]:
+    faults = RowFaults(locate=source.locate, problems={key: Problem(what="the prompt is empty") for key in keys})
+    return faults.settle("drop", num_rows=num_rows, name=source.name, split_of=lambda key: split, unasked=unasked)
+
+
+def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, how: str) -> list[Entry]:
+    """Of prompts that are cut to their room, or dropped since they do not fit it."""
+    return [
+        Entry(
+            key=key,
+            split=split,
+            event="dropped_overlong" if how == "drop" else "cut_prompt",
+            why=f"{ON_OVERLONG} is {how}, and the context less generation.max_new_tokens is {room:,} tokens",
+            tokens_before=length,
+            tokens_after=0 if how == "drop" else room,
+        )
+        for key, length in zip(keys.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _too_long(
+    keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int | None, locate: Callable[[int], str]
+) -> list[Problem]:
+    if room is None or not (lengths > room).any():
+        return []
+    longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths > room)]
+    located = [f"{locate(int(keys[i]))} ({lengths[i]:,} tokens)" for i in longest[:_SHOWN]]
+    return [
+        Problem(
+            what=f"{_prompts(len(longest))} too long: too little of the model's context is left for the answer",
+            where=_places(located, len(longest)),
+            expected=f"at most {room:,} tokens of prompt (context - generation.max_new_tokens)",
+            fix="lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
+            f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted); `brim predict "
+            "--on-overlong truncate_left` cuts them and keeps their ends",
+        )
+    ]
+
+
+def prompts_of_texts(prompts: Sequence[str], session: Session) -> TokenRows:
+    """Return finished prompts as rows. Raises InputError and DataError for those that cannot be continued."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping | bytes):
+        raise InputError(Problem(what=f"the prompts are {type(prompts).__name__}", expected="a str, or a list of them"))
+    texts = list(prompts)
+    require_texts(texts)
+    rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
+    require_continuable(rows, session, lambda key: f"prompt {key + 1}")
+    return rows
+
+
+def require_texts(prompts: Sequence[object]) -> None:
+    """Raise InputError for a prompt that is no text, or cannot be written as UTF-8."""
+    for number, prompt in enumerate(prompts, start=1):
+        if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise InputError(
+                Problem(what=f"prompt {number} is no text", expected="a str, or a list of them, in valid Unicode")
+            )
+
+
+def _prompts(count: int) -> str:
+    return "1 prompt is" if count == 1 else f"{count:,} prompts are"
+
+
+def _places(located: list[str], count: int) -> str:
+    listed = ", ".join(located)
+    return listed if count <= len(located) else f"{listed} and {count - len(located):,} more"
+
+
+Keys = NDArray[np.uint64]
+
+
+def row_keys(source: Source, rows: NDArray[np.int64], *, column: str | None) -> Keys:
+    """64 bits for each of these rows (ascending numbers): the number, or a hash of the column's value as text.
+
+    Raises DataError, with the first few places, for values that are missing or that several rows have; InputError for a
+    column that is not there or holds no plain values.
+    """
+    if column is None:
+        return rows.astype(np.uint64)
+    _require_column(source, column)
+    keys = np.zeros(len(rows), dtype=np.uint64)
+    is_missing = np.zeros(len(rows), dtype=np.bool_)
+    done = 0
+    for block_rows, block in blocks(source.table.select([column]), rows):
+        here = slice(done, done + len(block_rows))
+        texts = cell_texts(block[column])
+        keys[here] = [_hash(text) for text in texts]
+        is_missing[here] = [not text for text in texts]
+        done += len(block_rows)
+    problems = [*_missing(source, column, rows[is_missing]), *_shared(source, column, rows, keys, is_missing)]
+    if problems:
+        raise DataError(*problems)
+    return keys
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _require_column(source: Source, column: str) -> None:
+    names = source.table.column_names
+    if column not in names:
+        raise InputError(
+            Problem(
+                what=f"there is no column `{column}` to know rows by",
+                where=source.name,
+                expected=", ".join(f"`{name}`" for name in names),
+                fix="name one of them with --key, or leave it out: then rows are known by their numbers",
+            )
+        )
+    kind = source.table.schema.field(column).type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        raise InputError(
+            Problem(
+                what=f"the column `{column}` holds {kind}, by which rows cannot be known",
+                where=source.name,
+                expected="texts or numbers",
+                fix="name another column with --key",
+            )
+        )
+
+
+def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> list[Problem]:
+    if not len(rows):
+        return []
+    return [
+        Problem(
+            what=f"{_rows(len(rows))} no value in `{column}`, by which rows are to be known",
+            where=places(source, rows.tolist()),
+            fix="fill it in, or leave out --key: then rows are known by their numbers",
+        )
+    ]
+
+
+def _shared(
+    source: Source, column: str, rows: NDArray[np.int64], keys: Keys, is_missing: NDArray[np.bool_]
+) -> list[Problem]:
+    """Of rows whose value an earlier row has, too."""
+    here = np.flatnonzero(~is_missing)
+    _, firsts = np.unique(keys[here], return_index=True)
+    again = np.setdiff1d(here, here[firsts], assume_unique=True)
+    if not len(again):
+        return []
+    first = int(again[0])
+    earlier = int(rows[here[np.flatnonzero(keys[here] == keys[first])[0]]])
+    value = cell_texts(source.table.select([column]).slice(int(rows[first]), 1)[column])[0]
+    return [
+        Problem(
+            what=f"{_rows(len(again))} a value in `{column}` that an earlier row has, too: {value[:60]!r} stands in "
+            f"{source.locate(earlier)} first",
+            where=places(source, rows[again].tolist()),
+            expected="a value of its own for each row",
+            fix="make them differ, name another column, or leave out --key: then rows are known by their numbers",
+        )
+    ]
+
+
+def _rows(count: int) -> str:
+    return "1 row has" if count == 1 else f"{count:,} rows have"

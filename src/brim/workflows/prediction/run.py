@@ -1,0 +1,551 @@
+"""Predict a data set: read its prompts, open the job, generate what is missing, assemble the output.
+
+Responses, and their scores, are made for the rows of a prediction that have none yet. `plan_prediction` says how a
+data set would be predicted, before anything is loaded (`brim predict --plan`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from brim.batching import peak_meter
+from brim.config.schema import Config
+from brim.data import prompts_of
+from brim.data.chat import settled_day
+from brim.data.read import Data, Ledger, Source, places, read
+from brim.data.tokens import TokenRows, load_encoder
+from brim.errors import ConfigError, DataError, InputError, OutputError, Problem, WriteError
+from brim.infer import (
+    BATCH_TOKENS,
+    DoneRows,
+    HeldRecords,
+    Records,
+    label_column,
+    label_reader,
+    prompt_hash,
+    response_bytes,
+    response_of,
+    rows_to_score,
+    score_batches,
+    score_bytes,
+    score_of,
+    score_rows,
+)
+from brim.infer.engines import Engine, Finished, SlotsEngine
+from brim.memory import Asked, Budget, ask
+from brim.models import LLM, no_library_warnings
+from brim.notes import Note, Say, status, warning
+from brim.planning import (
+    GenerationPlan,
+    GenerationRequest,
+    batches_for,
+    engine_by_hand,
+    engine_by_settings,
+    longest_first,
+    plan_generation,
+    planned_engine,
+    rows_by_hand,
+    vllm_engine,
+)
+from brim.session import Session, say_nothing, with_labels
+from brim.storage import writing
+from brim.train import interruption
+from brim.units import format_bytes, format_count
+from brim.workflows.prediction.evaluation import respond, said
+from brim.workflows.prediction.job import Job, fingerprint, job_settings, open_job
+from brim.workflows.prediction.output import (
+    Counts,
+    Predictions,
+    check_place,
+    frame_of,
+    ledger_path,
+    read_summary,
+    require_free_names,
+    summary_of,
+    write_blocks,
+    write_ledger,
+    write_summary,
+)
+from brim.workflows.prediction.prompts import (
+    Keep,
+    Keys,
+    OnError,
+    OnOverlong,
+    continuable,
+    require_rows,
+    row_keys,
+    with_policies,
+)
+from brim.workflows.runs import PredictResult
+
+
+def plan_prediction(
+    config: Config,
+    dataset: Data | None,
+    wanted: Wanted,
+    *,
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    notes: Sequence[str] = (),
+    say: Say = say_nothing,
+) -> GenerationPlan:
+    """What `brim predict` would decide for these rows: how many run together, memory, time and engine.
+
+    Reads the tokenizer, the base model's config.json and the data; loads no weights. dataset: default: the key
+    `dataset`. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the device at hand.
+
+    Raises ConfigError, DataError, ModelError and InputError. Prompts that do not fit are no error here: the plan says
+    so.
+    """
+    is_at_hand = device in (None, "cpu") and memory_bytes is None
+    if device is None and memory_bytes is None and not torch.cuda.is_available():
+        device = "cpu"
+    asked = ask(config, phase="generate", device=device, memory_bytes=memory_bytes)
+    data = dataset if dataset is not None else config.dataset
+    if data is None:
+        raise ConfigError(_no_data())
+    session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
+    source = read(data)
+    session = with_labels(session, source)
+    prompts = prompts_asked(source, session, wanted, [*notes, *map(str, asked.choices)], say).prompts
+    if not len(prompts):
+        raise DataError(Problem(what="there is no prompt to plan for", where=source.name, fix="name another data set"))
+    engine, reason = engine_by_settings(session.config, asked.architecture)
+    return plan_generation(
+        GenerationRequest(
+            config=session.config,
+            folder=asked.folder,
+            architecture=asked.architecture,
+            device=asked.device,
+            is_at_hand=is_at_hand,
+            lengths=longest_first(prompts.lengths),
+            fixed_rows=rows_by_hand(session.config),
+            engine=engine,
+            engine_reason=reason,
+        ),
+        say=say,
+    )
+
+
+def _session(asked: Asked) -> Session:
+    encoder = load_encoder(asked.folder, trust_remote_code=asked.config.trust_remote_code)
+    chat, _ = settled_day(asked.config.chat, encoder)
+    return Session(
+        config=asked.config.model_copy(update={"chat": chat}),
+        choices=(),
+        folder=asked.folder,
+        encoder=encoder,
+        device=torch.device("cpu"),
+    )
+
+
+def _no_data() -> Problem:
+    return Problem(
+        what="there is no data set, and a plan depends on how long its prompts are",
+        expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+        fix="name a csv, tsv, json, jsonl or parquet file; `brim memory --phase generate` needs none",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked of a prediction beside the configuration."""
+
+    output: Path | None
+    split: str
+    resume: bool = False
+    scores: bool = False
+    key: str | None = None  # the column by which rows are known; None: by their numbers
+    on_error: OnError | None = None  # None: as the configuration says
+    on_overlong: OnOverlong | None = None
+    is_unnamed: bool = False  # the data set is the configuration's, since none was named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompts:
+    """The prompts to respond to, and where they come from."""
+
+    source: Source
+    prompts: TokenRows
+    ledger: Ledger
+    keys: Keys
+    hashes: Keys  # of the prompts
+
+
+def check_wanted(output: Path | None, *, resume: bool) -> None:
+    """Refuse, before anything is read, an output that cannot be written, or is there and cannot be gone on with."""
+    if output is not None:
+        check_place(output, resume=resume)
+    elif resume:
+        raise InputError(Problem(what="without an output there is nothing to go on with", fix="name the output"))
+
+
+@no_library_warnings()
+def predict(
+    session: Session,
+    dataset: Data,
+    wanted: Wanted,
+    *,
+    weights: Callable[[], LLM],
+    notes: Sequence[str],
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> PredictResult:
+    """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
+    session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
+    session = _with_day_of_job(session, wanted)
+    if session.config.generation.max_time is not None:
+        notes = [*notes, _BY_THE_CLOCK]
+    say(status("reading the data"))
+    source = read(dataset)
+    session = with_labels(session, source)
+    asked = prompts_asked(source, session, wanted, notes, say)
+    if wanted.output is None:
+        work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
+        return work.result(work.generate(weights, say=say, on_batch=on_batch), say=say)
+    now = fingerprint(session, split=wanted.split)
+    with open_job(wanted.output, now, resume=wanted.resume, key=wanted.key, say=say) as job:
+        work = _Work(session, wanted, asked, responses=job.responses, scores=job.scores, job=job)
+        work.require_same_prompts()
+        for line in work.what_is_done():
+            say(line)
+        with _interruption_told(work):
+            seconds = work.generate(weights, say=say, on_batch=on_batch)
+            return work.put_together(seconds, say=say)
+
+
+_BY_THE_CLOCK = (
+    "generation.max_time: how far a response comes depends on the clock and on the rows beside it; another run gives "
+    "other responses, and --resume keeps those that were cut"
+)
+
+
+class _Work:
+    """A prediction under way. job: None for one that is held in memory."""
+
+    def __init__(
+        self,
+        session: Session,
+        wanted: Wanted,
+        asked: AskedPrompts,
+        *,
+        responses: Records,
+        scores: Records,
+        job: Job | None = None,
+    ) -> None:
+        self._session, self._wanted, self._asked, self._job = session, wanted, asked, job
+        self.responses = DoneRows(responses, keys=asked.keys, prompts=asked.hashes)
+        self._scores = DoneRows(scores, keys=asked.keys, prompts=asked.hashes)
+        self._sittings: list[dict[str, Any]] = []  # of this process alone, without a job
+
+    def require_same_prompts(self) -> None:
+        """Raise OutputError, naming the rows, where a row that is done has another prompt now."""
+        changed = self.responses.changed
+        if len(changed):
+            rows = self._asked.prompts.keys[changed].tolist()
+            known = "" if self._wanted.key else "; for data whose rows move, begin with --key COLUMN"
+            raise OutputError(
+                Problem(
+                    what=f"{_rows(len(rows))} done, and the prompt has changed since",
+                    where=places(self._asked.source, rows),
+                    expected="the same data, or more of it",
+                    fix=f"restore the data, or write to another output{known}",
+                )
+            )
+
+    def what_is_done(self) -> list[str]:
+        """What to know of a job that is gone on with; nothing of a new one."""
+        if self._job is None or not len(self._job.responses):
+            return []
+        num_rows, num_done = len(self._asked.keys), self.responses.num_done
+        lines = [f"continuing: {num_done:,} of {num_rows:,} rows are done"]
+        before = max((line.get("num_input_rows", 0) for line in self._job.sittings()), default=0)
+        if 0 < before < num_rows:
+            lines.append(f"the data has grown since, from {before:,} to {num_rows:,} rows")
+        num_gone = len(self._job.responses.keys()) - self.responses.num_found
+        if num_gone:
+            lines.append(f"{num_gone:,} rows that were done are not in the data any more, and not in the output")
+        return lines
+
+    def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: Callable[[int], None]) -> float:
+        """Respond to the rows that are not done, and score where it is wanted. Returns the seconds of generating."""
+        seconds = 0.0
+        if self.responses.num_done:
+            on_batch(self.responses.num_done)
+        if len(self.responses.to_do()):
+            seconds = self._generate(weights, say, on_batch)
+        if self._wanted.scores and len(self._scores.to_do()):
+            score_missing(weights(), self._session, self._asked.prompts, self.responses, self._scores, say=say)
+        return seconds
+
+    def put_together(self, seconds: float, *, say: Say) -> PredictResult:
+        """Write the output, the ledger and the summary, unless they are there and say the same."""
+        job, output = self._job, self._wanted.output
+        assert job is not None, "nothing is put together without a job"
+        assert output is not None, "a job has an output"
+        counts, predictions = Counts(), self._predictions()
+        with writing("the output", output):
+            write_blocks(predictions.schema, predictions.blocks(counts), job.folder.assembled)
+        summary = self._summary(counts)
+        ledger = ledger_path(output) if len(self._asked.ledger) else None
+        if job.is_in_place() and read_summary(output) is not None:
+            say(f"the output is complete: {output} stays as it is")
+        else:
+            write_ledger(self._asked.ledger, output)
+            write_summary(summary, output)
+        job.put_in_place()
+        for line in counts.labels.notes(self._session.config.output_features[0]):
+            say(line)
+        return self._result(seconds, summary, ledger, lru_cache(maxsize=1)(self._frame_of_job))
+
+    def result(self, seconds: float, *, say: Say = say_nothing) -> PredictResult:
+        """Of a prediction without an output."""
+        counts, predictions = Counts(), self._predictions()
+        frame = frame_of(predictions.table(counts))
+        for line in counts.labels.notes(self._session.config.output_features[0]):
+            say(line)
+        return self._result(seconds, self._summary(counts), None, lambda: frame)
+
+    def _generate(self, weights: Callable[[], LLM], say: Say, on_batch: Callable[[int], None]) -> float:
+        asked, config = self._asked, self._session.config
+        is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
+        prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
+        generation = Generation(weights, self._session, prompts.take(self.responses.to_do()), say=say)
+        self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
+        started = time.perf_counter()
+        try:
+            seconds = generation.run(prompts, self.responses, measures=self._job is not None, on_batch=on_batch)
+        except BaseException:
+            with suppress(WriteError):  # the disk may be what is full
+                self._note("ends", seconds=time.perf_counter() - started)
+            raise
+        self._note("ends", seconds=seconds, about=generation.about)
+        return seconds
+
+    def _note(self, event: str, **more: Any) -> None:
+        if self._job is None:
+            self._sittings.append({"event": event, **more})
+        elif event == "begins":
+            self._job.begins(more)
+        else:
+            self._job.ends(more)
+
+    def _predictions(self) -> Predictions:
+        config = self._session.config
+        reader = label_reader(config)
+        return Predictions(
+            source=self._asked.source,
+            prompts=self._asked.prompts,
+            encoder=self._session.encoder,
+            name=_response_column(self._session),
+            response=lambda position: response_of(self.responses.body(position)),
+            log_probability=(lambda position: score_of(self._scores.body(position))) if self._wanted.scores else None,
+            labels=None if reader is None else (label_column(config), reader),
+            typed=self._wanted.output is not None and self._wanted.output.suffix == ".parquet",
+        )
+
+    def _summary(self, counts: Counts) -> dict[str, Any]:
+        sittings = self._sittings if self._job is None else self._job.sittings()
+        return summary_of(counts, self._asked.ledger, sittings, device=str(self._session.device))
+
+    def _result(
+        self, seconds: float, summary: dict[str, Any], ledger: Path | None, frame: Callable[[], pd.DataFrame]
+    ) -> PredictResult:
+        entries = self._asked.ledger.left_out()
+        columns = {"row": [entry.key for entry in entries], "reason": [entry.event for entry in entries]}
+        return PredictResult(
+            output=self._wanted.output,
+            ledger=ledger,
+            summary=summary,
+            seconds=seconds,
+            left_out=pd.DataFrame({**columns, "why": [entry.why for entry in entries]}),
+            read_predictions=frame,
+        )
+
+    def _frame_of_job(self) -> pd.DataFrame:
+        """The predictions once more, from the job's journals."""
+        assert self._job is not None
+        with self._job.reopened() as (responses, scores):
+            held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
+            return held.result(0.0).predictions
+
+
+@contextmanager
+def _interruption_told(work: _Work) -> Iterator[None]:
+    """Say, after Ctrl-C, how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise interruption(
+            Problem(
+                what=f"stopped after {format_count(work.responses.num_done, 'row')}",
+                fix="continue with --resume, in Python with resume=True",
+            )
+        ) from None
+
+
+def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> AskedPrompts:
+    """The prompts of the rows that can be responded to; of the others it is said, and stands in the ledger, why not."""
+    columns = [_response_column(session), *([label_column(session.config)] if label_reader(session.config) else [])]
+    require_free_names(source, columns, with_scores=wanted.scores)
+    prompts = prompts_of(source, session.config, session.encoder, only=wanted.split)
+    keep: Keep = "last" if wanted.on_overlong == "truncate_left" else "first"
+    kept = continuable(prompts.rows, session, source, split=wanted.split, keep=keep)
+    ledger = prompts.ledger.with_more(kept.entries)
+    if wanted.is_unnamed:
+        say(_own_data(source, session, wanted.split, num_rows=len(kept.prompts)))
+    for line in [*notes, *prompts.notes, *ledger.summary()]:
+        say(line)
+    if wanted.split != "full":
+        require_rows(kept.prompts, wanted.split, source)
+    return AskedPrompts(
+        source=source,
+        prompts=kept.prompts,
+        ledger=ledger,
+        keys=row_keys(source, kept.prompts.keys, column=wanted.key),
+        hashes=np.fromiter((prompt_hash(row.input_ids) for row in kept.prompts), np.uint64, count=len(kept.prompts)),
+    )
+
+
+def _own_data(source: Source, session: Session, split: str, *, num_rows: int) -> Note:
+    """Which rows are predicted where nobody named a data set."""
+    part = "all splits" if split == "full" else f"the split {split}"
+    trained = (
+        " those that it trains on among them"
+        if session.config.trainer.type != "none" and split in ("full", "train")
+        else ""
+    )
+    told = (
+        f"no data set was named (--dataset, in Python dataset=…): {num_rows:,} rows of {source.name} are predicted, "
+        f"{part} of the configuration's own data{',' if trained else ''}{trained}"
+    )
+    return warning(told, topic="rows")
+
+
+def _with_day_of_job(session: Session, wanted: Wanted) -> Session:
+    """The session with the day on which a job was begun that is gone on with, where its chat template asks for one."""
+    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
+    if wanted.output is None or not wanted.resume or not was_chosen or session.config.chat is None:
+        return session
+    day = job_settings(wanted.output).get("chat.date")
+    if day is None:
+        return session
+    chat = session.config.chat.model_copy(update={"date": day})
+    return replace(session, config=session.config.model_copy(update={"chat": chat}))
+
+
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count:,} rows are"
+
+
+def _response_column(session: Session) -> str:
+    return f"{session.config.answer_name}_response"
+
+
+_A_FEW = 8  # prompts
+
+
+class Generation:
+    """An engine about to respond. `about`: what to know of it, beforehand and, with more in it, afterwards."""
+
+    def __init__(self, weights: Callable[[], LLM], session: Session, prompts: TokenRows, *, say: Say) -> None:
+        """weights: loads the model, where the engine does not do that itself."""
+        self._engine: Engine
+        self._budget: Budget | None = None
+        self._say = say
+        self._meter = peak_meter(session.device)
+        if session.config.generation.engine == "vllm":
+            rows = rows_by_hand(session.config)
+            self._engine = vllm_engine(session, rows=rows)
+            self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": rows}
+            return
+        planned = planned_engine(weights(), session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
+        self._engine, plan = planned.engine, planned.plan
+        self._budget = plan.budget
+        say(status("generating"))
+        self.about = {
+            "engine": self._engine.name,
+            "rows_at_once": plan.rows_at_most,
+            "predicted_peak_bytes": plan.total_bytes,
+            "plan": plan.as_dict(),
+        }
+
+    def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: Callable[[int], None]) -> float:
+        """Respond to the rows that are not done, and note each as it ends. Returns the seconds.
+
+        measures: note the peak of memory, too, for which garbage is collected first: a fifth of a second.
+        on_batch: told how many more rows are done.
+        """
+        to_do = done.to_do()
+
+        def keep(finished: Sequence[Finished]) -> None:
+            positions = [int(to_do[each.position]) for each in finished]
+            done.add(positions, [response_bytes(each.response) for each in finished])
+            on_batch(len(finished))
+
+        if measures:
+            self._meter.begin()
+        started = time.perf_counter()
+        self._engine.run(prompts.take(to_do), on_finished=keep)
+        seconds = time.perf_counter() - started
+        peak_bytes = self._meter.peak_bytes() if measures else None
+        self.about["measured_peak_bytes"] = peak_bytes
+        if self._budget is not None and peak_bytes is not None and peak_bytes > self._budget.limit_bytes:
+            limit = f"{format_bytes(self._budget.limit_bytes)} ({self._budget.limit_reason})"
+            self._say(f"memory: {format_bytes(peak_bytes)} were taken at the peak, more than {limit}")
+        if isinstance(self._engine, SlotsEngine):
+            passes = self._engine.statistics
+            self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}
+        return seconds
+
+
+def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_batch: Callable[[int], None]) -> list[str]:
+    """Return the model's text for each of at least one prompt; a few are answered before a plan would be made.
+
+    Where there is a budget to keep to, they are planned, too.
+    """
+    if len(prompts) > _A_FEW or session.config.memory.budget != "auto":
+        engine = planned_engine(llm, session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller))).engine
+    else:
+        rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
+        engine = engine_by_hand(llm, session, batch_rows=said(rows, say))
+    say(status("generating"))
+    texts: list[str] = respond(engine, session, prompts, on_batch=on_batch)["response"].tolist()
+    return texts
+
+
+def score_missing(
+    llm: LLM, session: Session, prompts: TokenRows, responses: DoneRows, scores: DoneRows, *, say: Say
+) -> None:
+    """Score the responses that have no score, in the batches that all of them would be scored in.
+
+    Where memory.budget, or what memory is left, does not hold such a batch, it is cut as an evaluation's is.
+    """
+    is_missing = np.zeros(len(prompts), dtype=np.bool_)
+    is_missing[scores.to_do()] = True
+    rows = rows_to_score(prompts, lambda position: response_of(responses.body(position)))
+    at_once = batches_for(session, [rows], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
+    for positions in score_batches(rows.lengths):
+        if not is_missing[positions].any():
+            continue
+        found = score_rows(
+            llm.model,
+            rows.take(positions),
+            pad_id=session.encoder.pad_id,
+            batch_rows=at_once,
+            device=llm.device,
+            precision=llm.precision,
+            head=llm.head,
+        )
+        new = is_missing[positions]  # a score that is there stays, to the bit
+        scores.add(positions[new].tolist(), [score_bytes(-loss) for loss in found.loss[new].tolist()])

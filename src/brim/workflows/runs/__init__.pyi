@@ -1,0 +1,19 @@
+from .files import (
+    _KERNELS as _KERNELS,
+    _PLANNED as _PLANNED,
+    _SIZES as _SIZES,
+    RunNotes as RunNotes,
+    card_apart as card_apart,
+    local_name as local_name,
+    with_trained_weights as with_trained_weights,
+    write_card as write_card,
+    write_head as write_head,
+)
+from .results import (
+    Comparison as Comparison,
+    EvaluateResult as EvaluateResult,
+    ExportResult as ExportResult,
+    PredictResult as PredictResult,
+    TrainResult as TrainResult,
+    steps_in_words as steps_in_words,
+)

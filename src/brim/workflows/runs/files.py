@@ -1,0 +1,288 @@
+"""Write what a run's folder holds beside its logs and weights.
+
+These are its configuration, plan, environment, ledger and model card.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import brim
+from brim.config import Choice, dump, mask_text, template_with_task
+from brim.config.schema import Config
+from brim.data import Prepared
+from brim.data.read import Source
+from brim.models import device_name
+from brim.notes import Note, Say, is_told
+from brim.session import Session
+from brim.storage import write_text, writing
+from brim.train import Checkpoint, RunFolder, RunLength, TrainState, write_environment
+from brim.units import format_count
+
+
+def write_head(
+    run: RunFolder,
+    session: Session,
+    prepared: Prepared,
+    length: RunLength,
+    planned: Mapping[str, Any],
+    *,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """What the folder holds from the start on."""
+    rows = prepared.splits["train"]
+    plan = {
+        "total_steps": length.total_steps,
+        "total_samples": length.total_samples,
+        "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
+        "tokens_per_epoch": int(rows.lengths.sum()),
+        "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
+        "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
+        **planned,
+        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in in_order(session.choices)],
+    }
+    _write(run.plan, json.dumps(plan, indent=1) + "\n")
+    _write(run.config, dump(session.config))
+    if checkpoint is None or not run.environment.exists():
+        with writing(run.environment.name, run.environment):
+            write_environment(run, device=device_name(session.device))
+    prepared.ledger.write(run.ledger)
+
+
+def write_card(
+    run: RunFolder,
+    session: Session,
+    source: Source,
+    *,
+    rows: Mapping[str, int],
+    metrics: Mapping[str, Mapping[str, float]],
+    state: TrainState,
+) -> None:
+    """The model card. rows: of each split. metrics: of the splits that were evaluated in the end."""
+    facts = CardFacts(
+        base_model=session.folder.name,
+        dataset=Path(source.name).name,
+        rows=rows,
+        metrics=metrics,
+        state=state,
+        version=brim.__version__,
+    )
+    _write(run.card, model_card(session.config, facts))
+
+
+def with_trained_weights(config: Config, run: RunFolder) -> Config:
+    """Return a run's configuration with what it has learned in place of what it started from.
+
+    One that has no adapter, of a run that trained one, asks for the base model: it is returned as it is.
+    """
+    weights, adapter = str(run.model.resolve()), config.adapter
+    if not (run.model / "adapter_config.json").is_file():
+        return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})
+    if adapter is None:
+        return config
+    trained = adapter.model_copy(update={"pretrained_adapter_weights": weights})
+    return config.model_copy(update={"adapter": trained})
+
+
+class RunNotes:
+    """Passes on what is said, and keeps every note in the run's folder, whatever is shown of it."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._said: list[str] = []
+        self._path: Path | None = None
+
+    def __call__(self, line: str) -> None:
+        self._say(line)
+        if is_told(line):
+            self._said.append(line)
+            self._append()
+
+    def keep_in(self, run: RunFolder, *, step: int) -> None:
+        """Write what was said so far, and from now on each note; those of an earlier start stay above."""
+        begins = f"after step {step:,}" if step else "from the start"
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._said.insert(0, f"# brim {brim.__version__}, {now}, {begins}")
+        self._path = run.notes
+        self._append()
+        self._say(Note(str(run.notes), kind="rest"))
+
+    def _append(self) -> None:
+        if self._path is None:
+            return
+        with writing(self._path.name, self._path), self._path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{mask_text(line)}\n" for line in self._said)
+        self._said = []
+
+
+def _write(path: Path, text: str) -> None:
+    with writing(path.name, path):
+        write_text(path, text)
+
+
+_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")  # as they are chosen, one after the other
+
+
+_PLANNED = ("trainer.enable_gradient_checkpointing",)
+
+
+_SIZES = ("trainer.epochs", "trainer.effective_batch_size")
+
+
+def in_order(choices: Sequence[Choice]) -> list[Choice]:
+    """As a run makes them that is not stopped: those that only a plan or the model could make come last."""
+    late = (*_SIZES, *_PLANNED, *_KERNELS)
+    return sorted(choices, key=lambda choice: late.index(choice.key) if choice.key in late else -1)
+
+
+_SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """What the card tells beside the configuration."""
+
+    base_model: str
+    dataset: str
+    rows: Mapping[str, int]  # by split
+    metrics: Mapping[str, Mapping[str, float]]  # by split, of the exported weights
+    state: TrainState
+    version: str
+
+
+def model_card(config: Config, facts: CardFacts) -> str:
+    """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
+    kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
+    prompt = template_with_task(config)
+    if config.chat is not None:
+        prompt = "conversations, written out by the tokenizer's chat template"
+    elif prompt is None:
+        prompt = f"{{{config.input_features[0].name}}}"
+    fence = _fence(prompt)
+    return "\n".join(
+        [
+            "---",
+            *_front_matter(config, facts),
+            "---",
+            "",
+            f"# {kind} on {_base_name(facts.base_model)}",
+            "",
+            f"Trained with brim {facts.version} on `{facts.dataset}`: "
+            f"{format_count(facts.state.step, 'step')}, {format_count(facts.state.consumed_samples, 'sample')}, "
+            f"{format_count(facts.state.num_supervised_tokens, 'supervised token')}.",
+            "The weights are those of step "
+            f"{facts.state.best_step if facts.state.best_step is not None else facts.state.step:,}.",
+            "",
+            "## Figures",
+            "",
+            *_metrics_table(facts),
+            "",
+            f"Loss is the mean cross-entropy in nats over {_learned(config)}.",
+            "",
+            "## Prompt",
+            "",
+            f"{fence}text",
+            prompt,
+            fence,
+            "",
+            _SETTINGS,
+            "",
+        ]
+    )
+
+
+def card_apart(card: str | None, config: Config, *, packages: Mapping[str, str], merge: str | None = None) -> str:
+    """A card for a folder that leaves the run: the settings and versions that stood beside it stand in it.
+
+    card: the run's own, with what its owner may have changed; None where there is none. packages: versions by name.
+    merge: what is to be said of an adapter that is part of the weights now.
+    """
+    text = card if card is not None else _card_without_run(config)
+    if merge is not None:
+        text = text.replace("library_name: peft\n", "library_name: transformers\n", 1)
+        text = text.replace("\n# LoRA adapter on ", "\n# LoRA adapter merged into ", 1)
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version != "not installed")
+    settings = dump(config.model_copy(update=_names_for_paths(config)))
+    fence = _fence(settings)
+    lines = [text.replace(f"{_SETTINGS}\n", "").rstrip(), ""]
+    if merge is not None:
+        lines += ["## Merge", "", merge, ""]
+    lines += ["## Settings", "", "Paths are shortened to names.", "", f"{fence}yaml", settings.rstrip(), fence, ""]
+    if versions:
+        lines += [f"Versions: {versions}.", ""]
+    return "\n".join(lines)
+
+
+def local_name(name: str) -> str:
+    """A path of this machine by its last part; a Hub id, and what is no path, as it is."""
+    path = Path(name).expanduser()
+    return path.resolve().name if path.is_absolute() or path.exists() else name
+
+
+def _card_without_run(config: Config) -> str:
+    kind = "LoRA adapter" if config.adapter is not None else "Model"
+    library = "peft" if config.adapter is not None else "transformers"
+    hub = [] if local_name(config.base_model) != config.base_model else [f"base_model: {config.base_model}"]
+    front = [f"library_name: {library}", *hub, "pipeline_tag: text-generation", "tags: [brim]"]
+    return "\n".join(["---", *front, "---", "", f"# {kind} on {local_name(config.base_model)}", ""])
+
+
+def _names_for_paths(config: Config) -> dict[str, object]:
+    """What tells nothing of the machine in place of the keys that hold paths."""
+    update: dict[str, object] = {"base_model": local_name(config.base_model)}
+    if config.dataset is not None:
+        files = (config.dataset,) if isinstance(config.dataset, str) else config.dataset
+        names = tuple(map(local_name, files))
+        update["dataset"] = names[0] if len(names) == 1 else names
+    if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
+        name = local_name(config.adapter.pretrained_adapter_weights)
+        update["adapter"] = config.adapter.model_copy(update={"pretrained_adapter_weights": name})
+    if config.chat is not None and config.chat.template is not None:
+        update["chat"] = config.chat.model_copy(update={"template": local_name(config.chat.template)})
+    retrieval = config.prompt.retrieval
+    if retrieval is not None and retrieval.model_name is not None:
+        named = retrieval.model_copy(update={"model_name": local_name(retrieval.model_name)})
+        update["prompt"] = config.prompt.model_copy(update={"retrieval": named})
+    return update
+
+
+def _fence(text: str) -> str:
+    """What encloses a text that may hold fences of its own: one backtick more than the longest of them."""
+    return "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+
+
+def _front_matter(config: Config, facts: CardFacts) -> list[str]:
+    lines = ["library_name: peft" if config.adapter is not None else "library_name: transformers"]
+    if not Path(facts.base_model).is_absolute():
+        lines.append(f"base_model: {facts.base_model}")
+    return [*lines, "pipeline_tag: text-generation", "tags: [brim]"]
+
+
+def _base_name(base_model: str) -> str:
+    return Path(base_model).name if Path(base_model).is_absolute() else base_model
+
+
+def _learned(config: Config) -> str:
+    if config.chat is None:
+        return "the tokens of the answer and its end"
+    turns = "each of the assistant's turns" if config.chat.supervise == "all" else "the assistant's last turn"
+    return f"the tokens of {turns} and its end"
+
+
+def _metrics_table(facts: CardFacts) -> list[str]:
+    lines = ["| split | rows | loss | perplexity | token accuracy |", "| --- | ---: | ---: | ---: | ---: |"]
+    for split, num_rows in facts.rows.items():
+        metrics = facts.metrics.get(split)
+        figures = (
+            f"{metrics['loss']:.4f} | {metrics['perplexity']:.3f} | {metrics['token_accuracy']:.4f}"
+            if metrics
+            else "– | – | –"
+        )
+        lines.append(f"| {split} | {num_rows:,} | {figures} |")
+    return lines

@@ -1,0 +1,397 @@
+"""Bring a plan to the device: try the most demanding micro-batch once, and set the partition by it.
+
+Micro-batches of real rows are tried on the local device as in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from brim.batching import (
+    AddressSpacePeak,
+    ByLength,
+    ByRows,
+    Costs,
+    Counts,
+    Cutter,
+    MicroBatch,
+    Probe,
+    Prober,
+    Search,
+    Shape,
+    find_batch_size,
+    free_caches,
+    gradients_at_hand,
+    no_trace,
+    peak_meter,
+    standing_for,
+)
+from brim.config.schema import FinetuneTrainer
+from brim.errors import OutOfMemoryError, Problem
+from brim.memory import Budget, budget_of
+from brim.memory.closed_form import Trained, optimizer_of, optimizer_state
+from brim.models import LLM
+from brim.notes import Say
+from brim.planning import (
+    Candidate,
+    PlanRequest,
+    TimeSource,
+    TrainingPlan,
+    bounded,
+    corrected,
+    cut_anew,
+    epoch,
+    rows_of_shape,
+    seconds_in_words,
+    uncorrected,
+    with_phases,
+)
+from brim.planning.costs import fit_time, shapes_to_time, time_shapes
+from brim.train import MicroBatchPass
+from brim.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """How the run will cut its batches, and what was tried."""
+
+    cutter: Cutter
+    request: PlanRequest  # with the effective batch that a search has found, where one was to
+    plan: TrainingPlan | None  # as it is after what was tried
+    probes: tuple[Probe, ...]
+    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
+    told: str  # one line; empty where nothing is to be told
+
+
+def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id: int, say: Say) -> Launched:
+    """Prove the plan on the device at hand. Weights, gradients, random states and caches are left as they were.
+
+    plan: None where the architecture cannot be traced: then sizes are tried out.
+    Raises OutOfMemoryError when a row alone runs out of memory.
+    """
+    state_bytes = counted_state_bytes(request.trainer, llm.model) if plan is None else plan.state_bytes
+    trial = Trial(request, llm, pad_id, state_bytes=state_bytes)
+    trainer, costs = request.trainer, None if plan is None else plan.costs
+    if trainer.batch_size != "auto":
+        assert request.task.fixed_rows is not None, "as the configuration says"
+        cutter = ByRows(max_rows=request.task.fixed_rows)
+        return Launched(cutter=cutter, request=request, plan=plan, probes=(), told="")
+    if plan is None or costs is None or trainer.batch_search != "predict":
+        how: Search = "linear" if trainer.batch_search == "predict" else trainer.batch_search
+        return _searched(how, plan, request, trial)
+    return _proven(plan, costs, request, trial, say)
+
+
+def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> Launched:
+    """The widest micro-batch of the plan is tried, and where it runs out of memory that of a lower cap; then timed.
+
+    Measured times may ask for wider ones, which are then tried, too.
+    """
+    assert plan.chosen is not None, "it has costs"
+    proof = _Proof(request, trial, say, costs=costs, cap_bytes=plan.chosen.cap_bytes)
+    if not plan.is_ample:
+        proof.cap_bytes = _cap_now(proof.cap_bytes, costs, request, trial, say)
+        proof.extend()
+    timed, told_time = _timed(plan, proof.costs, proof.cap_bytes, request, trial)
+    source: TimeSource = plan.chosen.time_source if timed is None else "measured"
+    proof.costs = timed or proof.costs
+    chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
+    if not replace(plan, chosen=chosen).is_ample:
+        proof.extend()
+        chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
+    plan = _taking(plan, replace(chosen, time_source=source), proof.costs, request)
+    if timed is not None:
+        told_time += f", by which the run takes {seconds_in_words(plan)}"
+    return Launched(
+        cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
+        request=request,
+        plan=plan,
+        probes=tuple(proof.probes),
+        measured=tuple(proof.measured),
+        told=f"{proof.told}; {told_time}",
+    )
+
+
+def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> int:
+    """The cap, less what has come into the process since it was planned: code, threads and their arenas.
+
+    On a CPU alone, where all of it is taken from the same memory. The longest row is left to be tried alone.
+    """
+    if not request.device.is_cpu:
+        return cap_bytes
+    trial.warm_up()
+    importlib.import_module("torch._dynamo")  # an optimizer's first update would
+    free_caches()
+    left_bytes = budget_of(request.config.memory, request.device, is_at_hand=True).reserved_bytes + trial.held_bytes
+    if left_bytes >= cap_bytes:
+        return cap_bytes
+    now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
+    if epoch(request.task, costs, cap_bytes=cap_bytes).widest.peak_bytes > now_bytes:
+        say(
+            f"{format_bytes(cap_bytes - left_bytes)} of what was planned with are taken by the process itself since: "
+            f"micro-batches are cut to {format_bytes(now_bytes)}"
+        )
+    return now_bytes
+
+
+def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs, request: PlanRequest) -> TrainingPlan:
+    """The plan with what the device has shown of the way that it takes."""
+    candidates = tuple(chosen if each == plan.chosen else each for each in plan.candidates)
+    return with_phases(replace(plan, chosen=chosen, candidates=candidates, costs=costs), request)
+
+
+class _Proof:
+    """What has been tried of a plan, and what its costs and its cap are since."""
+
+    def __init__(self, request: PlanRequest, trial: Trial, say: Say, *, costs: Costs, cap_bytes: int) -> None:
+        self._request, self._trial, self._say = request, trial, say
+        self.costs, self.cap_bytes = costs, cap_bytes
+        self.probes: list[Probe] = []
+        self.measured: list[tuple[int, Probe]] = []
+        self._widest: Shape | None = None  # that ran and fitted
+
+    def extend(self) -> None:
+        """Try the widest micro-batch, where none that takes as much has run; a lower cap where it does not fit."""
+        while (widest := self._untried()) is not None:
+            probe = self._trial.probe(widest.rows, widest.padded_length)
+            self.probes.append(probe)
+            if probe.outcome == "fits":
+                self._widest = widest
+                self.measured.append((uncorrected(self.costs, widest.peak_bytes), probe))
+                self._correct(probe, widest.peak_bytes)
+                continue
+            self.cap_bytes = _lowered(self.costs, self.cap_bytes, widest, self._request)
+            self._say(
+                f"{widest.rows:,} × {widest.padded_length:,} tokens ran out of memory when they were tried: "
+                f"micro-batches are cut to {format_bytes(self.cap_bytes)}"
+            )
+
+    def _correct(self, probe: Probe, predicted_bytes: int) -> None:
+        """Take a probe into the costs; a row that ran, or is smaller than what ran, is not refused for it."""
+        longest = self._request.task.longest
+        self.costs = corrected(self.costs, probe, predicted_bytes)
+        alone_bytes = float(self.costs.peak_bytes(1, longest))
+        if alone_bytes > self.cap_bytes:
+            self._say(
+                f"by what was measured, the longest row ({longest:,} tokens) takes {format_bytes(round(alone_bytes))} "
+                f"alone, more than the {format_bytes(self.cap_bytes)} that the plan leaves for it: rows go one by one"
+            )
+            self.costs = replace(self.costs, scale=self.costs.scale_to(self.cap_bytes, length=longest))
+
+    @property
+    def told(self) -> str:
+        """What was tried, for people."""
+        if self._widest is None:
+            return "not tried before the first step, since it needs less than half of the memory"
+        return f"{self._widest.rows:,} × {self._widest.padded_length:,} tokens ran and fitted ({_tried(self.probes)})"
+
+    def _untried(self) -> Shape | None:
+        widest = epoch(self._request.task, self.costs, cap_bytes=self.cap_bytes).widest
+        if self._widest is None:
+            return widest
+        proven_bytes = float(self.costs.peak_bytes(self._widest.rows, self._widest.padded_length))
+        return widest if widest.peak_bytes > np.ceil(proven_bytes) else None
+
+
+def _timed(
+    plan: TrainingPlan, costs: Costs, cap_bytes: int, request: PlanRequest, trial: Trial
+) -> tuple[Costs | None, str]:
+    """The costs with measured times, None where the estimate or an earlier measurement stays; and what to tell."""
+    assert plan.chosen is not None, "it has costs"
+    if plan.chosen.time_source == "measured":
+        return None, "timed by an earlier run"
+    task = request.task
+    timing = shapes_to_time(
+        task.lengths,
+        costs=costs,
+        cap_bytes=cap_bytes,
+        most_rows=task.effective_batch_size,
+        run_s=plan.least_seconds,
+    )
+    if not timing.shapes:
+        return None, f"time {timing.reason}"
+    with trial.leaving_no_trace():
+        samples = time_shapes(timing, trial.run_shape, trial.clock, predicted=costs.time)
+    fit = fit_time(samples, costs.time)
+    seconds = fit.surface(shortest=int(task.lengths.min()), longest=task.longest, most_rows=task.effective_batch_size)
+    told = f"timed {len(samples)} shapes of micro-batches, the model is off by {fit.relative_error:.0%}"
+    return replace(costs, time=seconds), told
+
+
+def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) -> int:
+    """As within a run; but the run begins with it, and is not to rise above it."""
+    cutter = ByLength(costs=costs, cap_bytes=cap_bytes)
+    micro_batch = MicroBatch(
+        rows=np.arange(failed.rows), padded_length=failed.padded_length, peak_bytes=failed.peak_bytes
+    )
+    alone_bytes = int(np.ceil(costs.peak_bytes(1, request.task.longest)))
+    if cutter.lower(micro_batch) is None or alone_bytes >= failed.peak_bytes:
+        position = rows_of_shape(request.rows.lengths, rows=1, tokens=failed.padded_length)[0]
+        raise OutOfMemoryError(
+            Problem(
+                what=f"row {int(request.rows.keys[position])} ({failed.padded_length:,} tokens) ran out of memory "
+                "alone, when it was tried before the first step; it was predicted to take "
+                f"{format_bytes(failed.peak_bytes)}",
+                fix="`brim plan` shows what would help; is something else on the device?",
+            )
+        )
+    return max(cutter.cap_bytes, alone_bytes)  # the longest row will be tried, and then it is known
+
+
+def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: Trial) -> Launched:
+    """The most of the longest rows that run together; without a memory model, of any rows.
+
+    Where the memory is to size the effective batch, it is of so many.
+    """
+    task = request.task
+    most = task.effective_batch_size
+    if request.is_sized_by_memory:
+        most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
+    budget = budget_of(request.config.memory, request.device, is_at_hand=True) if plan is None else plan.budget
+    found = find_batch_size(
+        lambda size: trial.probe_size(size, task.longest),
+        how=how,
+        most=most,
+        limit_bytes=trial.limit_bytes(budget),
+    )
+    told = f"{how}: {found.size} of the longest rows, {task.longest:,} tokens, fit together; {_tried(found.probes)}"
+    if request.is_sized_by_memory:
+        request = bounded(request, found.size)
+        task = request.task
+    if plan is None or plan.costs is None:
+        cutter = ByRows(max_rows=found.size)
+        return Launched(cutter=cutter, request=request, plan=plan, probes=found.probes, told=told)
+    assert plan.chosen is not None, "it has costs"
+    chosen, costs = plan.chosen, plan.costs
+    plan = replace(plan, effective_batch_size=request.length.largest_size, total_steps=request.length.total_steps)
+    cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
+    plan = _taking(plan, cut_anew(chosen, task, costs, costs, cap_bytes=cap_bytes), costs, request)
+    length_cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
+    return Launched(cutter=length_cutter, request=request, plan=plan, probes=found.probes, told=told)
+
+
+def _tried(probes: Sequence[Probe]) -> str:
+    number = len(probes)
+    failed = sum(probe.outcome != "fits" for probe in probes)
+    return f"{number} probe{'s' * (number != 1)}" + (f", {failed} of them out of memory" if failed else "")
+
+
+class Trial:
+    """Micro-batches of real rows as in the midst of a step: gradients at hand, ballast for the optimizer's state."""
+
+    def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
+        self._lengths, self._num_supervised = request.rows.lengths, request.rows.num_supervised
+        self._llm, self._state_bytes = llm, state_bytes
+        self._is_warm = False
+        self._pass = MicroBatchPass(
+            model=llm.model,
+            head=llm.head,
+            rows=request.rows,
+            pad_id=pad_id,
+            device=llm.device,
+            precision=llm.precision,
+            scaler=torch.amp.GradScaler(llm.device.type, enabled=False),
+            row_dropout=llm.row_dropout,
+        )
+
+    def probe(self, rows: int, tokens: int) -> Probe:
+        """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
+        device = self._llm.device
+        if device.type == "cuda":
+            return self._prober(tokens, counts="allocated")(rows)
+        self.warm_up()
+        meter = peak_meter(device)
+        meter.begin()
+        before_bytes = meter.peak_bytes()
+        probe = self._prober(tokens)(rows)
+        if probe.peak_bytes is None or before_bytes is None:
+            return replace(probe, peak_bytes=None)
+        return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + _held_bytes(self._llm.model))
+
+    def warm_up(self) -> None:
+        """Run the shortest row, once: threads, libraries' buffers and what is imported at first use come with it."""
+        if not self._is_warm:
+            self._prober(int(self._lengths.min()))(1)
+            self._is_warm = True
+
+    @property
+    def held_bytes(self) -> int:
+        """Of weights and buffers."""
+        return _held_bytes(self._llm.model)
+
+    def probe_size(self, rows: int, tokens: int) -> Probe:
+        """Try a shape. Its peak is as the device counts it: what PyTorch reserved, or this process's memory."""
+        return self._prober(tokens)(rows)
+
+    def run_shape(self, rows: int, tokens: int) -> None:
+        """Run a shape that is known to fit. Its gradients stay, as within a step: see `leaving_no_trace`."""
+        self._forward_backward(rows_of_shape(self._lengths, rows=rows, tokens=tokens))
+
+    @contextmanager
+    def leaving_no_trace(self) -> Iterator[None]:
+        """Around many shapes, so that no time goes into it between them."""
+        with no_trace(self._llm.model):
+            yield
+        free_caches()
+
+    def clock(self) -> float:
+        """Seconds, once the device has done what was asked of it."""
+        if self._llm.device.type == "cuda":
+            torch.cuda.synchronize(self._llm.device)
+        return time.perf_counter()
+
+    def limit_bytes(self, budget: Budget) -> int | None:
+        """What a peak may reach, as `probe_size` measures it: what there is, and no more than the budget."""
+        there_bytes = self._prober(2).limit_bytes
+        if there_bytes is None:
+            return None
+        if self._llm.device.type == "cuda":
+            return min(there_bytes, budget.reserved_bytes)
+        if isinstance(peak_meter(self._llm.device), AddressSpacePeak):
+            return there_bytes  # addresses, of which a budget of resident bytes says nothing
+        return min(there_bytes, budget.limit_bytes - budget.margin_bytes)
+
+    def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
+        return Prober(
+            lambda size: self._in_midst_of_step(rows_of_shape(self._lengths, rows=size, tokens=tokens)),
+            model=self._llm.model,
+            device=self._llm.device,
+            num_steps=1,
+            counts=counts,
+        )
+
+    def _in_midst_of_step(self, rows: NDArray[np.intp]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(gradients_at_hand(self._llm.model.parameters()))
+            if self._state_bytes:
+                stack.enter_context(standing_for(self._state_bytes, self._llm.device))
+            self._forward_backward(rows)
+
+    def _forward_backward(self, rows: NDArray[np.intp]) -> None:
+        self._llm.model.train()
+        self._pass(rows, max(int(self._num_supervised[rows].sum()), 1), step=0)
+
+
+def counted_state_bytes(trainer: FinetuneTrainer, model: nn.Module) -> int:
+    """Of the optimizer, in closed form: for a model that cannot be traced."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad and weight.numel()]
+    tensors = [
+        Trained(rows=weight.shape[0] if weight.ndim else 1, columns=weight[:1].numel() if weight.ndim else 1, count=1)
+        for weight in trained
+    ]
+    element_bytes = max((weight.element_size() for weight in trained), default=0)
+    return optimizer_state(optimizer_of(trainer), tensors, element_bytes=element_bytes).num_bytes
+
+
+def _held_bytes(model: nn.Module) -> int:
+    """Of weights and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))

@@ -1,0 +1,203 @@
+"""Plan how a configuration would train on a device with a data set, before anything is loaded (`brim.plan`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from brim.config import Resolution, bounded_by_rows, is_sized_by_memory, load_config, with_effective_rows
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data import Prepared, prepare, slip_notes, with_labels_of_data
+from brim.data.chat import settled_day
+from brim.data.read import Data, read
+from brim.data.tokens import TokenRows, load_encoder, made_up_rows
+from brim.errors import ConfigError, InputError, Problem
+from brim.memory import (
+    MOST_MADE_UP,
+    MOST_TOKENS,
+    Asked,
+    Device,
+    ask,
+    device_at_hand,
+    read_architecture,
+    require_in_context,
+    require_whole,
+)
+from brim.models import ModelFolder, no_library_warnings
+from brim.notes import Say, status
+from brim.planning import PlanRequest, TrainingPlan, plan_run
+from brim.report import listening, show
+from brim.session import Session, choice_notes, with_length_of_labels
+from brim.train import length_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@no_library_warnings()
+def plan(
+    config: str | Path | Mapping[str, Any] | Config,
+    dataset: Data | None = None,
+    *,
+    num_rows: int | None = None,
+    sequence_length: int | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    replan: bool = False,
+    say: Say | None = show,
+) -> TrainingPlan:
+    """What `brim train` would decide: micro-batches, memory and time of each way to run, and the one that is taken.
+
+    Reads the tokenizer, the base model's config.json and the data; loads no weights. dataset: default: the key
+    `dataset`. num_rows, sequence_length: instead of data, so many rows to train on, each of so many tokens; then
+    config.json alone is read. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the
+    device at hand. replan: do not use what earlier plans found out. say: see docs/python.md.
+
+    Raises ConfigError, DataError, ModelError and InputError. A data set with rows that do not fit is no error here: the
+    plan names them, and `chosen` is None.
+    """
+    loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
+    _require_training(loaded.config)
+    data = dataset if dataset is not None else loaded.config.dataset
+    _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
+    if device is None and memory_bytes is None and not torch.cuda.is_available():
+        device = "cpu"
+    with listening(say) as told:
+        asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
+        if num_rows is not None and sequence_length is not None:
+            require_in_context(asked, sequence_length)
+            rows = made_up_rows(np.full(num_rows, sequence_length))
+            unread = f"dataset: {data} is not read; the plan is of {num_rows:,} rows of {sequence_length:,} tokens"
+            notes = [] if data is None else [unread]
+        else:
+            assert data is not None, "required above"
+            told(status("reading the data"))
+            asked, rows, notes = _prepared(asked, data)
+        settled, choices = bounded_by_rows(asked.config, asked.choices, len(rows))
+        for line in [*loaded.notes, *choice_notes(choices), *notes]:
+            told(line)
+        request = _request(
+            settled,
+            rows,
+            folder=asked.folder,
+            architecture=asked.architecture,
+            device=asked.device,
+            is_at_hand=device in (None, "cpu") and memory_bytes is None,
+        )
+        return plan_run(request, every_way=True, replan=replan, say=told).plan
+
+
+def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any] | None = None) -> PlanRequest:
+    """What a run that is about to start here asks of its plan.
+
+    course: of the effective batch, as the run's checkpoint has it; None for a new run.
+    Raises InputError where trainer.batch_increase_function cannot be used.
+    """
+    return _request(
+        session.config,
+        prepared.splits["train"],
+        course=course,
+        folder=session.folder,
+        architecture=read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
+        device=device_at_hand(session.device),
+        is_at_hand=True,
+    )
+
+
+def _request(
+    config: Config,
+    rows: TokenRows,
+    *,
+    folder: ModelFolder,
+    architecture: PretrainedConfig,
+    device: Device,
+    is_at_hand: bool,
+    course: Mapping[str, Any] | None = None,
+) -> PlanRequest:
+    """The request of a run over these rows; where the memory is to size its batch, of the largest that it may be."""
+    assert isinstance(config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
+    is_open = is_sized_by_memory(config.trainer)
+    if is_open:
+        most = min(len(rows), config.trainer.max_batch_size or len(rows))
+        config = with_effective_rows(config, most)
+    assert isinstance(config.trainer, FinetuneTrainer)
+    return PlanRequest(
+        config=config,
+        folder=folder,
+        architecture=architecture,
+        device=device,
+        is_at_hand=is_at_hand,
+        rows=rows,
+        length=length_of(config.trainer, rows, seed=config.random_seed, course=course),
+        has_begun=course is not None,
+        is_sized_by_memory=is_open,
+    )
+
+
+def _prepared(asked: Asked, data: Data) -> tuple[Asked, TokenRows, list[str]]:
+    """Return what is asked with the day of its chat and its labels settled, the rows to train on, and notes."""
+    encoder = load_encoder(asked.folder, trust_remote_code=asked.config.trust_remote_code)
+    chat, _ = settled_day(asked.config.chat, encoder)
+    source = read(data)
+    config, labels = with_labels_of_data(asked.config.model_copy(update={"chat": chat}), source)
+    settled = with_length_of_labels(Resolution(config=config, choices=(*asked.choices, *labels)), encoder)
+    prepared = prepare(source, settled.config, encoder, context_length=asked.folder.context_length)
+    notes = [*slip_notes(asked.config, source), *prepared.notes, *prepared.ledger.summary()]
+    asked = replace(asked, config=settled.config, choices=settled.choices)
+    return asked, prepared.splits["train"], notes
+
+
+def _require_training(config: Config) -> None:
+    if not isinstance(config.trainer, FinetuneTrainer):
+        raise InputError(
+            Problem(
+                what="there is nothing to plan: this configuration does not train",
+                where="trainer.type",
+                fix="set trainer.type: finetune",
+            )
+        )
+
+
+def _require_rows(num_rows: int | None, sequence_length: int | None, *, has_dataset: bool, has_data: bool) -> None:
+    """Refuse data and made-up rows together, half of what made-up rows need, and neither."""
+    sizes = {"--rows": num_rows, "--sequence-length": sequence_length}
+    missing = [flag for flag, value in sizes.items() if value is None]
+    if len(missing) == len(sizes):
+        if not has_data:
+            raise ConfigError(_no_data())
+        return
+    if has_dataset:
+        raise InputError(
+            Problem(
+                what="both a data set and the size of one are given",
+                where="command line",
+                fix="keep --dataset, whose rows are read, or --rows and --sequence-length, which stand for rows",
+            )
+        )
+    if missing:
+        (given,) = sizes.keys() - set(missing)
+        raise InputError(
+            Problem(
+                what=f"{given} is given without {missing[0]}",
+                where="command line",
+                expected="both: so many rows to train on, each of so many tokens",
+                fix=f"add {missing[0]} N",
+            )
+        )
+    require_whole("num_rows", num_rows or 0, most=MOST_MADE_UP)
+    require_whole("sequence_length", sequence_length or 0, least=2, most=MOST_TOKENS)
+
+
+def _no_data() -> Problem:
+    return Problem(
+        what="there is no data set, and a plan depends on how long its rows are",
+        expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+        fix="name a csv, tsv, json, jsonl or parquet file; or, before there is one, say how large it will be with "
+        "--rows N --sequence-length N",
+    )

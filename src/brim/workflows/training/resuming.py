@@ -1,0 +1,318 @@
+"""Find where a run stands that is to be resumed, and check that it may be resumed as it is asked for now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from brim.config import Choice, moves_batch
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data import Prepared
+from brim.data.tokens import TokenRows
+from brim.errors import CheckpointError, ConfigError, OutputError, Problem
+from brim.notes import Say, warning
+from brim.session import Session, with_choices
+from brim.train import (
+    Checkpoint,
+    CheckpointStore,
+    LearningRate,
+    RunFolder,
+    RunLength,
+    TrainState,
+    learning_rate_of,
+    length_of,
+    rows_digest,
+    stopping_of,
+)
+from brim.units import format_count
+from brim.workflows.runs import _KERNELS, _PLANNED, _SIZES
+
+
+def where_it_stands(
+    run: RunFolder, session: Session, prepared: Prepared, *, resume: bool, say: Say
+) -> tuple[Checkpoint | None, TrainState]:
+    """The checkpoint to continue from and its state; a fresh state where there is none."""
+    digest = rows_digest(prepared.splits[split] for split in ("train", "validation"))
+    if not resume:
+        return None, TrainState(rows_digest=digest)
+    checkpoint, refused = CheckpointStore(run.checkpoints).load_newest()
+    for line in refused:
+        say(warning(line, topic="run"))
+    if checkpoint is None:
+        say(warning(f"nothing to continue in {run.path}: the run starts anew", topic="run"))
+        return None, TrainState(rows_digest=digest)
+    state = _state_of(checkpoint)
+    as_before = with_plan_of(as_begun(session, checkpoint, run), checkpoint, run)
+    for line in (*_sizes_kept(session, as_before), *_allowed_changes(as_before.config, checkpoint, run)):
+        say(warning(line, topic="run"))
+    if state.rows_digest != digest:
+        raise OutputError(
+            Problem(
+                what="the training or validation rows are not those that this run was started with",
+                where=str(run.path),
+                expected="the same data, template, limits and tokenizer",
+                fix="restore the data, or train anew into another folder",
+            )
+        )
+    checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
+    say(warning(_goes_on(as_before.config, checkpoint, state, prepared.splits["train"], run), topic="run"))
+    return checkpoint, state
+
+
+def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder) -> str:
+    """Where the run goes on; or that it has ended, and how it is trained for longer."""
+    trainer = config.trainer
+    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    length = length_of(trainer, rows, seed=config.random_seed, course=checkpoint.state["course"])
+    stands = f"after step {state.step:,} ({format_count(state.consumed_samples, 'sample')})"
+    if state.consumed_samples >= length.total_samples:
+        asked = {key: getattr(trainer, key.partition(".")[2]) for key in reversed(_LENGTHS)}
+        key, now = next((key, number) for key, number in asked.items() if number is not None)
+        ended, more = "ended", f"{key}={2 * now}"
+    elif stopping_of(trainer).is_over(state):
+        ended, more = f"was ended early by trainer.early_stop: {trainer.early_stop},", "trainer.early_stop=-1"
+    else:
+        return f"continuing {stands}"
+    return (
+        f"nothing is left to train: the run {ended} {stands}, and its model and figures are written once more; "
+        f"`brim train {run.path} --resume {more}` trains it for longer"
+    )
+
+
+def as_begun(session: Session, checkpoint: Checkpoint | None, run: RunFolder) -> Session:
+    """The session with what the run was begun with, where the configuration leaves it open.
+
+    That is the way to compute loss and attention, of which no other is bit-equal, and how long the run is and how many
+    rows make an update, which the memory or the defaults of another version may have decided. The reasons are those
+    that the run's plan gives, so that it stays as it was written.
+    """
+    return _as_before(session, checkpoint, run, (*_SIZES, *_KERNELS))
+
+
+def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Session:
+    """The session with what the run's own plan chose, where the configuration leaves it open."""
+    return _as_before(session, checkpoint, run, _PLANNED)
+
+
+def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:
+    before = _flat(checkpoint.state["settings"]) if checkpoint is not None else {}
+    now = _flat(session.config.model_dump(mode="json"))
+    unset = tuple(_unset_sizes(session)) if checkpoint is not None else ()
+    keys = [
+        key for key in chosen if key in before and (now[key] == "auto" or (key in unset and now[key] != before[key]))
+    ]
+    reasons = _reasons(run) if keys else {}
+    return with_choices(
+        session,
+        [
+            Choice(key=key, value=before[key], reason=reasons.get((key, before[key]), "as the run was started"))
+            for key in keys
+        ],
+    )
+
+
+def _unset_sizes(session: Session) -> Iterator[str]:
+    """Those of the run's sizes that no key of the configuration decides."""
+    trainer = session.config.trainer
+    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    if "epochs" not in trainer.model_fields_set:
+        yield "trainer.epochs"
+    was_chosen = any(choice.key == "trainer.effective_batch_size" for choice in session.choices)
+    if was_chosen and trainer.batch_size == "auto" and not moves_batch(trainer):
+        yield "trainer.effective_batch_size"
+
+
+def _sizes_kept(session: Session, as_before: Session) -> Iterator[str]:
+    """A line for each size that is the run's own, and not what the configuration of today says."""
+    for choice in as_before.choices:
+        if choice.key in _SIZES and choice not in session.choices:
+            yield str(choice)
+
+
+def _reasons(run: RunFolder) -> dict[tuple[str, Any], str]:
+    """Why each choice of the run's plan was made, by key and value; nothing where the plan is damaged."""
+    try:
+        choices = json.loads(run.plan.read_text(encoding="utf-8"))["choices"]
+        return {(choice["key"], choice["value"]): choice["reason"] for choice in choices}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _state_of(checkpoint: Checkpoint) -> TrainState:
+    saved = checkpoint.state["train"]
+    if saved.keys() != {field.name for field in fields(TrainState)}:
+        raise CheckpointError(
+            Problem(
+                what=f"the checkpoint of step {checkpoint.step} was written by another version of brim",
+                expected="the version in the run's environment.json",
+                fix="install that version, or train anew into another folder",
+            )
+        )
+    return TrainState(**saved)
+
+
+# What a run may be continued with although it was started otherwise: it changes the cut of a batch, the time that
+# something takes or what is done after training, not what a step learns.
+_MAY_CHANGE = (
+    "dataset",  # the data may have moved: its rows are compared, not its path
+    "backend.",
+    "memory.",
+    "generation.",
+    "preprocessing.on_bad_row",  # what is left of the rows is compared, not why
+    "preprocessing.on_overlong",
+    "preprocessing.drop_unlearnable",
+    "preprocessing.max_dropped_fraction",
+    "trainer.batch_size",
+    "trainer.use_maximum_batch_size",
+    "trainer.batch_search",
+    "trainer.gradient_accumulation_steps",
+    "trainer.eval_batch_size",
+    "trainer.enable_gradient_checkpointing",
+    "trainer.chunked_loss",
+    "trainer.early_stop",
+    "trainer.on_nonfinite",
+)
+
+
+# Of a feature: what is left of the rows is compared here, too, and a later version's defaults may be others.
+_OF_ROWS = (".missing_value_strategy", ".fill_value")
+
+
+def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> list[str]:
+    """What has changed since the checkpoint was written. Raises ConfigError for what must not.
+
+    The checkpoint's own settings count, which its digests guard: config.yaml may have been edited, or damaged.
+    """
+    before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    refused = [key for key in changed if not key.startswith((*_MAY_CHANGE, *_LENGTHS)) and not key.endswith(_OF_ROWS)]
+    if refused:
+        raise ConfigError(
+            *(
+                Problem(
+                    what=f"{key} is {_shown(now.get(key))}, but this run was started with {_shown(before.get(key))}",
+                    where=str(run.config),
+                    fix="set it back, or train anew into another folder",
+                )
+                for key in refused
+            )
+        )
+    return [f"{key} is now {_shown(now.get(key))}; it was {_shown(before.get(key))}" for key in changed]
+
+
+_LENGTHS = ("trainer.epochs", "trainer.train_steps", "trainer.train_samples")
+
+
+def _with_length_of(
+    config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder
+) -> Checkpoint:
+    """The checkpoint of a run that is as long as the configuration says now.
+
+    Raises ConfigError where a run that had been started so long would not stand where this one does.
+    """
+    trainer, seed = config.trainer, config.random_seed
+    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
+    changed = [key for key in _LENGTHS if before.get(key) != now[key]]
+    if not changed:
+        return checkpoint
+    if trainer.batch_increase_function is not None:
+        why: str | None = "trainer.batch_increase_function was asked for its epochs alone, and is not asked again"
+    else:
+        started = length_of(trainer, rows, seed=seed, course=checkpoint.state["course"])
+        length = length_of(trainer, rows, seed=seed)
+        why = _why_not(
+            state.consumed_samples,
+            (started, learning_rate_of(trainer, rows, started, seed=seed)),
+            (length, learning_rate_of(trainer, rows, length, seed=seed)),
+            final_size_counts=trainer.batch_beta2_scaling is True,
+        )
+    if why is not None:
+        raise ConfigError(_other_length(changed, before, now, why, config, run))
+    return replace(checkpoint, state={**checkpoint.state, "course": length.course()})
+
+
+def _why_not(
+    consumed: int,
+    was: tuple[RunLength, LearningRate],
+    to_be: tuple[RunLength, LearningRate],
+    *,
+    final_size_counts: bool,
+) -> str | None:
+    """Why a run of another length would not have come to where this one stands; None where it would have, to the bit.
+
+    Every step so far must have had the same rows and the same learning rate.
+    """
+    (started, rate), (length, new_rate) = was, to_be
+    if length.total_samples < consumed:
+        return f"a run of that length ends after {length.total_samples:,} samples, and {consumed:,} are consumed"
+    if final_size_counts and started.schedule.final_size != length.schedule.final_size:
+        return "Adam's second beta depends on the batch with which the run ends (batch_beta2_scaling)"
+    if length.adaptation is not None:
+        is_alike = rate.decay == "constant" and replace(rate, total_samples=length.total_samples) == new_rate
+        ended_early = consumed == started.total_samples and consumed % started.num_rows != 0
+        return None if is_alike and not ended_early else "what it did so far depends on how long it is"
+    steps = zip(started.steps_until(consumed), length.steps_until(consumed), strict=False)
+    for step, (old, new) in enumerate(steps, start=1):
+        if old != new:
+            return (
+                f"update {step:,} took {format_count(old[1], 'row')}, and in a run of that length it takes {new[1]:,}"
+            )
+        samples, num_rows, size = old
+        ours, others = (each(consumed_samples=samples, batch_samples=num_rows, size=size) for each in (rate, new_rate))
+        if ours != others:
+            return (
+                "its learning rate depends on how long it is: that of update "
+                f"{step:,} was {ours:.6g}, and in a run of that length it is {others:.6g}"
+            )
+    return None
+
+
+def _other_length(
+    changed: Sequence[str],
+    before: Mapping[str, object],
+    now: Mapping[str, object],
+    why: str,
+    config: Config,
+    run: RunFolder,
+) -> Problem:
+    """Why the run does not go on with another length, and the command that trains its weights for longer."""
+    what = " and ".join(
+        f"{key} is {_shown(now[key])}, but this run was started with {_shown(before.get(key))}" for key in changed
+    )
+    is_adapted = config.adapter is not None
+    weights = f"{'adapter.pretrained_adapter_weights' if is_adapted else 'base_model'}={run.model}"
+    more = _more(before, now)
+    command = f"brim train {run.config} --output-directory {run.path}-more {weights} {more}"
+    first = "" if run.model.is_dir() else "finish it first, and "
+    return Problem(
+        what=f"{what}; it cannot go on so, since {why}",
+        where=str(run.config),
+        fix=f"set it back; or {first}train its weights further as a run of its own: {command}",
+    )
+
+
+def _more(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """The override that asks for what was to be added."""
+    for key in reversed(_LENGTHS):
+        old, new = before.get(key), now[key]
+        if isinstance(old, int) and isinstance(new, int) and old != new:
+            return f"{key}={max(new - old, 1)}"
+    return "trainer.epochs=1"
+
+
+def _shown(value: object) -> str:
+    """A value as YAML writes it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Values by their dotted keys, those in lists of mappings (features, phases) by their numbers."""
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            value = {str(number): each for number, each in enumerate(value)}
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

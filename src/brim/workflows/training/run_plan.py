@@ -1,0 +1,223 @@
+"""Decide how a run partitions its batches: as it was planned when it began, or as it is planned now."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from brim.batching import Costs, Cutter, Probe, cutter_of
+from brim.data import Prepared
+from brim.errors import InputError
+from brim.memory import UntraceableError, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.models import LLM
+from brim.notes import Note, Say, as_warnings, status, warning
+from brim.planning import (
+    PlanRequest,
+    TrainingPlan,
+    keep,
+    largest_choice,
+    phase_notes,
+    plan_run,
+    remember,
+    require_phases,
+    short_plan,
+    too_long,
+)
+from brim.session import Session, choice_notes, with_choices
+from brim.train import Checkpoint, Peak, RunFolder
+from brim.workflows.training.launch import launch
+from brim.workflows.training.planning import request_of
+from brim.workflows.training.resuming import with_plan_of
+
+# What a plan is made of beside `memory` and the rows, which are the same.
+_KEYS = ("batch_size", "use_maximum_batch_size", "batch_search", "chunked_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What is known before the weights are loaded."""
+
+    session: Session  # with what was chosen
+    request: PlanRequest
+    plan: TrainingPlan | None  # None: the run goes on with the one that it has, or the architecture cannot be traced
+    saved: Mapping[str, Any] | None = None  # what plan.json has of it, where the run goes on
+    cutter: Cutter | None = None  # where the run goes on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run cuts as its checkpoint does."""
+        return self.cutter is not None
+
+    def launched(self, llm: LLM, session: Session, *, say: Say) -> LaunchedRun:
+        """Prove the plan on the device, and keep it for later runs.
+
+        session: with what was chosen when the model was built, too.
+        """
+        if self.cutter is not None and self.saved is not None:
+            return LaunchedRun(cutter=self.cutter, record=self.saved, request=self.request, session=session)
+        say(status("trying the plan on the device"))
+        launched = launch(self.plan, self.request, llm, pad_id=session.encoder.pad_id, say=say)
+        if launched.told:
+            say(Note(f"launch: {launched.told}", kind="detail"))
+        request = launched.request
+        if request is not self.request:
+            chosen = largest_choice(request, found=launched.told)
+            say(warning(str(chosen), topic="run"))
+            session = with_choices(session, [chosen])
+        if launched.plan is not None and launched.plan != self.plan:
+            keep(launched.plan, request, launched.plan.budget, every_way=False, say=say)
+        record = {
+            "plan": None if launched.plan is None else launched.plan.as_dict(),
+            "launch": {"told": launched.told, "probes": [asdict(probe) for probe in launched.probes]},
+        }
+        return LaunchedRun(
+            cutter=launched.cutter,
+            record=record,
+            request=request,
+            session=session,
+            costs=None if launched.plan is None else launched.plan.costs,
+            measured=launched.measured,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRun:
+    """What the loop cuts by, and what the run's folder keeps of it."""
+
+    cutter: Cutter
+    record: Mapping[str, Any]  # for plan.json
+    request: PlanRequest
+    session: Session  # with what could only be chosen once sizes had been tried
+    costs: Costs | None = None
+    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
+
+    def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
+        """Let later plans know what the steps took."""
+        if self.costs is not None:
+            remember(self.request, self.costs, steps, self.measured, device)
+
+
+def plan_of_run(
+    session: Session, prepared: Prepared, run: RunFolder, checkpoint: Checkpoint | None, *, replan: bool, say: Say
+) -> RunPlan:
+    """Go on with the run's own plan where it still holds; else plan.
+
+    Raises InputError naming the rows that do not fit, where micro-batches are cut by length.
+    """
+    request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
+    if request.config.memory.budget != "auto":
+        enforce(budget_of(request.config.memory, request.device, is_at_hand=True), request.device)
+    saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
+    if saved is not None and checkpoint is not None:
+        if saved["plan"] is not None:
+            _settle_heap(TrainingPlan.from_dict(saved["plan"]), request)
+        session, cutter = with_plan_of(session, checkpoint, run), cutter_of(checkpoint.state["cutter"])
+        return RunPlan(session=session, request=request, plan=None, saved=saved, cutter=cutter)
+    try:
+        planned = plan_run(request, every_way=False, replan=replan, say=say)
+    except UntraceableError as error:
+        if request.task.fixed_rows is None:
+            say(Note(f"{error.problems[0].what}; so batch sizes are tried out", kind="plan", topic="plan"))
+        require_phases(request)
+        for line in _without_plan(request):
+            say(warning(line, topic="plan"))
+        return RunPlan(session=session, request=request, plan=None)
+    request = planned.request
+    if planned.plan.chosen is None and request.task.fixed_rows is None:
+        raise InputError(*too_long(planned.plan))
+    heap = _settle_heap(planned.plan, request)
+    told = short_plan(planned.plan, phase_notes=tuple(phase_notes(request)))
+    told += as_warnings(_at_own_risk(planned.plan, request), topic="plan")
+    chosen = choice_notes(planned.choices)
+    for line in [*(line for line in told if line not in chosen), *chosen, *heap]:  # the plan's advice has choices, too
+        say(line)
+    return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
+
+
+def _without_plan(request: PlanRequest) -> Iterator[str]:
+    """What a plan would have told of the phases, and what it would have done about them."""
+    if request.is_sized_by_memory:
+        return  # which the search will tell
+    yield from phase_notes(request)
+    if request.trainer.batch_increase_function is not None and not request.has_begun:
+        yield (
+            "the memory does not bound trainer.batch_increase_function here, since how many rows fit cannot be "
+            "predicted; trainer.max_batch_size does"
+        )
+
+
+def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
+    """Where memory may become scarce, what a CPU frees goes back to the system; where it may not, a note says so.
+
+    The user's own setting wins.
+    """
+    if not request.device.is_cpu or returns_at_once(os.environ):
+        return []
+    if not plan.is_ample:
+        map_large_blocks()
+        return []
+    if request.config.memory.budget != "auto":
+        return []  # `enforce` has seen to it
+    return [
+        Note(
+            "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the "
+            "C library keeps what is freed for the next tensors (memory.budget has it given back, which takes time)",
+            kind="detail",
+            topic="memory",
+        )
+    ]
+
+
+def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
+    """What is told where a number of rows was asked for that is predicted not to fit."""
+    if plan.chosen is not None:
+        return []
+    rows = "row" if request.trainer.batch_size == 1 else "rows"
+    return [
+        f"the run goes on with micro-batches of {request.trainer.batch_size} {rows}, as trainer.batch_size says; "
+        "where memory runs out they are halved. batch_size: auto cuts them so that they fit",
+        *(problem.what for problem in (too_long(plan) if plan.too_long else ())),
+    ]
+
+
+def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:
+    """What plan.json has of the plan, where the checkpoint's cutter may go on with it; None where it is to be made."""
+    before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
+    if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
+        return None
+    if any(now["trainer"][key] != before["trainer"].get(key) for key in _KEYS):
+        return None
+    checkpointing = now["trainer"]["enable_gradient_checkpointing"]
+    if checkpointing not in ("auto", before["trainer"]["enable_gradient_checkpointing"]):
+        return None
+    saved = _saved(run)
+    if saved is None or saved["plan"] is None:
+        return saved
+    device = device_at_hand(session.device)
+    budget = budget_of(session.config.memory, device, is_at_hand=True)
+    needed = TrainingPlan.from_dict(saved["plan"])
+    if needed.budget.device != budget.device:
+        told = f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned anew"
+        say(warning(told, topic="run"))
+        return None
+    if needed.chosen is not None and (needed.chosen.total_bytes or 0) > budget.limit_bytes - budget.margin_bytes:
+        say(warning("there is less memory than when the run was planned, so it is planned anew", topic="run"))
+        return None
+    return saved
+
+
+def _saved(run: RunFolder) -> Mapping[str, Any] | None:
+    """What plan.json has; None where it is damaged, or of a version of brim that planned nothing."""
+    try:
+        plan = json.loads(run.plan.read_text(encoding="utf-8"))
+        if plan["plan"] is not None:
+            read = TrainingPlan.from_dict(plan["plan"])
+            _ = read.is_ample, read.budget.reserved_bytes + 0  # numbers, as far as a run goes by them
+        return {"plan": plan["plan"], "launch": plan["launch"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,385 @@
+"""Train one run, from data to the model folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from brim.config import load_config
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data import Prepared, prepare, slip_notes
+from brim.data.read import Data, Source, read
+from brim.errors import CheckpointError, InputError, Problem
+from brim.infer import summarize
+from brim.models import LLM, load_llm, no_library_warnings, require_trainable, unquantised_experts
+from brim.notes import Say, status, warning
+from brim.planning import batches_for, settings_of
+from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
+from brim.train import (
+    Checkpoint,
+    CheckpointStore,
+    Loop,
+    MetricsLog,
+    Observer,
+    Observers,
+    RunFolder,
+    RunLength,
+    TensorBoardLog,
+    TrainState,
+    build_job,
+    check_run_folder,
+    create_run_folder,
+    export_model,
+    held,
+    restore_weights,
+    states_in_32_bits,
+    stop_request,
+)
+from brim.units import format_count
+from brim.workflows.prediction import scored, template_texts, with_day_of_run
+from brim.workflows.runs import RunNotes, TrainResult, write_card, write_head
+from brim.workflows.training.launch import counted_state_bytes
+from brim.workflows.training.resuming import as_begun, where_it_stands
+from brim.workflows.training.run_plan import plan_of_run
+
+Weights: TypeAlias = Literal["best", "last"]
+
+
+_Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of splits, by name
+
+
+def prepared_for(
+    session: Session, dataset: Data, *, resumed: RunFolder | None, notes: Sequence[str], say: Say
+) -> tuple[Session, Source, Prepared]:
+    """Read and split the data set of a run, and tell what was chosen for it and what became of its rows.
+
+    resumed: the run that is continued. notes: on the configuration, told first.
+    """
+    session = with_dataset(session, dataset)
+    if resumed is not None:
+        session = with_day_of_run(session, resumed)
+    require_trainable(session.config, session.folder)
+    say(status("reading the data"))
+    source = read(dataset)
+    session, slips = with_labels(session, source), slip_notes(session.config, source)
+    prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
+    session = with_rows(session, len(prepared.splits["train"]))
+    for line in [*notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
+        say(line)
+    return session, source, prepared
+
+
+def train_configuration(
+    config: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    dataset: Data | None = None,
+    output_directory: Path,
+    resume: bool,
+    observer: Observer,
+    say: Say,
+    weights: Weights = "best",
+) -> Prepared:
+    """Train as the file says, for a process that is started to do that; return the rows that were prepared.
+
+    dataset: default: the key `dataset`. Raises as `train` does, and what is wrong with the configuration or the data.
+    """
+    loaded = load_config(config, overrides)
+    data = loaded.config.dataset if dataset is None else dataset
+    assert data is not None, "whoever starts the process has checked it"
+    check_run_folder(output_directory, resume=resume)
+    notes = RunNotes(say)
+    session, source, prepared = prepared_for(
+        open_session(loaded.config),
+        data,
+        resumed=RunFolder(output_directory) if resume else None,
+        notes=loaded.notes,
+        say=notes,
+    )
+    train(
+        session,
+        source,
+        prepared,
+        output_directory=output_directory,
+        resume=resume,
+        replan=False,
+        observer=observer,
+        say=notes,
+        weights=weights,
+    )
+    return prepared
+
+
+@no_library_warnings()
+def train(
+    session: Session,
+    source: Source,
+    prepared: Prepared,
+    *,
+    output_directory: Path,
+    resume: bool,
+    replan: bool,
+    observer: Observer,
+    say: RunNotes,
+    weights: Weights = "best",
+) -> tuple[LLM, TrainResult]:
+    """Train as the session's configuration says; the trained model and the run's result.
+
+    weights: those that are exported and evaluated in the end: of the best evaluation, if there was any, or the last.
+    Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
+    KeyboardInterrupt on Ctrl-C (after a checkpoint).
+    """
+    trainer = session.config.trainer
+    assert isinstance(trainer, FinetuneTrainer)
+    if not len(prepared.splits["train"]):
+        raise InputError(Problem(what="no row is left to train on", where=source.name, fix="look at the split's key"))
+    existed = output_directory.exists()
+    run = create_run_folder(output_directory, resume=resume)
+    try:
+        with held(run, resume=resume):
+            return _train_in(
+                run,
+                session,
+                trainer,
+                source,
+                prepared,
+                resume=resume,
+                replan=replan,
+                observer=observer,
+                say=say,
+                weights=weights,
+            )
+    except BaseException:
+        if not existed:
+            with suppress(OSError):  # it holds what was begun
+                run.path.rmdir()
+        raise
+
+
+def _train_in(
+    run: RunFolder,
+    session: Session,
+    trainer: FinetuneTrainer,
+    source: Source,
+    prepared: Prepared,
+    *,
+    resume: bool,
+    replan: bool,
+    observer: Observer,
+    say: RunNotes,
+    weights: Weights,
+) -> tuple[LLM, TrainResult]:
+    """The run itself, in a folder that no other process touches meanwhile."""
+    checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
+    first_step = state.step
+    # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
+    session = as_begun(session, checkpoint, run)
+    planned = plan_of_run(session, prepared, run, checkpoint, replan=replan, say=say)
+    session, llm = _loaded(planned.session, say)
+    launched = planned.launched(llm, session, say=say)
+    session = launched.session
+    write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
+    say.keep_in(run, step=state.step)
+    logs = _Logs(run, checkpoint, observer)
+    score = _scorer(llm, session, trainer, prepared, logs.observers, state, say)
+    store, evaluated = CheckpointStore(run.checkpoints), _evaluated_splits(trainer, prepared)
+    job = build_job(
+        session.config,
+        launched.request.trainer,
+        llm,
+        prepared.splits["train"],
+        length=launched.request.length,
+        cutter=launched.cutter,
+        pad_id=session.encoder.pad_id,
+        evaluate=(lambda: score(evaluated)) if evaluated else None,
+        store=store,
+        observer=logs.observers,
+        sync_logs=logs.sync,
+    )
+    for line in _left_wide(session.config, trainer, llm):
+        say(warning(line, topic="run"))
+    loop = Loop(job, state)
+    torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
+    if checkpoint is not None:
+        store.tidy(state.step, best_step=state.best_step)
+        loop.restore(checkpoint, keep_cutter=planned.goes_on)
+        checkpoint = None  # its tensors would stay in memory for the whole run
+    with logs.open(job.length, state, run, say):
+        seconds = _timed(loop)
+        launched.remember(loop.peaks, llm.device)
+        llm.model.eval()
+        _settle_weights(weights, llm, store, loop.state, say)
+        metrics = score(_splits_of_the_card(trainer, prepared))
+        if "test" in metrics:
+            logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
+    _tell_skipped(loop.state, run, say)
+    _tell_out_of_memory(loop.num_out_of_memory, run, say)
+    result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+    return llm, replace(result, num_new_steps=loop.state.step - first_step)
+
+
+def _exported(
+    run: RunFolder,
+    session: Session,
+    source: Source,
+    prepared: Prepared,
+    llm: LLM,
+    state: TrainState,
+    *,
+    metrics: dict[str, dict[str, float]],
+    seconds: float,
+) -> TrainResult:
+    """Write the model and its card."""
+    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
+    rows = {split: len(rows) for split, rows in prepared.splits.items()}
+    write_card(run, session, source, rows=rows, metrics=metrics, state=state)
+    return TrainResult(
+        output_directory=run.path,
+        num_steps=state.step,
+        best_step=state.best_step,
+        metrics=metrics,
+        num_rows=rows,
+        seconds=seconds,
+        num_left_out=prepared.ledger.num_left_out(),
+    )
+
+
+def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
+    """The model to train, and the session with what was chosen when it was built."""
+    say(status("loading the model"))
+    llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    for line in choice_notes(llm.choices):
+        say(line)
+    return with_choices(session, llm.choices), llm
+
+
+class _Logs:
+    """What a run writes while it goes on, and those who hear of it."""
+
+    def __init__(self, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> None:
+        self._metrics = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
+        self._tensorboard = TensorBoardLog(run.tensorboard)
+        self.observers = Observers([self._metrics, self._tensorboard, observer])
+
+    @contextmanager
+    def open(self, length: RunLength, state: TrainState, run: RunFolder, say: Say) -> Iterator[None]:
+        """While the run goes on from this state."""
+        try:
+            self.observers.start(
+                first_step=state.step, total_steps=length.total_steps, total_samples=length.total_samples
+            )
+            if self._metrics.was_damaged:
+                say(
+                    warning(
+                        f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or "
+                        "lost",
+                        topic="run",
+                    )
+                )
+            yield
+        finally:
+            self.observers.close()
+
+    def sync(self) -> dict[str, Any]:
+        """Bring the logs to the disk; what a checkpoint keeps of them, to know them again."""
+        self._tensorboard.sync()
+        return {"metrics": self._metrics.sync()}
+
+
+def _timed(loop: Loop) -> float:
+    """Train; the seconds that it took."""
+    started = time.perf_counter()
+    with stop_request() as stop:
+        loop.run(stop)
+    return time.perf_counter() - started
+
+
+def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
+    """Leave those in the model that were asked for."""
+    if weights == "best":
+        _take_best(llm, store, state, say)
+    elif state.best_step is not None:
+        state.best_step = state.step
+
+
+def _tell_out_of_memory(num_times: int, run: RunFolder, say: Say) -> None:
+    if num_times:
+        say(
+            f"memory ran out {format_count(num_times, 'time')} in training, which was made up for: "
+            f"each step was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
+        )
+
+
+def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[str]:
+    """A line for each kind of weights or states that stay in more bits than were asked for."""
+    experts = unquantised_experts(llm.model) if config.quantization is not None else None
+    small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
+    yield from filter(None, (experts, small))
+
+
+def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
+    if state.num_skipped:
+        were, their = ("was", "its") if state.num_skipped == 1 else ("were", "their")
+        say(
+            f"{state.num_skipped:,} of {format_count(state.step, 'step')} {were} left out, since {their} loss or "
+            f"gradient was not finite: look for `skipped` in {run.metrics.name}"
+        )
+
+
+def _evaluated_splits(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
+    if trainer.skip_all_evaluation:
+        return ()
+    wanted = ("train", "validation") if trainer.evaluate_training_set else ("validation",)
+    return tuple(split for split in wanted if len(prepared.splits[split]))
+
+
+def _splits_of_the_card(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
+    if trainer.skip_all_evaluation:
+        return ()
+    return tuple(split for split in ("validation", "test") if len(prepared.splits[split]))
+
+
+def _scorer(
+    llm: LLM,
+    session: Session,
+    trainer: FinetuneTrainer,
+    prepared: Prepared,
+    observers: Observers,
+    state: TrainState,
+    say: Say,
+) -> _Score:
+    """Evaluates splits. One limit for all evaluations of the run, planned with the optimizer's state beside them;
+    training has a limit of its own.
+    """
+    names = dict.fromkeys((*_evaluated_splits(trainer, prepared), *_splits_of_the_card(trainer, prepared)))
+    if not names:
+        return lambda splits: {}
+    batches = batches_for(
+        session,
+        [prepared.splits[name] for name in names],
+        llm=llm,
+        beside_bytes=counted_state_bytes(trainer, llm.model),
+        say=say,
+        on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
+    )
+    return lambda splits: {name: summarize(scored(llm, session, prepared.splits[name], batches)) for name in splits}
+
+
+def _take_best(llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
+    """Put the weights of the best evaluation into the model, where they are not the last ones."""
+    if state.best_step is None or state.best_step == state.step:
+        return
+    try:
+        best = store.load_tensors(state.best_step, "model")
+    except CheckpointError as error:
+        say(f"{error.problems[0].what}: the weights of the last step, {state.step:,}, are kept instead of the best")
+        state.best_step = state.step
+        return
+    restore_weights(llm.model, best)
+    say(f"kept the weights of step {state.best_step:,}, the best on the validation rows")

@@ -1,0 +1,522 @@
+"""Check on copies of the user's own run whether an interruption changes anything; the run is only read.
+
+The undisturbed and the disturbed run are made one after the other and compared. A run is checked and copied before it
+is tried. From which step it is tried, and where it is disturbed, is decided from numbers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from brim.config import load_config, require_trust_said_again
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data.read import Data, Files, absolute_files, is_files, named_files, read
+from brim.errors import BrimError, CheckpointError, InputError, OutputError, Problem
+from brim.notes import Say
+from brim.report import listening, show
+from brim.session import dataset_of
+from brim.storage import verified, writing
+from brim.train import CheckpointStore, RunFolder, read_only
+from brim.units import format_bytes, format_count, format_seconds
+from brim.workflows.verify_resume.comparison import (
+    EVERY_STEP,
+    Made,
+    Promise,
+    ResumeProof,
+    compared,
+    compared_logs,
+    promise_of,
+    ran_out_of_memory,
+    records_of,
+)
+from brim.workflows.verify_resume.leg import Ended, Leg, go, relocated
+
+
+def verify_resume(
+    run: str | Path,
+    *,
+    steps: int = 4,
+    from_step: int | None = None,
+    dataset: Files | None = None,
+    overrides: Sequence[str] = (),
+    keep: bool = False,
+    say: Say | None = show,
+) -> ResumeProof:
+    """Go on with copies of a run twice, once without a break and once stopped and killed, and compare.
+
+    run: its folder, finished or not; it is only read. steps: that each copy makes. from_step: after which; default: the
+    newest checkpoint that leaves so many, else the first step. dataset: a file or a saved `datasets` folder; default:
+    the run's own. overrides: as for `brim train RUN --resume`. keep: leave the two in their temporary folder.
+
+    Raises InputError where there is nothing to try, and what the run itself would raise.
+    """
+    started = time.perf_counter()
+    folder = RunFolder(Path(run))
+    require_run(folder)
+    _require_counts(steps, from_step)
+    config = load_config(folder.config, overrides).config
+    require_trust_said_again(config, overrides, folder.config, begins=True)
+    largest = largest_batch(config, folder)
+    with listening(say) as told, _work_folder(keep=keep, say=told) as work:
+        with read_only(folder):
+            start = chosen_start(folder, largest, steps=steps, from_step=from_step, say=told)
+            require_room(folder, work)
+            _require_data(dataset_of(config, dataset))
+            _tell(folder, start, work, asked=steps, say=told)
+            copy_run(folder, start.checkpoint, work / "start")
+        # A run that stops early would leave steps out; what a step learns does not depend on it.
+        trial = Trial(
+            folder,
+            work,
+            start,
+            overrides=(*overrides, "trainer.early_stop=-1"),
+            dataset=None if dataset is None else absolute_files(dataset),
+            say=told,
+        )
+        return replace(trial.proof(), seconds=round(time.perf_counter() - started, 3), folder=work if keep else None)
+
+
+def _require_data(dataset: Data) -> None:
+    """Raise DataError for files that are not there, before anything is tried."""
+    if is_files(dataset):
+        files = named_files(cast(Files, dataset))
+        if not all(Path(file).expanduser().exists() for file in files):
+            read(files)
+
+
+def _require_counts(steps: int, from_step: int | None) -> None:
+    for name, value, least in (("--steps", steps, 1), ("--from-step", from_step or 0, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(
+                Problem(
+                    what=f"{value!r} is no number of steps", where=name, expected=f"a whole number, at least {least}"
+                )
+            )
+
+
+def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> None:
+    """What will be done, and about how long it takes."""
+    begin = f"the checkpoint of step {start.checkpoint:,}" if start.checkpoint else "the start of the run"
+    lead = f", which goes on to step {start.step:,} first" if start.num_leading else ""
+    say(
+        f"{run.path} is only read. From {begin}{lead}: {format_count(start.num_steps, 'step')} without a break, then "
+        "the same with interruptions"
+    )
+    if start.num_steps < asked:
+        say(f"{asked:,} steps were asked for; no more than {start.num_steps:,} left there")
+    seconds = [each["seconds"] for each in records_of(run, after=0, upto=EVERY_STEP) if "learning_rate" in each]
+    mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
+    most_steps = start.num_leading + 3 * start.num_steps
+    _tell_switches(run, start, say)
+    time_told = "" if mean_s is None else f", about {format_seconds(mean_s * most_steps)} of training"
+    say(
+        f"up to {format_count(most_steps, 'step')}{time_told}, in {4 + bool(start.num_leading)} processes that each "
+        f"load the model; up to {format_bytes(MOST_CHECKPOINTS * checkpoint_bytes(run))} in {work}"
+    )
+
+
+def _tell_switches(run: RunFolder, start: Start, say: Say) -> None:
+    """Where the batch size has changed so far, if not in the steps that are tried."""
+    events = records_of(run, after=0, upto=EVERY_STEP)
+    switches = [event["step"] for event in events if event.get("event") == "schedule"]
+    if switches and not any(start.step < step <= start.step + start.num_steps for step in switches):
+        before = max(1, switches[-1] - 2)
+        say(f"the batch size changed elsewhere, last at step {switches[-1]:,}: --from-step {before:,} tries that")
+
+
+@contextmanager
+def _work_folder(*, keep: bool, say: Say) -> Iterator[Path]:
+    """A folder that is gone afterwards, also after Ctrl-C, but where it is to be kept."""
+    work = Path(tempfile.mkdtemp(prefix="brim-verify-resume-"))
+    try:
+        yield work
+    finally:
+        if keep:
+            say(f"both runs, and what their processes said, are kept in {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+class Trial:
+    """The two runs, made one after the other."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        work: Path,
+        start: Start,
+        *,
+        overrides: tuple[str, ...],
+        dataset: str | Sequence[str] | None,
+        say: Say,
+    ) -> None:
+        self._folder, self._work, self._start, self._say = folder, work, start, say
+        self._overrides, self._dataset = overrides, dataset
+        self._num_legs = 0
+
+    def proof(self) -> ResumeProof:
+        """Make both, and compare."""
+        start = self._start
+        if start.num_leading:
+            self._say(f"making step {start.step:,} of the run once more")
+            self._go("start", stop_after=start.step)
+        with writing("a copy of the run", self._work):
+            shutil.copytree(self._work / "start", self._work / "undisturbed")
+            (self._work / "start").rename(self._work / "disturbed")
+        undisturbed = self._undisturbed()
+        self._require_same_rows(undisturbed)
+        records = records_of(undisturbed.run, after=start.step, upto=undisturbed.last_step)
+        made = [record for record in records if _is_step(record)]
+        sizes = _sizes(made)
+        disturbance = choose_disturbance(start.step, sizes, [each.get("num_micro_batches", 0) for each in made])
+        disturbed, killed = self._disturbed(disturbance, last_step=undisturbed.last_step)
+        others = records_of(disturbed.run, after=start.step, upto=undisturbed.last_step)
+        settings = _state_of(undisturbed)["settings"]
+        device = json.loads(undisturbed.run.environment.read_text(encoding="utf-8"))["device"]
+        promise = promise_of(settings, device=device, ran_out_of_memory=ran_out_of_memory([*records, *others]))
+        assert killed.killed_in is not None, "as _disturbed has seen to"
+        return ResumeProof(
+            run=self._folder.path,
+            device=device,
+            precision=settings["precision"],
+            checkpoint_step=start.checkpoint,
+            start_step=start.step,
+            num_steps=undisturbed.last_step - start.step,
+            effective_batch_sizes=tuple(sizes),
+            stopped_after=disturbance.stop_after,
+            killed_in=killed.killed_in,
+            killed_where=killed.killed_where,
+            promise=promise,
+            checks=tuple(compared(undisturbed, disturbed, promise, after=start.step)),
+            own_log=self._own_log(records, promise, upto=undisturbed.last_step),
+            seconds=0.0,
+            folder=None,
+        )
+
+    def _undisturbed(self) -> Made:
+        start = self._start
+        last_step = start.step + start.num_steps
+        steps = f"step {last_step:,}" if start.num_steps == 1 else f"steps {start.step + 1:,} to {last_step:,}"
+        self._say(f"{steps} without a break")
+        ended = self._go("undisturbed", stop_after=last_step)
+        return _made(self._work / "undisturbed", [ended], after=start.step)
+
+    def _disturbed(self, disturbance: Disturbance, *, last_step: int) -> tuple[Made, Ended]:
+        legs, again = [], "the same"
+        if disturbance.stop_after is not None:
+            self._say(f"the same, stopped (Ctrl-C) after step {disturbance.stop_after:,}")
+            legs.append(self._go("disturbed", stop_after=disturbance.stop_after))
+            again = "continued, and"
+        self._say(f"{again} killed (SIGKILL) in step {disturbance.kill_in:,}")
+        killed = self._go("disturbed", stop_after=last_step, kill_in=disturbance.kill_in)
+        if killed.how != "killed":
+            raise BrimError(
+                Problem(
+                    what=f"the run could not be killed in step {disturbance.kill_in:,} or later: none was an update",
+                    where=str(self._folder.path),
+                    fix="try other steps with --from-step",
+                )
+            )
+        self._say(f"continued, to step {last_step:,}")
+        legs += [killed, self._go("disturbed", stop_after=last_step)]
+        return _made(self._work / "disturbed", legs, after=self._start.step), killed
+
+    def _go(self, name: str, *, stop_after: int, kill_in: int | None = None) -> Ended:
+        """One process, in one of the copies. What a user did wrong is told of the run, not of the copy."""
+        self._num_legs += 1
+        run = self._work / name
+        leg = Leg(
+            config=str(self._folder.config),
+            overrides=self._overrides,
+            dataset=self._dataset,
+            run=str(run),
+            told=str(self._work / f"process-{self._num_legs}"),
+            stop_after=stop_after,
+            kill_in=kill_in,
+        )
+        try:
+            return go(leg)
+        except InputError as error:
+            raise relocated(error, run, self._folder.path) from error
+
+    def _require_same_rows(self, undisturbed: Made) -> None:
+        """A run that was begun anew takes any rows: it must be those of the checkpoints."""
+        whole = whole_checkpoints(self._folder, CheckpointStore(self._folder.checkpoints).steps())
+        known = {read_state(self._folder, step)["train"]["rows_digest"] for step in whole}
+        if known and _state_of(undisturbed)["train"]["rows_digest"] not in known:
+            raise OutputError(
+                Problem(
+                    what="the training or validation rows are not those that this run was started with",
+                    where=str(self._folder.path),
+                    expected="the same data, template, limits and tokenizer",
+                    fix="name the file that it was trained on with --dataset",
+                )
+            )
+
+    def _own_log(self, records: Sequence[Mapping[str, Any]], promise: Promise, *, upto: int) -> str:
+        """How the lines that the run itself wrote for these steps compare with those of the undisturbed copy."""
+        own = [each for each in records_of(self._folder, after=self._start.step, upto=upto) if _is_step(each)]
+        steps = {each["step"] for each in own}
+        again = [each for each in records if _is_step(each) and each["step"] in steps]
+        if not own:
+            return "has not come to these steps"
+        wrong = [check for check in compared_logs(own, again, promise) if check.difference is not None]
+        if not wrong:
+            return f"has the same figures for {len(own):,} of these steps"
+        found = wrong[0].difference
+        assert found is not None, "as it was chosen"
+        return (
+            f"differs in {', '.join(check.name for check in wrong)}, first at {found.where}: {found.undisturbed}, now "
+            f"{found.disturbed}. Another machine, version, number of threads, cut or setting explains that; if there "
+            "is none, the copy did not go on as the run did"
+        )
+
+
+def _made(folder: Path, legs: Sequence[Ended], *, after: int) -> Made:
+    tokens: dict[int, set[str]] = {}
+    for step, digest in (seen for leg in legs for seen in leg.tokens):
+        tokens.setdefault(step, set()).add(digest)
+    return Made(
+        run=RunFolder(folder),
+        tokens={step: frozenset(digests) for step, digests in tokens.items() if step > after},
+        last_step=max(tokens),
+    )
+
+
+def _sizes(steps: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Rows of each step; a step that was no update has no line that tells, and is taken for one like the one before."""
+    sizes: list[int] = []
+    for record in steps:
+        sizes.append(record.get("effective_batch_size", sizes[-1] if sizes else 0))
+    return sizes
+
+
+def _is_step(record: Mapping[str, Any]) -> bool:
+    """The line of a step, which may have been no update."""
+    return "learning_rate" in record or record.get("event") == "skipped"
+
+
+def _state_of(made: Made) -> dict[str, Any]:
+    return read_state(made.run, made.last_step)
+
+
+# Of the two that are made, the finished one keeps three checkpoints at most; the other has four while it writes one.
+MOST_CHECKPOINTS = 7
+
+
+def require_run(run: RunFolder) -> None:
+    """Raise InputError where there is no run folder."""
+    if run.path.is_dir() and run.is_run and run.config.is_file():
+        return
+    raise InputError(
+        Problem(
+            what="this folder is not a run" if run.path.is_dir() else "this is not the folder of a run",
+            where=str(run.path),
+            expected="the folder that `brim train` wrote, with config.yaml, plan.json and checkpoints/",
+            fix="name the run's folder",
+        )
+    )
+
+
+def largest_batch(config: Config, run: RunFolder) -> int:
+    """The most rows of a step, where they follow the noise. Raises InputError where nothing is trained."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer):
+        raise InputError(
+            Problem(
+                what="trainer.type is none: nothing is trained, so nothing can be interrupted",
+                where=str(run.config),
+                expected="a run that trains",
+            )
+        )
+    assert isinstance(trainer.effective_batch_size, int), "the configuration of a run is resolved"
+    adaptation = trainer.batch_adaptation
+    return trainer.effective_batch_size if adaptation is None else adaptation.max
+
+
+def chosen_start(run: RunFolder, largest_size: int, *, steps: int, from_step: int | None, say: Say) -> Start:
+    """Where to begin. Raises CheckpointError where the run has checkpoints and none is whole."""
+    there = CheckpointStore(run.checkpoints).steps()
+    whole = whole_checkpoints(run, there)
+    damaged = [step for step in there if step not in whole]
+    if damaged and not whole:
+        raise CheckpointError(
+            Problem(
+                what=f"no whole checkpoint is left: {_listed(damaged)} damaged",
+                where=str(run.checkpoints),
+                fix="restore the folder from a copy; such a run cannot be resumed",
+            )
+        )
+    for step in damaged:
+        say(f"the checkpoint of step {step:,} is damaged, and is passed over")
+    reach = _reach(run, largest_size)
+    consumed = {step: read_state(run, step)["train"]["consumed_samples"] for step in whole}
+    return choose_start(consumed, reach, steps=steps, from_step=from_step)
+
+
+def whole_checkpoints(run: RunFolder, steps: Sequence[int]) -> list[int]:
+    """The steps whose checkpoint is what its manifest says."""
+    whole = []
+    for step in steps:
+        try:
+            verified(run.checkpoints / f"step-{step:08d}")
+        except (OSError, ValueError):
+            continue
+        whole.append(step)
+    return whole
+
+
+def read_state(run: RunFolder, step: int) -> dict[str, Any]:
+    file = run.checkpoints / f"step-{step:08d}" / "state.json"
+    state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return state
+
+
+def copy_run(run: RunFolder, checkpoint: int, to: Path) -> None:
+    """What a run needs to go on from one of its checkpoints; nothing where it starts anew."""
+    with writing("a copy of the run", to):
+        to.mkdir()
+        if not checkpoint:
+            return
+        for file in (run.config, run.plan, run.metrics):
+            if file.is_file():
+                shutil.copyfile(file, to / file.name)
+        name = f"step-{checkpoint:08d}"
+        shutil.copytree(run.checkpoints / name, RunFolder(to).checkpoints / name, copy_function=shutil.copyfile)
+
+
+def require_room(run: RunFolder, work: Path) -> None:
+    """Raise OutputError where the checkpoints of two copies of the run may not fit into `work`."""
+    needed_bytes = MOST_CHECKPOINTS * checkpoint_bytes(run)
+    free_bytes = shutil.disk_usage(work).free
+    if free_bytes < needed_bytes:
+        raise OutputError(
+            Problem(
+                what=f"the temporary folder has {format_bytes(free_bytes)} left, and up to "
+                f"{format_bytes(needed_bytes)} are needed for two copies of the run",
+                where=str(work.parent),
+                fix="name a folder with more room in the environment: TMPDIR=FOLDER brim verify-resume …",
+            )
+        )
+
+
+def checkpoint_bytes(run: RunFolder) -> int:
+    """Of the largest one."""
+    folders = run.checkpoints.glob("step-*")
+    return max((sum(file.stat().st_size for file in folder.iterdir()) for folder in folders), default=0)
+
+
+def _reach(run: RunFolder, largest_size: int) -> Reach:
+    try:
+        plan = json.loads(run.plan.read_text(encoding="utf-8"))
+        total_steps = plan["total_steps"]
+        return Reach(
+            total_steps=None if total_steps is None else int(total_steps),
+            total_samples=int(plan["total_samples"]),
+            largest_size=largest_size,
+            logged_steps=max((record["step"] for record in records_of(run, after=0, upto=EVERY_STEP)), default=0),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            Problem(
+                what=f"what the run's plan says of its length cannot be read ({type(error).__name__}: {error})",
+                where=str(run.plan),
+                fix=f"`brim train {run.path} --resume` writes it anew",
+            )
+        ) from error
+
+
+def _listed(steps: Sequence[int]) -> str:
+    names = ", ".join(f"{step:,}" for step in steps)
+    return f"that of step {names} is" if len(steps) == 1 else f"those of steps {names} are"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How far a run goes."""
+
+    total_steps: int | None  # None: the batch sizes are measured in the course of it
+    total_samples: int
+    largest_size: int  # rows of a step, at most
+    logged_steps: int  # that it has made so far
+
+    def steps_left(self, step: int, consumed_samples: int) -> int:
+        """After this step; at least, where it cannot be known."""
+        if self.total_steps is not None:
+            return max(0, self.total_steps - step)
+        left = max(0, -(-(self.total_samples - consumed_samples) // self.largest_size))
+        return max(left, self.logged_steps - step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where both runs begin."""
+
+    checkpoint: int  # the step whose checkpoint of the run is used; 0: none, the run starts anew
+    step: int  # after which they go on; made once from the checkpoint, where it is another
+    num_steps: int  # that each of them makes
+
+    @property
+    def num_leading(self) -> int:
+        """Steps that are made once, before the two part."""
+        return self.step - self.checkpoint
+
+
+def choose_start(
+    consumed_by_checkpoint: Mapping[int, int], reach: Reach, *, steps: int, from_step: int | None
+) -> Start:
+    """consumed_by_checkpoint: of each whole checkpoint, by its step. from_step: as asked for; None: the newest
+    checkpoint that leaves enough steps, else the run's first step.
+
+    Raises InputError where no step is left to be made twice.
+    """
+    consumed_by_checkpoint = {0: 0, **consumed_by_checkpoint}
+    enough = [s for s, consumed in consumed_by_checkpoint.items() if s and reach.steps_left(s, consumed) >= steps]
+    # Nothing is saved before the first step: a run that is killed in it starts anew, and is planned anew.
+    step = max(1, from_step if from_step is not None else max(enough, default=1))
+    checkpoint = max(s for s in consumed_by_checkpoint if s <= step)
+    left = reach.steps_left(checkpoint, consumed_by_checkpoint[checkpoint]) - (step - checkpoint)
+    if left < 1:
+        raise InputError(_nothing_left(reach, step, from_step))
+    return Start(checkpoint=checkpoint, step=step, num_steps=min(steps, left))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """Steps of the run at which it is disturbed."""
+
+    stop_after: int | None  # Ctrl-C in this step, which is still made; None: where there is but one step
+    kill_in: int  # SIGKILL in the middle of this one
+
+
+def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int]) -> Disturbance:
+    """sizes: the effective batch of each step that is made, in order; cuts: its micro-batches.
+
+    Where the size changes, the run is stopped right before, and killed in the first step of the new size. Where steps
+    have several micro-batches, it is killed in one of these, so that a part of a gradient is lost.
+    """
+    num_steps = len(sizes)
+    changes = [number for number in range(1, num_steps) if sizes[number] != sizes[number - 1]]
+    before = changes[0] if changes else num_steps // 3 or min(1, num_steps - 1)
+    wanted = before if changes else before + (num_steps - before - 1) // 2
+    later = [*range(wanted, num_steps), *range(before, wanted)]
+    kill = next((number for number in later if cuts[number] > 1), wanted)
+    return Disturbance(stop_after=start_step + before if before else None, kill_in=start_step + kill + 1)
+
+
+def _nothing_left(reach: Reach, step: int, from_step: int | None) -> Problem:
+    known = "" if reach.total_steps is None else f": the run has {reach.total_steps:,}"
+    return Problem(
+        what=f"no step is left after step {step:,}{known}",
+        where="--from-step" if from_step is not None else "",
+        expected="a step after which the run goes on" if from_step else "a run of at least two steps",
+        fix="name an earlier step with --from-step" if from_step else "try it on a longer run",
+    )
