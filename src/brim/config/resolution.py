@@ -51,7 +51,7 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
 
     What depends on more than the device stays `auto`, too: `trainer.chunked_loss` and
-    `model_parameters.attn_implementation` wait for the model (models/llm.py); `trainer.batch_size` with
+    `model_parameters.attn_implementation` wait for the model (models/load.py); `trainer.batch_size` with
     `gradient_accumulation_steps`, `trainer.enable_gradient_checkpointing` and the section `memory` for the plan.
 
     context_length: tokens that the model reaches; None where it sets no limit.

@@ -227,7 +227,7 @@ PREDICTION_SHARE = 0.01
 OUTSIDE_SPREAD_BYTES = 480 * _MIB
 
 
-# What the C library holds beyond what lives, once it maps large blocks by themselves: planning/heap_settings.py.
+# What the C library holds beyond what lives, once it maps large blocks by themselves: `map_large_blocks`.
 HEAP_SHARE = 0.15
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Okabe and Ito's palette, as in report/categories.py; first the colours that are most easily told apart as lines.
+# Okabe and Ito's palette, as in report/memory.py; first the colours that are most easily told apart as lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 

@@ -45,7 +45,7 @@ def table_of_records(
 ) -> pa.Table:
     """JSON's records as a table: its columns are all keys in order of appearance, and a key that lacks is missing.
 
-    A column without a common type, or of lists or objects, is kept as text (see as_text.py).
+    A column without a common type, or of lists or objects, is kept as text (see cells.py).
     records: begins anew at each call. Called with False, it may raise Faulty; it is then called with True, and gives
     records that stand for the rows that cannot be read, too, and none with what no table can hold.
     When a later batch shows that a column is new or of another type than it seemed, all that is left is looked through,

@@ -18,7 +18,7 @@ from brim.data.tokens import TokenRows
 from brim.errors import OutOfMemoryError, Problem
 from brim.units import format_bytes
 
-WINDOW_ROWS = 4096  # as planning/forward_plan.py has it; tests compare them
+WINDOW_ROWS = 4096  # as planning/evaluation.py has it; tests compare them
 
 
 class RowsByCost:

@@ -406,7 +406,7 @@ def _stored(base_config: Mapping[str, Any]) -> str:
 
 
 def _data_types(config: Config, base_config: Mapping[str, Any], *, is_frozen: bool) -> tuple[Arithmetic, int]:
-    """As in models/precision.py: mixed precision keeps trained weights in fp32, frozen ones as they are stored.
+    """As in models/device.py: mixed precision keeps trained weights in fp32, frozen ones as they are stored.
 
     What layers write in autocast's dtype is added to the embeddings' stored one: two dtypes of 16 bits make fp32.
     """

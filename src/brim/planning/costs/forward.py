@@ -310,7 +310,7 @@ class ForwardShapes:
     def overhead_bytes(self, used: Sequence[Shape]) -> int:
         """What must be free beyond what is allocated, so that passes of the shapes that take the most run; 0 on a CPU.
 
-        See planning/overhead.py. used: (rows, tokens) of the passes.
+        See planning/costs/traces.py. used: (rows, tokens) of the passes.
         """
         if self.device.is_cpu:
             return 0

@@ -62,7 +62,7 @@ _SHARE_OF_SHORT_PROMPTS = 10  # percent
 _MUCH_SHORTER = 0.75  # of the longest prompt; below it a length gets samples of its own
 
 
-_PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster: see planning/prefill_tokens.py
+_PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster: see `prefill_tokens`
 
 
 # Some kernels are for few rows alone: bitsandbytes' product of a vector, up to 4 rows.
@@ -521,7 +521,7 @@ class TracedCaches:
     def overhead_bytes(self, shapes: Sequence[CacheShape]) -> int:
         """What must be free beyond what is allocated, so that a job passes through these shapes. 0 on a CPU.
 
-        shapes: all with the cache of the first one. See planning/overhead.py.
+        shapes: all with the cache of the first one. See planning/costs/traces.py.
         """
         if self.device.is_cpu:
             return 0
