@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faults.workshop import ARCHITECTURE
+from filelock import FileLock
 from hypothesis import settings
+from tests.gallery import Gallery, sums as gallery_rows
 from tests.properties import register_profiles
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,19 +45,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default", "error:::brim"))
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run of the suite share."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # each worker's own lies in it
+    (folder / "shared").mkdir(exist_ok=True)
+    return folder / "shared"
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither finds nor leaves anything in the user's cache; processes that tests start inherit it."""
-    os.environ["BRIM_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+def _cache_of_its_own(shared_folder: Path) -> None:
+    """Neither finds nor leaves anything in the user's cache; processes that tests start inherit it.
+
+    Workers share it, as processes of a user do: what one has traced the others read.
+    """
+    os.environ["BRIM_CACHE_DIR"] = str(shared_folder / "cache")
 
 
 @pytest.fixture(scope="session")
-def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_base(shared_folder: Path) -> Path:
     """A Llama of 30,000 random weights, with a byte-level tokenizer. Never written to."""
-    folder = tmp_path_factory.mktemp("base")
-    make_tokenizer(folder)
-    make_llama(folder)
+    folder = shared_folder / "base"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "model.safetensors").exists():
+            folder.mkdir(exist_ok=True)
+            make_tokenizer(folder)
+            make_llama(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def gallery(shared_folder: Path, tiny_base: Path) -> Iterator[Gallery]:
+    """gallery("lora"): a finished run with its configuration and its rows; see tests/gallery.py. Never written to."""
+    folder = shared_folder / "gallery"
+    folder.mkdir(exist_ok=True)
+    runs = Gallery(folder, base=tiny_base)
+    yield runs
+    runs.check_untouched()
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +101,7 @@ def teachable_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sums() -> list[dict[str, object]]:
     """40 rows: a sum to learn, with a fixed split of 28, 4 and 8."""
-    rows = []
-    for number in range(40):
-        a, b = number % 7, number % 11
-        split = 0 if number % 10 < 7 else 1 if number % 10 == 7 else 2
-        rows.append({"question": f"add {a} and {b} =", "answer": f" {a + b}" * (1 + number % 3), "split": split})
-    return rows
+    return gallery_rows()
 
 
 @pytest.fixture
