@@ -13,6 +13,7 @@ from faults.workshop import ARCHITECTURE
 from filelock import FileLock
 from hypothesis import settings
 from tests.gallery import Gallery, sums as gallery_rows
+from tests.golden import Golden
 from tests.properties import register_profiles
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,12 +36,20 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Show a GPU test's warnings instead of failing by them, unless they are brim's.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing")
 
-    Libraries warn there of what no other test meets: of a kernel, of a card, of another torch.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what has no mark of its own as a unit; show a GPU test's warnings, unless they are brim's.
+
+    Libraries warn on a GPU of what no other test meets: of a kernel, of a card, of another torch.
     """
     for item in items:
+        if "gallery" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.run)
+        if not any(item.get_closest_marker(name) for name in ("run", "process", "gpu")):
+            item.add_marker(pytest.mark.unit)
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default", "error:::brim"))
 
@@ -74,6 +83,12 @@ def tiny_base(shared_folder: Path) -> Path:
             make_tokenizer(folder)
             make_llama(folder)
     return folder
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """golden("memory/table.txt", text): the text is what tests/golden holds."""
+    return Golden(write=request.config.getoption("--write-golden"))
 
 
 @pytest.fixture(scope="session")

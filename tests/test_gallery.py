@@ -1,7 +1,8 @@
-"""The gallery holds what its recipes promise, and sees a test that changes what others read."""
+"""What tests share: the gallery holds what its recipes promise, and a golden file is compared to the letter."""
 
 import pytest
 from tests.gallery import RECIPES, Gallery
+from tests.golden import Golden
 
 RAMP = [2, 2, 2, 2, 2, 4, 4, 4, 6, 8, 8, 8, 4]
 
@@ -28,3 +29,16 @@ def test_a_test_that_changes_a_run_is_found(tmp_path, tiny_base):
     (piece.run / "notes.txt").write_text("changed")
     with pytest.raises(AssertionError, match="changed runs of the gallery: categories"):
         own.check_untouched()
+
+
+def test_a_golden_file_is_written_and_compared(tmp_path):
+    with pytest.raises(AssertionError, match=r"a/table.txt: no such golden file"):
+        Golden(write=False, folder=tmp_path)("a/table.txt", "x\n")
+    Golden(write=True, folder=tmp_path)("a/table.txt", "rows  3  \n")
+    Golden(write=False, folder=tmp_path)("a/table.txt", "rows  3\n")
+    with pytest.raises(AssertionError, match=r"differs from tests/golden/a/table.txt"):
+        Golden(write=False, folder=tmp_path)("a/table.txt", "rows  4\n")
+
+
+def test_what_has_no_mark_is_a_unit(request):
+    assert request.node.get_closest_marker("unit")
