@@ -339,7 +339,8 @@ def test_real_processes_ctrl_c_and_resume(place, tmp_path, here):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
-    assert "stopped; 0 of 2 runs are finished\n  fix: continue with the same command and --resume\n" in err
+    assert "stopped; 0 of 2 runs are finished\n  fix: continue with `brim compare small.yaml large.yaml " in err
+    assert err.endswith(f" --output-directory {tmp_path / 'out'} --resume`\n")
     assert "Traceback" not in err
     stopped = len(records_so_far(metrics))
     result = brim.compare(

@@ -309,7 +309,8 @@ def test_ctrl_c_says_how_to_go_on(model, sums_file, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(
-        KeyboardInterrupt, match=r"stopped after 4 rows\n  fix: continue with --resume, in Python with resume=True"
+        KeyboardInterrupt,
+        match=r"p\.csv: stopped after 4 rows\n  fix: continue with --resume, in Python with resume=True",
     ) as interrupted:
         model.predict(sums_file, output=tmp_path / "p.csv", on_batch=interrupt)
     assert interrupted.type is KeyboardInterrupt, "of which Python itself makes exit code 130"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
     long = ("train", "config.yaml", "trainer.train_steps=16", "trainer.early_stop=-1", "--dataset", "sums.jsonl")
     run = project / "run"
     # So many steps that it cannot be done before the signal arrives.
-    process = start(BRIM, *long, "trainer.steps_per_checkpoint=1", "--output-directory", run)
+    typed = (*long, "trainer.steps_per_checkpoint=1", "--output-directory", run)
+    process = start(BRIM, *typed)
     wait_for(lambda: len(steps(run)) >= 2, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=LONGEST_WAIT_S)
@@ -65,7 +67,8 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(project):
     stopped = max(steps(run))
     assert 2 <= stopped < 16
     assert err.endswith(
-        f"brim: stopped after step {stopped}\n  fix: continue with --resume, in Python with resume=True\n"
+        f"brim: {run}: stopped after step {stopped}\n"
+        f"  fix: continue with `{shlex.join(['brim', *map(str, typed), '--resume'])}`\n"
     )
     assert (run / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
     assert not (run / "model").exists()
@@ -101,7 +104,7 @@ def test_ctrl_c_in_a_script_is_pythons_own_and_says_how_to_go_on(project):
     assert (process.returncode, out) == (-signal.SIGINT, ""), err  # 130 in a shell
     assert err.count("Traceback") == 1
     assert err.endswith(
-        f"\nKeyboardInterrupt: stopped after step {stopped}\n  fix: continue with --resume, in Python with resume=True\n"
+        f"\nKeyboardInterrupt: run: stopped after step {stopped}\n  fix: continue with --resume, in Python with resume=True\n"
     )
     assert stopped < 16
     again = subprocess.run(
@@ -115,7 +118,7 @@ def test_with_json_an_interruption_is_json_too(project, brim, monkeypatch):
     from brim.train import Loop
 
     def stop(loop, stop):
-        raise KeyboardInterrupt(Problem(what="stopped after step 3", fix="continue with --resume"))
+        raise KeyboardInterrupt(Problem(what="stopped after step 3", where="run", fix="continue with --resume"))
 
     monkeypatch.setattr(Loop, "run", stop)
     done = brim("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "run", "--json")
@@ -124,7 +127,13 @@ def test_with_json_an_interruption_is_json_too(project, brim, monkeypatch):
         "kind": "KeyboardInterrupt",
         "exit_code": 130,
         "problems": [
-            {"what": "stopped after step 3", "where": "", "expected": "", "fix": "continue with --resume"},
+            {
+                "what": "stopped after step 3",
+                "where": "run",
+                "expected": "",
+                "fix": "continue with `brim train config.yaml --dataset sums.jsonl --output-directory run --json "
+                "--resume`",
+            },
         ],
     }
 

@@ -1,6 +1,8 @@
 """`brim predict` as a job: stopped, gone on with, and what is refused."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,8 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, interrupted, project)
     (project / "out.csv").unlink()
     done = interrupted(predict)
     assert done.code == 130
-    assert done.err.endswith("fix: continue with --resume, in Python with resume=True\n")
+    assert "\nbrim: out.csv: stopped after " in done.err
+    assert done.err.endswith(f"  fix: continue with `{shlex.join(['brim', *sys.argv[1:]])} --resume`\n")
     refused = predict()
     assert refused.code == 2
     assert "a prediction to this output was begun and not finished; nothing was changed" in refused.err

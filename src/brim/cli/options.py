@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -35,6 +37,20 @@ _LONGEST_LINE = 1_000  # characters
 def message(problems: Iterable[Problem]) -> str:
     """Problems as lines."""
     return "\n".join(plain(str(problem)) for problem in problems)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Name the whole command that continues what Ctrl-C stops within: the one that was typed, with --resume."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        typed = [each for each in sys.argv[1:] if each != "--resume"]
+        end = typed.index("--") if "--" in typed else len(typed)
+        fix = f"continue with `{shlex.join(['brim', *typed[:end], '--resume', *typed[end:]])}`"
+        raise KeyboardInterrupt(
+            *(replace(each, fix=fix) if isinstance(each, Problem) else each for each in stopped.args)
+        ) from None
 
 
 def json_message(kind: str, problems: Iterable[Problem], exit_code: int) -> str:

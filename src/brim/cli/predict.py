@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from brim.cli.memory import check_device, device_memory
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption, resumable
 from brim.errors import InputError, Problem
 from brim.units import format_count
 
@@ -170,16 +170,17 @@ def predict(
         )
         show_plan(model, dataset, wanted, device=device, memory=memory, as_json=as_json)
         return
-    result = model.predict(
-        dataset,
-        output=output,
-        split=rows,
-        resume=resume,
-        scores=scores,
-        key=key,
-        on_error=on_error,
-        on_overlong=on_overlong,
-    )
+    with resumable():
+        result = model.predict(
+            dataset,
+            output=output,
+            split=rows,
+            resume=resume,
+            scores=scores,
+            key=key,
+            on_error=on_error,
+            on_overlong=on_overlong,
+        )
     print(json.dumps(_as_json(result)) if as_json else "\n".join(_lines(result)))
 
 

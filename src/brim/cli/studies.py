@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists
+from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists, resumable
 from brim.units import format_count
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ def compare(
     from brim.workflows.compare import compare as compared
 
     files, overrides = _apart([config, *(others or [])])
-    result = compared(
-        files,
-        dataset=dataset,
-        seeds=seeds,
-        output_directory=output_directory,
-        resume=resume,
-        overrides=overrides,
-    )
+    with resumable():
+        result = compared(
+            files,
+            dataset=dataset,
+            seeds=seeds,
+            output_directory=output_directory,
+            resume=resume,
+            overrides=overrides,
+        )
     if as_json:
         print(json.dumps(result.as_json(with_curves=False)))
     elif as_markdown:

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file, resumable
 from brim.memory import MOST_MADE_UP, MOST_TOKENS
 
 
@@ -124,7 +124,8 @@ def train(
             # Where there are checkpoints and none is whole, the run does not begin anew.
             goes_on = resume and bool(CheckpointStore(RunFolder(output_directory).checkpoints).steps())
             require_trust_said_again(model.config, overrides or [], file, begins=not goes_on)
-        result = model.train(dataset, output_directory=output_directory, resume=resume, replan=replan, say=screen)
+        with resumable():
+            result = model.train(dataset, output_directory=output_directory, resume=resume, replan=replan, say=screen)
     folder = result.output_directory
     if as_json:
         told = {

@@ -55,7 +55,7 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def save(self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None) -> None:
         """Write a checkpoint, read it back, then delete all others but the one before it and the best one.
@@ -74,25 +74,25 @@ class CheckpointStore:
             raise CheckpointError(
                 Problem(
                     what=f"the checkpoint of step {step} could not be written: {error}",
-                    where=str(self._folder),
+                    where=str(self.folder),
                     fix="make room or make the folder writable, then continue with --resume",
                 )
             ) from error
         self._verify(step)
-        with writing("the folder of the checkpoints", self._folder):
+        with writing("the folder of the checkpoints", self.folder):
             before = [other for other in self.steps() if other < step]
             self._remove({*self.steps()} - {step, best_step, *before[-1:]})
-            remove_unfinished(self._folder)
+            remove_unfinished(self.folder)
 
     def tidy(self, step: int, *, best_step: int | None) -> None:
         """Take up what was left to do when a run was killed after the checkpoint of this step had been written.
 
         Later ones, which were refused, stay until one takes their place.
         """
-        with writing("the folder of the checkpoints", self._folder):
+        with writing("the folder of the checkpoints", self.folder):
             upto = [other for other in self.steps() if other <= step]
             self._remove(set(upto) - {best_step, *upto[-2:]})
-            remove_unfinished(self._folder)
+            remove_unfinished(self.folder)
 
     def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest whole checkpoint, with a line on each one that was refused; None where there is none at all.
@@ -110,7 +110,7 @@ class CheckpointStore:
             raise CheckpointError(
                 Problem(
                     what="no whole checkpoint is left: " + "; ".join(refused),
-                    where=str(self._folder),
+                    where=str(self.folder),
                     fix="restore the folder from a copy, or train anew into another folder",
                 )
             )
@@ -135,7 +135,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, whole or not, in order."""
-        names = [_NAME.fullmatch(path.name) for path in self._folder.glob("step-*")]
+        names = [_NAME.fullmatch(path.name) for path in self.folder.glob("step-*")]
         return sorted(int(name.group(1)) for name in names if name)
 
     def _verify(self, step: int) -> list[str]:
@@ -158,7 +158,7 @@ class CheckpointStore:
         return load_file(self._path(step) / f"{name}.safetensors")
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step:08d}"
+        return self.folder / f"step-{step:08d}"
 
 
 def _damaged(step: int, folder: Path, why: str) -> CheckpointError:

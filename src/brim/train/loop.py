@@ -92,6 +92,7 @@ class Loop:
                 raise interruption(
                     Problem(
                         what=f"stopped after step {state.step}",
+                        where=str(job.store.folder.parent),
                         fix="continue with --resume, in Python with resume=True",
                     )
                 )

@@ -219,7 +219,7 @@ def predict(
         work.require_same_prompts()
         for line in work.what_is_done():
             say(line)
-        with _interruption_told(work):
+        with _interruption_told(work, wanted.output):
             seconds = work.generate(weights, say=say, on_batch=on_batch)
             return work.put_together(seconds, say=say)
 
@@ -381,7 +381,7 @@ class _Work:
 
 
 @contextmanager
-def _interruption_told(work: _Work) -> Iterator[None]:
+def _interruption_told(work: _Work, output: Path) -> Iterator[None]:
     """Say, after Ctrl-C, how to go on."""
     try:
         yield
@@ -389,6 +389,7 @@ def _interruption_told(work: _Work) -> Iterator[None]:
         raise interruption(
             Problem(
                 what=f"stopped after {format_count(work.responses.num_done, 'row')}",
+                where=str(output),
                 fix="continue with --resume, in Python with resume=True",
             )
         ) from None
