@@ -384,3 +384,14 @@ def test_a_run_on_a_cpu_says_where_it_will_hold_more_than_is_planned(config, sum
     assert told not in notes("with a budget", budget=0.9)
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     assert told not in notes("given back at once")
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "predict"])
+def test_an_empty_list_is_answered_with_what_was_expected_and_what_to_do(config, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(brim.DataError) as caught:
+        getattr(brim.Model(config), verb)([], say=None)
+    (problem,) = caught.value.problems
+    assert problem.what == "an empty list was given as the data set"
+    assert problem.expected.startswith("at least one row")
+    assert "a filter that keeps no row" in problem.fix

@@ -128,10 +128,15 @@ def write(path, content):
 
 JSON_EXPECTED = "\n  expected: a list of objects (one a row), or one object of lists (one a column)"
 
+NO_ROWS = (
+    "the data set has no rows\n  expected: at least one row of data\n"
+    "  fix: look at what makes it, such as a filter that keeps no row, or give another one"
+)
+
 BAD_FILES = {
     "empty": ("data.jsonl", "", "data.jsonl: the file is empty\n  expected: at least one row of data"),
-    "only blanks": ("data.jsonl", "\n\n", "data.jsonl: the data set has no rows\n  expected: at least one row of data"),
-    "empty json list": ("data.json", "[]", "data.json: the data set has no rows\n  expected: at least one row of data"),
+    "only blanks": ("data.jsonl", "\n\n", f"data.jsonl: {NO_ROWS}"),
+    "empty json list": ("data.json", "[]", f"data.json: {NO_ROWS}"),
     "blank json": ("data.json", " \n", "data.json: the file is empty\n  expected: at least one row of data"),
     "blank csv": (
         "data.csv",
@@ -352,8 +357,8 @@ WHAT_IT_CAN_BE = (
     "  fix: a stream or an iterator is not read: save it to a file, or make a list of it"
 )
 BAD_DATA = {
-    "nothing": ({}, "the given columns: the data set has no rows\n  expected: at least one row of data"),
-    "no rows": ({"q": []}, "the given columns: the data set has no rows\n  expected: at least one row of data"),
+    "nothing": ({}, f"the given columns: {NO_ROWS}"),
+    "no rows": ({"q": []}, f"the given columns: {NO_ROWS}"),
     "text for a list": ({"q": "xyz"}, "the given columns: not a list: `q`\n  expected: a list a column"),
     "uneven": (
         {"q": [1, 2], "a": [1]},

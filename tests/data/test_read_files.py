@@ -148,7 +148,12 @@ WRONG = {
         "  fix: correct the pattern; put it in quotes, so that the shell hands it on as it is",
     ),
     "no such file": ({"a.csv": "q\n1\n"}, ["a.csv", "b.csv"], "no such file: b.csv\n  fix: did you mean a.csv?"),
-    "nothing": ({}, [], "an empty list was given as the data set\n  expected: at least one file"),
+    "nothing": (
+        {},
+        [],
+        "an empty list was given as the data set\n  expected: at least one row, a dict each, or at least one file\n"
+        "  fix: look at what makes the list: a filter that keeps no row, or a search that finds no file",
+    ),
 }
 
 

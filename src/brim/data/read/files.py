@@ -253,7 +253,13 @@ def named_files(files: Files) -> list[str | Path]:
     names = [files] if isinstance(files, str | Path) else files
     found = [file for name in names for file in (_matches(str(name)) if _is_glob(name) else [name])]
     if not found:
-        raise DataError(Problem(what="an empty list was given as the data set", expected="at least one file"))
+        raise DataError(
+            Problem(
+                what="an empty list was given as the data set",
+                expected="at least one row, a dict each, or at least one file",
+                fix="look at what makes the list: a filter that keeps no row, or a search that finds no file",
+            )
+        )
     seen = set()
     for file in found if len(found) > 1 else ():
         real = os.path.realpath(os.path.expanduser(file))  # noqa: PTH111

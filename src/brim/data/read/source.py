@@ -207,7 +207,14 @@ def places(source: Source, rows: list[int]) -> str:
 def require_rows(table: pa.Table, name: str) -> pa.Table:
     """The table, unless it is empty."""
     if table.num_columns == 0 or table.num_rows == 0:
-        raise DataError(Problem(what="the data set has no rows", where=name, expected="at least one row of data"))
+        raise DataError(
+            Problem(
+                what="the data set has no rows",
+                where=name,
+                expected="at least one row of data",
+                fix="look at what makes it, such as a filter that keeps no row, or give another one",
+            )
+        )
     return table
 
 
