@@ -127,7 +127,7 @@ def test_one_argument_with_spaces_and_one_without_a_value_stay_what_they_are(ove
 
 
 FILES = {
-    "rows.csv": ("q,a\n1,2\n", "name the configuration first, and the data with --dataset rows.csv"),
+    "rows.csv": ("q,a\n1,2\n", "name the configuration first: `brim train config.yaml --dataset rows.csv`"),
     "quote.yaml": ('a: "b\nc: d\n', "close the bracket or the quote that opens in line 1"),
     "brace.yaml": ("a: b\nc: {d: 1\n", "close the bracket or the quote that opens in line 2"),
     "nospace.yaml": ("base_model:m\ntrainer:\n  type: none\n", "a space after each key's colon"),

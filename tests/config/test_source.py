@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -92,3 +94,39 @@ def test_a_mapping_that_contains_itself_is_refused(minimal, problems):
     source = minimal()
     source["trainer"] = source
     assert problems(source) == ["trainer.trainer.trainer: too many nested values for a configuration"]
+
+
+PAIRS = [{"q": "é", "a": "1"}, {"q": "y", "a": "2"}]
+DATA = {
+    "rows.jsonl": "\n".join(map(json.dumps, PAIRS)).encode(),
+    "one row.jsonl": b'{"base_model": "m"}\n',
+    "windows.csv": "q,a\né,1\n".encode("cp1252"),
+    "sixteen.csv": "q,a\né,1\n".encode("utf-16"),
+    "rows.parquet": b"PAR1\x15\x04\x00\xff",
+    "rows.pq": b"PAR1\x15\x04\x00\xff",
+    "large.tsv": b"q\ta\n" + b"x\t1\n" * MAX_BYTES,
+    "list.json": json.dumps(PAIRS).encode("utf-16"),
+    "lines.json": "\n".join(map(json.dumps, PAIRS)).encode(),
+    "columns.json": json.dumps({"q": ["x", "y"], "a": ["1", "2"]}).encode(),
+    "large.json": b"[" + b'"x",' * MAX_BYTES + b"1]",
+}
+
+
+@pytest.mark.parametrize(("name", "content"), DATA.items(), ids=DATA)
+def test_data_given_as_the_configuration_is_told_as_data_with_the_command(
+    problems, tmp_path, monkeypatch, name, content
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    assert problems(name) == [
+        f"{name}: this is data, not a configuration\n  expected: a YAML configuration\n"
+        f"  fix: name the configuration first: `brim train config.yaml --dataset {shlex.quote(name)}`"
+    ]
+
+
+def test_a_configuration_in_json_is_a_configuration(problems, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("c.json").write_text('{"base_model": "m", "trainer": {"type": "none"}, "input_features": []}')
+    assert not any("this is data" in each for each in problems("c.json"))
+    Path("c.json").write_text('{"base_model": "m",\n "trainer": {"type" "none"}}')
+    assert not any("this is data" in each for each in problems("c.json"))

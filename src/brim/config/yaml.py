@@ -7,9 +7,11 @@ is surely a token or a password is masked, so that it reaches no file and no mes
 from __future__ import annotations
 
 import io
+import json
 import numbers
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -166,22 +168,44 @@ def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
     if is_folder(FilePath(source)):
         data = {"base_model": _model_in(FilePath(source), name), "trainer": {"type": "none"}}
         return Document(name=name, data=data, places={}, has_lines=False)
+    if _is_data(FilePath(source)):
+        fix = f"name the configuration first: `brim train config.yaml --dataset {shlex.quote(name)}`"
+        raise ConfigError(
+            Problem(what="this is data, not a configuration", where=name, expected="a YAML configuration", fix=fix)
+        )
     data, places = read_yaml(_read_text(FilePath(source), name), name)
     if data is None:
         raise ConfigError(
             Problem(what="the configuration is empty", where=name, fix="give at least base_model and the features")
         )
     if not isinstance(data, dict):
-        is_data = name.lower().endswith(DATA_FILES)
-        raise ConfigError(
-            Problem(
-                what="the configuration is no mapping",
-                where=f"{name}:1",
-                expected="lines of the form `key: value`",
-                fix=f"name the configuration first, and the data with --dataset {name}" if is_data else "",
-            )
-        )
+        what, expected = "the configuration is no mapping", "lines of the form `key: value`"
+        raise ConfigError(Problem(what=what, where=f"{name}:1", expected=expected))
     return Document(name=name, data=data, places=places)
+
+
+def _is_data(path: FilePath) -> bool:
+    """Whether a file holds rows, by its ending; in a .json, which may be a configuration, by its form.
+
+    Rows in JSON are a list, an object a line, or an object of lists.
+    """
+    if not path.name.lower().endswith(DATA_FILES) or not os.path.isfile(path):  # noqa: PTH113 (of any name)
+        return False
+    if path.suffix.lower() != ".json":
+        return True
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode(json.detect_encoding(content), errors="replace").strip("\ufeff \t\r\n")
+        if len(content) > MAX_BYTES or text.startswith("["):
+            return True
+        first, *others = text.splitlines() or [""]
+        if others and first.endswith("}"):
+            return isinstance(json.loads(first), dict)
+        values = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and bool(values) and all(isinstance(each, list) for each in values.values())
 
 
 def is_folder(path: FilePath) -> bool:

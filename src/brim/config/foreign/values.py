@@ -21,7 +21,7 @@ SCHEDULER = "trainer.learning_rate_scheduler"
 SHARES = "preprocessing.split.probabilities"
 
 
-DATA_FILES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+DATA_FILES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
