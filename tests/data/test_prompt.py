@@ -169,3 +169,33 @@ def test_plain_samples_are_nothing_to_tell(make_config):
     (made,) = asked.texts(np.arange(2))
     assert made.prompts[1] == "SAMPLE INPUT: 1\n\nUSER: Complete the following task: T\n\nASSISTANT:\n"
     assert asked.notes() == []
+
+
+TURNS = {
+    "messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 2,
+    "conversations": [None, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]],
+}
+
+
+@pytest.mark.parametrize("kind", ["columns", "jsonl"])
+@pytest.mark.parametrize(("column", "section"), [("messages", "{}"), ("conversations", "{messages: conversations}")])
+@pytest.mark.parametrize("features", [("messages", "answer"), ("conversations", "answer"), ("question", "reply")])
+def test_features_over_conversations_are_answered_with_chat(make_config, tmp_path, kind, column, section, features):
+    data = {"id": [1, 2], column: TURNS[column]}
+    if kind == "jsonl":
+        rows = [{"id": number, column: turns} for number, turns in zip(data["id"], TURNS[column], strict=True)]
+        data = tmp_path / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(input__name=features[0], output__name=features[1])
+    with pytest.raises(DataError) as caught:
+        prompts_of(config, read(data))
+    fix = (
+        f"set chat: {section} to learn from the conversations in `{column}`, without input_features and output_features"
+    )
+    assert {problem.fix for problem in caught.value.problems} == {fix}
+
+
+def test_a_list_that_is_no_conversation_is_not_answered_with_chat(make_config):
+    with pytest.raises(DataError) as caught:
+        prompts_of(make_config(), read({"question": ["x"], "tags": [["y"]], "spans": [[{"start": 1}]]}))
+    assert all(problem.fix == "name a column of the data, or add this one" for problem in caught.value.problems)

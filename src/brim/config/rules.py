@@ -205,6 +205,9 @@ def _features_differ(config: Config) -> Iterator[Finding]:
                 paths=((*OUTPUT, "name"), (*path, "name")),
                 what=f"the input and the output feature are both called {source.name}",
                 expected="two names",
+                fix="set chat: {} in place of the features, where the rows are conversations"
+                if source.column_name in ("messages", "conversations")
+                else "",
             )
         elif source.column_name == target.column_name and config.prompt.template is None:
             yield Finding(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from brim.config import misspelt
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature
-from brim.data.read.cells import faults_of, kinds_of, nested_word, problem_of, shown
+from brim.data.read.cells import faults_of, kinds_of, nested_values, nested_word, problem_of, shown
 from brim.errors import DataError, Problem
 
 INPUT, OUTPUT = "input_features[0]", "output_features[0]"
@@ -40,7 +40,7 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
             what=f"no column `{name}`, which {who} names",
             where=source.name,
             expected=f"one of the columns that are there: {_listed(there)}",
-            fix=_nearest(name, there),
+            fix=_nearest(name, who, source),
         )
         for name, who in wanted.items()
         if name not in there
@@ -51,7 +51,7 @@ def require_columns(source: Source, wanted: dict[str, str]) -> None:
 
 def require_text(source: Source, names: Sequence[str]) -> None:
     """Raise DataError for each column whose cells are no plain values (lists, objects, bytes), or of several types."""
-    problems = []
+    problems, talks = [], _conversations(source)
     for name in names:
         field = source.table.schema.field(name)
         mixed, word = problem_of(field), nested_word(field)
@@ -67,7 +67,7 @@ def require_text(source: Source, names: Sequence[str]) -> None:
                     what=f"column `{name}` holds {word}, which are no text",
                     where=source.name,
                     expected="text, numbers, true or false, or dates",
-                    fix="write what the model should read as a text column",
+                    fix=_chat(name) if name == talks else "write what the model should read as a text column",
                 )
             )
     if problems:
@@ -156,11 +156,28 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
-def _nearest(name: str, there: Sequence[str]) -> str:
-    meant = misspelt(name, there)
-    if meant is None and name in ("prompt", "completion") and "messages" in there:
-        return "set chat: {} to learn from the conversations in `messages`, without input_features and output_features"
+def _nearest(name: str, who: str, source: Source) -> str:
+    meant = misspelt(name, source.table.column_names)
+    talks = _conversations(source) if who in (INPUT, OUTPUT, "prompt.template") else None
+    if talks is not None and meant in (None, talks):
+        return _chat(talks)
     return f"did you mean `{meant}`?" if meant else "name a column of the data, or add this one"
+
+
+def _chat(column: str) -> str:
+    chat = "{}" if column == "messages" else f"{{messages: {column}}}"
+    return f"set chat: {chat} to learn from the conversations in `{column}`, without input_features and output_features"
+
+
+def _conversations(source: Source) -> str | None:
+    """The column that holds conversations: lists of turns, each with a role (or `from`), or the name `messages`."""
+    for column in source.table.schema:
+        if nested_word(column) == "lists" or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            cells = source.table[column.name].slice(0, 100).drop_null()
+            first = next(iter(nested_values(cells) if nested_word(column) else cells.to_pylist()), None)
+            if first and isinstance(first[0], dict) and first[0].keys() & {"role", "from"}:
+                return str(column.name)
+    return "messages" if "messages" in source.table.column_names else None
 
 
 MAX_PLACES = 5  # a message locates this many rows and counts the others
