@@ -96,3 +96,24 @@ def test_training_without_a_trainer_evaluates_labels(brim, project):
     done = brim("train", "config.yaml", CONSTRAINED, "--dataset", "rows.jsonl", "preprocessing.split=random")
     assert done.code == 0
     assert "category accuracy" in done.out
+
+
+def test_memory_and_plan_count_the_tokens_of_the_longest_label_as_predict_does(brim, project, tiny_base):
+    """The labels `odd` and `even`; an oracle: the tokenizer itself."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny_base / "tokenizer.json"))
+    forms = [text for label in ("odd", "even") for text in (label, f" {label}")]
+    longest = 1 + max(len(tokenizer.encode(form, add_special_tokens=False).ids) for form in forms)
+    chosen = f"generation.max_new_tokens: {longest} (the longest label and its end)"
+    shape = ("--device", "t4", "--sequence-length", 16)
+    done = brim("memory", "config.yaml", CONSTRAINED, "--phase", "generate", *shape)
+    assert done.code == 0
+    assert chosen in done.out + done.err
+    same = brim("memory", "config.yaml", CONSTRAINED, f"generation.max_new_tokens={longest}", *shape, "--json")
+    counted = brim("memory", "config.yaml", CONSTRAINED, *shape, "--json")
+    assert json.loads(counted.out)["total_bytes"] == json.loads(same.out)["total_bytes"]
+    for labels in ((), ("output_features.0.decoder.match=null",)):  # named, or those of the data
+        plan = brim("predict", "config.yaml", CONSTRAINED, *labels, "--dataset", "rows.jsonl", "--plan", "--json")
+        assert plan.code == 0, plan.err
+        assert json.loads(plan.out)["max_new_tokens"] == longest

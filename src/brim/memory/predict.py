@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from brim.config import WAYS as WAYS_TO_MOVE, Choice, DeviceFacts, default_rows, load_config, resolve
+from brim.config import WAYS as WAYS_TO_MOVE, Choice, DeviceFacts, Resolution, default_rows, load_config, resolve
 from brim.config.schema import Config, FinetuneTrainer
+from brim.data.tokens import load_encoder
 from brim.errors import ConfigError, InputError, ModelError, Problem
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.budget import budget_of
@@ -36,6 +37,7 @@ from brim.models import (
     without_auto_map,
     without_quantization,
 )
+from brim.session import with_length_of_labels
 from brim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -154,15 +156,27 @@ def ask(
                 fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
             )
         )
+    phase = phase or ("train" if trains else "generate")
+    if phase == "generate" and resolution.config.output_features[0].labels:
+        resolution = _with_length_of_labels(resolution, folder, trust_remote_code=given.trust_remote_code)
     return Asked(
         config=resolution.config,
         choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
         folder=folder,
         architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
-        phase=phase or ("train" if trains else "generate"),
+        phase=phase,
         device=target,
         has_limit=has_limit,
     )
+
+
+def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust_remote_code: bool) -> Resolution:
+    """The resolution with as many new tokens as the labels take; as it is where the folder has no tokenizer."""
+    try:
+        encoder = load_encoder(folder, trust_remote_code=trust_remote_code)
+    except ModelError:
+        return resolution
+    return with_length_of_labels(resolution, encoder)
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:

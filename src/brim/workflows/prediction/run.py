@@ -117,7 +117,7 @@ def plan_prediction(
     session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     source = read(data)
     session = with_labels(session, source)
-    prompts = prompts_asked(source, session, wanted, [*notes, *map(str, asked.choices)], say).prompts
+    prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
         raise DataError(Problem(what="there is no prompt to plan for", where=source.name, fix="name another data set"))
     engine, reason = engine_by_settings(session.config, asked.architecture)
@@ -142,7 +142,7 @@ def _session(asked: Asked) -> Session:
     chat, _ = settled_day(asked.config.chat, encoder)
     return Session(
         config=asked.config.model_copy(update={"chat": chat}),
-        choices=(),
+        choices=asked.choices,
         folder=asked.folder,
         encoder=encoder,
         device=torch.device("cpu"),
