@@ -64,3 +64,36 @@ def test_margins_say_their_cause():
     assert cpu_margin(returns_at_once=False).share == 0.15
     assert cuda_margin().num_bytes == 480 * MIB
     assert cuda_margin(outside_spread_bytes=MIB).reason.endswith("by 1.0 MiB")
+
+
+@pytest.mark.parametrize(
+    ("outside", "asked", "message"),
+    [
+        (
+            2 * GIB,
+            {"budget": "1 GiB"},
+            "memory.budget: of 1.0 GiB (memory.budget), 2.0 GiB lie outside PyTorch: nothing is left for the model\n"
+            "  expected: more than 2.0 GiB\n  fix: set a larger memory.budget",
+        ),
+        (
+            GIB,
+            {"budget": "3 GiB", "margin": "2 GiB"},
+            "memory.budget: of 3.0 GiB (memory.budget), 1.0 GiB lie outside PyTorch and 2.0 GiB are kept free: nothing "
+            "is left for the model\n  expected: more than 3.0 GiB\n"
+            "  fix: set a larger memory.budget, or a smaller memory.margin",
+        ),
+        (
+            GIB,
+            {"margin": "15 GiB"},
+            "of 16.0 GiB (T4 has 16.0 GiB), 1.0 GiB lie outside PyTorch and 15.0 GiB are kept free: nothing is left for "
+            "the model\n  expected: more than 16.0 GiB\n"
+            "  fix: free memory there, or raise this limit, or set a smaller memory.margin",
+        ),
+    ],
+    ids=["no margin to lower", "a margin", "a margin alone"],
+)
+def test_a_smaller_margin_is_advised_only_where_one_would_help(outside, asked, message):
+    plain = Margin(share=0.1, num_bytes=0, reason="a prediction can be off by 10%")
+    with pytest.raises(ConfigError) as caught:
+        decide(room(outside=outside, margin=plain), **asked)
+    assert str(caught.value) == message

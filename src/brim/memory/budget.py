@@ -341,13 +341,15 @@ def _margin(auto: Margin, asked: str | float, *, limit_bytes: int, left_bytes: i
 
 
 def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
+    kept = f" and {format_bytes(budget.margin_bytes)} are kept free" if budget.margin_bytes else ""
+    larger = "set a larger memory.budget" if is_asked else "free memory there, or raise this limit"
+    helps = budget.margin_bytes > 0 and budget.limit_bytes > budget.outside_bytes
     return Problem(
         what=f"of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}), {format_bytes(budget.outside_bytes)} lie "
-        f"outside PyTorch and {format_bytes(budget.margin_bytes)} are kept free: nothing is left for the model",
+        f"outside PyTorch{kept}: nothing is left for the model",
         where="memory.budget" if is_asked else "",
-        fix="set a larger memory.budget, or a smaller memory.margin"
-        if is_asked
-        else "free memory there, or raise this limit",
+        expected=f"more than {format_bytes(budget.outside_bytes + budget.margin_bytes)}",
+        fix=f"{larger}, or {'' if is_asked else 'set '}a smaller memory.margin" if helps else larger,
     )
 
 
