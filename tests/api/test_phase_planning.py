@@ -204,6 +204,12 @@ def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_b
     config, said = settings(tiny_base, trainer=ramp), []
     plan = brim.plan(config, uneven())
     assert [phase.size for phase in plan.phases] == [2, 4, 5]
+    assert [line for line in plan.advice if "when it starts" in line] == [
+        "the run chooses the largest batch when it starts, by the memory that is free then, and may take a row more or "
+        "fewer than 5; trainer.effective_batch_size=5 keeps the number"
+    ]
+    ample = brim.plan(settings(tiny_base, trainer={**LARGEST, "max_batch_size": 3}), uneven())
+    assert not [line for line in ample.advice if "when it starts" in line]
     brim.Model(config).train(uneven(), output_directory=tmp_path / "run", say=said.append)
     (line,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
     assert line == (

@@ -60,7 +60,7 @@ def test_every_way_is_shown_and_the_one_is_taken_that_a_run_would_take(tiny_base
     ways = [(each.way.gradient_checkpointing, each.way.chunked_loss) for each in plan.candidates]
     assert ways == [(False, True), (False, False), (True, True), (True, False)]
     assert plan.chosen == plan.candidates[0]  # it fits with room to spare; the others are for people to see
-    assert plan.reason == "it fits, and more memory would not make it faster"
+    assert plan.reason == "it fits, and more memory would not make updates of this size faster"
 
 
 def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_base):

@@ -53,7 +53,9 @@ def test_the_reason_of_the_only_one_that_fits_is_why_the_first_does_not():
 
 def test_where_there_is_no_other_way_it_is_said_whether_others_were_looked_at():
     assert choose(_of((100.0,)))[1] == "the only way that is left open"
-    assert choose(_of((100.0,)), has_more=True)[1] == "it fits, and more memory would not make it faster"
+    assert (
+        choose(_of((100.0,)), has_more=True)[1] == "it fits, and more memory would not make updates of this size faster"
+    )
 
 
 def test_where_none_fits_each_says_why():

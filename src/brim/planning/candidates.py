@@ -254,7 +254,11 @@ def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) ->
     others = [each for each in candidates if each is not best]
     fitting = [each for each in others if each.seconds_per_epoch is not None]
     if not others:
-        return "it fits, and more memory would not make it faster" if has_more else "the only way that is left open"
+        return (
+            "it fits, and more memory would not make updates of this size faster"
+            if has_more
+            else "the only way that is left open"
+        )
     if not fitting:
         return f"the only way that fits: {others[0].reason}"
     assert best.seconds_per_epoch is not None, "it fits"

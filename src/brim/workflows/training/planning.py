@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,22 @@ def plan(
             device=asked.device,
             is_at_hand=device in (None, "cpu") and memory_bytes is None,
         )
-        return plan_run(request, every_way=True, replan=replan, say=told).plan
+        made = plan_run(request, every_way=True, replan=replan, say=told).plan
+        return replace(made, advice=(*made.advice, *_as_of_now(made, request)))
+
+
+def _as_of_now(plan: TrainingPlan, request: PlanRequest) -> Iterator[str]:
+    """Say that the run may choose another effective batch, where free memory alone bounds it.
+
+    On a CPU what the process itself takes counts, and the one that trains takes more than the one that plans.
+    """
+    size = plan.effective_batch_size
+    most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
+    if request.is_sized_by_memory and plan.chosen is not None and size < most:
+        yield (
+            "the run chooses the largest batch when it starts, by the memory that is free then, and may take a row "
+            f"more or fewer than {size:,}; trainer.effective_batch_size={size} keeps the number"
+        )
 
 
 def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any] | None = None) -> PlanRequest:
