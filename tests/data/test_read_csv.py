@@ -145,3 +145,9 @@ def test_a_ragged_row_of_several_lines_is_one_row(tmp_path):
     }
     assert source.table.to_pylist()[2] == {"q": "4", "a": "5"}
     assert source.locate(2) == "data.csv:6"
+
+
+def test_a_header_of_one_field_is_told_in_the_singular(tmp_path):
+    (tmp_path / "rows.csv").write_text("q\na\nb,c\nd\n")
+    (problem,) = read(tmp_path / "rows.csv").faults.values()
+    assert (problem.what, problem.expected) == ("2 fields where the header has 1", "1 field")

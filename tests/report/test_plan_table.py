@@ -10,8 +10,9 @@ from rich.console import Console
 from tests.planning.hand_made import hand_made_plan, plan_that_does_not_fit
 
 from brim.notes import kind_of, topic_of
-from brim.planning import short_plan
+from brim.planning import LengthSummary, short_plan
 from brim.report import plan_table
+from brim.report.plan import lengths_in_words
 
 
 def printed(plan, width=80):
@@ -145,3 +146,15 @@ def test_the_short_form_of_what_does_not_fit():
         "memory: 15.0 GiB (all that the device has), less 512.0 MiB outside PyTorch and a margin of 300.0 MiB "
         "(2% of the budget)",
     ]
+
+
+def test_a_single_row_of_a_single_token_is_told_in_the_singular():
+    single = LengthSummary(
+        num_rows=1, num_tokens=1, shortest=1, median=1, p90=1, p99=1, longest=1, histogram=((16, 1),)
+    )
+    assert list(lengths_in_words(single)) == [
+        "1 row, 1 token",
+        "1 to 1 token a row: half up to 1, 90% up to 1, 99% up to 1",
+    ]
+    plan = replace(hand_made_plan(), lengths=single, total_steps=1, effective_batch_size=1)
+    assert repr(plan).startswith("TrainingPlan: 1 step, updates of 1 row, on ")

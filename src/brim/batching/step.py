@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from brim.batching.microbatch import CapChange, Cutter, MicroBatch
 from brim.batching.oom import free_caches, is_out_of_memory, random_states, restore_random_states
 from brim.errors import OutOfMemoryError, Problem
+from brim.units import format_count
 
 Backward: TypeAlias = Callable[[NDArray[np.intp]], Tensor]
 
@@ -200,7 +201,7 @@ class GradientStep:
         if failed.num_rows > 1:
             rows += f" and {failed.num_rows - 1} more, which cannot be cut further,"
         if self._tells_lengths:
-            rows += f" ({failed.padded_length:,} tokens)"
+            rows += f" ({format_count(failed.padded_length, 'token')})"
         return OutOfMemoryError(
             Problem(
                 what=f"{rows} ran out of memory twice in the {failure.where} pass,"

@@ -29,6 +29,7 @@ from brim.report import (
     squares_plot,
     total_by_part,
 )
+from brim.units import format_count
 from brim.workflows.measure import Beside, Leak, PhasePeak, Stayed
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def compared_tables(found: Sequence[Compared]) -> list[PageTable]:
 
 def _headline(found: Sequence[Compared], *, title: str) -> str:
     prediction = found[0].prediction
-    rows = "row" if prediction.batch_size == 1 else "rows"
-    return f"{title}: ways to train it, {prediction.batch_size:,} {rows} × {prediction.sequence_length:,} tokens"
+    rows = format_count(prediction.batch_size, "row")
+    return f"{title}: ways to train it, {rows} × {prediction.sequence_length:,} tokens"
 
 
 _SHOWN = 5  # kinds of tensors that stayed

@@ -78,7 +78,7 @@ def embed(
         print(json.dumps(told))
         return
     rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
-    print(f"{rows}, {tokens}, {width:,} numbers a vector, in {format_seconds(result.seconds)}")
+    print(f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}")
     print(f"embeddings: {result.output}")
     if result.ledger is not None:
         print(f"cut or left out: {result.ledger}")

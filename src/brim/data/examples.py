@@ -32,6 +32,7 @@ from brim.data.read import (
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
 from brim.data.usable import usable
 from brim.errors import DataError, Problem
+from brim.units import format_count
 
 _RETRIEVAL = 4  # ends the entropy, so that the draws of one seed do not repeat those of splits, samples and epochs
 
@@ -143,7 +144,7 @@ def example_pool(config: Config, source: Source) -> ExamplePool:
         raise DataError(
             Problem(
                 what=f"the training split has {len(pool):,} different inputs, and prompt.retrieval.k asks for "
-                f"{num_examples:,} examples",
+                f"{format_count(num_examples, 'example')}",
                 where=source.name,
                 fix="lower prompt.retrieval.k, or look at preprocessing.split",
             )

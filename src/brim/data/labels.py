@@ -21,6 +21,7 @@ from brim.data.tokens import Texts
 from brim.data.usable import data_problems, usable
 from brim.errors import ConfigError, DataError, Problem
 from brim.notes import warning
+from brim.units import format_count
 
 MAX_CHARACTERS = 1 << 24  # of a prompt or an answer; no model's context holds a tenth
 
@@ -230,7 +231,7 @@ def _counted(column: pa.ChunkedArray) -> Counter[str]:
 def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
     num_rows, where = counts.total(), source.name
     if len(counts) < 2:
-        what = f"column `{column}` holds {len(counts)} label{'' if len(counts) == 1 else 's'}"
+        what = f"column `{column}` holds {format_count(len(counts), 'label')}"
         raise DataError(Problem(what=what, where=where, expected="at least two", fix=_NAME_THEM))
     if len(counts) > MOST_LABELS or (len(counts) > _FEW_LABELS and len(counts) * 2 > num_rows):
         raise DataError(

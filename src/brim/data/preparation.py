@@ -35,6 +35,7 @@ from brim.data.tokens import SCHEMA, Chat, Findings, Limits, Piece, Policy, Text
 from brim.data.usable import dropped_faults, leaving_none_unasked, most_unasked
 from brim.errors import DataError, Problem, problems_of
 from brim.notes import warning
+from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.data.chat import ChatPrompter
@@ -393,7 +394,7 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
     """What a person should know about the rows, though nothing is wrong."""
     notes: list[str] = []
     if limits.joined is not None and "the model's context" in limits.joined.why:
-        notes.append(f"{limits.joined.why}: rows are cut at {limits.joined.num_tokens:,} tokens")
+        notes.append(f"{limits.joined.why}: rows are cut at {format_count(limits.joined.num_tokens, 'token')}")
     if findings.empty:
         told = (
             f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
@@ -417,4 +418,4 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+    return format_count(count, "row")

@@ -34,6 +34,7 @@ from brim.data.tokens import Limit, Limits, TextEncoder, Texts
 from brim.data.usable import data_problems, leaving_none_unasked, usable, wanted_columns
 from brim.errors import DataError, Problem
 from brim.notes import warning
+from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.data.chat import ChatPrompter
@@ -76,7 +77,7 @@ def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Lim
     num_tokens = len(encoder.encode([asked.bare_template], special_tokens=True)[0])
     problems = [
         Problem(
-            what=f"the prompt template alone takes {num_tokens:,} tokens, and {limit.why}",
+            what=f"the prompt template alone takes {format_count(num_tokens, 'token')}, and {limit.why}",
             where=asked.template_key,
             expected="a length that leaves room for the row's values",
             fix=f"raise the length or shorten the {asked.template_key.removeprefix('prompt.')}",
@@ -141,7 +142,7 @@ class Prompter:
         """What a person should know of the rows drawn so far."""
         notes = [] if self.contexts is None else self.contexts.notes()
         if self.num_escaped:
-            rows = "1 row" if self.num_escaped == 1 else f"{self.num_escaped:,} rows"
+            rows = format_count(self.num_escaped, "row")
             told = (
                 f"{{{SAMPLE}}} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in "
                 f"Ludwig, which changes the input of {rows}; in a template, {{{self.input_column}}} is the plain text"

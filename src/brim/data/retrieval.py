@@ -14,6 +14,7 @@ from brim.data.nearest_examples import INSTALL, NearestExamples, embeddings_of, 
 from brim.data.read import SPLITS, RowFaults, Source, read
 from brim.errors import ConfigError, Problem
 from brim.notes import warning
+from brim.units import format_count
 
 
 class Examples(Protocol):
@@ -69,7 +70,7 @@ class Contexts:
     def _too_few(self) -> Problem:
         return Problem(
             what=f"only {len(self.pool) - 1:,} training rows have another input, and prompt.retrieval.k asks for "
-            f"{self.num_examples:,} examples",
+            f"{format_count(self.num_examples, 'example')}",
             fix="lower prompt.retrieval.k",
         )
 

@@ -29,6 +29,7 @@ from brim.data.tokens import random_order
 from brim.data.usable import usable
 from brim.errors import DataError, InputError, Problem
 from brim.notes import warning
+from brim.units import format_count
 
 Keys = npt.NDArray[np.int64]
 
@@ -124,8 +125,7 @@ def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Code
 def _unknown(source: Source, column: str, keys: Keys, unknown: UnknownSplit) -> Problem:
     rows = [int(keys[row]) for row in unknown.rows]
     return Problem(
-        what=f"column `{column}` holds {unknown.value!r} in {len(rows):,} {'row' if len(rows) == 1 else 'rows'}, "
-        "which is no split",
+        what=f"column `{column}` holds {unknown.value!r} in {format_count(len(rows), 'row')}, which is no split",
         where=places(source, rows),
         expected="0, 1, 2 or train, validation, test",
         fix="correct the cells, or name another column in preprocessing.split.column",

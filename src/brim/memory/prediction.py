@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, Replay, SimulatedOutOfMemory, replay
 from brim.memory.device import Device, budget_bytes
 from brim.memory.trace import CATEGORIES, Category, EventStream, Phase, Place
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 MOST_ROWS = 2**20
 
@@ -203,8 +203,7 @@ class MemoryPrediction:
 
     def shape_in_words(self) -> str:
         """Phase, rows and device: "train, 1 row × 2,048 tokens, on t4"."""
-        rows = "row" if self.batch_size == 1 else "rows"
-        shape = f"{self.batch_size:,} {rows} × {self.sequence_length:,} tokens"
+        shape = f"{format_count(self.batch_size, 'row')} × {self.sequence_length:,} tokens"
         devices = f"{self.world_size} × {self.device}" if self.world_size > 1 else self.device
         return f"{self.phase}, {'no rows' if self.phase == 'load' else shape}, on {devices}"
 

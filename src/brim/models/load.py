@@ -34,7 +34,7 @@ from brim.models.quantization import (
     settle_layers,
     without_quantization,
 )
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -276,7 +276,7 @@ def _unfit(what: str, folder: ModelFolder) -> Problem:
 
 
 def _weights(count: int) -> str:
-    return "1 weight of the base model is" if count == 1 else f"{count:,} weights of the base model are"
+    return format_count(count, "weight of the base model is", "weights of the base model are")
 
 
 def _some(names: list[str]) -> str:

@@ -16,7 +16,7 @@ from brim.batching import Costs, Surface, Totals, cut_totals, cut_totals_by_rows
 from brim.memory import Budget
 from brim.planning.costs import BoundBy, Sample, TracedShapes, passing, region, sampled
 from brim.planning.plan import Candidate, RowsAndTokens, Task, TimeSource, Way
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 
@@ -144,7 +144,7 @@ def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
         return f"weights and optimizer alone take {format_bytes(known.least_bytes)}, {there}"
     if cap.totals is None:
         alone_bytes = int(known.costs.peak_bytes(1, task.longest))
-        return f"the longest row, {task.longest:,} tokens, takes {format_bytes(alone_bytes)}, {there}"
+        return f"the longest row, {format_count(task.longest, 'token')}, takes {format_bytes(alone_bytes)}, {there}"
     widest = cap.totals.widest
     if widest.peak_bytes > cap.num_bytes:
         return f"{widest.rows:,} × {widest.padded_length:,} tokens take {format_bytes(widest.peak_bytes)}, {there}"

@@ -42,7 +42,7 @@ from brim.infer.engines import (
 from brim.memory import budget_of, device_at_hand
 from brim.models import LLM, AdapterFolder, open_adapter, precision
 from brim.session import Session
-from brim.units import format_seconds
+from brim.units import format_count, format_seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -319,7 +319,9 @@ def sample_of(lengths: ArrayLike, *, rows: int, num_engines: int, run_s: float |
     if run_s is None:
         return _none("it is not known how long the job takes")
     if wanted > len(tokens):
-        return _none(f"{len(tokens):,} rows are fewer than two sets of the {rows:,} that run together")
+        return _none(
+            f"{format_count(len(tokens), 'row is', 'rows are')} fewer than two sets of the {rows:,} that run together"
+        )
     allowed_s = min(_SHARE_OF_RUN * run_s, MOST_S)
     positions = _middle(tokens, wanted)
     needed_s = num_engines * run_s * float(tokens[positions].sum() / tokens.sum())
@@ -341,7 +343,9 @@ def fastest(seconds: Mapping[str, float], *, num_rows: int, dropped: Mapping[str
     kind = best if speeds[best] > _LEAST_GAIN * speeds[SLOTS] else SLOTS
     listed = ", ".join(f"{name} {speed:,.3g}" for name, speed in sorted(speeds.items(), key=lambda each: -each[1]))
     beside = "".join(f"; {name}: {reason}" for name, reason in dropped.items())
-    return EngineChoice(kind=kind, reason=f"rows/s over {num_rows:,} rows: {listed}{beside}", rows_per_s=speeds)
+    return EngineChoice(
+        kind=kind, reason=f"rows/s over {format_count(num_rows, 'row')}: {listed}{beside}", rows_per_s=speeds
+    )
 
 
 def unmeasured(reason: str) -> EngineChoice:

@@ -53,7 +53,7 @@ from brim.planning.costs import (
 )
 from brim.session import Session
 from brim.storage import cache_folder
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 # Three to six traces take a few seconds: of a job ten times as long they are a tenth at most.
 _WORTH_TRACING_S = 30.0
@@ -304,7 +304,7 @@ class ForwardPlan:
 
     def __str__(self) -> str:
         rows, tokens = self.widest
-        batches = "1 batch" if self.num_batches == 1 else f"{self.num_batches:,} batches"
+        batches = format_count(self.num_batches, "batch", "batches")
         at_most = "at most " if self.source == "closed form" else ""
         return (
             f"{batches} of up to {rows:,} × {tokens:,} tokens, {self.padding - 1:.1%} padding; "

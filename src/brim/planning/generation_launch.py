@@ -56,7 +56,7 @@ from brim.planning.plan import GenerationPlan
 from brim.planning.words import engine_in_words, generation_lines
 from brim.session import Session, say_nothing
 from brim.storage import Cache, cache_folder, digest
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 _NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fewer
 
@@ -168,7 +168,7 @@ def require_fits(plan: GenerationPlan) -> None:
     there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
     raise InputError(
         Problem(
-            what=f"the longest prompt, {plan.prompts.longest:,} tokens, and a response of up to "
+            what=f"the longest prompt, {format_count(plan.prompts.longest, 'token')}, and a response of up to "
             f"{plan.max_new_tokens:,} take {format_bytes(plan.total_bytes)} even alone, and {there} may be used "
             f"({plan.budget.limit_reason})",
             where="memory",
@@ -294,7 +294,7 @@ def proven(
         plan = _lowered(plan, shape, request)
         say(f"{_in_words(shape)} ran out of memory when they were tried: {_in_words(_shape_of(plan))} are taken")
         if _shape_of(plan) == shape:  # a row alone
-            return replace(plan, proof=f"{number} probes, all of them out of memory")
+            return replace(plan, proof=f"{format_count(number, 'probe')}, all of them out of memory")
 
 
 def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
@@ -334,7 +334,8 @@ def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Sa
     now = recut(plan, request.lengths, plan.costs, cap_bytes=left_bytes)
     if now.rows != plan.rows:
         taken = format_bytes(plan.cap_bytes - left_bytes)
-        say(f"{taken} of what was planned with are taken by the process itself since: {now.rows:,} rows are taken")
+        rows = format_count(now.rows, "row is", "rows are")
+        say(f"{taken} of what was planned with are taken by the process itself since: {rows} taken")
     return now
 
 

@@ -19,6 +19,7 @@ from brim.planning.candidates import epoch
 from brim.planning.plan import Candidate, PhasePlan, Task, TrainingPlan, faults, larger_than_an_epoch
 from brim.planning.training_costs import PlanRequest
 from brim.train import LearningRate, RunLength, learning_rate_of, length_of
+from brim.units import format_count
 
 
 def require_phases(request: PlanRequest) -> None:
@@ -102,7 +103,11 @@ def bounded(request: PlanRequest, bound: int) -> PlanRequest:
 def largest_choice(request: PlanRequest, *, found: str = "") -> Choice:
     """The effective batch of a run that takes as many rows as fit together. found: how a search found it."""
     rows, tokens = request.trainer.effective_batch_size, request.task.longest
-    limit = "all rows to train on" if rows == len(request.rows) else f"{rows:,} of the longest rows, {tokens:,} tokens"
+    limit = (
+        "all rows to train on"
+        if rows == len(request.rows)
+        else f"{rows:,} of the longest rows, {format_count(tokens, 'token')}"
+    )
     limit = "trainer.max_batch_size" if rows == request.trainer.max_batch_size else limit
     return Choice(
         key=dotted(EFFECTIVE),

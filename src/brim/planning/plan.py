@@ -18,7 +18,7 @@ from brim.errors import Problem
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
 from brim.memory import Budget
 from brim.planning.costs import BoundBy
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 RowsAndTokens: TypeAlias = tuple[int, int]
 
@@ -162,7 +162,7 @@ def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Ite
         phase, after = schedule.phases[late[0] - 1], len(late) - 1
         more = f", nor are the {after:,} after it" if after > 1 else ", nor is the one after it" if after else ""
         yield Problem(
-            what=f"phase {late[0]:,} of {len(schedule.phases):,}, {phase.size:,} rows a step after "
+            what=f"phase {late[0]:,} of {len(schedule.phases):,}, {format_count(phase.size, 'row')} a step after "
             f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
             where=where,
             expected="phases that begin before the run ends",
@@ -271,8 +271,9 @@ class TrainingPlan:
     def __repr__(self) -> str:
         """What is taken, and what that takes; all else stands in the attributes."""
         least = f"{self.smallest_batch_size:,} to " if self.batch_moves else ""
-        steps = "as many steps as is measured" if self.total_steps is None else f"{self.total_steps:,} steps"
-        head = f"TrainingPlan: {steps}, updates of {least}{self.effective_batch_size:,} rows, on {self.budget.device}"
+        steps = "as many steps as is measured" if self.total_steps is None else format_count(self.total_steps, "step")
+        rows = format_count(self.effective_batch_size, "row")
+        head = f"TrainingPlan: {steps}, updates of {least}{rows}, on {self.budget.device}"
         if self.chosen is None or self.chosen.total_bytes is None:
             return "\n  ".join([head, f"nothing fits: {self.reason}", *self.helps])
         taken = f"{format_bytes(self.chosen.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"

@@ -39,7 +39,7 @@ from brim.planning.training_costs import PlanCache, PlanRequest, plan_facts, tra
 from brim.planning.words import way_in_words
 from brim.storage import cache_folder
 from brim.train import Peak as StepPeak
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 _MOST_ROWS_NAMED = 5
 
@@ -261,7 +261,7 @@ def _helps(
             enough.append(f"micro-batches cut by length ({format_bytes(least)}): trainer.batch_size: auto")
     fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
     if fitting:
-        enough.append(f"rows of {max(fitting):,} tokens: preprocessing.global_max_sequence_length")
+        enough.append(f"rows of {format_count(max(fitting), 'token')}: preprocessing.global_max_sequence_length")
     now_bytes = min(each.single_row_bytes for each in candidates)
     less = (
         each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
@@ -308,7 +308,7 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
         return [Problem(what=f"no way to train fits: {plan.reason}", fix="; or ".join(plan.helps))]
     more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
     there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
-    named = ", ".join(f"row {row.key} ({row.num_tokens:,} tokens)" for row in shown)
+    named = ", ".join(f"row {row.key} ({format_count(row.num_tokens, 'token')})" for row in shown)
     longest = format_bytes(max(row.total_bytes for row in plan.too_long))
     what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
     return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]

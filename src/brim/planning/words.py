@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from brim.memory import Budget
 from brim.notes import Note, warning
 from brim.planning.plan import Candidate, GenerationPlan, TrainingPlan, Way
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 
 def generation_lines(plan: GenerationPlan) -> list[str]:
@@ -21,8 +21,8 @@ def generation_lines(plan: GenerationPlan) -> list[str]:
 def rows_in_words(plan: GenerationPlan) -> str:
     """How many of the longest prompts run together, and why so many."""
     first = plan.shapes[0]
-    rows = "1 row" if first.rows == 1 else f"{first.rows:,} rows"
-    return f"{rows} of up to {first.columns:,} tokens together ({plan.rows_reason})"
+    rows = format_count(first.rows, "row")
+    return f"{rows} of up to {format_count(first.columns, 'token')} together ({plan.rows_reason})"
 
 
 def generation_memory_in_words(plan: GenerationPlan) -> str:
@@ -53,7 +53,7 @@ def would_take_in_words(plan: GenerationPlan) -> str | None:
     """What the plan would have taken, where somebody gave a number."""
     if plan.would_take is None:
         return None
-    rows = "1 row" if plan.would_take == 1 else f"{plan.would_take:,} rows"
+    rows = format_count(plan.would_take, "row")
     return f"by itself the plan would take {rows} ({plan.would_take_reason})"
 
 
@@ -177,15 +177,19 @@ def batch_in_words(plan: TrainingPlan) -> str:
     most = plan.effective_batch_size
     if plan.batch_moves:
         return f"{plan.smallest_batch_size:,} to {most:,} rows"
-    return f"{most:,} {'row' if most == 1 else 'rows'}"
+    return format_count(most, "row")
 
 
 def schedule_in_words(plan: TrainingPlan) -> str:
     """How the batch moves, of a plan in which it does."""
     if plan.steps_between is not None:
         return f"{batch_in_words(plan)}, by the noise that is measured while training"
-    sizes = f"{plan.phases[0].size:,} → {plan.phases[-1].size:,} rows" if plan.phases else batch_in_words(plan)
-    over = f"{sizes} in {plan.num_phases:,} phases over {plan.total_samples:,} samples"
+    sizes = (
+        f"{plan.phases[0].size:,} → {format_count(plan.phases[-1].size, 'row')}"
+        if plan.phases
+        else batch_in_words(plan)
+    )
+    over = f"{sizes} in {format_count(plan.num_phases, 'phase')} over {format_count(plan.total_samples, 'sample')}"
     if not plan.phases:
         return over
     last = plan.phases[-1]
@@ -200,6 +204,6 @@ def steps_per_epoch(plan: TrainingPlan) -> int:
 
 def _steps_in_words(plan: TrainingPlan) -> str:
     if plan.steps_between is None:
-        return f"{plan.total_steps:,} {'step' if plan.total_steps == 1 else 'steps'}"
+        return format_count(plan.total_steps or 0, "step")
     fewest, most = plan.steps_between
     return f"{fewest:,} to {most:,} steps"

@@ -30,7 +30,7 @@ from brim.planning import (
     would_take_in_words,
 )
 from brim.report.memory import gib
-from brim.units import format_bytes, format_seconds
+from brim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,7 +45,7 @@ def generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    rows = "1 row" if plan.prompts.num_rows == 1 else f"{plan.prompts.num_rows:,} rows"
+    rows = format_count(plan.prompts.num_rows, "row")
     return Group(
         Text(f"{title}: generate for {rows}, on {plan.budget.device}", style="bold"),
         Text(),
@@ -70,7 +70,7 @@ def generation_facts(plan: GenerationPlan) -> Iterator[tuple[str, str]]:
     would = would_take_in_words(plan)
     if would is not None:
         yield "", would
-    yield "prompts", f"{plan.prefill_tokens:,} tokens in a pass: {plan.prefill_reason}"
+    yield "prompts", f"{format_count(plan.prefill_tokens, 'token')} in a pass: {plan.prefill_reason}"
     yield "time", time_in_words(plan)
     yield "engine", engine_in_words(plan)
     for note in plan.notes:
@@ -115,7 +115,10 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
         Text(),
         _candidates(plan),
         Text(_PLAN_LEGEND, style="dim"),
-        *([Text(f"a step, an epoch: updates of {plan.effective_batch_size:,} rows", style="dim")] * plan.batch_moves),
+        *(
+            [Text(f"a step, an epoch: updates of {format_count(plan.effective_batch_size, 'row')}", style="dim")]
+            * plan.batch_moves
+        ),
         *phase_table(plan),
         Text(),
         labelled(plan_facts(plan)),
@@ -176,10 +179,9 @@ def labelled(lines: Iterable[tuple[str, str]]) -> Table:
 
 def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
     """Rows and tokens, and how the lengths are spread."""
-    rows = "row" if lengths.num_rows == 1 else "rows"
-    yield f"{lengths.num_rows:,} {rows}, {lengths.num_tokens:,} tokens"
+    yield f"{format_count(lengths.num_rows, 'row')}, {format_count(lengths.num_tokens, 'token')}"
     yield (
-        f"{lengths.shortest:,} to {lengths.longest:,} tokens a row: half up to {lengths.median:,}, "
+        f"{lengths.shortest:,} to {format_count(lengths.longest, 'token')} a row: half up to {lengths.median:,}, "
         f"90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}"
     )
 
@@ -240,7 +242,7 @@ def _figures(plan: TrainingPlan, candidate: Candidate) -> Iterator[str]:
 
 def _longest(candidates: Sequence[Candidate]) -> str:
     fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
-    return f": rows of up to {max(fitting):,} tokens fit" if fitting else ": no row is short enough"
+    return f": rows of up to {format_count(max(fitting), 'token')} fit" if fitting else ": no row is short enough"
 
 
 def _long_rows(rows: Sequence[LongRow]) -> Table:
@@ -292,7 +294,7 @@ def phase_table(plan: TrainingPlan) -> Iterator[RenderableType]:
     yield Text(_PHASE_LEGEND if plan.steps_between is None else _MEASURED_LEGEND, style="dim")
     hidden = plan.num_phases - len(plan.phases)
     if hidden > 0 and plan.steps_between is None:
-        yield Text(f"{hidden:,} of {plan.num_phases:,} phases are left out here", style="dim")
+        yield Text(f"{hidden:,} of {format_count(plan.num_phases, 'phase')} are left out here", style="dim")
 
 
 def short_count(number: int) -> str:

@@ -12,6 +12,7 @@ from brim.errors import InputError, Problem
 from brim.notes import Say, is_told, kind_of, short_of, topic_of
 from brim.report.progress import LiveLine, RowProgress, TrainProgress
 from brim.train import Observer, Record
+from brim.units import format_count
 
 MOST_LINES = 8  # before the first step
 
@@ -155,7 +156,7 @@ class Digest:
         num_left -= len(shown)
         if num_left:
             where = " or ".join(filter(None, (self._rest, self._hint)))
-            told = f"{num_left:,} more {'note' if num_left == 1 else 'notes'}"
+            told = format_count(num_left, "more note")
             return [*lines, *shown, f"{told}: {where}" if where else told]
         return [*lines, *shown]
 

@@ -31,6 +31,7 @@ from brim.data.advice.rows import (
 )
 from brim.data.read import Source
 from brim.data.tokens import TextEncoder, TokenRows
+from brim.units import format_count
 
 
 def advise(
@@ -66,7 +67,7 @@ def _misspelt(slips: Sequence[Slip]) -> list[Finding]:
     return [
         Finding(
             kind="misspelt_label",
-            what=f"the label {slip.label!r} has {len(slip.rows):,} {'row' if len(slip.rows) == 1 else 'rows'} and "
+            what=f"the label {slip.label!r} has {format_count(len(slip.rows), 'row')} and "
             f"{slip.meant!r}, but for a letter the same, {slip.num_meant:,}",
             why="it is learned, predicted and counted as a label of its own",
             fix=f"if {slip.meant!r} is meant, write it so in these rows",

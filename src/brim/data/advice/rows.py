@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from brim.data.advice.boundaries import Facts, Flags, Integers
 from brim.data.advice.finding import Finding, Keys, share
+from brim.units import format_count
 
 # Answers are quoted from the prompt in some rows of many tasks; where it is so in most, the template gives them away.
 _MOST = 0.5
@@ -238,7 +239,7 @@ def _side_by_side(keys: Integers, values: Integers) -> tuple[Integers, Integers]
 
 
 def _prompts(count: int) -> str:
-    return "1 prompt" if count == 1 else f"{count:,} prompts"
+    return format_count(count, "prompt")
 
 
 _ENOUGH_ROWS = 30

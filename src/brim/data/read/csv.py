@@ -44,6 +44,7 @@ from brim.data.read.source import MAX_PLACES, Source, source_of
 from brim.data.read.spill import gather, kept_or
 from brim.errors import DataError, Problem
 from brim.notes import warning
+from brim.units import format_count
 
 BLOCK_BYTES = 8 * 2**20  # parsed at a time; doubled while a single row is longer
 
@@ -448,8 +449,8 @@ def _quote_problem(path: Path, record: CsvRecord, form: CsvForm) -> Problem | No
 
 def _ragged(found: int, expected: int) -> Problem:
     return Problem(
-        what=f"{found} {'field' if found == 1 else 'fields'} where the header has {expected}",
-        expected=f"{expected} fields",
+        what=f"{format_count(found, 'field')} where the header has {expected}",
+        expected=format_count(expected, "field"),
         fix='put cells that hold commas, quotes or line breaks in "double quotes"' if found > expected else "",
     )
 
@@ -465,7 +466,7 @@ def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
         return []
     shown = ", ".join(f"{source.locate(row)} ({num_lines:,} of them)" for row, num_lines in found[:MAX_PLACES])
     more = f" and {len(found) - MAX_PLACES:,} more" if len(found) > MAX_PLACES else ""
-    cells = "1 cell holds" if len(found) == 1 else f"{len(found):,} cells hold"
+    cells = format_count(len(found), "cell holds", "cells hold")
     told = (
         f"{cells} lines that look like rows of their own: "
         f'{shown}{more}; look whether a " was left open there: the next one closes it, and all between is one cell'

@@ -19,6 +19,7 @@ from brim.data.read.cells import fault_text
 from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.storage import whole_file, writing
+from brim.units import format_count
 
 FIRST_ROWS = 20  # a file in which none of these can be read is of another kind, whatever follows
 
@@ -134,7 +135,7 @@ def told(problems: Mapping[int, Problem], locate: Callable[[int], str], name: st
     shown = _fixed_once([replace(problems[key], where=locate(key)) for key in keys[:MAX_PROBLEMS]])
     num_more = len(keys) - len(shown)
     if num_more:
-        shown.append(Problem(what=f"{num_more:,} more {'row is' if num_more == 1 else 'rows are'} bad", where=name))
+        shown.append(Problem(what=f"{format_count(num_more, 'more row is', 'more rows are')} bad", where=name))
     return shown
 
 
@@ -259,12 +260,13 @@ def _details(event: str, entries: Sequence[Entry]) -> str:
     """Which cut was the longest, why bad rows were dropped, or the reason that all entries share."""
     longest = max(entries, key=lambda entry: entry.tokens_before or 0)
     if event in _CUTS:
-        return f": the longest from {longest.tokens_before:,} to {longest.tokens_after:,} tokens ({longest.why})"
+        after = format_count(longest.tokens_after or 0, "token")
+        return f": the longest from {longest.tokens_before:,} to {after} ({longest.why})"
     places = "".join(f"{entry.place}, " for entry in entries[:_SHOWN] if entry.place)
     if places and len(entries) > _SHOWN:
         places = f"{places[:-2]} and {len(entries) - _SHOWN:,} more, "
     if event == "dropped_overlong":
-        return f": the longest of {longest.tokens_before:,} tokens ({places}{longest.why})"
+        return f": the longest of {format_count(longest.tokens_before or 0, 'token')} ({places}{longest.why})"
     if event == "dropped_bad":
         shown = [entry.why for entry in entries[:_SHOWN]]
         shown += [f"and {len(entries) - _SHOWN:,} more"] if len(entries) > _SHOWN else []

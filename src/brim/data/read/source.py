@@ -17,6 +17,7 @@ from brim.config import misspelt
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature
 from brim.data.read.cells import faults_of, kinds_of, nested_values, nested_word, problem_of, shown
 from brim.errors import DataError, Problem
+from brim.units import format_count
 
 INPUT, OUTPUT = "input_features[0]", "output_features[0]"
 
@@ -128,7 +129,7 @@ def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[
     for column in columns:
         empty = rows[missing_of(source, column)[rows]]
         if len(empty) and column.missing_value_strategy == "error":
-            count = f"{len(empty):,} {'row' if len(empty) == 1 else 'rows'}"
+            count = format_count(len(empty), "row")
             problems.append(
                 Problem(
                     what=f"column `{column.name}` is empty in {count}",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from brim.batching import CapChange, Cutter, MicroBatch, PeakMeter, free_caches, is_out_of_memory
 from brim.data.tokens import TokenRows
 from brim.errors import OutOfMemoryError, Problem
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 WINDOW_ROWS = 4096  # as planning/evaluation.py has it; tests compare them
 
@@ -249,7 +249,7 @@ def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
     """What ends the work when a row alone runs out of memory."""
     return OutOfMemoryError(
         Problem(
-            what=f"{doing} of a single row runs out of memory ({num_tokens:,} tokens)",
+            what=f"{doing} of a single row runs out of memory ({format_count(num_tokens, 'token')})",
             where=f"row {key} (numbered from 0)",
             fix=_FIX[doing],
         )

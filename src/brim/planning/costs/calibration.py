@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.storage import Cache, digest
+from brim.units import format_count
 
 _KIND = "calibrations"
 
@@ -65,7 +66,7 @@ class Correction:
         """For people; empty where nothing has been measured."""
         if not self.num_runs:
             return ""
-        runs = "1 run" if self.num_runs == 1 else f"{self.num_runs} runs"
+        runs = format_count(self.num_runs, "run")
         return f"measured in {runs}: ×{self.scale:.2f}"
 
 

@@ -50,6 +50,7 @@ from brim.infer.engines import (
 from brim.memory.trace import Phase
 from brim.models import LLM, device_facts, device_name, load_llm, pick_device
 from brim.train import CheckpointStore, Loop, Record, TrainState, build_job, run_length
+from brim.units import format_count
 from brim.workflows.measure.messages import PhasePeak, Report, Request
 from brim.workflows.measure.record import Living, Meter, Recording, living, meter_of, recorded
 
@@ -208,7 +209,7 @@ class Bench:
                 Loop(job, TrainState()).run(threading.Event())
             if stepper.num_overflows:
                 self.notes.append(
-                    f"{stepper.num_overflows} steps whose fp16 gradients overflowed are left out: they update nothing"
+                    f"{format_count(stepper.num_overflows, 'step')} left out: fp16 gradients overflowed, so no update"
                 )
 
     def _trainer(self, size: int) -> FinetuneTrainer:

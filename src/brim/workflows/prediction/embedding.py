@@ -25,6 +25,7 @@ from brim.notes import Say, status
 from brim.planning import batches_for
 from brim.session import Session
 from brim.storage import whole_file
+from brim.units import format_count
 from brim.workflows.prediction.output import ROW, ledger_path, require_writable, write_ledger
 from brim.workflows.prediction.prompts import require_rows
 
@@ -51,7 +52,7 @@ class Activations:
 
     def __repr__(self) -> str:
         layers = ", ".join(f"{name} ({width:,} wide)" for name, width in self.widths.items())
-        return f"Activations: {len(self.rows):,} rows of {layers}, {self.output or 'in memory'}"
+        return f"Activations: {format_count(len(self.rows), 'row')} of {layers}, {self.output or 'in memory'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

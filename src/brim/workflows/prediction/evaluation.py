@@ -42,6 +42,7 @@ from brim.notes import Say, status
 from brim.planning import batches_for, planned_engine
 from brim.session import Session, say_nothing, with_labels
 from brim.train import RunFolder
+from brim.units import format_count
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
 
@@ -249,7 +250,11 @@ def _require_common(keys: NDArray[np.int64], other: Contender) -> None:
 
 def _notes(first: Contender, second: Contender, keys: NDArray[np.int64]) -> list[str]:
     num_left = max(len(first.rows), len(second.rows)) - len(keys)
-    return [f"compared on the {len(keys):,} rows that both models take; {num_left:,} are left out"] if num_left else []
+    return (
+        [f"compared on the {format_count(len(keys), 'row')} that both models take; {num_left:,} are left out"]
+        if num_left
+        else []
+    )
 
 
 def evaluate_splits(

@@ -21,6 +21,7 @@ from brim.data.read import WAY_OUT, Entry, RowFaults, Source, blocks, cell_texts
 from brim.data.tokens import TokenRows
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.session import Session
+from brim.units import format_count
 
 OnError: TypeAlias = Literal["stop", "skip"]
 
@@ -181,7 +182,7 @@ def _room(session: Session) -> int | None:
         raise ConfigError(
             Problem(
                 what="generation.max_new_tokens leaves no room for a prompt: "
-                f"it is {new_tokens:,}, the model's context {context_length:,} tokens",
+                f"it is {new_tokens:,}, the model's context {format_count(context_length, 'token')}",
                 fix="lower generation.max_new_tokens",
             )
         )
@@ -213,7 +214,8 @@ def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, spl
             key=key,
             split=split,
             event="dropped_overlong" if how == "drop" else "cut_prompt",
-            why=f"{ON_OVERLONG} is {how}, and the context less generation.max_new_tokens is {room:,} tokens",
+            why=f"{ON_OVERLONG} is {how}, and the context less generation.max_new_tokens is "
+            f"{format_count(room, 'token')}",
             tokens_before=length,
             tokens_after=0 if how == "drop" else room,
         )
@@ -227,12 +229,12 @@ def _too_long(
     if room is None or not (lengths > room).any():
         return []
     longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths > room)]
-    located = [f"{locate(int(keys[i]))} ({lengths[i]:,} tokens)" for i in longest[:_SHOWN]]
+    located = [f"{locate(int(keys[i]))} ({format_count(lengths[i], 'token')})" for i in longest[:_SHOWN]]
     return [
         Problem(
             what=f"{_prompts(len(longest))} too long: too little of the model's context is left for the answer",
             where=_places(located, len(longest)),
-            expected=f"at most {room:,} tokens of prompt (context - generation.max_new_tokens)",
+            expected=f"at most {format_count(room, 'token')} of prompt (context - generation.max_new_tokens)",
             fix="lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
             f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted); `brim predict "
             "--on-overlong truncate_left` cuts them and keeps their ends",
@@ -261,7 +263,7 @@ def require_texts(prompts: Sequence[object]) -> None:
 
 
 def _prompts(count: int) -> str:
-    return "1 prompt is" if count == 1 else f"{count:,} prompts are"
+    return format_count(count, "prompt is", "prompts are")
 
 
 def _places(located: list[str], count: int) -> str:
@@ -359,4 +361,4 @@ def _shared(
 
 
 def _rows(count: int) -> str:
-    return "1 row has" if count == 1 else f"{count:,} rows have"
+    return format_count(count, "row has", "rows have")

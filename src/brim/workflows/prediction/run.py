@@ -271,10 +271,11 @@ class _Work:
         lines = [f"continuing: {num_done:,} of {num_rows:,} rows are done"]
         before = max((line.get("num_input_rows", 0) for line in self._job.sittings()), default=0)
         if 0 < before < num_rows:
-            lines.append(f"the data has grown since, from {before:,} to {num_rows:,} rows")
+            lines.append(f"the data has grown since, from {before:,} to {format_count(num_rows, 'row')}")
         num_gone = len(self._job.responses.keys()) - self.responses.num_found
         if num_gone:
-            lines.append(f"{num_gone:,} rows that were done are not in the data any more, and not in the output")
+            gone = format_count(num_gone, "row that was done is", "rows that were done are")
+            lines.append(f"{gone} not in the data any more, and not in the output")
         return lines
 
     def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: Callable[[int], None]) -> float:
@@ -427,7 +428,8 @@ def _own_data(source: Source, session: Session, split: str, *, num_rows: int) ->
         else ""
     )
     told = (
-        f"no data set was named (--dataset, in Python dataset=…): {num_rows:,} rows of {source.name} are predicted, "
+        f"no data set was named (--dataset, in Python dataset=…): {format_count(num_rows, 'row')} of {source.name} "
+        f"{'is' if num_rows == 1 else 'are'} predicted, "
         f"{part} of the configuration's own data{',' if trained else ''}{trained}"
     )
     return warning(told, topic="rows")
@@ -446,7 +448,7 @@ def _with_day_of_job(session: Session, wanted: Wanted) -> Session:
 
 
 def _rows(count: int) -> str:
-    return "1 row is" if count == 1 else f"{count:,} rows are"
+    return format_count(count, "row is", "rows are")
 
 
 def _response_column(session: Session) -> str:

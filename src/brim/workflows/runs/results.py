@@ -183,7 +183,7 @@ class PredictResult:
         rows = (
             format_count(len(self), "row")
             if self.left_out.empty
-            else f"{len(self):,} of {len(self) + len(self.left_out):,} rows"
+            else f"{len(self):,} of {format_count(len(self) + len(self.left_out), 'row')}"
         )
         place = "in memory" if self.output is None else str(self.output)
         lines = [f"PredictResult: {rows}, {place}"]

@@ -57,7 +57,7 @@ from brim.planning import (
 )
 from brim.planning.costs import fit_time, shapes_to_time, time_shapes
 from brim.train import MicroBatchPass
-from brim.units import format_bytes
+from brim.units import format_bytes, format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +282,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
 def _tried(probes: Sequence[Probe]) -> str:
     number = len(probes)
     failed = sum(probe.outcome != "fits" for probe in probes)
-    return f"{number} probe{'s' * (number != 1)}" + (f", {failed} of them out of memory" if failed else "")
+    return format_count(number, "probe") + (f", {failed} of them out of memory" if failed else "")
 
 
 class Trial:

@@ -34,6 +34,7 @@ from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_length_of_labels
 from brim.train import length_of
+from brim.units import format_count
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -73,7 +74,8 @@ def plan(
         if num_rows is not None and sequence_length is not None:
             require_in_context(asked, sequence_length)
             rows = made_up_rows(np.full(num_rows, sequence_length))
-            unread = f"dataset: {data} is not read; the plan is of {num_rows:,} rows of {sequence_length:,} tokens"
+            made_up = f"{format_count(num_rows, 'row')} of {sequence_length:,} tokens"
+            unread = f"dataset: {data} is not read; the plan is of {made_up}"
             notes = [] if data is None else [unread]
         else:
             assert data is not None, "required above"

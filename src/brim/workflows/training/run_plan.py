@@ -30,6 +30,7 @@ from brim.planning import (
 )
 from brim.session import Session, choice_notes, with_choices
 from brim.train import Checkpoint, Peak, RunFolder
+from brim.units import format_count
 from brim.workflows.training.launch import launch
 from brim.workflows.training.planning import request_of
 from brim.workflows.training.resuming import with_plan_of
@@ -177,9 +178,9 @@ def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
     """What is told where a number of rows was asked for that is predicted not to fit."""
     if plan.chosen is not None:
         return []
-    rows = "row" if request.trainer.batch_size == 1 else "rows"
+    rows = format_count(int(request.trainer.batch_size), "row")
     return [
-        f"the run goes on with micro-batches of {request.trainer.batch_size} {rows}, as trainer.batch_size says; "
+        f"the run goes on with micro-batches of {rows}, as trainer.batch_size says; "
         "where memory runs out they are halved. batch_size: auto cuts them so that they fit",
         *(problem.what for problem in (too_long(plan) if plan.too_long else ())),
     ]

@@ -111,7 +111,7 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
         "the same with interruptions"
     )
     if start.num_steps < asked:
-        say(f"{asked:,} steps were asked for; no more than {start.num_steps:,} left there")
+        say(f"{format_count(asked, 'step was', 'steps were')} asked for; no more than {start.num_steps:,} left there")
     seconds = [each["seconds"] for each in records_of(run, after=0, upto=EVERY_STEP) if "learning_rate" in each]
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
     most_steps = start.num_leading + 3 * start.num_steps
