@@ -20,6 +20,7 @@ from brim.infer.engines import CacheShape, generation_settings
 from brim.memory.bitsandbytes import (
     LoadedTensor,
     LoadKind,
+    bias_bytes,
     loaded_tensors,
     of_all_layers,
     quantize_stand_in,
@@ -139,6 +140,7 @@ class ConfigWorkload:
             architecture=self._architecture,
             build=lambda architecture: self._build(architecture, trainable=True),
             batch=full_batch,
+            settle=self._settle,
             training=Training(
                 micro_batch=self._micro_batch,
                 accumulates=self.micro_batches > 1,
@@ -155,6 +157,7 @@ class ConfigWorkload:
             architecture=self._architecture,
             build=lambda architecture: self._build(architecture, trainable=False),
             batch=full_batch,
+            settle=self._settle,
             run=self._evaluate,
             view=self._view,
             temporaries=no_temporaries if self._target is None else cuda_temporaries,
@@ -166,6 +169,7 @@ class ConfigWorkload:
             architecture=self._architecture,
             build=lambda architecture: self._build(architecture, trainable=False),
             batch=full_prompts,
+            settle=self._settle,
             run=self._generate,
             view=self._view,
             temporaries=no_temporaries if self._target is None else cuda_temporaries,
@@ -209,6 +213,20 @@ class ConfigWorkload:
         self.choices = self._llm.choices
         built: nn.Module = self._llm.model.train(trainable)
         return built
+
+    def _settle(self, model: nn.Module) -> None:
+        """Cast the biases of quantised layers: bitsandbytes does it in the first pass of all, for good.
+
+        A bias takes the dtype of its layer's input, which under autocast is another than the stored one in most layers.
+        """
+        if self._config.quantization is None or not bias_bytes(model):
+            return
+        with torch.no_grad(), self._precision.autocast(_CPU):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+        cast_bytes = bias_bytes(model)
+        self._loaded = [
+            replace(each, element_bytes=cast_bytes.get(each.name, each.element_bytes)) for each in self._loaded
+        ]
 
     @property
     def _is_frozen(self) -> bool:

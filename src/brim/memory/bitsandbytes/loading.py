@@ -500,6 +500,15 @@ def installed_release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def bias_bytes(model: nn.Module) -> dict[str, int]:
+    """Bytes of an element of each bias of a quantised layer, by its name in the base model."""
+    return {
+        f"{base_path(name)}.bias": bias.element_size()
+        for name, module in model.named_modules()
+        if _is_stand_in(module) and (bias := module._parameters.get("bias")) is not None
+    }
+
+
 def _four_bits(
     settings: QuantizationConfig,
     release: tuple[int, int],

@@ -82,13 +82,14 @@ class Workload:
     """Everything that a trace runs, as callables that it runs on fake tensors.
 
     batch: the input of `rows` × `tokens`, as tensors on the device. run: of a phase without gradients; it is given
-    what to call when something begins, such as "prefill".
+    what to call when something begins, such as "prefill". settle: done before anything is recorded.
     view: a context in which operators do what the device that is meant would do; None: the optimizer alone.
     """
 
     architecture: PretrainedConfig
     build: Callable[[PretrainedConfig], nn.Module]  # on the meta device, with adapter and all, in training mode or not
     batch: Callable[[int, int], Any]
+    settle: Callable[[nn.Module], None] = lambda model: None
     training: Training | None = None
     run: Callable[[nn.Module, Any, Callable[[str], None]], None] | None = None
     view: Callable[[nn.Module | None], AbstractContextManager[Any]] = nullcontext

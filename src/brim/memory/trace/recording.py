@@ -93,6 +93,8 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
     mode = FakeTensorMode()
     mode.cache_enabled = False  # the recorder remembers results in less time
     model = build_fake(with_layers(workload.architecture, depth.recorded), workload.build, mode)
+    with mode, workload.view(model):
+        workload.settle(model)
     path, layers = decoder_layers(model, depth.num_recorded)
     recorder = Recorder(temporaries=workload.temporaries)
     recorder.know(model, layers)
