@@ -2,9 +2,9 @@
 
 `python -m tools.same [COMMIT …]` records what the checkout does, and each commit in a worktree of its own, and names
 the first differences: losses, plan, predictions and evaluation of the demo on fewer rows, `brim memory` of three
-models, and `brim check`. What else decides is held fast: one thread, a memory budget, a fresh cache, and clocks that
-tick by themselves, since free memory and measured seconds choose how a batch is divided. `--twice` records each of
-them two times, to see that one equals itself. Exit status 1: there is a difference.
+models, and `brim check`. What else decides is held fast: one thread, a memory budget, a fresh cache, clocks that tick
+by themselves and a process of a fixed size, since memory and measured seconds choose how a batch is divided.
+`--twice` records each of them two times, to see that one equals itself. Exit status 1: there is a difference.
 """
 
 from __future__ import annotations
@@ -51,9 +51,16 @@ MEMORY = (
     "--phase generate --batch-size 8 --sequence-length 512 --device rtx-4090 adapter=null",
 )
 
-# The clocks of the process tick a millisecond a look, so that nothing is chosen by how busy the machine is.
+# The clocks of the process tick a millisecond a look, and its memory is what is written here, so that nothing is chosen
+# by how busy the machine is, or by which modules happened to be loaded.
 _START = """
-import itertools, runpy, sys, time
+import itertools, pathlib, runpy, sys, time
+memory = {
+    "/proc/self/statm": "500000 120000 40000 1 0 100000 0",
+    "/proc/self/status": "VmHWM:\\t480000 kB\\nVmRSS:\\t480000 kB\\nRssAnon:\\t320000 kB\\nRssFile:\\t160000 kB",
+}
+read = pathlib.Path.read_text
+pathlib.Path.read_text = lambda path, *a, **k: memory[str(path)] if str(path) in memory else read(path, *a, **k)
 ticks = itertools.count()
 time.perf_counter = lambda: next(ticks) / 1000
 time.perf_counter_ns = lambda: next(ticks) * 1_000_000
