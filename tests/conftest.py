@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -62,6 +63,14 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = folder.parent  # each worker's own lies in it
     (folder / "shared").mkdir(exist_ok=True)
     return folder / "shared"
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Collect garbage, as each recovery does, among a module's own objects alone, not among those of all libraries."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

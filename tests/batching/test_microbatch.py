@@ -1,13 +1,16 @@
-"""Cutting an effective batch."""
+"""Cutting an effective batch into micro-batches, and the limit that falls where memory runs out and rises again."""
 
-import hypothesis.strategies as st
+import json
+import math
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies as st
 from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, rising_surfaces
 from tests.properties import examples
 
-from brim.batching.microbatch import cut, cut_by_rows, widest
+from brim.batching import ByLength, ByRows, CapChange
+from brim.batching.microbatch import FIRST_WAIT_STEPS, Cap, cut, cut_by_rows, groups_in_order, widest
 from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS, RowTooLongError
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=40)
@@ -51,16 +54,6 @@ def cap_for(costs, lengths, share):
 def fits(costs, rows, length, cap_bytes):
     """As many rows, and any fewer."""
     return bool((costs.peak_bytes(np.arange(1, rows + 1), length) <= cap_bytes).all())
-
-
-@given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60), max_rows=st.integers(1, 70))
-def test_every_row_once_longest_first_and_no_cut_too_wide(lengths, max_rows):
-    cuts = [cut.tolist() for cut in cut_by_rows(np.array(lengths), max_rows=max_rows)]
-    order = [row for cut in cuts for row in cut]
-    assert sorted(order) == list(range(len(lengths)))
-    assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
-    assert all(len(cut) == max_rows for cut in cuts[:-1])
-    assert 1 <= len(cuts[-1]) <= max_rows
 
 
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1), most_rows=st.none() | st.integers(1, 9))
@@ -120,42 +113,31 @@ def test_never_slower_than_filling_each_micro_batch(lengths, costs, share):
     assert found <= total_seconds(costs, [(len(part), part[0]) for part in greedy]) * (1 + 1e-12)
 
 
-def test_a_launch_costs_as_much_as_the_padding_that_it_saves():
-    # Together 3 · 100 tokens, 4 s. Apart 1 + 1 and 1 + 2 · 10 tokens, 3.2 s.
+def test_by_hand():
+    # A launch costs as much as the padding that it saves. Together 3 · 100 tokens, 4 s; apart 2 + 1.2 s.
     cuts = cut([10, 100, 10], costs=linear_costs(), cap_bytes=10_000)
-    assert shapes_of(cuts) == [(1, 100), (2, 10)]
-    assert [micro_batch.rows.tolist() for micro_batch in cuts] == [[1], [0, 2]]
-    assert [micro_batch.peak_bytes for micro_batch in cuts] == [2000, 1200]
-    assert [micro_batch.seconds for micro_batch in cuts] == pytest.approx([2.0, 1.2])
+    assert [(part.rows.tolist(), part.padded_length) for part in cuts] == [([1], 100), ([0, 2], 10)]
+    assert [part.peak_bytes for part in cuts] == [2000, 1200]
+    assert [part.seconds for part in cuts] == pytest.approx([2.0, 1.2])
+    assert widest(cuts) is cuts[0]
     assert shapes_of(cut([90, 100, 90], costs=linear_costs(), cap_bytes=10_000)) == [(3, 100)]
     assert shapes_of(cut([10, 100, 10], costs=linear_costs(), cap_bytes=10_000, largest=True)) == [(3, 100)]
-    assert widest(cuts) is cuts[0]
-
-
-def test_equal_lengths_fill_the_cap():
-    cuts = cut([50] * 7, costs=linear_costs(), cap_bytes=1000 + 10 * 150)
-    assert sorted(shapes_of(cuts)) == [(1, 50), (3, 50), (3, 50)]
-
-
-def test_nothing_to_cut_and_one_row():
+    equal = cut([50] * 7, costs=linear_costs(), cap_bytes=1000 + 10 * 150)
+    assert sorted(shapes_of(equal)) == [(1, 50), (3, 50), (3, 50)]
     assert cut([], costs=linear_costs(), cap_bytes=0) == []
     assert shapes_of(cut([5], costs=linear_costs(), cap_bytes=1050)) == [(1, 5)]
 
 
-@pytest.mark.parametrize("num_rows", [4, MOST_ROWS_FOR_ALL_PAIRS + 4])
-def test_a_row_over_the_cap_alone_is_named(num_rows):
+@pytest.mark.parametrize("more", [0, MOST_ROWS_FOR_ALL_PAIRS])
+def test_rows_over_the_cap_alone_are_named_or_stay_alone_where_they_may(more):
     with pytest.raises(RowTooLongError, match="row 2 of 300 tokens takes 4000 bytes alone, the cap is 3999") as raised:
-        cut([10, 20, 300, *[299] * (num_rows - 3)], costs=linear_costs(), cap_bytes=3999)
+        cut([10, 20, 300, 299, *[299] * more], costs=linear_costs(), cap_bytes=3999)
     error = raised.value
     assert (error.position, error.length, error.peak_bytes, error.cap_bytes) == (2, 300, 4000, 3999)
-
-
-@pytest.mark.parametrize("num_rows", [6, MOST_ROWS_FOR_ALL_PAIRS + 6])
-def test_rows_over_the_cap_alone_stay_alone_where_they_may(num_rows):
-    lengths = [300, 20, 310] + [20] * (num_rows - 3)
+    lengths = [300, 20, 310] + [20] * (3 + more)
     cuts = cut(lengths, costs=linear_costs(), cap_bytes=1000 + 10 * 100, lone_rows_may_exceed=True)
-    assert [micro_batch.rows.tolist() for micro_batch in cuts[:2]] == [[2], [0]]
-    assert all(micro_batch.padded_length == 20 and micro_batch.num_rows <= 5 for micro_batch in cuts[2:])
+    assert [part.rows.tolist() for part in cuts[:2]] == [[2], [0]]
+    assert all(part.padded_length == 20 and part.num_rows <= 5 for part in cuts[2:])
     all_over = cut(lengths, costs=linear_costs(), cap_bytes=10, lone_rows_may_exceed=True)
     assert shapes_of(all_over) == [(1, length) for length in sorted(lengths, reverse=True)]
 
@@ -174,3 +156,283 @@ def test_a_large_batch_is_covered_under_the_cap_too(seed, num_rows, costs, large
     assert sorted(np.concatenate([micro_batch.rows for micro_batch in cuts]).tolist()) == list(range(num_rows))
     assert all(micro_batch.peak_bytes <= cap_bytes for micro_batch in cuts)
     assert all(micro_batch.padded_length == lengths[micro_batch.rows].max() for micro_batch in cuts)
+
+
+# The limit by which they are cut
+
+
+def clean(cap, steps):
+    for _ in range(steps):
+        cap = cap.after_clean_step()
+    return cap
+
+
+def halved(cap):
+    return cap.lowered(cap.now // 2, failed=cap.now)
+
+
+def test_a_limit_falls_and_rises_up_to_that_of_the_launch():
+    assert clean(Cap(now=64), 1000) == Cap(now=64)
+    low = halved(halved(Cap(now=64)))
+    assert low == Cap(now=16, before=(64, 32))
+    assert clean(low, FIRST_WAIT_STEPS - 1).now == 16
+    raised = clean(low, FIRST_WAIT_STEPS)
+    assert raised == Cap(now=32, before=(64,), raised_from=16)
+    at_launch = clean(raised, FIRST_WAIT_STEPS)
+    assert clean(at_launch, 1000) == at_launch == Cap(now=64, raised_from=32)
+    assert clean(halved(clean(halved(Cap(now=64)), 49)), 49).now == 16  # running out begins the wait anew
+
+
+def test_what_fails_at_a_raised_limit_goes_back_to_what_went_well_and_waits_twice_as_long():
+    raised = clean(halved(Cap(now=64)), 50)
+    failed = raised.lowered(25, failed=36)
+    assert failed == Cap(now=32, before=(64,), wait_steps=100)
+    assert [clean(failed, steps).now for steps in (99, 100)] == [32, 64]
+    # Lower still where memory ran out at what had gone well.
+    assert raised.lowered(20, failed=30) == Cap(now=20, before=(64,), wait_steps=100)
+
+
+def outs_of_memory(limit, launch, num_steps, shape):
+    """Each step runs one micro-batch of `shape(step, cap)`, and what is above the limit runs out of memory."""
+    cap, failures, steps_at_limit = Cap(now=launch), 0, 0
+    for step in range(num_steps):
+        while (size := shape(step, cap.now)) > limit:
+            failures += 1
+            cap = cap.lowered(int(0.7 * min(cap.now, size)), failed=size)
+        cap = cap.after_clean_step()
+        assert cap.now <= launch
+        steps_at_limit += cap.now <= limit
+    return failures
+
+
+@given(
+    limit=st.integers(50_000, 99_999),
+    num_steps=st.sampled_from([500, 2000, 5000]),
+    shares=st.lists(st.floats(0.5, 1.0), min_size=1, max_size=20),
+)
+def test_a_model_wrong_by_half_runs_out_at_most_five_times_in_500_steps(limit, num_steps, shares):
+    # The shapes of a step reach a share of the cap that changes from step to step.
+    failures = outs_of_memory(limit, 100_000, num_steps, lambda step, cap: int(cap * shares[step % len(shares)]))
+    assert failures <= 5 + math.log2(num_steps / 500)
+
+
+def test_always_at_the_cap_a_model_wrong_by_half_runs_out_five_times_in_500_steps():
+    assert outs_of_memory(50_000, 100_000, 500, lambda step, cap: cap) == 5
+    assert outs_of_memory(50_000, 100_000, 10_000, lambda step, cap: cap) == 9
+
+
+@given(fails=st.lists(st.booleans(), max_size=400), wait_steps=st.integers(1, 4))
+def test_whatever_happens_the_limit_stays_between_one_and_the_launch(fails, wait_steps):
+    cap = Cap(now=1000, wait_steps=wait_steps)
+    for failed in fails:
+        before = cap
+        if failed and cap.now > 1:
+            cap = cap.lowered(int(0.7 * cap.now), failed=cap.now)
+            assert cap.now < before.now
+        else:
+            cap = cap.after_clean_step()
+            assert cap.now >= before.now
+        assert 0 <= cap.now <= 1000
+        assert (cap.before[0] if cap.before else cap.now) == 1000
+        assert Cap.from_dict(json.loads(json.dumps(cap.as_dict()))) == cap
+
+
+# By length
+
+
+CAP_BYTES = 1000 + 10 * 300
+
+
+def cutter(**settings):
+    return ByLength(costs=linear_costs(seconds=50.0), cap_bytes=CAP_BYTES, **settings)
+
+
+def shapes(cuts):
+    return [(part.rows.tolist(), part.padded_length) for part in cuts]
+
+
+def test_by_length_it_cuts_as_cut_does_and_the_cap_falls_by_what_the_shape_adds():
+    lengths = [40, 100, 7, 7, 80, 33, 33, 60]
+    for settings in ({}, {"most_rows": 2}, {"largest": True}):
+        expected = cut(lengths, costs=linear_costs(seconds=50.0), cap_bytes=CAP_BYTES, **settings)
+        assert shapes(cutter(**settings).cut(lengths)) == shapes(expected)
+    by_length = cutter()
+    (alone,) = by_length.cut([500])
+    assert by_length.lower(alone) is None  # a lone row changes nothing
+    assert by_length.cap_bytes == CAP_BYTES
+    failed = by_length.cut([100, 100])[0]
+    assert failed.peak_bytes == 3000
+    assert by_length.lower(failed) == CapChange(before=4000, after=1000 + 1400, unit="bytes")
+    assert [part.num_rows for part in by_length.cut([100, 100])] == [1, 1]
+    changes = [by_length.clean_step() for _ in range(60)]
+    assert changes == [None] * 49 + [CapChange(before=2400, after=4000, unit="bytes")] + [None] * 10
+    free = ByLength(costs=linear_costs(bytes_per_token=0), cap_bytes=5000)  # where rows add nothing
+    failed = free.cut([10, 10])[0]
+    assert free.lower(failed).after == failed.peak_bytes - 1
+    assert [part.num_rows for part in free.cut([10, 10])] == [1, 1]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=2, max_size=40),
+    bytes_per_token=st.floats(0, 50),
+    static_bytes=st.integers(0, 5000),
+)
+def test_the_same_rows_are_cut_smaller_until_each_is_alone(lengths, bytes_per_token, static_bytes):
+    costs = linear_costs(bytes_per_token=bytes_per_token, static_bytes=static_bytes, seconds=1000.0)
+    by_length = ByLength(costs=costs, cap_bytes=10_000)
+    for _ in range(60):
+        cuts = by_length.cut(lengths)
+        assert sorted(np.concatenate([part.rows for part in cuts]).tolist()) == list(range(len(lengths)))
+        together = [part for part in cuts if part.num_rows > 1]
+        if not together:
+            break
+        failed = min(together, key=lambda part: part.peak_bytes)  # the least that it can learn from
+        change = by_length.lower(failed)
+        assert change.after < min(failed.peak_bytes, change.before)
+    else:
+        pytest.fail("it does not come to an end")
+
+
+@examples(20)
+@given(
+    outcomes=st.lists(st.integers(0, 200), max_size=6), lengths=st.lists(st.integers(1, 200), min_size=1, max_size=40)
+)
+def test_a_restored_cutter_goes_on_the_same(outcomes, lengths):
+    one, other = cutter(), ByLength(costs=linear_costs(), cap_bytes=1)
+    for clean_steps in outcomes:
+        for _ in range(clean_steps):
+            one.clean_step()
+        one.lower(one.cut(lengths)[0])
+    other.restore(json.loads(json.dumps(one.state())))
+    for _ in range(3):
+        assert shapes(one.cut(lengths)) == shapes(other.cut(lengths))
+        assert [one.clean_step() for _ in range(60)] == [other.clean_step() for _ in range(60)]
+    assert one.state() == other.state()
+
+
+def run(by_length, bytes_per_token, limit_bytes, num_steps):
+    """Steps on random rows under a real limit; how often memory ran out, and all rows that were learned from."""
+    random = np.random.default_rng(0)
+    failures = 0
+    for _ in range(num_steps):
+        lengths = np.minimum(random.lognormal(4.9, 0.8, 32).astype(int) + 1, 2000)
+        done = False
+        while not done:
+            done = True
+            for part in by_length.cut(lengths):
+                if part.num_rows > 1 and 1000 + bytes_per_token * part.num_rows * part.padded_length > limit_bytes:
+                    by_length.lower(part)
+                    failures += 1
+                    done = False
+                    break
+        by_length.clean_step()
+    return failures
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_a_memory_model_that_promises_twice_the_room(largest):
+    costs = linear_costs(bytes_per_token=10, seconds=0.5, seconds_per_token=0.001)
+    limit_bytes = 1000 + 20 * 2000
+    right = linear_costs(bytes_per_token=20, seconds=0.5, seconds_per_token=0.001)
+    assert 0 < run(ByLength(costs=costs, cap_bytes=limit_bytes, largest=largest), 20, limit_bytes, 500) <= 5
+    assert run(ByLength(costs=right, cap_bytes=limit_bytes, largest=largest), 20, limit_bytes, 50) == 0
+
+
+# By rows
+
+
+@given(lengths=st.lists(st.integers(1, 100), max_size=60), max_rows=st.integers(1, 70))
+def test_by_rows_every_row_once_longest_first_and_none_too_wide(lengths, max_rows):
+    cuts = ByRows(max_rows=max_rows).cut(lengths)
+    order = [row for part in cuts for row in part.rows.tolist()]
+    assert sorted(order) == list(range(len(lengths)))
+    assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
+    assert all(part.num_rows == max_rows for part in cuts[:-1])
+    assert all(1 <= part.num_rows <= max_rows for part in cuts[-1:])
+    assert [part.padded_length for part in cuts] == [max(lengths[row] for row in part.rows) for part in cuts]
+    assert all(part.peak_bytes is None and part.seconds is None for part in cuts)
+    by_function = cut_by_rows(np.array(lengths, dtype=int), max_rows=max_rows)
+    assert [part.rows.tolist() for part in cuts] == [rows.tolist() for rows in by_function]
+
+
+def test_rows_halve_and_come_back():
+    by_rows = ByRows(max_rows=5)
+    assert by_rows.lower(by_rows.cut([3] * 9)[0]) == CapChange(before=5, after=2, unit="rows")
+    assert [part.num_rows for part in by_rows.cut([3] * 9)] == [2, 2, 2, 2, 1]
+    assert by_rows.lower(by_rows.cut([3] * 9)[-1]) is None
+    assert by_rows.lower(by_rows.cut([3] * 9)[0]) == CapChange(before=2, after=1, unit="rows")
+    assert by_rows.max_rows == 1
+    changes = [by_rows.clean_step() for _ in range(150)]
+    assert [(number, change.after) for number, change in enumerate(changes) if change] == [(49, 2), (99, 5)]
+    by_rows = ByRows(max_rows=8)  # the last smaller one may be what fails
+    assert by_rows.lower(by_rows.cut([9] * 11)[1]) == CapChange(before=8, after=1, unit="rows")
+
+
+def test_by_rows_a_restored_cutter_goes_on_the_same():
+    one, other = ByRows(max_rows=32), ByRows(max_rows=4)
+    one.lower(one.cut([1] * 40)[0])
+    for _ in range(70):
+        one.clean_step()
+    one.lower(one.cut([1] * 40)[0])
+    other.restore(json.loads(json.dumps(one.state())))
+    assert [one.clean_step() for _ in range(300)] == [other.clean_step() for _ in range(300)]
+    assert one.state() == other.state()
+
+
+# Random groups of rows: neighbours in the batch's own order, under the same caps
+
+
+def test_groups_are_of_equal_size_and_more_where_one_does_not_fit():
+    def sizes(*asked, num_groups=8, longest=lambda start, most: most):
+        return [stop - start for start, stop in groups_in_order(*asked, num_groups=num_groups, longest=longest)]
+
+    assert [sizes(num_rows) for num_rows in (0, 1, 5, 8)] == [[], [1], [1] * 5, [1] * 8]
+    assert [sizes(num_rows) for num_rows in (9, 20, 64)] == [[2] + [1] * 7, [3] * 4 + [2] * 4, [8] * 8]
+    narrow = sizes(30, num_groups=4, longest=lambda start, most: min(most, 3 if start < 10 else 6))
+    assert narrow == [3, 3, 3, 3, 6, 6, 6]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 120), max_size=40),
+    max_rows=st.integers(1, 20),
+    num_groups=st.integers(1, 12),
+)
+def test_by_rows_every_row_once_in_order_and_no_group_over_the_limit(lengths, max_rows, num_groups):
+    cuts = ByRows(max_rows=max_rows).cut_in_order(lengths, num_groups=num_groups)
+    assert [row for part in cuts for row in part.rows] == list(range(len(lengths)))
+    assert all(1 <= part.num_rows <= max_rows for part in cuts)
+    assert [part.padded_length for part in cuts] == [max(lengths[row] for row in part.rows) for part in cuts]
+    if len(lengths) <= num_groups * max_rows:
+        assert len(cuts) == min(num_groups, len(lengths))
+
+
+@examples(50)
+@given(
+    costs=costs(peak=st.one_of(rising_surfaces(), jagged_surfaces())),
+    cap_bytes=st.integers(0, 4000),
+    most_rows=st.one_of(st.none(), st.integers(1, 8)),
+    lengths=st.lists(st.integers(1, 120), max_size=40),
+    num_groups=st.integers(1, 12),
+)
+def test_by_length_no_group_is_over_the_cap_and_each_is_as_large_as_wished_or_as_fits(
+    costs, cap_bytes, most_rows, lengths, num_groups
+):
+    cuts = ByLength(costs=costs, cap_bytes=cap_bytes, most_rows=most_rows).cut_in_order(lengths, num_groups=num_groups)
+    assert [row for part in cuts for row in part.rows] == list(range(len(lengths)))
+    for number, part in enumerate(cuts):
+        first, after = part.rows[0], part.rows[-1] + 1
+        assert part.padded_length == max(lengths[first:after])
+        assert part.peak_bytes == np.ceil(costs.peak_bytes(part.num_rows, part.padded_length))
+        assert part.seconds == costs.seconds(part.num_rows, part.padded_length)
+        assert part.num_rows == 1 or (part.peak_bytes <= cap_bytes and part.num_rows <= (most_rows or 40))
+        wished = int(np.ceil((len(lengths) - first) / max(1, num_groups - number)))
+        if part.num_rows < min(wished, most_rows or 40):
+            with_one_more = costs.peak_bytes(part.num_rows + 1, max(lengths[first : after + 1]))
+            assert max(with_one_more, part.peak_bytes) > cap_bytes  # a row may be over the cap alone
+
+
+def test_a_lowered_cap_makes_more_groups():
+    by_length = ByLength(costs=linear_costs(), cap_bytes=1000 + 10 * 400)
+    assert [part.num_rows for part in by_length.cut_in_order([100] * 16, num_groups=4)] == [4, 4, 4, 4]
+    by_length.lower(by_length.cut_in_order([100] * 16, num_groups=4)[0])
+    assert [part.num_rows for part in by_length.cut_in_order([100] * 16, num_groups=4)] == [2] * 8

@@ -1,19 +1,32 @@
-"""Estimates of the gradient's noise, on gradients whose noise is known."""
+"""The gradient's noise, estimated from gradients whose noise is known; and the batch that follows it."""
 
 import json
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
-from brim.batching import NoiseMeasurement, NoiseScale, measure
+from brim.batching import Adaptation, NoiseMeasurement, NoiseScale, measure
 
 DIMENSIONS = 20
+
+
 GRADIENT = np.linspace(-0.3, 0.5, DIMENSIONS)
+
+
 DEVIATIONS = np.linspace(0.1, 2.0, DIMENSIONS)  # of a row's gradient, by dimension
+
+
 TRACE = float((DEVIATIONS**2).sum())
+
+
 SQUARED = float((GRADIENT**2).sum())
+
+
 UNEQUAL = np.array([1, 7, 30, 2, 2, 90, 15, 4, 60, 11, 3, 25])  # supervised tokens of rows
+
+
 EQUAL = np.full(12, 9)
 
 
@@ -61,28 +74,19 @@ def test_equal_rows_of_known_covariance_have_the_noise_scale_of_the_paper():
         assert variance == pytest.approx(TRACE, rel=0.03)
 
 
-def test_two_groups_by_hand():
-    """Shares (3, 0) and (1, 2) with weights 3 : 1; their sum is (4, 2)."""
-    measurement = measure(squared_sum=20.0, squared_shares=[9.0, 5.0], weights=[30, 10], num_rows=6)
-    assert measurement.squared_gradient == pytest.approx(2 * 3 / (1 - 9 / 16 - 1 / 16))
-    assert measurement.gradient_variance == pytest.approx(6 * (20 - 16))
-
-
-def test_equal_gradients_have_no_noise():
-    measurement = measured(np.tile(GRADIENT, (12, 1)), UNEQUAL, [1, 2, 3, 6])
-    assert measurement.squared_gradient == pytest.approx(SQUARED)
-    assert measurement.gradient_variance == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_no_measurement(value):
-    assert measure(squared_sum=value, squared_shares=[1.0, 2.0], weights=[1, 1], num_rows=2) is None
-    assert measure(squared_sum=2.0, squared_shares=[1.0, value], weights=[1, 1], num_rows=2) is None
-
-
-@pytest.mark.parametrize("weights", [[5], [5, 0]])
-def test_one_group_is_no_measurement(weights):
-    assert measure(squared_sum=1.0, squared_shares=[1.0] * len(weights), weights=weights, num_rows=2) is None
+def test_measurements_by_hand_and_none():
+    """Shares (3, 0) and (1, 2) with weights 3 : 1, whose sum is (4, 2); gradients without noise; no measurements."""
+    two = measure(squared_sum=20.0, squared_shares=[9.0, 5.0], weights=[30, 10], num_rows=6)
+    assert two.squared_gradient == pytest.approx(2 * 3 / (1 - 9 / 16 - 1 / 16))
+    assert two.gradient_variance == pytest.approx(6 * (20 - 16))
+    equal = measured(np.tile(GRADIENT, (12, 1)), UNEQUAL, [1, 2, 3, 6])
+    assert equal.squared_gradient == pytest.approx(SQUARED)
+    assert equal.gradient_variance == pytest.approx(0, abs=1e-12)
+    for value in (math.nan, math.inf):
+        assert measure(squared_sum=value, squared_shares=[1.0, 2.0], weights=[1, 1], num_rows=2) is None
+        assert measure(squared_sum=2.0, squared_shares=[1.0, value], weights=[1, 1], num_rows=2) is None
+    for weights in ([5], [5, 0]):  # one group
+        assert measure(squared_sum=1.0, squared_shares=[1.0] * len(weights), weights=weights, num_rows=2) is None
 
 
 def measurement(squared_gradient, gradient_variance):
@@ -119,13 +123,11 @@ def test_the_smoothed_ratio_converges():
 
 
 def test_it_is_not_known_before_five_measurements():
-    noise = NoiseScale()
-    known = []
+    noise, known = NoiseScale(), []
     for _ in range(6):
         noise = noise.after(measurement(2.0, 60.0))
         known.append((noise.rows, noise.is_at_least(30), noise.is_at_most(30)))
-    assert known[:4] == [(None, False, False)] * 4
-    assert known[4:] == [(pytest.approx(30), True, True)] * 2
+    assert known == [(None, False, False)] * 4 + [(pytest.approx(30), True, True)] * 2
     assert not noise.is_at_least(31)
     assert not noise.is_at_most(29)
 
@@ -147,23 +149,99 @@ def test_where_one_of_the_averages_is_not_positive(squared, variance, rows, is_a
     assert [noise.is_at_most(each) for each in (32, 64, 65)] == is_at_most
 
 
-@pytest.mark.parametrize(
-    ("num_measurements", "squared", "words"),
-    [
-        (4, 1.0, "noise scale not known yet, after 4 of 5 measurements"),
-        (5, 0.5, "noise scale 2469.0 rows"),
-        (5, -0.5, "noise scale larger than the measured batches can tell"),
-    ],
-)
-def test_in_words(num_measurements, squared, words):
-    noise = NoiseScale(num_measurements=num_measurements, squared_gradient=squared, gradient_variance=1234.5)
-    assert noise.in_words() == words
+def test_in_words_and_saved():
+    def words(num_measurements, squared):
+        return NoiseScale(
+            num_measurements=num_measurements, squared_gradient=squared, gradient_variance=1234.5
+        ).in_words()
 
-
-def test_a_saved_noise_scale_goes_on_to_the_bit():
+    assert words(4, 1.0) == "noise scale not known yet, after 4 of 5 measurements"
+    assert words(5, 0.5) == "noise scale 2469.0 rows"
+    assert words(5, -0.5) == "noise scale larger than the measured batches can tell"
     random = np.random.default_rng(4)
     one = other = NoiseScale()
-    for pair in random.standard_normal((40, 2)).tolist():
+    for pair in random.standard_normal((40, 2)).tolist():  # a saved one goes on to the bit
         one = one.after(measurement(*pair))
         other = NoiseScale.from_dict(json.loads(json.dumps(other.as_dict()))).after(measurement(*pair))
         assert one == other
+
+
+# The batch that follows it
+
+
+def noise(rows, num_measurements=5):
+    return NoiseScale(num_measurements=num_measurements, squared_gradient=1.0, gradient_variance=float(rows))
+
+
+def sizes(adaptation, scales):
+    """The size after each measurement."""
+    seen = []
+    for rows in scales:
+        adaptation = adaptation.after(noise(rows))
+        seen.append(adaptation.size)
+    return seen
+
+
+def adaptation(size, smallest=32, largest=256):
+    return Adaptation(size=size, smallest=smallest, largest=largest)
+
+
+def test_the_ladder_doubles_and_ends_at_the_largest():
+    ladders = [(32, 64, 128, 256), (32, 64, 128, 200), (3, 6, 12, 20), (8, 9), (8,), (1, 2)]
+    for ladder in ladders:
+        assert adaptation(ladder[0], ladder[0], ladder[-1]).ladder == ladder
+
+
+@pytest.mark.parametrize(
+    ("start", "scales", "expected"),
+    [
+        (64, [128] * 4, [64, 64, 128, 128]),  # at least the next rung, three times in a row
+        (64, [127.9] * 9, [64] * 9),
+        (64, [32] * 3, [64, 64, 32]),
+        (64, [32.1] * 9, [64] * 9),
+        (64, [500, 500, 100, 500, 500, 500], [64] * 5 + [128]),  # once undecided: votes begin anew
+        (64, [500, 500, 20, 500, 500, 500], [64] * 5 + [128]),
+        (64, [500] * 7, [64, 64, 128, 128, 128, 256, 256]),  # and after a move
+        (64, [1e9] * 12, [64, 64, 128, 128, 128, 256] + [256] * 6),
+        (256, [0] * 12, [256, 256, 128, 128, 128, 64, 64, 64, 32, 32, 32, 32]),
+        (64, [128, 128, 128, 65, 65, 65, 65], [64, 64] + [128] * 5),  # not back within a factor of two
+        (64, [128, 128, 128, 64, 64, 64], [64, 64, 128, 128, 128, 64]),
+        (48, [64] * 3, [48, 48, 64]),  # from between two rungs
+        (48, [32] * 3, [48, 48, 32]),
+        (48, [63] * 9, [48] * 9),
+    ],
+)
+def test_moves(start, scales, expected):
+    assert sizes(adaptation(start), scales) == expected
+
+
+def test_odd_rungs_too_few_measurements_and_nothing_but_noise_or_signal():
+    assert sizes(adaptation(128, 32, 200), [200] * 3) == [128, 128, 200]  # the last rung need not be a doubling
+    assert sizes(adaptation(200, 32, 200), [128] * 3) == [200, 200, 128]
+    now = adaptation(64)
+    for number in range(1, 8):  # nothing moves before the noise scale is known
+        now = now.after(noise(1e6, num_measurements=number))
+        assert now.size == (128 if number == 7 else 64)
+    all_noise = NoiseScale(num_measurements=9, squared_gradient=-0.1, gradient_variance=1.0)
+    all_signal = NoiseScale(num_measurements=9, squared_gradient=1.0, gradient_variance=-0.1)
+    up = down = adaptation(64)
+    for _ in range(3):
+        up, down = up.after(all_noise), down.after(all_signal)
+    assert (up.size, down.size) == (128, 32)
+
+
+@given(
+    scales=st.lists(st.sampled_from([0, 10, 32, 40, 64, 90, 128, 300, 1000]), max_size=40),
+    smallest=st.integers(1, 64),
+    factor=st.integers(1, 20),
+)
+def test_a_saved_one_goes_on_the_same_and_stays_within_its_bounds(scales, smallest, factor):
+    largest = smallest * factor - factor // 2
+    one = other = adaptation(smallest, smallest, max(smallest, largest))
+    for rows in scales:
+        before = one.size
+        one = one.after(noise(rows))
+        other = Adaptation.from_dict(json.loads(json.dumps(other.as_dict()))).after(noise(rows))
+        assert one == other
+        assert one.size in one.ladder
+        assert one.size == before or abs(one.ladder.index(one.size) - one.ladder.index(before)) == 1

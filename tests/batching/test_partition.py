@@ -1,12 +1,119 @@
-"""The two ways of dynamic programming."""
+"""Costs by shape, what fits under a cap, both ways of dynamic programming, and what all effective batches come to."""
 
-import hypothesis.strategies as st
+import json
+from collections import Counter
+
 import numpy as np
 import pytest
-from hypothesis import given
-from tests.batching.cost_examples import convex_surfaces, costs
+from hypothesis import given, strategies as st
+from tests.batching.cost_examples import (
+    LENGTHS,
+    TOKENS,
+    convex_surfaces,
+    costs,
+    jagged_surfaces,
+    linear_costs,
+    rising_surfaces,
+    surface,
+)
 
-from brim.batching.partition import Terms, cheapest_by_all_pairs, cheapest_by_queue, line_prices, price_table
+from brim.batching import (
+    Costs,
+    Surface,
+    cut_totals,
+    cut_totals_by_rows,
+    longest_row_that_fits,
+    partition as totals,
+    rows_that_fit,
+)
+from brim.batching.microbatch import cut, cut_by_rows
+from brim.batching.partition import (
+    MOST_ROWS_FOR_ALL_PAIRS,
+    RowTooLongError,
+    Terms,
+    cheapest_by_all_pairs,
+    cheapest_by_queue,
+    line_prices,
+    price_table,
+)
+
+TWO = Surface(base=10.0, lengths=(10, 30), tokens=((20, 100), (60, 90)), values=((30.0, 190.0), (130.0, 250.0)))
+
+
+def test_a_surface_by_hand():
+    values = [
+        (2, 10, 30),  # samples
+        (10, 10, 190),
+        (3, 30, 250),
+        (1, 10, 20),  # between no tokens and the first
+        (1, 30, 70),
+        (6, 10, 110),  # between two
+        (11, 10, 210),  # beyond the last: its slope goes on
+        (5, 30, 490),
+        (3, 20, (110 + 130) / 2),  # 60 tokens: between the two lengths
+        (4, 5, 30),  # shorter than any: the shortest's line
+        (2, 45, 250),  # longer than any: the longest's
+    ]
+    for rows, length, value in values:
+        assert TWO(rows, length) == pytest.approx(value, rel=1e-15), (rows, length)
+    assert TWO.kinks.tolist() == [20, 60, 90, 100]
+    assert surface(0.0, [[1] * 4] * len(LENGTHS)).kinks.tolist() == list(TOKENS)
+    scaled = Costs(peak=TWO, static_bytes=6, time=TWO, scale=1.5)  # what was measured scales what the shape adds
+    assert scaled.peak_bytes([2, 10], 10).tolist() == [6 + 1.5 * 24, 6 + 1.5 * 184]
+    assert scaled.seconds([2, 10], 10).tolist() == [30, 190]
+
+
+@given(
+    surface=jagged_surfaces(),
+    rows=st.lists(st.integers(1, 200), min_size=1, max_size=20),
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20),
+)
+def test_a_table_is_the_same_as_one_call_for_each(surface, rows, lengths):
+    table = surface(np.array(rows), np.array(lengths)[:, None])
+    assert table.shape == (len(lengths), len(rows))
+    for line, length in zip(table, lengths, strict=True):
+        assert line.tolist() == [float(surface(number, length)) for number in rows]
+
+
+@given(surface=jagged_surfaces(), length=st.integers(1, 150), rows=st.integers(1, 300))
+def test_straight_between_kinks(surface, length, rows):
+    low, high = rows * length, (rows + 2) * length
+    if not np.any((surface.kinks > low) & (surface.kinks < high)):
+        middle = float(surface(rows, length) + surface(rows + 2, length)) / 2
+        assert float(surface(rows + 1, length)) == pytest.approx(middle, rel=1e-9)
+
+
+@given(costs=costs(), rows=st.integers(1, 99), length=st.integers(1, 150))
+def test_costs_through_json(costs, rows, length):
+    again = Costs.from_dict(json.loads(json.dumps(costs.as_dict())))
+    assert again == costs
+    assert again.peak_bytes(rows, length) == costs.peak_bytes(rows, length)
+
+
+@given(
+    costs=costs(peak=jagged_surfaces()),
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5),
+    most=st.integers(1, 300),
+    cap_bytes=st.integers(0, 4000),
+)
+def test_the_rows_below_the_first_number_that_is_over_the_cap(costs, lengths, most, cap_bytes):
+    over = costs.peak_bytes(np.arange(1, most + 1), np.array(lengths)[:, None]) > cap_bytes
+    expected = [line.tolist().index(True) if line.any() else most for line in over]
+    assert rows_that_fit(costs, lengths, cap_bytes=cap_bytes, most=most).tolist() == expected
+
+
+def test_what_fits_by_hand():
+    fit = rows_that_fit(linear_costs(scale=2.0), [1, 50, 70, 150, 151], cap_bytes=1000 + 20 * 150, most=1000)
+    assert fit.tolist() == [150, 3, 2, 1, 0]
+    for cap_bytes, tokens in [(999, 0), (1009, 0), (1010, 1), (51_009, 5000), (10**9, 1 << 20)]:
+        assert longest_row_that_fits(linear_costs(), cap_bytes) == tokens
+    assert longest_row_that_fits(linear_costs(), 1000 + 10 * 3 * 50 + 29, rows=3) == 50
+    assert longest_row_that_fits(linear_costs(), 10**9, up_to=4097) == 4097
+    assert longest_row_that_fits(linear_costs(), 1000 + 10 * 4097 - 1, up_to=4097) == 4096
+    rise_and_fall = surface(0.0, [[10, -9, 0, 1]] * 3)
+    costs = Costs(peak=rise_and_fall, static_bytes=0, time=rise_and_fall)
+    assert costs.peak_bytes(1, 100) == 320 - 9 * 68 < 200
+    assert longest_row_that_fits(costs, 200) == 20  # a row is too long where a shorter one is
 
 
 def sizes(begins):
@@ -66,3 +173,121 @@ def test_of_equal_cuts_the_one_with_the_largest_last_micro_batch():
     assert sizes(cheapest_by_all_pairs(table, np.zeros((1, 3), dtype=np.intp))[0]) == [(0, 3)]
     assert sizes(cheapest_by_queue([3, 3, 3], lambda _, rows: float(rows))) == [(0, 3)]
     assert sizes(cheapest_by_queue([2, 2, 2], lambda _, rows: float(rows))) == [(0, 1), (1, 3)]
+
+
+def one_by_one(lengths, batch_size, cut_one):
+    """(rows, padded length) of all micro-batches, how often each."""
+    lengths = np.array(lengths)
+    shapes = Counter()
+    for start in range(0, len(lengths), batch_size):
+        some = lengths[start : start + batch_size]
+        shapes.update((len(rows), int(some[rows].max())) for rows in cut_one(some))
+    return shapes
+
+
+def check(found, shapes, lengths, batch_size, costs):
+    assert found.num_steps == found.num_steps_looked_at == -(-len(lengths) // batch_size)
+    assert found.num_micro_batches == sum(shapes.values())
+    assert found.padded_tokens == sum(count * rows * padded for (rows, padded), count in shapes.items())
+    assert found.real_tokens == sum(lengths)
+    seconds = sum(count * float(costs.seconds(*shape)) for shape, count in shapes.items())
+    assert found.seconds == pytest.approx(seconds, rel=1e-12)
+    peaks = {shape: int(np.ceil(costs.peak_bytes(*shape))) for shape in shapes}
+    assert found.widest.peak_bytes == max(peaks.values())
+    undominated = {a for a in shapes if not any(b != a and b[0] >= a[0] and b[1] >= a[1] for b in shapes)}
+    chosen = {(shape.rows, shape.padded_length) for shape in found.shapes}
+    widest = (found.widest.rows, found.widest.padded_length)
+    assert chosen <= undominated | {widest}
+    assert len(chosen) == len(found.shapes) <= 16
+    assert len(chosen) == 16 or chosen == undominated | {widest}
+    assert found.shapes[0] == found.widest
+    for shape in found.shapes:
+        key = (shape.rows, shape.padded_length)
+        assert (shape.count, shape.peak_bytes, shape.seconds) == (shapes[key], peaks[key], float(costs.seconds(*key)))
+    assert [shape.peak_bytes for shape in found.shapes] == sorted((s.peak_bytes for s in found.shapes), reverse=True)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 120), min_size=1, max_size=90),
+    batch_size=st.integers(1, 40),
+    costs=costs(time=rising_surfaces()),
+    share=st.floats(0, 1),
+    most_rows=st.none() | st.integers(1, 9),
+    largest=st.booleans(),
+)
+def test_they_are_those_of_cutting_batch_by_batch(lengths, batch_size, costs, share, most_rows, largest):
+    alone = float(costs.peak_bytes(1, np.array(lengths)).max())
+    together = float(costs.peak_bytes(batch_size, max(lengths)))
+    settings = {
+        "costs": costs,
+        "cap_bytes": int(np.ceil(alone + share * max(together - alone, 0))),
+        "most_rows": most_rows,
+        "largest": largest,
+    }
+    shapes = one_by_one(lengths, batch_size, lambda some: [part.rows for part in cut(some, **settings)])
+    check(cut_totals(lengths, batch_size, **settings), shapes, lengths, batch_size, costs)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 120), min_size=1, max_size=90),
+    batch_size=st.integers(1, 40),
+    costs=costs(),
+    max_rows=st.integers(1, 50),
+)
+def test_micro_batches_of_so_many_rows(lengths, batch_size, costs, max_rows):
+    shapes = one_by_one(lengths, batch_size, lambda some: cut_by_rows(some, max_rows=max_rows))
+    found = cut_totals_by_rows(lengths, batch_size, costs=costs, max_rows=max_rows)
+    check(found, shapes, lengths, batch_size, costs)
+
+
+def test_blocks_and_tables_of_any_size_come_to_the_same(monkeypatch):
+    lengths = np.random.default_rng(1).integers(1, 300, 1000)
+    settings = {"costs": linear_costs(seconds=0.7), "cap_bytes": 1000 + 10 * 2000}
+    wholes = [cut_totals(lengths, 24, **settings, largest=largest) for largest in (False, True)]
+    monkeypatch.setattr(totals, "_ENTRIES_AT_ONCE", 100)
+    monkeypatch.setattr(totals, "_ENTRIES_OF_PRICES", 10)
+    assert [cut_totals(lengths, 24, **settings, largest=largest) for largest in (False, True)] == wholes
+
+
+def test_large_batches_are_cut_one_by_one():
+    lengths = np.random.default_rng(2).integers(1, 300, 2 * MOST_ROWS_FOR_ALL_PAIRS + 100)
+    batch_size = MOST_ROWS_FOR_ALL_PAIRS + 50
+    settings = {"costs": linear_costs(seconds=0.7), "cap_bytes": 1000 + 10 * 2000}
+    shapes = one_by_one(lengths, batch_size, lambda some: [part.rows for part in cut(some, **settings)])
+    check(cut_totals(lengths, batch_size, **settings), shapes, lengths.tolist(), batch_size, settings["costs"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "batch_size"),
+    [("_MOST_PAIRS", 10 * 20**2, 20), ("_MOST_ROWS_IN_QUEUES", 10 * (MOST_ROWS_FOR_ALL_PAIRS + 8), 520)],
+)
+def test_evenly_chosen_steps_stand_for_all(monkeypatch, limit, value, batch_size):
+    # Each step is one of three kinds in turn; 10 of 30 full ones are looked at, every third: the kind of the first.
+    kinds = [np.full(batch_size, length) for length in (10, 30, 60)]
+    lengths = np.concatenate([*kinds * 10, [200]])
+    monkeypatch.setattr(totals, limit, value)
+    costs = linear_costs(seconds=0.0)
+    found = cut_totals(lengths, batch_size, costs=costs, cap_bytes=10_000, largest=True, most_rows=batch_size // 2)
+    assert (found.num_steps, found.num_steps_looked_at) == (31, 11)
+    assert found.real_tokens == lengths.sum()
+    first = cut_totals(kinds[0], batch_size, costs=costs, cap_bytes=10_000, largest=True, most_rows=batch_size // 2)
+    assert found.num_micro_batches == 30 * first.num_micro_batches + 1
+    assert found.padded_tokens == 30 * batch_size * 10 + 200
+    assert found.seconds == pytest.approx(30 * first.seconds + 200 * 0.01)
+
+
+def test_a_row_over_the_cap_alone():
+    lengths = [10, 300, 20, 310, 310, 5]
+    settings = {"costs": linear_costs(), "cap_bytes": 1000 + 10 * 100}
+    with pytest.raises(RowTooLongError, match="row 3 of 310 tokens takes 4100 bytes alone, the cap is 2000"):
+        cut_totals(lengths, 2, **settings)
+    shapes = one_by_one(
+        lengths, 2, lambda some: [part.rows for part in cut(some, **settings, lone_rows_may_exceed=True)]
+    )
+    check(cut_totals(lengths, 2, **settings, lone_rows_may_exceed=True), shapes, lengths, 2, settings["costs"])
+    assert (1, 310) in shapes
+
+
+def test_fewer_rows_than_an_effective_batch():
+    found = cut_totals([7, 7, 7], 32, costs=linear_costs(), cap_bytes=10_000)
+    assert (found.num_steps, found.num_micro_batches, found.widest.rows, found.widest.count) == (1, 1, 3, 1)

@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-import textwrap
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,10 +11,15 @@ import torch
 from torch import nn
 
 from brim.batching import Prober, find_batch_size, gradients_at_hand, no_trace, peak_meter, standing_for
-from brim.batching.prober import NoPeak, ResidentPeak
+from brim.batching.prober import ResidentPeak
 from brim.errors import NothingFitsError, ProbeError
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
+
 MIB = 2**20
+
+
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12"
 
 
@@ -105,6 +109,8 @@ OPTIMIZERS = {
     "tensor_lr": lambda weights: torch.optim.Adam(weights, lr=torch.tensor(0.1), capturable=False, foreach=False),
     "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),  # has its state from the start
 }
+
+
 ENDS = {
     "well": lambda: None,
     "out_of_memory": lambda: fail(RuntimeError(OUT_OF_MEMORY)),
@@ -144,23 +150,27 @@ def test_training_goes_on_as_if_nothing_had_been_probed():
         assert torch.equal(one, other)
 
 
-def test_the_same_gradient_tensors_are_there_afterwards():
+def test_gradients_buffers_settings_and_groups_are_put_back():
     loop = Loop(OPTIMIZERS["adamw"])
     loop.net.first.weight.grad = gradient = torch.full((8, 6), 3.0)
     loop.prober()(2)
     assert loop.net.first.weight.grad is gradient
     assert torch.equal(gradient, torch.full((8, 6), 3.0))
     assert loop.net.first.bias.grad is None
-
-
-def test_a_buffer_that_a_step_replaces_is_put_back():
     net = nn.BatchNorm1d(2)
     buffer = net.running_mean
-    with no_trace(net):
+    with no_trace(net):  # of a step that replaces a buffer
         net.running_mean = torch.ones(2)
         buffer.add_(5)
     assert net.running_mean is buffer
     assert torch.equal(buffer, torch.zeros(2))
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([net.weight], lr=0.1)
+    before = bits(optimizer.state_dict())
+    with no_trace(net, optimizer):
+        optimizer.param_groups[0]["lr"] = 7
+        optimizer.add_param_group({"params": [net.bias]})
+    assert bits(optimizer.state_dict()) == before
 
 
 def test_what_a_rotary_embedding_notes_down_is_put_back_with_its_buffer():
@@ -184,23 +194,7 @@ def test_what_a_rotary_embedding_notes_down_is_put_back_with_its_buffer():
     assert torch.equal(angles(rotary, 20), angles(untouched, 20))
 
 
-def test_settings_and_groups_of_the_optimizer_are_put_back():
-    net = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW([net.weight], lr=0.1)
-    before = bits(optimizer.state_dict())
-    with no_trace(net, optimizer):
-        optimizer.param_groups[0]["lr"] = 7
-        optimizer.add_param_group({"params": [net.bias]})
-    assert bits(optimizer.state_dict()) == before
-
-
-def test_weights_that_change_without_an_optimizer_are_told():
-    loop = Loop(OPTIMIZERS["sgd"])
-    with pytest.raises(ProbeError, match="changed weights, and no optimizer was given"):
-        loop.prober(optimizer=None)(2)
-
-
-def test_steps_are_those_that_the_loop_counts():
+def test_steps_are_those_that_the_loop_counts_and_weights_do_not_change_without_an_optimizer():
     net = nn.Linear(1, 1)
     counted = {"rows": lambda size: 12 // size, "loss": lambda size: net(torch.ones(size, 1)).sum(), "flag": bool}
     assert Prober(counted["rows"], model=net)(4).steps == 3
@@ -208,6 +202,10 @@ def test_steps_are_those_that_the_loop_counts():
     assert Prober(counted["flag"], model=net, num_steps=3)(4).steps == 3
     with pytest.raises(ProbeError, match="batch size 16 says that it fits, and ran no step"):
         find_batch_size(Prober(counted["rows"], model=net), how="halving", most=16)
+    with pytest.raises(ProbeError, match="changed weights, and no optimizer was given"):
+        Loop(OPTIMIZERS["sgd"]).prober(optimizer=None)(2)
+    with pytest.raises(NothingFitsError, match="not even one row fits"):
+        find_batch_size(Loop(OPTIMIZERS["sgd"], ends=ENDS["out_of_memory"]).prober(), how="halving", most=4)
 
 
 def test_what_stands_for_state_and_gradients_is_there_and_goes():
@@ -239,66 +237,53 @@ def test_the_peak_of_a_probe_is_that_of_its_step():
     large, small = prober(8).peak_bytes, prober(1).peak_bytes
     assert large - small == pytest.approx(7 * 32 * MIB, rel=0.02)
     assert prober.limit_bytes > large
-
-
-def test_other_devices_say_nothing():
-    meter = peak_meter(torch.device("meta"))
-    assert isinstance(meter, NoPeak)
+    meter = peak_meter(torch.device("meta"))  # other devices say nothing
     meter.begin()
     assert (meter.peak_bytes(), meter.limit_bytes()) == (None, None)
 
 
-def run_under_a_limit(code):
-    """In a process of its own, whose address space is limited to 256 MiB more than it has after its imports."""
-    opening = """
-        import re, resource, torch
-        from torch import nn
-        import brim
-        from brim.batching import Prober
+UNDER_A_LIMIT = """
+# An address space of 256 MiB more than there is after the imports
+import re, resource, torch
+from torch import nn
+import brim
+from brim.batching import Prober
 
-        MIB = 2**20
+MIB = 2**20
 
-        def mapped():
-            return int(re.search(r"VmSize:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+def mapped():
+    return int(re.search(r"VmSize:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
 
-        torch.set_num_threads(1)
-        net = nn.LayerNorm(2**18, bias=False)  # 1 MiB of weights
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
-        def step(size):
-            rows = torch.ones(size, 2**18)
-            (rows * net.weight).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        net(torch.ones(2**18)).sum().backward()
-        optimizer.zero_grad()
-        limit = mapped() + 256 * MIB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        prober = Prober(step, model=net, optimizer=optimizer)
-        assert prober.limit_bytes == limit
-    """
-    code = textwrap.dedent(opening) + textwrap.dedent(code)
-    environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+torch.set_num_threads(1)
+net = nn.LayerNorm(2**18, bias=False)  # 1 MiB of weights
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
+def step(size):
+    rows = torch.ones(size, 2**18)
+    (rows * net.weight).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+net(torch.ones(2**18)).sum().backward()
+optimizer.zero_grad()
+limit = mapped() + 256 * MIB
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+prober = Prober(step, model=net, optimizer=optimizer)
+assert prober.limit_bytes == limit
+for how in ("binary", "linear"):
+    found = brim.find_batch_size(prober, how=how, most=64, limit_bytes=prober.limit_bytes - 8 * MIB)
+    print(how, found.size, found.num_out_of_memory, len(found.probes))
+assert len(optimizer.state) == 0 and all(weight.grad is None for weight in net.parameters())
+"""
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS and /proc are Linux's")
 def test_under_a_real_limit_it_runs_out_of_memory_survives_and_finds_the_same_by_the_line():
-    printed = run_under_a_limit("""
-        for how in ("binary", "linear"):
-            found = brim.find_batch_size(prober, how=how, most=64, limit_bytes=prober.limit_bytes - 8 * MIB)
-            print(how, found.size, found.num_out_of_memory, len(found.probes))
-        assert len(optimizer.state) == 0 and all(weight.grad is None for weight in net.parameters())
-    """)
-    found = {how: tuple(map(int, rest)) for how, *rest in (line.split() for line in printed.splitlines())}
+    environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = {how: tuple(map(int, rest)) for how, *rest in (line.split() for line in done.stdout.splitlines())}
     assert found["binary"][1] >= 1
     assert found["linear"][:2] == (found["binary"][0], 0)
     assert 3 <= found["linear"][2] <= 4  # where the line's size lies at the limit, the heap's pages ask for one more
     # At the peak a row is there five times, 1 MiB each: itself, multiplied, squared, and the gradients of the last two.
     assert 45 <= found["binary"][0] <= 51
-
-
-def test_nothing_fits_is_told_from_a_real_step():
-    with pytest.raises(NothingFitsError, match="not even one row fits"):
-        find_batch_size(Loop(OPTIMIZERS["sgd"], ends=ENDS["out_of_memory"]).prober(), how="halving", most=4)

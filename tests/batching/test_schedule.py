@@ -1,12 +1,25 @@
-"""The effective batch as a function of consumed samples."""
+"""The effective batch as a function of consumed samples: its phases, the ramps, and how many steps it takes."""
 
+from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies as st
 
-from brim.batching import BatchSchedule, Phase, constant, schedule_of
+from brim.batching import (
+    BatchSchedule,
+    Phase,
+    constant,
+    doubling,
+    equal_steps,
+    linear,
+    num_steps,
+    samples_of_steps,
+    schedule_of,
+    stretches,
+    total_of_steps,
+)
 
 
 def phases(schedule):
@@ -20,32 +33,15 @@ def test_a_phase_holds_from_its_first_sample_on():
     ]  # fmt: skip
     assert [schedule.index_at(consumed) for consumed in (0, 249_999, 250_000, 10**13)] == [0, 0, 1, 2]
     assert (schedule.final_size, schedule.largest_size, schedule.is_constant) == (512, 2048, False)
-
-
-def test_one_size_is_one_phase():
-    assert constant(8) == BatchSchedule(phases=(Phase(first_sample=0, size=8),))
-    assert schedule_of([(0, 8), (40, 8), (90, 8)]) == constant(8)
-    assert constant(8).is_constant
-    assert (constant(8).final_size, constant(8).largest_size) == (8, 8)
-
-
-def test_of_steps_that_begin_together_the_last_counts():
+    assert constant(8) == BatchSchedule(phases=(Phase(first_sample=0, size=8),)) == schedule_of([(0, 8), (40, 8)])
+    assert (constant(8).final_size, constant(8).largest_size, constant(8).is_constant) == (8, 8, True)
+    # Of steps that begin together the last counts.
     assert phases(schedule_of([(0, 4), (0, 8), (10, 16), (10, 32), (20, 32), (30, 4)])) == [(0, 8), (10, 32), (30, 4)]
     assert phases(schedule_of([(0, 4), (10, 8), (10, 4)])) == [(0, 4)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "why"),
-    [
-        ([], "a schedule has a phase"),
-        ([(1, 8)], "a schedule begins with the run"),
-        ([(0, 8), (20, 4), (10, 2)], "phases in order"),
-        ([(0, 8), (20, 0)], "a batch holds at least one row"),
-    ],
-)
-def test_what_is_no_schedule_is_our_own_mistake(steps, why):
-    with pytest.raises(AssertionError, match=why):
-        schedule_of(steps)
+    no_schedules = {"has a phase": [], "begins with the run": [(1, 8)], "at least one row": [(0, 8), (20, 0)]}
+    for why, steps in {**no_schedules, "phases in order": [(0, 8), (20, 4), (10, 2)]}.items():
+        with pytest.raises(AssertionError, match=why):
+            schedule_of(steps)
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=8), first=st.integers(1, 4))
@@ -56,3 +52,207 @@ def test_every_sample_has_the_size_of_the_last_step_at_or_before_it(steps, first
         assert schedule.size_at(consumed) == [size for begin, size in steps if begin <= consumed][-1]
     assert all(a.first_sample < b.first_sample and a.size != b.size for a, b in pairwise(schedule.phases))
     assert schedule.largest_size == max(phase.size for phase in schedule.phases)
+
+
+# Ramps
+
+
+def by(increment):
+    return partial(linear, increment=increment)
+
+
+@pytest.mark.parametrize(
+    ("ramp", "initial", "final", "length", "expected"),
+    [
+        (doubling, 1024, 4096, 40_960, [(0, 1024), (20_480, 2048), (40_960, 4096)]),  # BERT-24's example
+        (doubling, 6, 20, 100, [(0, 6), (50, 12), (100, 20)]),
+        (doubling, 5, 7, 100, [(0, 5), (100, 7)]),
+        (doubling, 1, 8, 100, [(0, 1), (34, 2), (67, 4), (100, 8)]),
+        (doubling, 3, 24, 7, [(0, 3), (3, 6), (5, 12), (7, 24)]),
+        (doubling, 20, 6, 100, [(0, 20), (50, 10), (100, 6)]),
+        (doubling, 7, 1, 90, [(0, 7), (30, 4), (60, 2), (90, 1)]),
+        (doubling, 4, 16, 0, [(0, 16)]),
+        (doubling, 4, 16, 1, [(0, 4), (1, 16)]),
+        (doubling, 16, 16, 50, [(0, 16)]),
+        (equal_steps, 1024, 4096, 30_720, [(0, 1024), (10_240, 2048), (30_720, 4096)]),
+        (equal_steps, 6, 20, 90, [(0, 6), (30, 12), (90, 20)]),
+        (equal_steps, 64, 16, 96, [(0, 64), (64, 32), (96, 16)]),
+        (equal_steps, 1, 8, 100, [(0, 1), (15, 2), (43, 4), (100, 8)]),
+        (equal_steps, 4, 16, 0, [(0, 16)]),
+        (by(4), 8, 16, 100, [(0, 8), (50, 12), (100, 16)]),
+        (by(3), 8, 16, 90, [(0, 8), (30, 11), (60, 14), (90, 16)]),
+        (by(100), 8, 16, 90, [(0, 8), (90, 16)]),
+        (by(4), 16, 9, 100, [(0, 16), (50, 12), (100, 9)]),
+        (by(1), 1, 4, 2, [(0, 1), (1, 2), (2, 4)]),
+        (by(4), 4, 16, 0, [(0, 16)]),
+        (by(4), 16, 16, 50, [(0, 16)]),
+    ],
+)
+def test_ramps_by_hand(ramp, initial, final, length, expected):
+    assert phases(ramp(initial=initial, final=final, length_samples=length)) == expected
+
+
+@given(
+    initial=st.integers(1, 40),
+    increment=st.integers(1, 9),
+    num_increments=st.integers(1, 12),
+    length=st.integers(1, 400),
+)
+def test_linear_is_megatrons_ramp_at_every_sample(initial, increment, num_increments, length):
+    """Megatron-LM's RampupBatchsizeNumMicroBatchesCalculator, with exact division.
+
+    It divides in floating point, see below.
+    """
+    final = initial + num_increments * increment
+
+    def megatron(consumed):
+        if consumed > length:
+            return final
+        return initial + int(consumed / Fraction(length, num_increments)) * increment
+
+    schedule = linear(initial=initial, final=final, length_samples=length, increment=increment)
+    assert [schedule.size_at(consumed) for consumed in range(length + 3)] == list(map(megatron, range(length + 3)))
+
+
+def test_at_the_ramps_very_end_the_batch_is_final_where_megatrons_division_may_fall_short():
+    schedule = linear(initial=1, final=26, length_samples=7)
+    assert int(7 / (7 / 25)) == 24  # of 25 increments: by floats, the final batch comes one sample late
+    assert [schedule.size_at(consumed) for consumed in (6, 7, 8)] == [22, 26, 26]
+
+
+@pytest.mark.parametrize("ramp", [doubling, equal_steps, linear])
+@given(initial=st.integers(1, 300), final=st.integers(1, 300), length=st.integers(0, 3000))
+def test_a_ramp_goes_one_way_and_the_final_batch_holds_exactly_from_its_end_on(ramp, initial, final, length):
+    schedule = ramp(initial=initial, final=final, length_samples=length)
+    sizes = [phase.size for phase in schedule.phases]
+    assert schedule.final_size == final
+    if initial == final or length == 0:
+        assert schedule == constant(final)
+        return
+    assert schedule.phases[-1].first_sample == length
+    upwards = final > initial
+    assert all((a < b) is upwards for a, b in pairwise(sizes))
+    if length > len(range(min(initial, final), max(initial, final))):  # otherwise stages begin together
+        assert sizes[0] == initial
+
+
+@given(initial=st.integers(1, 200), ratio=st.integers(2, 64), length=st.integers(1000, 100_000))
+def test_doublings_shares_are_equal_but_for_a_sample(initial, ratio, length):
+    starts = [
+        phase.first_sample for phase in doubling(initial=initial, final=initial * ratio, length_samples=length).phases
+    ]
+    shares = [b - a for a, b in pairwise(starts)]
+    assert max(shares) - min(shares) <= 1
+    assert sum(shares) == length
+
+
+@given(initial=st.integers(1, 50), doublings=st.integers(1, 6), steps=st.integers(1, 20), upwards=st.booleans())
+def test_equal_steps_has_as_many_steps_in_each_stage_where_they_fit(initial, doublings, steps, upwards):
+    sizes = [initial * 2**power for power in range(doublings + 1)]
+    sizes = sizes if upwards else sizes[::-1]
+    length = steps * sum(sizes[:-1])
+    schedule = equal_steps(initial=sizes[0], final=sizes[-1], length_samples=length)
+    assert [phase.size for phase in schedule.phases] == sizes
+    samples = [b.first_sample - a.first_sample for a, b in pairwise(schedule.phases)]
+    assert samples == [steps * size for size in sizes[:-1]]
+
+
+# How many steps it takes: the closed forms against a walk step by step
+
+
+def walked(schedule, *, num_rows, total_samples):
+    """(phase, consumed before, rows) of each step."""
+    steps, consumed = [], 0
+    while consumed < total_samples:
+        index = schedule.index_at(consumed)
+        rows = min(schedule.phases[index].size, num_rows - consumed % num_rows, total_samples - consumed)
+        steps.append((index, consumed, rows))
+        consumed += rows
+    return steps
+
+
+@st.composite
+def schedules(draw, most_samples=120, most_rows=40):
+    """Phases up and down, some of which lie within one step of the one before."""
+    gaps = draw(st.lists(st.integers(1, most_samples // 4), max_size=5))
+    steps, first = [(0, draw(st.integers(1, most_rows)))], 0
+    for gap in gaps:
+        first += gap
+        steps.append((first, draw(st.integers(1, most_rows))))
+    return schedule_of(steps)
+
+
+@given(schedule=schedules(), num_rows=st.integers(1, 50), total=st.integers(0, 200))
+def test_stretches_are_what_the_steps_make_of_each_phase(schedule, num_rows, total):
+    steps = walked(schedule, num_rows=num_rows, total_samples=total)
+    expected = []
+    for index in sorted({index for index, _, _ in steps}):
+        own = [(consumed, rows) for at, consumed, rows in steps if at == index]
+        expected.append((schedule.phases[index].size, own[0][0], sum(own[-1]), len(own), sum(rows for _, rows in own)))
+    found = stretches(schedule, num_rows=num_rows, total_samples=total)
+    assert [(s.size, s.first_sample, s.end_sample, s.num_steps, s.num_samples) for s in found] == expected
+    assert num_steps(schedule, num_rows=num_rows, total_samples=total) == len(steps)
+
+
+@given(schedule=schedules(), num_rows=st.integers(1, 50), steps=st.integers(0, 60))
+def test_samples_of_steps_are_those_that_the_steps_take(schedule, num_rows, steps):
+    consumed = 0
+    for _ in range(steps):
+        consumed += min(schedule.size_at(consumed), num_rows - consumed % num_rows)
+    assert samples_of_steps(schedule, num_rows=num_rows, num_steps=steps) == consumed
+    assert num_steps(schedule, num_rows=num_rows, total_samples=consumed) == steps
+    assert num_steps(schedule, num_rows=num_rows, total_samples=consumed + 1) == steps + 1
+
+
+def test_stretches_by_hand():
+    schedule = schedule_of([(0, 4), (10, 8), (11, 2), (30, 8)])
+    # Epochs of 14 rows: 4 4 4 | then 2 (the phase of 8 lies within the third step) | 2 × 7 | 2 left of 30 | 8 4
+    found = [
+        (s.size, s.first_sample, s.end_sample, s.num_steps) for s in stretches(schedule, num_rows=14, total_samples=40)
+    ]
+    assert found == [(4, 0, 12, 3), (2, 12, 30, 9), (8, 30, 40, 2)]
+    (whole,) = stretches(constant(8), num_rows=100, total_samples=20)
+    assert (whole.end_sample, whole.num_steps) == (20, 3)  # the run's end cuts the last step
+
+
+RAMPS = {
+    "doubling": lambda total: doubling(initial=2, final=16, length_samples=total // 2),
+    "linear": lambda total: linear(initial=3, final=20, length_samples=total // 3, increment=4),
+    "equal_steps": lambda total: equal_steps(initial=1, final=12, length_samples=total),
+    "constant": lambda total: constant(7),
+}
+
+
+@pytest.mark.parametrize("kind", RAMPS)
+@given(num_rows=st.integers(1, 60), steps=st.integers(1, 40))
+def test_the_total_of_some_steps_is_the_least_that_its_own_ramp_does_not_exceed(kind, num_rows, steps):
+    def consumed(total):
+        return samples_of_steps(RAMPS[kind](total), num_rows=num_rows, num_steps=steps)
+
+    total = total_of_steps(RAMPS[kind], num_rows=num_rows, num_steps=steps)
+    assert total == next(candidate for candidate in range(1, steps * num_rows + 1) if consumed(candidate) <= candidate)
+
+
+@given(
+    num_rows=st.integers(1, 60), steps=st.integers(1, 40), sizes=st.lists(st.integers(1, 30), min_size=2, max_size=5)
+)
+def test_one_sample_fewer_than_the_total_of_some_steps_would_be_exceeded(num_rows, steps, sizes):
+    def schedule_for(total):
+        return schedule_of((-(-number * total // len(sizes)), size) for number, size in enumerate(sizes))
+
+    def consumed(total):
+        return samples_of_steps(schedule_for(total), num_rows=num_rows, num_steps=steps)
+
+    total = total_of_steps(schedule_for, num_rows=num_rows, num_steps=steps)
+    assert consumed(total) <= total
+    assert total == 1 or consumed(total - 1) >= total
+
+
+def test_a_phase_of_1e12_samples_is_counted_as_fast_as_one_of_ten():
+    schedule = doubling(initial=8, final=4096, length_samples=10**12)
+    found = list(stretches(schedule, num_rows=10**9 + 7, total_samples=10**13))
+    assert len(found) == 10
+    assert found[-1].end_sample == 10**13
+    steps = sum(stretch.num_steps for stretch in found)
+    assert 0 <= samples_of_steps(schedule, num_rows=10**9 + 7, num_steps=steps) - 10**13 < 4096
+    assert samples_of_steps(schedule, num_rows=10**9 + 7, num_steps=steps - 1) < 10**13

@@ -1,12 +1,17 @@
-"""Checkpoints: whole or not at all, refused when damaged."""
+"""Checkpoints: whole or not at all, refused when damaged; and training that goes on from them bit by bit."""
 
 import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
+from brim.config import load_config
 from brim.errors import CheckpointError
-from brim.train import CheckpointStore
+from brim.train import CheckpointStore, build_optimizer, restore_weights
+from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
+from brim.train.optimizer import set_learning_rate
 
 
 def save(store, step, best_step=None):
@@ -22,139 +27,162 @@ def save(store, step, best_step=None):
     )
 
 
-def test_what_is_saved_is_loaded(tmp_path):
-    store = CheckpointStore(tmp_path)
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path)
+
+
+def test_what_is_saved_is_loaded_from_safetensors_and_json(store, tmp_path):
+    assert store.load_newest() == (None, [])
     save(store, 7)
     checkpoint, refused = store.load_newest()
     assert refused == []
-    assert checkpoint.step == 7
-    assert checkpoint.state == {"train": {"step": 7}}
+    assert (checkpoint.step, checkpoint.state) == (7, {"train": {"step": 7}})
     assert checkpoint.tensors["model"]["w"].tolist() == [7.0, 7.0, 7.0]
     assert checkpoint.tensors["optimizer"] == {}
     assert torch.equal(checkpoint.tensors["random"]["cpu"], torch.get_rng_state())
-
-
-def test_only_safetensors_and_json_are_written(tmp_path):
-    save(CheckpointStore(tmp_path), 1)
-    names = sorted(path.name for path in (tmp_path / "step-00000001").iterdir())
-    assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"]
-
-
-def test_the_newest_two_and_the_best_are_kept(tmp_path):
-    store = CheckpointStore(tmp_path)
-    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]:
-        save(store, step, best)
-    assert store.steps() == [2, 4, 5]
-
-
-def test_what_a_killed_save_left_goes_with_the_next_one_and_foreign_folders_stay(tmp_path):
-    store = CheckpointStore(tmp_path)
-    (tmp_path / ".step-00000007.tmp").mkdir()
-    (tmp_path / "step-00000008 (copy)").mkdir()
-    save(store, 9)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008 (copy)", "step-00000009"]
-    assert store.steps() == [9]
-
-
-def test_there_is_nothing_to_load_in_a_new_folder(tmp_path):
-    assert CheckpointStore(tmp_path).load_newest() == (None, [])
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(tmp_path, name, damage):
-    store = CheckpointStore(tmp_path)
-    save(store, 1, best_step=1)
-    save(store, 2, best_step=1)
-    file = tmp_path / "step-00000002" / name
-    content = bytearray(file.read_bytes())
-    if damage == "delete":
-        file.unlink()
-    elif damage == "truncate":
-        file.write_bytes(content[: len(content) // 2])
-    else:
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content)
-    checkpoint, refused = store.load_newest()
-    assert checkpoint.step == 1
-    assert len(refused) == 1
-    assert "the checkpoint of step 2 is damaged" in refused[0]
-
-
-def test_no_whole_checkpoint_is_an_error_that_names_each(tmp_path):
-    store = CheckpointStore(tmp_path)
-    save(store, 1)
-    (tmp_path / "step-00000001" / "state.json").write_text("{}")
-    with pytest.raises(
-        CheckpointError, match=r"no whole checkpoint is left: the checkpoint of step 1 is damaged \(state"
-    ):
-        store.load_newest()
-
-
-def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(tmp_path):
-    store = CheckpointStore(tmp_path)
-    save(store, 1)
-    with pytest.raises(CheckpointError, match="the checkpoint of step 2 could not be written"):
-        store.save(2, tensors={"no/such/folder": {"w": torch.ones(1)}}, state={}, best_step=None)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert store.load_newest()[0].step == 1
-
-
-def test_the_manifest_has_a_digest_for_every_other_file(tmp_path):
-    save(CheckpointStore(tmp_path), 1)
-    folder = tmp_path / "step-00000001"
-    digests = json.loads((folder / "manifest.json").read_text())
-    assert {*digests, "manifest.json"} == {path.name for path in folder.iterdir()}
+    names = {path.name for path in (tmp_path / "step-00000007").iterdir()}
+    assert names == {"manifest.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"}
+    digests = json.loads((tmp_path / "step-00000007" / "manifest.json").read_text())
+    assert {*digests, "manifest.json"} == names
     assert all(len(digest) == 64 for digest in digests.values())
 
 
-def test_a_manifest_that_leaves_files_out_is_damage(tmp_path):
-    store = CheckpointStore(tmp_path)
-    save(store, 1)
-    (tmp_path / "step-00000001" / "manifest.json").write_text("{}")
-    with pytest.raises(
-        CheckpointError, match=r"step 1 is damaged \(manifest.json names no model.safetensors, optimizer"
-    ):
-        store.load(1)
+def test_the_newest_two_and_the_best_are_kept_and_foreign_folders_stay(store, tmp_path):
+    (tmp_path / ".step-00000007.tmp").mkdir()  # what a killed save left goes with the next one
+    (tmp_path / "step-00000008 (copy)").mkdir()
+    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]:
+        save(store, step, best)
+    assert store.steps() == [2, 4, 5]
+    assert len(list(tmp_path.iterdir())) == 4
+    assert (tmp_path / "step-00000008 (copy)").exists()
 
 
-@pytest.mark.parametrize("name", ["../step-00000001/model.safetensors", "/etc/hostname"])
-def test_a_manifest_that_names_what_lies_outside_is_refused_and_the_one_before_is_taken(tmp_path, name):
-    store = CheckpointStore(tmp_path)
-    save(store, 1, best_step=1)
-    save(store, 2, best_step=1)
-    manifest = tmp_path / "step-00000002" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: "0" * 64}))
-    checkpoint, refused = store.load_newest()
-    assert checkpoint.step == 1
-    assert refused == [
-        f"the checkpoint of step 2 is damaged (manifest.json names what lies outside the folder: {name})"
-    ]
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(store, tmp_path, name):
+    for damage in ("flip", "truncate", "delete"):
+        save(store, 1, best_step=1)
+        save(store, 2, best_step=1)
+        file = tmp_path / "step-00000002" / name
+        content = bytearray(file.read_bytes())
+        if damage == "delete":
+            file.unlink()
+        elif damage == "truncate":
+            file.write_bytes(content[: len(content) // 2])
+        else:
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        checkpoint, (refused,) = store.load_newest()
+        assert checkpoint.step == 1
+        assert "the checkpoint of step 2 is damaged" in refused
 
 
-def test_the_folder_of_another_step_is_refused(tmp_path):
-    store = CheckpointStore(tmp_path)
+def test_no_whole_checkpoint_and_the_folder_of_another_step_are_errors_that_name_each(store, tmp_path):
     save(store, 1)
     (tmp_path / "step-00000001").rename(tmp_path / "step-00000003")
     with pytest.raises(CheckpointError, match=r"the checkpoint of step 3 is damaged \(its state is that of another"):
         store.load(3)
+    (tmp_path / "step-00000003").rename(tmp_path / "step-00000001")
+    (tmp_path / "step-00000001" / "state.json").write_text("{}")
+    words = r"no whole checkpoint is left: the checkpoint of step 1 is damaged \(state"
+    with pytest.raises(CheckpointError, match=words):
+        store.load_newest()
 
 
-def test_a_save_in_place_of_a_damaged_one_that_fails_leaves_that_one(tmp_path):
-    store = CheckpointStore(tmp_path)
+def test_a_manifest_that_leaves_files_out_or_names_what_lies_outside_is_damage(store, tmp_path):
+    for name in ("../step-00000001/model.safetensors", "/etc/hostname"):
+        save(store, 1, best_step=1)
+        save(store, 2, best_step=1)
+        manifest = tmp_path / "step-00000002" / "manifest.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: "0" * 64}))
+        checkpoint, refused = store.load_newest()
+        assert checkpoint.step == 1
+        outside = f"manifest.json names what lies outside the folder: {name}"
+        assert refused == [f"the checkpoint of step 2 is damaged ({outside})"]
+    manifest.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"step 2 is damaged \(manifest.json names no model.safetensors, optim"):
+        store.load(2)
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(store, tmp_path):
     save(store, 1)
-    with pytest.raises(CheckpointError, match="could not be written"):
-        store.save(1, tensors={"no/such/folder": {"w": torch.ones(1)}}, state={}, best_step=None)
-    assert store.load(1).step == 1
+    for step in (1, 2):  # in place of a damaged one, and after it
+        with pytest.raises(CheckpointError, match=f"the checkpoint of step {step} could not be written"):
+            store.save(step, tensors={"no/such/folder": {"w": torch.ones(1)}}, state={}, best_step=None)
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+        assert store.load_newest()[0].step == 1
     save(store, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_what_was_left_to_do_after_a_save_is_done(tmp_path):
-    store = CheckpointStore(tmp_path)
+def test_what_was_left_to_do_after_a_save_is_done(store, tmp_path):
     for step in (1, 2, 3):
         save(store, step, best_step=1)
     for name in ("step-00000002", "step-00000004", ".step-00000001.old", ".step-00000005.tmp"):
         (tmp_path / name).mkdir(exist_ok=True)
     store.tidy(3, best_step=None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
+# A run's state as tensors, and back
+
+
+def from_config(name, **keys):
+    trainer = {"type": "finetune", "optimizer": {"type": name, **keys}}
+    chosen = load_config({"base_model": "m", "adapter": "lora", "trainer": trainer}).config.trainer.optimizer
+    return lambda parameters: build_optimizer(chosen, parameters)
+
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "lion": from_config("lion"),
+    **{
+        f"{name}_8bit": from_config(f"{name}_8bit", min_8bit_size=64)
+        for name in ("adam", "adamw", "lion", "sgd", "rmsprop", "adagrad")
+    },
+}
+
+
+def make(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 2))
+
+
+def train(model, optimizer, *, seed):
+    torch.manual_seed(seed)
+    set_learning_rate(optimizer, 0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(16, 24)).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_bit_by_bit_from_states_in_a_file(name, tmp_path):
+    model, other = make(0), make(9)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    train(model, optimizer, seed=1)
+    tensors, numbers = optimizer_state(optimizer)
+    save_file(tensors, tmp_path / "optimizer.safetensors")
+    numbers = json.loads(json.dumps(numbers))
+    restore_weights(other, {key: value.clone() for key, value in trained_weights(model).items()})
+    continued = OPTIMIZERS[name](other.parameters())
+    restore_optimizer(continued, load_file(tmp_path / "optimizer.safetensors"), numbers)
+    train(model, optimizer, seed=2)
+    train(other, continued, seed=2)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
+    ours, theirs = optimizer_state(optimizer), optimizer_state(continued)
+    assert ours[1] == theirs[1]
+    assert ours[0].keys() == theirs[0].keys()
+    assert all(torch.equal(tensor, theirs[0][key]) for key, tensor in ours[0].items())
+
+
+def test_frozen_weights_are_left_out_and_tied_ones_stand_once():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    assert list(trained_weights(model)) == ["0.weight"]

@@ -1,7 +1,5 @@
 """Functions of the user's that move the batch from epoch to epoch."""
 
-from __future__ import annotations
-
 import functools
 import sys
 
@@ -15,6 +13,8 @@ from brim.errors import InputError
 from brim.train.increase_function import MAX_EPOCHS, RefusedIncrease, expand, load_increase_function
 
 KEY = "trainer.batch_increase_function"
+
+
 SIGNATURE = "  expected: a Python function of (epoch, current_batch_size) that returns how many rows to add"
 
 
@@ -57,61 +57,45 @@ def refused(function):
     return str(problem)
 
 
-def test_a_function_of_a_module_in_the_working_directory(module):
-    name = module("def increase(epoch, current_batch_size):\n    return 10 * epoch + current_batch_size\n")
+def more(text):
+    return f"def increase(epoch, current_batch_size):\n    return {text}\n"
+
+
+def test_functions_of_modules_in_the_working_directory(module, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "brim_test_increase.py").write_text(more("1"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))  # the working directory comes first
+    name = module(more("10 * epoch + current_batch_size"))
     before = list(sys.path)
     assert load_increase_function(f"{name}:increase")(2, 8) == 28
     assert sys.path == before
-
-
-def test_a_function_in_a_package_and_one_of_an_object(module, tmp_path):
     (tmp_path / "brim_test_package").mkdir()
     module("class Given:\n    @staticmethod\n    def more(epoch, size):\n        return 3\n", "brim_test_package/inner")
     assert load_increase_function("brim_test_package.inner:Given.more")(1, 1) == 3
 
 
-def test_the_working_directory_comes_first(module, tmp_path, monkeypatch):
-    other = tmp_path / "elsewhere"
-    other.mkdir()
-    (other / "brim_test_increase.py").write_text("def increase(e, b):\n    return 1\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(other))
-    name = module("def increase(e, b):\n    return 2\n")
-    assert load_increase_function(f"{name}:increase")(1, 1) == 2
+def test_what_is_a_function():
+    anonymous, partial = lambda *given: 1, functools.partial(lambda rows, epoch, size: rows, 4)
+    for function in (doubled, anonymous, Growing(3), Growing(3).method, partial, functools.cache(doubled)):
+        assert load_increase_function(function) is function
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        doubled,
-        lambda epoch, current_batch_size: 1,
-        Growing(3),
-        Growing(3).method,
-        functools.partial(lambda rows, epoch, size: rows, 4),
-        functools.cache(doubled),
-        lambda *given: 1,
-    ],
-)
-def test_what_is_a_function(function):
-    assert load_increase_function(function) is function
-
-
-def test_a_module_that_is_not_there(module, tmp_path):
+def test_a_module_that_is_not_there_or_lacks_the_name(module, tmp_path):
     assert refused("brim_no_such_module:increase") == (
         f"{KEY}: there is no module brim_no_such_module, neither in {tmp_path} nor among what is installed\n"
         "  fix: run brim in the folder of brim_no_such_module.py, or add that folder to PYTHONPATH"
     )
-
-
-def test_a_module_that_imports_what_is_not_there(module):
-    name = module("import brim_no_such_module\n")
-    assert refused(f"{name}:increase") == (
-        f"{KEY}: importing {name} raised ModuleNotFoundError: No module named 'brim_no_such_module'"
-    )
+    name = module(more("0"))
+    assert refused(f"{name}:grow") == f"{KEY}: {name}:grow: {tmp_path / name}.py has no grow\n{SIGNATURE}"
+    anonymous = refused(f"{name}:<lambda>")
+    assert f"{tmp_path / name}.py has no <lambda>\n" in anonymous
+    assert anonymous.endswith("  fix: give the function itself again, from Python")
 
 
 @pytest.mark.parametrize(
     ("text", "raised"),
     [
+        ("import brim_no_such_module\n", "ModuleNotFoundError: No module named 'brim_no_such_module'"),
         ("1 / 0\n", "ZeroDivisionError: division by zero"),
         ("def increase(:\n", "SyntaxError: invalid syntax (brim_test_increase.py, line 1)"),
         ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
@@ -122,50 +106,37 @@ def test_a_module_that_cannot_be_imported(module, text, raised):
     assert refused(f"{name}:increase") == f"{KEY}: importing {name} raised {raised}"
 
 
-def test_a_name_that_the_module_does_not_have(module, tmp_path):
-    name = module("def increase(e, b):\n    return 0\n")
-    assert refused(f"{name}:grow") == f"{KEY}: {name}:grow: {tmp_path / name}.py has no grow\n{SIGNATURE}"
-    assert refused(f"{name}:<lambda>") == (
-        f"{KEY}: {name}:<lambda>: {tmp_path / name}.py has no <lambda>\n{SIGNATURE}\n"
-        "  fix: give the function itself again, from Python"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("increase = 3", "is of type int, and no function"),
         ("from os import kill as increase", "is no function that is written in Python"),
         ("class increase:\n    def __init__(self, e, b):\n        pass", "is no function that is written in Python"),
-        ("from math import gcd as increase", "is no function that is written in Python"),
-        (
-            "def increase(epoch):\n    return 1",
-            "cannot be called with (epoch, current_batch_size): too many positional arguments",
-        ),
-        (
-            "def increase(epoch, size, other):\n    return 1",
-            "cannot be called with (epoch, current_batch_size): missing a required argument: 'other'",
-        ),
+        ("def increase(epoch):\n    return 1", "cannot be called with (epoch, current_batch_size): too many positional arguments"),
+        ("def increase(epoch, size, other): ...", "cannot be called with (epoch, current_batch_size): missing a required argument: 'other'"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_function_of_two_numbers(module, text, what):
     name = module(text + "\n")
     assert refused(f"{name}:increase") == f"{KEY}: {name}:increase {what}\n{SIGNATURE}"
 
 
-@pytest.mark.parametrize("given", ["os:kill", "shutil:rmtree", "antigravity:geohash", "os.path:join"])
-def test_modules_of_pythons_own_are_refused_unread(given):
+def test_modules_of_pythons_own_are_refused_unread_and_a_path_is_no_modules_name():
     sys.modules.pop("antigravity", None)
-    assert refused(given) == (
-        f"{KEY}: {given.split(':')[0]} is a module of Python's own\n"
-        "  expected: a module of yours\n  fix: if yours has that name, rename it"
-    )
+    for name in ("os:kill", "shutil:rmtree", "antigravity:geohash", "os.path:join"):
+        assert refused(name).startswith(f"{KEY}: {name.split(':')[0]} is a module of Python's own\n")
     assert "antigravity" not in sys.modules
+    for name in ("scripts/increase.py:f", ".increase:f", "my-module:f"):
+        assert refused(name).startswith(f"{KEY}: {name.split(':')[0]} is no module's name\n  expected: module:function")
 
 
-@pytest.mark.parametrize("given", ["scripts/increase.py:f", ".increase:f", "my-module:f"])
-def test_a_path_is_no_modules_name(given):
-    assert refused(given).startswith(f"{KEY}: {given.split(':')[0]} is no module's name\n  expected: module:function")
+# What it comes to
+
+
+def expanded(function, *, num_samples=40, bound=None, **others):
+    """The sizes of its phases, from 8 rows over epochs of ten; and what the bound refused."""
+    found = expand(function, first_size=8, num_rows=10, num_samples=num_samples, bound=bound, **others)
+    return [phase.size for phase in found.schedule.phases], found.refused
 
 
 def test_it_is_called_before_each_epoch():
@@ -180,27 +151,13 @@ def test_it_is_called_before_each_epoch():
     assert schedule.phases == (Phase(first_sample=0, size=8), Phase(first_sample=200, size=16))
 
 
-def test_a_batch_may_shrink_to_one_row():
-    schedule = expand(
-        lambda epoch, size: -size // 2 if epoch else 0, first_size=8, num_rows=10, num_samples=40
-    ).schedule
-    assert [phase.size for phase in schedule.phases] == [8, 4, 2, 1]
-
-
-def test_what_the_bound_does_not_allow_is_left_out_and_told():
-    found = expand(doubled, first_size=8, num_rows=10, num_samples=50, bound=20)
-    assert [phase.size for phase in found.schedule.phases] == [16]
-    assert found.refused == tuple(RefusedIncrease(num_epochs=done, size=32) for done in (1, 2, 3, 4))
-
-
-def test_the_bound_itself_is_allowed():
-    found = expand(doubled, first_size=8, num_rows=10, num_samples=30, bound=64)
-    assert ([phase.size for phase in found.schedule.phases], found.refused) == ([16, 32, 64], ())
-
-
-def test_a_bound_below_the_first_size_lets_it_shrink():
-    found = expand(lambda epoch, size: -1, first_size=8, num_rows=10, num_samples=30, bound=4)
-    assert ([phase.size for phase in found.schedule.phases], found.refused) == ([7, 6, 5], ())
+def test_shrinking_and_bounds():
+    assert expanded(lambda epoch, size: -size // 2 if epoch else 0) == ([8, 4, 2, 1], ())  # to one row
+    sizes, refusals = expanded(doubled, num_samples=50, bound=20)
+    assert sizes == [16]
+    assert refusals == tuple(RefusedIncrease(num_epochs=done, size=32) for done in (1, 2, 3, 4))
+    assert expanded(doubled, num_samples=30, bound=64) == ([16, 32, 64], ())  # the bound itself is allowed
+    assert expanded(lambda epoch, size: -1, num_samples=30, bound=4) == ([7, 6, 5], ())  # one below the first size
 
 
 @given(
@@ -226,10 +183,10 @@ def test_it_is_called_for_the_epochs_that_the_run_begins(sizes, num_rows, num_sa
     assert by_steps == by_samples
 
 
-@pytest.mark.parametrize("rows", [np.int64(3), torch.tensor(3)])
-def test_whole_numbers_of_other_libraries_count(rows):
-    schedule = expand(lambda epoch, size: rows, first_size=8, num_rows=10, num_samples=20).schedule
-    assert [(phase.size, type(phase.size)) for phase in schedule.phases] == [(11, int), (14, int)]
+def test_whole_numbers_of_other_libraries_count():
+    for rows in (np.int64(3), torch.tensor(3)):
+        sizes, _ = expanded(lambda epoch, size, rows=rows: rows, num_samples=20)
+        assert [(size, type(size)) for size in sizes] == [(11, int), (14, int)]
 
 
 @pytest.mark.parametrize(
@@ -248,57 +205,41 @@ def test_anything_but_a_whole_number_is_refused(returned, shown):
         return returned if epoch == 2 else 0
 
     with pytest.raises(InputError) as caught:
-        expand(increase, first_size=8, num_rows=10, num_samples=40)
+        expanded(increase)
     lines = str(caught.value).splitlines()
     assert lines[0] == f"{KEY}: {increase.__qualname__}(epoch=2, current_batch_size=8) returned {shown}"
-    assert lines[1] == "  expected: a whole number of rows to add; 0 for none, negative to take some away"
+    assert "a whole number of rows to add" in lines[1]
     assert lines[2:] == (["  fix: round it: int(…)"] if isinstance(returned, float) else [])
 
 
-def test_a_batch_without_a_row_is_refused():
-    with pytest.raises(InputError) as caught:
-        expand(Growing(-8), first_size=8, num_rows=10, num_samples=40)
-    assert str(caught.value) == (
-        f"{KEY}: Growing(epoch=0, current_batch_size=8) returned -8, which leaves 0 rows\n  expected: at least 1 row"
-    )
+def test_a_batch_without_a_row_and_epochs_without_end_are_refused():
+    with pytest.raises(
+        InputError, match=r"Growing\(epoch=0, current_batch_size=8\) returned -8, which leaves 0 rows\n"
+    ):
+        expanded(Growing(-8))
+    with pytest.raises(InputError, match=rf"the run has more than {MAX_EPOCHS:,} epochs\n  fix: use trainer.batch_"):
+        expand(lambda epoch, size: 0, first_size=8, num_rows=1, num_samples=10**12)
 
 
-def test_a_function_that_raises():
-    def increase(epoch, size):
-        return {}["rows"]
+def test_a_function_that_raises_and_ctrl_c_in_it():
+    def raising(error):
+        def increase(epoch, size):
+            raise error
 
-    with pytest.raises(InputError) as caught:
-        expand(increase, first_size=8, num_rows=10, num_samples=40)
-    assert str(caught.value) == (
-        f"{KEY}: {increase.__qualname__}(epoch=0, current_batch_size=8) raised KeyError: 'rows'"
-    )
+        return increase
 
-
-def test_what_is_no_ordinary_exception_is_told_as_well():
-    def increase(epoch, size):
-        raise GeneratorExit("odd")
-
-    with pytest.raises(InputError, match="raised GeneratorExit: odd"):
-        expand(increase, first_size=8, num_rows=10, num_samples=40)
-
-
-def test_ctrl_c_in_a_function_interrupts():
-    def increase(epoch, size):
-        raise KeyboardInterrupt
-
+    with pytest.raises(InputError, match=r"increase\(epoch=0, current_batch_size=8\) raised KeyError: 'rows'$"):
+        expanded(raising(KeyError("rows")))
+    with pytest.raises(InputError, match="raised GeneratorExit: odd"):  # no ordinary exception
+        expanded(raising(GeneratorExit("odd")))
     with pytest.raises(KeyboardInterrupt):
-        expand(increase, first_size=8, num_rows=10, num_samples=40)
+        expanded(raising(KeyboardInterrupt()))
 
 
 def test_what_is_printed_leaves_standard_output_alone(module, capsys):
     name = module("print('imported')\ndef increase(epoch, size):\n    print('called')\n    return 1\n")
     expand(load_increase_function(f"{name}:increase"), first_size=8, num_rows=10, num_samples=10)
     assert tuple(capsys.readouterr()) == ("", "imported\ncalled\n")
-
-
-def test_epochs_without_end_are_refused():
-    with pytest.raises(InputError, match=rf"the run has more than {MAX_EPOCHS:,} epochs\n  fix: use trainer.batch_"):
-        expand(lambda epoch, size: 0, first_size=8, num_rows=1, num_samples=10**12)
 
 
 def test_what_it_answered_is_not_asked_again():

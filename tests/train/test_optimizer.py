@@ -1,28 +1,466 @@
-"""Optimizers: bitsandbytes' against torch's, and their 8-bit states."""
-
-from __future__ import annotations
+"""Learning rates over consumed samples, betas over a batch that moves, and optimizers: each against its oracle."""
 
 import json
+import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from hypothesis import assume, example, given, strategies as st
+from tests.properties import examples
 from torch import nn
 
+from brim.batching import constant, doubling, linear, stretches
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
-from brim.train import build_optimizer, restore_weights, states_in_32_bits
-from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
-from brim.train.optimizer import set_learning_rate
+from brim.train import LearningRate, build_optimizer, states_in_32_bits
+from brim.train.checkpoint import optimizer_state, restore_optimizer
+from brim.train.optimizer import FixedBetas, MovingBeta2, batch_factor, require_room, set_learning_rate, update_rates
 
-EIGHT_BITS = ["adam_8bit", "adamw_8bit", "lion_8bit", "sgd_8bit", "rmsprop_8bit", "adagrad_8bit"]
-PAGED = ["paged_adam", "paged_adamw", "paged_lion", "paged_adam_8bit", "paged_adamw_8bit", "paged_lion_8bit"]
+
+def rates(schedule, batch, total):
+    return [schedule(consumed_samples=c, batch_samples=batch) for c in range(0, total, batch)]
+
+
+def test_learning_rates_by_hand():
+    assert rates(LearningRate(peak=0.5, total_samples=8), 2, 8) == [0.5] * 4
+    # The first step of a warm-up learns, and its last one is at the peak.
+    warm = LearningRate(peak=1.0, warmup_samples=8, total_samples=16)
+    assert rates(warm, 2, 16) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
+    # A linear decay starts at the peak and would reach the floor after the last step.
+    line = LearningRate(peak=1.0, floor=0.2, decay="linear", total_samples=8)
+    assert rates(line, 2, 8) == pytest.approx([1.0, 0.8, 0.6, 0.4])
+    assert line(consumed_samples=8, batch_samples=2) == 0.2
+    cosine = LearningRate(peak=1.0, decay="cosine", warmup_samples=4, total_samples=12)
+    assert rates(cosine, 4, 12) == pytest.approx([1.0, 1.0, 0.5])
+    assert cosine(consumed_samples=10, batch_samples=1) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.75)))
+    wsd = LearningRate(peak=1.0, decay="wsd", warmup_samples=2, decay_samples=4, total_samples=12)
+    assert rates(wsd, 1, 12) == pytest.approx([0.5] + [1.0] * 8 + [0.75, 0.5, 0.25])
+    # The clock is samples, so the batch does not bend the decay.
+    assert cosine(consumed_samples=9, batch_samples=8) == cosine(consumed_samples=9, batch_samples=1)
+
+
+# NVIDIA-NeMo/Megatron-Bridge issue 2609: 100 iterations of 16 rows, warm-up 10, WSD over the last 20, and a ramp from 8
+# rows to 16 over 160 samples. Counted in iterations, the warm-up took 20 of them, and the decay stopped half way.
+
+
+# NVIDIA-NeMo/Megatron-Bridge issue 2609: 100 iterations of 16 rows, warm-up 10, WSD over the last 20, and a ramp from 8
+# rows to 16 over 160 samples. Counted in iterations, the warm-up took 20 of them, and the decay stopped half way.
+BATCH = 16
+
+
+REPORTED = LearningRate(
+    peak=3e-4, floor=3e-5, decay="wsd", warmup_samples=10 * BATCH, decay_samples=20 * BATCH, total_samples=100 * BATCH
+)
+
+
+STEP_OF_8 = linear(initial=8, final=BATCH, length_samples=160, increment=8)
+
+
+NEVER_CUT = 10**9  # rows of an epoch
+
+
+def steps(schedule, total):
+    """(consumed samples, rows) of each step."""
+    for each in stretches(schedule, num_rows=NEVER_CUT, total_samples=total):
+        for first in range(each.first_sample, each.end_sample, each.size):
+            yield first, min(each.size, each.end_sample - first)
+
+
+def test_a_ramp_bends_neither_the_warm_up_nor_the_decay():
+    plain, ramped = ((*steps(schedule, 1600),) for schedule in (constant(BATCH), STEP_OF_8))
+    assert (len(plain), len(ramped)) == (100, 110)
+    assert [rows for _, rows in ramped] == [8] * 20 + [16] * 90
+
+    def by_sample(run):
+        """The rate at the end of each step in the warm-up, at the beginning of each one after it."""
+        return {
+            consumed + rows if consumed + rows <= 160 else consumed: REPORTED(
+                consumed_samples=consumed, batch_samples=rows
+            )
+            for consumed, rows in run
+        }
+
+    ours, theirs = by_sample(ramped), by_sample(plain)
+    assert set(ours) > set(theirs)
+    assert all(ours[sample] == rate for sample, rate in theirs.items())
+    # And between them it lies on the same line.
+    assert all(rate == pytest.approx(3e-4 * sample / 160) for sample, rate in ours.items() if sample < 160)
+    assert max(sample for sample, rate in ours.items() if rate < 3e-4 and sample <= 160) == 152
+    assert min(sample for sample, rate in ours.items() if rate < 3e-4 and sample > 160) == 1280 + BATCH
+    assert ours[160] == ours[1280] == 3e-4
+    assert ours[1440] == pytest.approx((3e-4 + 3e-5) / 2)
+    assert REPORTED(consumed_samples=1600, batch_samples=BATCH) == 3e-5
+
+
+@st.composite
+def schedules(draw):
+    total = draw(st.integers(2, 10_000))
+    warmup = draw(st.integers(0, total - 1))
+    decay = draw(st.sampled_from(["constant", "linear", "cosine", "wsd"]))
+    peak = draw(st.floats(1e-6, 1e-1))
+    floor = draw(st.floats(0, 1)) * peak
+    assume(floor < peak)
+    return LearningRate(
+        peak=peak,
+        floor=floor,
+        decay=decay,
+        warmup_samples=warmup,
+        decay_samples=draw(st.integers(1, total - warmup)) if decay == "wsd" else 0,
+        total_samples=total,
+    )
+
+
+# Half-way between neighbours lies no number: the fall of one sample is rounded away.
+NEIGHBOURS = LearningRate(peak=0.0625, floor=math.nextafter(0.0625, 0), decay="wsd", decay_samples=2, total_samples=2)
+
+
+@given(schedule=schedules(), rows=st.integers(1, 10_000), batch=st.integers(1, 10_000))
+@example(schedule=NEIGHBOURS, rows=1, batch=1)
+@examples(200)
+def test_declared_ends_are_met_exactly_whatever_the_batches_are(schedule, rows, batch):
+    peak, floor, warmup, total = schedule.peak, schedule.floor, schedule.warmup_samples, schedule.total_samples
+    if warmup:
+        batch = min(batch, warmup)
+        assert schedule(consumed_samples=warmup - batch, batch_samples=batch) == peak  # ends the warm-up
+        assert schedule(consumed_samples=0, batch_samples=warmup - 1) < peak
+    assert schedule(consumed_samples=warmup, batch_samples=rows) == peak
+    if schedule.decay == "wsd":
+        falling = schedule.decay_samples
+        assert schedule(consumed_samples=total - falling, batch_samples=rows) == peak
+        begun = schedule(consumed_samples=total - falling + 1, batch_samples=rows)
+        assert floor <= begun <= peak
+        assert begun < peak or (peak - floor) / falling <= 2 * math.ulp(peak)
+    assert schedule(consumed_samples=total, batch_samples=rows) == (peak if schedule.decay == "constant" else floor)
+
+
+@given(size=st.integers(1, 10_000), consumed=st.integers(0, 1599), rows=st.integers(1, 64))
+def test_without_a_scaling_and_at_the_final_size_nothing_changes(size, consumed, rows):
+    keys = {"peak": 3e-4, "floor": 1e-5, "decay": "cosine", "warmup_samples": 160, "total_samples": 1600}
+    plain = LearningRate(**keys)(consumed_samples=consumed, batch_samples=rows)
+    for scaling in ("none", "sqrt", "linear"):
+        schedule = LearningRate(**keys, scaling=scaling, final_size=size)
+        assert schedule(consumed_samples=consumed, batch_samples=rows, size=size) == plain
+    assert LearningRate(**keys)(consumed_samples=consumed, batch_samples=rows, size=size) == plain
+
+
+def test_a_scaling_takes_the_schedule_s_size_not_the_rows_that_an_epoch_leaves():
+    keys = {"peak": 1.0, "floor": 0.5, "decay": "linear", "total_samples": 64, "final_size": 16}
+    for scaling, factors in {"sqrt": (0.5, 2**0.5, 1.0), "linear": (0.25, 2.0, 1.0)}.items():
+        schedule = LearningRate(**keys, scaling=scaling)
+        for size, factor in zip((4, 32, 16), factors, strict=True):
+            assert schedule(consumed_samples=32, batch_samples=3, size=size) == 0.75 * factor
+    factors = [("none", 64, 1), ("sqrt", 64, 1 / 4), ("linear", 64, 1 / 16), ("sqrt", 4096, 2), ("linear", 4096, 4)]
+    for scaling, size, factor in factors:
+        assert batch_factor(scaling, size=size, final_size=1024) == factor
+        assert batch_factor(scaling, size=3, final_size=3) == 1.0
+
+
+def test_a_warm_up_and_a_decay_may_fill_the_run_and_no_more():
+    # The last: both halves of 3, rounded up.
+    for warmup, decay, total in [(0, 0, 1), (10, 0, 10), (0, 10, 10), (4, 6, 10), (2, 2, 3)]:
+        require_room(warmup_samples=warmup, decay_samples=decay, total_samples=total)
+    for warmup, decay, asked in [
+        (1200, 400, "a warm-up of 1,200 samples and a decay of 400 samples"),
+        (1502, 0, "a warm-up of 1,502 samples"),
+        (1501, 0, "a warm-up of 1,501 samples"),
+        (0, 1501, "a decay of 1,501 samples"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            require_room(warmup_samples=warmup, decay_samples=decay, total_samples=1500)
+        assert str(caught.value).startswith(f"trainer.learning_rate_scheduler: {asked} in a run of 1,500\n")
+
+
+# Adam's second beta over a batch that moves, against an Adam in plain numpy
+
+
+FINAL = 16
+
+
+RAMP = doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16
+
+
+SIZES = [each.size for each in stretches(RAMP, num_rows=10_000, total_samples=256) for _ in range(each.num_steps)]
+
+
+UP_AND_DOWN = [16, 16, 4, 4, 64, 1, 16, 8, 32, 16]
+
+
+NAMES = [f"{page}{name}{bits}" for page in ("", "paged_") for name in ("adam", "adamw") for bits in ("", "_8bit")]
+
+
 NEVER = 10**9  # elements from which on a state would have 8 bits
 
 
-def settings(optimizer):
-    source = {"base_model": "m", "adapter": "lora", "trainer": {"type": "finetune", "optimizer": optimizer}}
-    return load_config(source).config.trainer.optimizer
+def settings(optimizer, **keys):
+    trainer = {"type": "finetune", "optimizer": optimizer, "effective_batch_size": FINAL, **keys}
+    return load_config({"base_model": "m", "adapter": "lora", "trainer": trainer}).config.trainer.optimizer
+
+
+def weights(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in ((5, 3), (7,))]
+
+
+def gradients(parameters, update):
+    """Of very different sizes, and of other ones later, so that both averages matter."""
+    generator = torch.Generator().manual_seed(1000 + update)
+    for parameter in parameters:
+        noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        spread = torch.logspace(-3, 1, parameter.numel(), dtype=parameter.dtype).reshape(parameter.shape)
+        yield noise * spread / (1 + update / 10)
+
+
+def learning_rate(update):
+    return 0.01 * (1 + math.sin(update))
+
+
+def moving(asked, parameters, *, final_size=FINAL):
+    """An optimizer as a configuration asks for it, and its moving beta."""
+    chosen = settings(asked)
+    optimizer = build_optimizer(chosen, parameters)
+    return optimizer, MovingBeta2(chosen, optimizer, final_size=final_size)
+
+
+def train_weights(parameters, optimizer, rates, sizes, *, first=0):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Paged optimizers are not supported on CPU")
+        for update, size in enumerate(sizes, start=first):
+            for parameter, gradient in zip(parameters, gradients(parameters, update), strict=True):
+                parameter.grad = gradient
+            rates.set(size=size, learning_rate=learning_rate(update))
+            optimizer.step()
+            rates.stepped()
+
+
+def adam(parameters, asked, sizes, *, product=True):
+    """Kingma and Ba 2015, algorithm 1, with a beta2 for each update, in float64; each weight's values in the end.
+
+    product: divide by 1 minus the product of the betas used; else, as torch does, by 1 minus a power of the present.
+    """
+    (beta1, beta2), eps, decay = asked["betas"], asked.get("eps", 1e-8), asked.get("weight_decay", 0.0)
+    by_weight = []
+    for number, parameter in enumerate(parameters):
+        weight = parameter.detach().double().numpy().copy()
+        mean, square, largest = np.zeros_like(weight), np.zeros_like(weight), np.zeros_like(weight)
+        first_product, second_product = 1.0, 1.0
+        for update, size in enumerate(sizes):
+            rate, present = learning_rate(update), beta2 ** (size / FINAL)
+            gradient = list(gradients(parameters, update))[number].double().numpy()
+            if asked["type"] == "adam":
+                gradient = gradient + decay * weight
+            else:
+                weight = weight - rate * decay * weight
+            mean = beta1 * mean + (1 - beta1) * gradient
+            square = present * square + (1 - present) * gradient**2
+            largest = np.maximum(largest, square)
+            first_product *= beta1
+            second_product = second_product * present if product else present ** (update + 1)
+            corrected = (largest if asked.get("amsgrad") else square) / (1 - second_product)
+            weight = weight - rate * mean / (1 - first_product) / (np.sqrt(corrected) + eps)
+        by_weight.append(weight)
+    return by_weight
+
+
+def assert_near(parameters, expected, *, rtol, atol):
+    for actual, oracle in zip(parameters, expected, strict=True):
+        np.testing.assert_allclose(actual.detach().numpy(), oracle, rtol=rtol, atol=atol)
+
+
+ASKED = [
+    {"type": "adam", "betas": [0.9, 0.999]},
+    {"type": "adam", "betas": [0.9, 0.99], "weight_decay": 0.3, "eps": 0.1},
+    {"type": "adam", "betas": [0.8, 0.95], "weight_decay": 0.1, "amsgrad": True},
+    {"type": "adamw", "betas": [0.9, 0.999]},
+    {"type": "adamw", "betas": [0.9, 0.99], "weight_decay": 0.3, "eps": 0.1},
+    {"type": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.1, "eps": 0.0, "amsgrad": True},
+    {"type": "adamw", "betas": [0.0, 0.0], "weight_decay": 0.1, "eps": 1e-3},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(map(str, asked.values())))
+def test_over_a_ramp_it_is_adam_with_the_product_of_the_betas_used(asked):
+    for sizes in (SIZES, UP_AND_DOWN):
+        parameters = weights()
+        expected = adam(parameters, asked, sizes)
+        train_weights(parameters, *moving(asked, parameters), sizes)
+        assert_near(parameters, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["foreach", "fused"])  # the first is torch's choice on a GPU
+def test_torch_s_other_ways_to_update_read_the_same_rates(path):
+    asked, parameters = ASKED[4], weights()
+    expected = adam(parameters, asked, UP_AND_DOWN)
+    optimizer = torch.optim.AdamW(parameters, lr=0.0, **{path: True})
+    train_weights(parameters, optimizer, MovingBeta2(settings(asked), optimizer, final_size=FINAL), UP_AND_DOWN)
+    assert_near(parameters, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["adam_8bit", "adamw_8bit", "paged_adam", "paged_adamw"])
+def test_bitsandbytes_adams_follow_it_with_32_bit_states(name):
+    asked, parameters = {"type": name, "betas": [0.9, 0.99], "weight_decay": 0.3, "eps": 0.1}, weights(torch.float32)
+    expected = adam(parameters, asked, SIZES)
+    chosen = asked if "paged" in name else {**asked, "min_8bit_size": NEVER}
+    train_weights(parameters, *moving(chosen, parameters), SIZES)
+    assert_near(parameters, expected, rtol=1e-5, atol=1e-6)
+
+
+def error_of_8_bits(size):
+    """√v as 8-bit states have it, relative to float64, after 300 updates of gradients of very different sizes.
+
+    The 10th, 50th and 90th percentile over 1,024 elements.
+    """
+    import bitsandbytes.functional as bnb
+
+    chosen = settings({"type": "adamw_8bit", "min_8bit_size": 1})
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.zeros(1024))
+    spread = torch.exp(1.5 * torch.randn(1024, generator=generator))
+    optimizer = build_optimizer(chosen, [weight])
+    rates = MovingBeta2(chosen, optimizer, final_size=64)
+    square = torch.zeros(1024, dtype=torch.float64)
+    for _ in range(300):
+        weight.grad = torch.randn(1024, generator=generator) * spread
+        rates.set(size=size, learning_rate=0.01)
+        optimizer.step()
+        rates.stepped()
+        beta2 = 0.999 ** (size / 64)
+        square = beta2 * square + (1 - beta2) * weight.grad.double() ** 2
+    state = optimizer.state[weight]
+    kept = bnb.dequantize_blockwise(state["state2"], absmax=state["absmax2"], code=state["qmap2"], blocksize=256)
+    return torch.quantile((kept.double() / square).sqrt(), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).numpy()
+
+
+def test_slower_forgetting_costs_8_bit_states_no_precision():
+    np.testing.assert_allclose(error_of_8_bits(1), error_of_8_bits(64), rtol=0.03)
+
+
+def test_the_correction_of_torch_would_nearly_double_the_first_update_after_a_switch():
+    """12 updates at a quarter of the final batch, and one at all of it: 13 betas are counted, of 4 that were used."""
+    sizes, asked, parameters = [4] * 12 + [16], {"type": "adam", "betas": [0.9, 0.999], "eps": 0.0}, weights()
+    before, right = (adam(parameters, asked, some) for some in (sizes[:12], sizes))
+    torch_s = adam(parameters, asked, sizes, product=False)
+    too_large = math.sqrt((1 - 0.999**13) / (1 - 0.999**4))
+    assert too_large == pytest.approx(1.799, abs=5e-4)
+    for start, theirs, ours in zip(before, torch_s, right, strict=True):
+        np.testing.assert_allclose(theirs - start, too_large * (ours - start), rtol=1e-9)
+    # And torch's Adam does so.
+    optimizer, rates = moving(asked, parameters)
+    train_weights(parameters, optimizer, rates, sizes[:12])
+    for parameter, gradient in zip(parameters, gradients(parameters, 12), strict=True):
+        parameter.grad = gradient
+    optimizer.param_groups[0].update(betas=(0.9, 0.999), lr=learning_rate(12), eps=0.0)
+    optimizer.step()
+    assert_near(parameters, torch_s, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
+    asked = {"type": name, "weight_decay": 0.1}
+    ours, theirs = weights(torch.float32), weights(torch.float32)
+    optimizer, rates = moving(asked, ours)
+    plain = build_optimizer(settings(asked), theirs)
+    train_weights(ours, optimizer, rates, [FINAL] * 20)
+    train_weights(theirs, plain, FixedBetas(plain), [FINAL] * 20)
+    groups = [each.param_groups[0] for each in (optimizer, plain)]
+    for key in ("lr", "eps", "weight_decay"):
+        assert groups[0][key] == groups[1][key]
+    assert tuple(groups[0]["betas"]) == tuple(groups[1]["betas"])
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@given(num_updates=st.integers(1, 10_000), beta2=st.floats(0.0, 0.9999))
+@examples(50)
+def test_after_any_number_of_updates_at_the_final_size_nothing_is_corrected(num_updates, beta2):
+    asked = {"type": "adamw", "betas": [0.9, beta2], "weight_decay": 0.1}
+    optimizer, rates = moving(asked, weights(), final_size=3)
+    rates.restore({"num_updates": num_updates, "exponents": float(num_updates)})
+    rates.set(size=3, learning_rate=0.1)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["eps"], group["weight_decay"], group["betas"]) == (0.1, 1e-8, 0.1, (0.9, beta2))
+
+
+@given(size=st.integers(1, 4096), steps=st.integers(1, 1000))
+@examples(50)
+def test_a_phase_forgets_as_much_a_sample_as_the_final_one(size, steps):
+    optimizer, rates = moving({"type": "adamw", "betas": [0.9, 0.999]}, weights(), final_size=256)
+    rates.set(size=size, learning_rate=0.1)
+    kept = optimizer.param_groups[0]["betas"][1] ** steps
+    assert kept == pytest.approx(0.999 ** (size * steps / 256), rel=1e-9)
+
+
+@pytest.mark.parametrize("asked", [ASKED[1], ASKED[4], {"type": "adamw_8bit", "weight_decay": 0.1, "min_8bit_size": 8}])
+def test_it_goes_on_from_its_state_to_the_bit(asked):
+    whole = weights(torch.float32)
+    train_weights(whole, *moving(asked, whole), SIZES)
+    for at in (5, 12, 18):  # within a phase, and at both switches
+        part = weights(torch.float32)
+        before, rates = moving(asked, part)
+        train_weights(part, before, rates, SIZES[:at])
+        saved = json.loads(json.dumps(rates.state()))
+        tensors, numbers = optimizer_state(before)
+        after, resumed = moving(asked, part)
+        restore_optimizer(after, tensors, numbers)
+        resumed.restore(saved)
+        assert resumed.state() == rates.state()
+        train_weights(part, after, resumed, SIZES[at:], first=at)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(part, whole, strict=True))
+
+
+def test_updates_that_were_left_out_and_weights_that_first_learn_after_a_switch():
+    _, rates = moving({"type": "adamw"}, weights())
+    rates.set(size=4, learning_rate=0.1)
+    rates.set(size=4, learning_rate=0.1)  # the one before was left out
+    rates.stepped()
+    assert rates.state() == {"num_updates": 1, "exponents": 0.25}
+    # A late one's first update is by k too small: 1.8 times in the case above. Later ones come near, as both go to 1.
+    always, late = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    optimizer, rates = moving({"type": "adam", "betas": [0.9, 0.999], "eps": 0.0}, [always, late])
+    for _ in range(12):
+        always.grad = torch.ones_like(always)
+        rates.set(size=4, learning_rate=0.1)
+        optimizer.step()
+        rates.stepped()
+    late.grad = torch.ones_like(late)
+    rates.set(size=16, learning_rate=0.1)
+    optimizer.step()
+    assert late.item() == pytest.approx(-0.1 / math.sqrt((1 - 0.999**13) / (1 - 0.999**4)))
+
+
+def test_beta2_moves_where_the_resolved_configuration_says_so():
+    def rates_of(**keys):
+        trainer = {"type": "finetune", "effective_batch_size": 16, **keys}
+        source = {"base_model": "m", "adapter": "lora", "trainer": trainer}
+        chosen = resolve(load_config(source).config, DeviceFacts(kind="cpu", bf16=False)).config.trainer
+        optimizer = build_optimizer(chosen.optimizer, [nn.Parameter(torch.ones(2))])
+        return optimizer, update_rates(chosen, optimizer, final_size=16)
+
+    scaled = {"batch_lr_scaling": "sqrt"}
+    for keys, expected in [
+        ({}, FixedBetas),
+        (scaled, MovingBeta2),  # auto
+        ({**scaled, "optimizer": "adamw_8bit"}, MovingBeta2),
+        ({**scaled, "optimizer": "lion"}, FixedBetas),
+        ({**scaled, "batch_beta2_scaling": False}, FixedBetas),
+        ({"batch_beta2_scaling": True}, MovingBeta2),
+    ]:
+        assert type(rates_of(batch_rampup="64sp", **keys)[1]) is expected, keys
+    optimizer, rates = rates_of()  # fixed betas set the learning rate alone, and keep nothing
+    before = dict(optimizer.param_groups[0])
+    rates.set(size=4, learning_rate=0.25)
+    rates.stepped()
+    assert optimizer.param_groups[0] == {**before, "lr": 0.25}
+    assert rates.state() == {}
+
+
+# bitsandbytes' optimizers against torch's, and their 8-bit states
+
+
+EIGHT_BITS = ["adam_8bit", "adamw_8bit", "lion_8bit", "sgd_8bit", "rmsprop_8bit", "adagrad_8bit"]
+
+
+PAGED = ["paged_adam", "paged_adamw", "paged_lion", "paged_adam_8bit", "paged_adamw_8bit", "paged_lion_8bit"]
 
 
 def make(seed=0):
@@ -97,51 +535,21 @@ def test_states_have_8_bits_from_the_given_size_on_and_stay_near(name):
         assert (near - exact).norm() < 0.25 * moved
 
 
-@pytest.mark.parametrize("name", [*EIGHT_BITS, "lion"])
-def test_training_goes_on_bit_by_bit_from_states_in_a_file(name, tmp_path):
-    given = settings({"type": name, "min_8bit_size": 64} if name != "lion" else name)
-    model, other = make(0), make(9)
-    optimizer = build_optimizer(given, model.parameters())
-    train(model, optimizer, steps=3, seed=1)
-    tensors, numbers = optimizer_state(optimizer)
-    save_file(tensors, tmp_path / "optimizer.safetensors")
-    (tmp_path / "state.json").write_text(json.dumps(numbers))
-    restore_weights(other, {key: value.clone() for key, value in trained_weights(model).items()})
-    continued = build_optimizer(given, other.parameters())
-    restore_optimizer(
-        continued, load_file(tmp_path / "optimizer.safetensors"), json.loads((tmp_path / "state.json").read_text())
-    )
-    train(model, optimizer, steps=3, seed=2)
-    train(other, continued, steps=3, seed=2)
-    for expected, actual in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(expected, actual)
-    ours, theirs = optimizer_state(optimizer), optimizer_state(continued)
-    assert ours[1] == theirs[1]
-    assert ours[0].keys() == theirs[0].keys()
-    assert all(torch.equal(tensor, theirs[0][key]) for key, tensor in ours[0].items())
-
-
 def test_weights_that_keep_32_bit_states_are_counted():
-    weights = list(make().parameters())  # 768, 32, 64 and 2 elements
-    assert states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 64}), weights) == (
-        "adamw_8bit: 2 of 4 trained weights, 34 elements in all, have fewer than 64 elements and keep 32-bit states "
-        "(trainer.optimizer.min_8bit_size)"
-    )
-    assert states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 2}), weights) is None
-    assert states_in_32_bits(settings("adamw"), weights) is None
+    parameters = list(make().parameters())  # 768, 32, 64 and 2 elements
+    line = states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 64}), parameters)
+    assert line.startswith("adamw_8bit: 2 of 4 trained weights, 34 elements in all, have fewer than 64 elements and")
+    assert states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 2}), parameters) is None
+    assert states_in_32_bits(settings("adamw"), parameters) is None
 
 
-@pytest.mark.parametrize("name", PAGED)
-@pytest.mark.parametrize(("kind", "machine"), [("cpu", "CPU"), ("mps", "mps")])
-def test_paged_states_are_refused_where_there_are_none(name, kind, machine):
-    config = load_config(
-        {"base_model": "m", "adapter": "lora", "trainer": {"type": "finetune", "optimizer": name}}
-    ).config
-    with pytest.raises(ConfigError) as caught:
-        resolve(config, DeviceFacts(kind=kind, bf16=False))
-    assert str(caught.value) == (
-        f"trainer.optimizer.type: trainer.optimizer {name} needs a CUDA device, and this is a {machine} machine\n"
-        f"  fix: set trainer.optimizer.type: {name.removeprefix('paged_')}"
-    )
-    assert resolve(config, DeviceFacts(kind="cuda", bf16=True)).config.trainer.optimizer.type == name
-    assert settings(name.removeprefix("paged_"))
+def test_paged_states_are_refused_where_there_are_none():
+    for name in PAGED:
+        trainer = {"type": "finetune", "optimizer": name}
+        config = load_config({"base_model": "m", "adapter": "lora", "trainer": trainer}).config
+        for kind, machine in (("cpu", "CPU"), ("mps", "mps")):
+            words = rf"{name} needs a CUDA device, and this is a {machine} machine\n  fix: set trainer\.optimizer\.type: {name[6:]}$"
+            with pytest.raises(ConfigError, match=words):
+                resolve(config, DeviceFacts(kind=kind, bf16=False))
+        assert resolve(config, DeviceFacts(kind="cuda", bf16=True)).config.trainer.optimizer.type == name
+        assert settings(name.removeprefix("paged_"))

@@ -1,13 +1,25 @@
-"""The folder of a run: taken, free, or in use."""
+"""The folder of a run: taken, free, or in use; and the model card that lies in it."""
 
 import subprocess
 import sys
 
 import pytest
+from ruamel.yaml import YAML
 
+from brim.config import load_config
 from brim.errors import CheckpointError, InputError, OutputError
 from brim.storage import write_manifest
-from brim.train import RunFolder, check_run_folder, create_run_folder, held, open_run_folder, require_whole_model
+from brim.train import (
+    RunFolder,
+    TrainState,
+    check_run_folder,
+    create_run_folder,
+    held,
+    open_run_folder,
+    require_whole_model,
+)
+from brim.workflows.runs import card_apart, local_name
+from brim.workflows.runs.files import CardFacts, model_card
 
 HOLD = """
 import sys
@@ -19,6 +31,7 @@ with held(RunFolder(Path(sys.argv[1])), resume=False):
 """
 
 
+@pytest.mark.process
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     run = create_run_folder(tmp_path / "run", resume=False)
     command = [sys.executable, "-c", HOLD, str(run.path)]
@@ -32,23 +45,31 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
         pass
 
 
-def test_a_run_that_began_in_the_meantime_is_seen(tmp_path):
+def test_what_is_in_a_folder_already(tmp_path):
     run = create_run_folder(tmp_path / "run", resume=False)
-    run.plan.write_text("{}")
+    run.plan.write_text("{}")  # of a run that began in the meantime
     with pytest.raises(OutputError, match="there is a run in this folder already"), held(run, resume=False):
         pytest.fail("not seen")
-
-
-def test_what_a_kill_in_the_first_moments_left_blocks_nothing(tmp_path):
-    (tmp_path / ".plan.json.tmp").touch()
-    (tmp_path / ".brim-can-write").touch()
-    check_run_folder(tmp_path, resume=False)
-    (tmp_path / "notes.txt").touch()
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / ".plan.json.tmp").touch()  # what a kill in the first moments left blocks nothing
+    (killed / ".brim-can-write").touch()
+    check_run_folder(killed, resume=False)
+    (killed / "notes.txt").touch()
     with pytest.raises(OutputError, match="the output directory holds other things"):
-        check_run_folder(tmp_path, resume=False)
+        check_run_folder(killed, resume=False)
+    run = RunFolder(tmp_path / "lost")  # without its plan it is known by its checkpoints
+    (run.checkpoints / "step-00000004").mkdir(parents=True)
+    assert not run.is_run
+    (run.checkpoints / "step-00000004" / "manifest.json").write_text("{}")
+    assert run.is_run
+    check_run_folder(run.path, resume=True)
 
 
-def model_of(run):
+@pytest.fixture
+def run(tmp_path):
+    """One with a model."""
+    run = RunFolder(tmp_path / "run")
     run.model.mkdir(parents=True)
     run.config.write_text("")
     run.plan.write_text("{}")
@@ -57,53 +78,105 @@ def model_of(run):
     return run
 
 
-def test_a_model_that_a_kill_left_aside_is_put_back_when_the_run_is_opened(tmp_path):
-    run = model_of(RunFolder(tmp_path / "run"))
-    run.model.rename(run.path / ".model.old")
-    assert (open_run_folder(run.path).model / "adapter.safetensors").read_text() == "weights"
-    assert not (run.path / ".model.old").exists()
-
-
-def test_a_model_that_is_just_being_replaced_is_left_to_who_does_it(tmp_path):
-    run = model_of(RunFolder(tmp_path / "run"))
+def test_a_model_that_a_kill_left_aside_is_put_back_unless_it_is_just_being_replaced(run):
     run.model.rename(run.path / ".model.old")
     with held(run, resume=True), pytest.raises(InputError, match="this run has no model yet"):
         open_run_folder(run.path)
     assert (run.path / ".model.old").exists()
+    assert (open_run_folder(run.path).model / "adapter.safetensors").read_text() == "weights"
+    assert not (run.path / ".model.old").exists()
 
 
-def test_a_changed_file_of_the_model_is_named_with_what_to_do(tmp_path):
-    run = model_of(RunFolder(tmp_path / "run"))
-    require_whole_model(run)
-    (run.model / "adapter.safetensors").write_text("Weights")
-    with pytest.raises(CheckpointError) as caught:
-        require_whole_model(run)
-    assert str(caught.value) == (
-        f"{run.model}: the model of this run is damaged (adapter.safetensors changed since it was written)\n"
-        "  expected: the files that its manifest.json lists\n"
-        f"  fix: write it anew with `brim train {run.path} --resume`; delete manifest.json if you changed the model "
-        "yourself"
-    )
-    (run.model / "manifest.json").unlink()
-    require_whole_model(run)
-
-
-def test_a_file_that_was_put_into_the_model_is_told(tmp_path):
-    run = model_of(RunFolder(tmp_path / "run"))
+def test_files_of_the_model_that_changed_or_came_from_elsewhere_are_named(run):
     (run.model / ".DS_Store").write_text("of a file manager")
     require_whole_model(run)
     (run.model / "chat_template.jinja").write_text("other prompts")
     with pytest.raises(CheckpointError, match=r"damaged \(chat_template.jinja came from elsewhere\)"):
         require_whole_model(run)
-    (run.model / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"adapter\.safetensors, chat_template\.jinja came"):
+    (run.model / "chat_template.jinja").unlink()
+    (run.model / "adapter.safetensors").write_text("Weights")
+    with pytest.raises(CheckpointError) as caught:
         require_whole_model(run)
+    (problem,) = caught.value.problems
+    assert problem.where == str(run.model)
+    assert problem.what == "the model of this run is damaged (adapter.safetensors changed since it was written)"
+    assert f"`brim train {run.path} --resume`; delete manifest.json if you changed" in problem.fix
+    (run.model / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"adapter\.safetensors came"):
+        require_whole_model(run)
+    (run.model / "manifest.json").unlink()
+    require_whole_model(run)
 
 
-def test_a_run_without_its_plan_is_known_by_its_checkpoints(tmp_path):
-    run = RunFolder(tmp_path / "run")
-    (run.checkpoints / "step-00000004").mkdir(parents=True)
-    assert not run.is_run
-    (run.checkpoints / "step-00000004" / "manifest.json").write_text("{}")
-    assert run.is_run
-    check_run_folder(run.path, resume=True)
+# The model card
+
+
+def card_of(data):
+    trained = {"base_model": "some-org/some-model", "adapter": "lora", "trainer": {"type": "finetune"}}
+    config = load_config({**trained, **data}).config
+    facts = CardFacts(
+        base_model="some-org/some-model",
+        dataset="data.csv",
+        rows={"train": 1234, "test": 5},
+        metrics={"test": {"loss": 1.5, "perplexity": 4.4817, "token_accuracy": 0.25}},
+        state=TrainState(rows_digest="", step=7, best_step=3),
+        version="1.2.3",
+    )
+    return model_card(config, facts)
+
+
+TEXT = {
+    "input_features": [{"name": "question", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+}
+
+
+def test_the_card_tells_base_model_rows_and_figures():
+    text = card_of(TEXT)
+    assert text.startswith("---\nlibrary_name: peft\nbase_model: some-org/some-model\n")
+    assert "Trained with brim 1.2.3 on `data.csv`: 7 steps" in text
+    assert "The weights are those of step 3." in text
+    assert "| train | 1,234 | – | – | – |\n| test | 5 | 1.5000 | 4.482 | 0.2500 |\n" in text
+    for supervise, turns in {"all": "each of the assistant's turns", "last": "the assistant's last turn"}.items():
+        text = card_of({"chat": {"supervise": supervise}})
+        assert f"\nLoss is the mean cross-entropy in nats over the tokens of {turns} and its end.\n" in text
+        assert "\n```text\nconversations, written out by the tokenizer's chat template\n```\n" in text
+
+
+def test_no_template_ends_the_block_that_shows_it():
+    fences = {
+        None: 3,
+        "{question}": 3,
+        "a `{question}`": 3,
+        "```python\n{question}\n```": 4,
+        "`````\n{question}\n```": 6,
+    }
+    for template, length in fences.items():
+        fence, text = "`" * length, card_of({**TEXT, "prompt": {"template": template}})
+        assert f"## Prompt\n\n{fence}text\n{template or '{question}'}\n{fence}\n\nThe settings" in text
+
+
+def apart(text, **changes):
+    settings = {"base_model": "some-org/some-model", "trainer": {"type": "finetune"}, "adapter": "lora", **changes}
+    packages = {"brim": "1.2.3", "torch": "2.13.0", "peft": "not installed"}
+    return card_apart(text, load_config(settings).config, packages=packages, merge="Merged well.")
+
+
+def test_apart_from_its_run_a_card_holds_the_settings_and_versions(tmp_path):
+    text = apart(card_of(TEXT).replace("## Prompt", "Made for the workshop.\n\n## Prompt"))
+    assert text.startswith("---\nlibrary_name: transformers\nbase_model: some-org/some-model\n")
+    assert "\n# LoRA adapter merged into some-org/some-model\n" in text
+    assert "\nMade for the workshop.\n" in text
+    assert "\n## Merge\n\nMerged well.\n\n## Settings\n" in text
+    assert "Versions: brim 1.2.3, torch 2.13.0.\n" in text
+    assert "config.yaml" not in text
+    settings = text.split("```yaml\n")[1].split("```")[0]
+    assert YAML(typ="safe").load(settings)["adapter"]["r"] == 8
+    (tmp_path / "a-base").mkdir()  # paths are shortened to names
+    adapter = {"type": "lora", "pretrained_adapter_weights": str(tmp_path / "an-adapter")}
+    text = apart(None, base_model=str(tmp_path / "a-base"), dataset=str(tmp_path / "rows.csv"), adapter=adapter)
+    assert str(tmp_path) not in text
+    for line in ("base_model: a-base", "dataset: rows.csv", "pretrained_adapter_weights: an-adapter"):
+        assert line in text
+    assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [brim]\n---\n")
+    assert local_name("some-org/some-model") == "some-org/some-model"  # a Hub id keeps its organisation

@@ -1,13 +1,12 @@
 """A step that measures its noise: the gradient it would have anyway, and each micro-batch's own norm."""
 
-import gc
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tests.train.scarce import CPU, OUT, Given, make_model, rows_of
+from tests.train.scarce import CPU, Given, Shortage, apart, equal, make_model, rows_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,16 +17,13 @@ from brim.models import next_token_loss, precision
 from brim.models.load import _checkpoint_activations
 from brim.train.gradient import Gradient, GradientNorms
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
+
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])
+
+
 FEW = BATCH[:5]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections():
-    """Each recovery collects garbage: among the objects of this module alone, not among those of all libraries."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def gradient_of(model, *, cutter=None, scaler=None, rows=None, events=None):
@@ -78,10 +74,6 @@ def assert_close(measurement, expected):
     assert measurement.gradient_variance == pytest.approx(expected.gradient_variance, rel=1e-5)
 
 
-def plain():
-    return make_model()
-
-
 def tied():
     model = make_model()
     model.lm_head.weight = model.model.embed_tokens.weight
@@ -101,45 +93,25 @@ def adapted():
     return peft.get_peft_model(make_model(), settings)
 
 
-@pytest.mark.parametrize("make", [plain, tied, checkpointed, adapted])
-def test_the_measurement_is_that_of_gradients_computed_apart(make):
+@pytest.mark.parametrize("make", [make_model, tied, checkpointed, adapted])
+def test_measurements_are_of_gradients_computed_apart_and_gradients_those_of_the_same_cut_without_measuring(make):
     model = make()
     gradient = gradient_of(model)
     outcome = summed(gradient, BATCH, measures_noise=True)
+    measured = grads(model)
     groups = [part.micro_batch.rows.tolist() for part in outcome.parts]
     assert groups == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9], [10], [11]]
     assert_close(gradient.noise, by_autograd(model, BATCH, groups))
-
-
-def test_a_batch_of_few_rows_is_measured_row_by_row():
-    model = make_model()
-    gradient = gradient_of(model)
-    summed(gradient, FEW, measures_noise=True)
-    assert_close(gradient.noise, by_autograd(model, FEW, [[row] for row in range(5)]))
-
-
-@pytest.mark.parametrize("make", [plain, tied, checkpointed, adapted])
-def test_the_gradient_and_the_losses_are_to_the_bit_those_of_the_same_cut_without_measuring(make):
-    model = make()
-    measured = summed(gradient_of(model), BATCH, measures_noise=True)
-    expected = grads(model)
-    same_cut = Given([[part.micro_batch for part in measured.parts]])
+    same_cut = Given([[part.micro_batch for part in outcome.parts]])
     same = summed(gradient_of(model, cutter=same_cut), BATCH)
-    actual = grads(model)
-    assert measured.loss == same.loss
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
-
-
-def test_the_gradient_is_that_of_the_usual_cut():
-    model = make_model()
+    assert outcome.loss == same.loss
+    assert equal(measured, grads(model))
     usual = summed(gradient_of(model), BATCH)
-    expected = torch.cat([gradient.flatten() for gradient in grads(model).values()])
-    measured = summed(gradient_of(model), BATCH, measures_noise=True)
-    actual = torch.cat([gradient.flatten() for gradient in grads(model).values()])
     assert len(usual.parts) == 3
-    assert measured.loss == pytest.approx(usual.loss, rel=1e-5)
-    assert (actual - expected).norm() / expected.norm() < 1e-6
+    assert outcome.loss == pytest.approx(usual.loss, rel=1e-5)
+    assert apart(measured, grads(model)) < 1e-6
+    summed(gradient, FEW, measures_noise=True)  # a batch of few rows is measured row by row
+    assert_close(gradient.noise, by_autograd(model, FEW, [[row] for row in range(5)]))
 
 
 def test_a_loss_scale_is_divided_out():
@@ -170,30 +142,12 @@ def test_no_measurement_without_noise_to_measure_or_a_finite_gradient():
     assert gradient.noise is None
 
 
-class FailingOnce:
-    """Memory runs out in the backward pass of this number, from 1."""
-
-    def __init__(self, model, number):
-        self._left = number
-        model.register_forward_hook(self._after_forward)
-
-    def _after_forward(self, model, inputs, output):
-        self._left -= 1
-        if not self._left:
-            output.logits.register_hook(self._fail)
-
-    @staticmethod
-    def _fail(gradient):
-        raise torch.OutOfMemoryError(OUT)
-
-
 @pytest.mark.parametrize("number", [1, 2, 6])
 def test_a_step_that_begins_anew_is_measured_anew_in_order(number):
     indices = np.concatenate([BATCH, BATCH[:11] % 7])  # groups of three rows, and two rows in the last
-    model = make_model()
-    events = []
+    model, events = make_model(), []
     gradient = gradient_of(model, events=events)
-    FailingOnce(model, number)
+    Shortage(model, backward=[number])
     outcome = summed(gradient, indices, measures_noise=True)
     assert [event["event"] for event in events] == ["oom", "cap", "replay"]
     assert outcome.num_out_of_memory == 1
@@ -203,7 +157,7 @@ def test_a_step_that_begins_anew_is_measured_anew_in_order(number):
     smaller = gradient_of(model, cutter=ByRows(max_rows=1))
     summed(smaller, indices, measures_noise=True)
     assert smaller.noise == noise
-    assert all(torch.equal(expected[name], actual) for name, actual in grads(model).items())
+    assert equal(expected, grads(model))
 
 
 def test_hooks_are_there_while_a_step_is_measured_and_not_after_it_failed():
@@ -220,11 +174,7 @@ def test_hooks_are_there_while_a_step_is_measured_and_not_after_it_failed():
     summed(gradient, FEW)
     assert seen == [num_parameters] * 5 + [0] * 5
     watch.remove()
-
-    def out_of_memory(*_):
-        raise torch.OutOfMemoryError(OUT)
-
-    model.register_forward_hook(out_of_memory)
+    Shortage(model, rows_above=0)
     with pytest.raises(OutOfMemoryError, match="ran out of memory twice"):
         summed(gradient, FEW, measures_noise=True)
     assert num_hooks() == 0

@@ -1,0 +1,610 @@
+"""A run whose memory runs out, or whose loss is no number, ends as the run that was spared, or before an update."""
+
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.conftest import make_llama, make_tokenizer
+from tests.train.scarce import LENGTHS, OUT, Given, Run, Shortage, Watched, apart, equal
+from transformers import PhiConfig, PhiForCausalLM
+
+import brim
+from brim.batching import ByLength, Costs, Surface
+from brim.config.schema import GradientClippingConfig
+from brim.errors import OutOfMemoryError, Problem
+from brim.train import checkpoint as checkpoint_module, clip_gradients, update as weight_update
+from brim.train.update import NotFinite, for_a_row, for_an_update
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
+
+def out():
+    return torch.OutOfMemoryError(OUT + "\nSee the documentation.")
+
+
+def adam(weights):
+    return torch.optim.Adam(weights, lr=0.0)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """The undisturbed run of a configuration, trained once."""
+    runs = {}
+
+    def trained(**settings):
+        key = repr(sorted(settings.items()))
+        if key not in runs:
+            runs[key] = Run(tmp_path_factory.mktemp("clean"), **settings).train()
+        return runs[key]
+
+    return trained
+
+
+def assert_same(runs, expected):
+    """The losses of runs, one after the other, and the last one's weights are to the bit those of another run."""
+    assert [loss for run in runs for loss in run.log.losses] == expected.log.losses
+    assert equal(runs[-1].weights, expected.weights)
+
+
+def failed(run, error=OutOfMemoryError, **match):
+    """The problem with which a run ends."""
+    with pytest.raises(error, **match) as caught:
+        run.train()
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_the_losses_are_those_of_the_clean_run_and_to_the_bit_those_of_one_with_the_same_cuts(
+    tmp_path, clean, place, micro_batch
+):
+    scarce = Run(tmp_path / "scarce")
+    Shortage(scarce.model, **{place: [4 + micro_batch]})  # micro-batches of two rows: four in the first step
+    scarce.train()
+    assert scarce.loop.num_out_of_memory == 1
+    np.testing.assert_allclose(scarce.log.losses, clean().log.losses, rtol=1e-5)
+    assert apart(scarce.weights, clean().weights) < 1e-5
+    assert_same([scarce], Run(tmp_path / "same", cutter=Given(scarce.cutter.cuts)).train())
+    assert [step["num_micro_batches"] for step in scarce.log.steps] == [4, 8, 4, 8, 8, 4]
+    assert [step["num_micro_batches"] for step in clean().log.steps] == [4, 4, 2, 4, 4, 2]
+    for counted in ("num_samples", "num_tokens", "num_supervised_tokens", "effective_batch_size", "learning_rate"):
+        assert [s[counted] for s in scarce.log.steps] == [s[counted] for s in clean().log.steps]
+    # What happened is told with the keys of the rows, before the step that it happened in.
+    second = scarce.log.records.index(scarce.log.steps[1])
+    told, cap, replay = scarce.log.events
+    assert scarce.log.records[second - 3 : second] == [told, cap, replay]
+    lengths = sorted((LENGTHS[key - 100] for key in told["rows"]), reverse=True)
+    assert len(lengths) == 2
+    assert told == {
+        "step": 2, "event": "oom", "where": place, "micro_batch": micro_batch, "num_micro_batches": 4,
+        "rows": told["rows"], "padded_length": lengths[0], "predicted_bytes": None, "message": OUT,
+    }  # fmt: skip
+    assert cap == {"step": 2, "event": "cap", "before": 2, "after": 1, "unit": "rows"}
+    assert replay == {"step": 2, "event": "replay", "num_micro_batches": 8}
+
+
+def test_twice_in_a_row(tmp_path, clean):
+    scarce = Run(tmp_path / "scarce", cutter=Watched(max_rows=8))
+    Shortage(scarce.model, rows_above=2)
+    scarce.train()
+    assert [event["event"] for event in scarce.log.events] == ["oom", "cap", "replay"] * 2
+    assert {event["step"] for event in scarce.log.events} == {1}
+    assert [step["num_micro_batches"] for step in scarce.log.steps] == [4, 4, 2, 4, 4, 2]
+    np.testing.assert_allclose(scarce.log.losses, clean().log.losses, rtol=1e-5)
+    assert_same([scarce], Run(tmp_path / "same", cutter=Given(scarce.cutter.cuts)).train())
+
+
+@pytest.mark.parametrize("settings", [{"dropout": 0.5}, {"kind": "fp16-mixed"}], ids=str)
+def test_dropout_and_the_loss_scale_of_fp16_are_those_of_a_run_with_the_same_cuts(tmp_path, settings):
+    scarce = Run(tmp_path / "scarce", **settings)
+    Shortage(scarce.model, forward=[6], backward=[1])
+    scarce.train()
+    assert scarce.loop.num_out_of_memory == 2
+    same = Run(tmp_path / "same", **settings, cutter=Given(scarce.cutter.cuts)).train()
+    assert_same([scarce], same)
+    scales = [run.newest().state["train"]["loss_scaler"] for run in (scarce, same)]
+    assert scales[0] == scales[1]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "sizes"),
+    [(LENGTHS[:5], 32, [5, 5]), (LENGTHS[:9], 4, [4, 4, 1, 4, 4, 1]), ([7], 8, [1, 1]), ([6] * 6, 6, [6, 6])],
+    ids=["effective batch larger than the data", "a last batch of one row", "one row", "rows of equal length"],
+)
+def test_odd_sizes(tmp_path, clean, lengths, size, sizes):
+    scarce = Run(tmp_path, lengths=lengths, size=size)
+    passes = len(scarce.cutter.cut(scarce.job.rows.lengths[:size]))
+    scarce.cutter.cuts.clear()
+    Shortage(scarce.model, backward=[passes])  # the last of the first step
+    scarce.train()
+    assert scarce.loop.num_out_of_memory == 1
+    assert [step["effective_batch_size"] for step in scarce.log.steps] == sizes
+    np.testing.assert_allclose(scarce.log.losses, clean(lengths=lengths, size=size).log.losses, rtol=1e-5)
+    if len(lengths) == 1:  # a row that fits at the second try is learned from once
+        assert [event["event"] for event in scarce.log.events] == ["oom", "replay"]
+        assert_same([scarce], clean(lengths=lengths, size=size))
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit_also_across_what_ran_out(tmp_path):
+    """The sixth pass, the second of the second step, runs out: in the first session or in the second."""
+    settings = {"optimizer": adam, "dropout": 0.2}
+    whole = Run(tmp_path / "whole", **settings)
+    Shortage(whole.model, forward=[6])
+    whole.train()
+    for stop_after in (1, 2, 3, 4):
+        folder = tmp_path / f"parts{stop_after}"
+        first = Run(folder, **settings, stop_after=stop_after)
+        shortage = Shortage(first.model, forward=[6])
+        with pytest.raises(KeyboardInterrupt):
+            first.train()
+        torch.manual_seed(999)
+        second = Run(folder, **settings, checkpoint=first.newest())
+        Shortage(second.model, forward=[6 - shortage.num_passes])
+        second.train()
+        assert_same([first, second], whole)
+        assert second.cutter.state() == whole.cutter.state()
+        assert second.newest().state["cutter"] == whole.newest().state["cutter"]
+
+
+def test_the_limit_is_raised_after_clean_steps_and_that_count_is_in_the_checkpoint(tmp_path):
+    def ends(run):
+        return [(event["step"], event["before"], event["after"]) for event in run.log.events if event["event"] == "cap"]
+
+    few = {"lengths": LENGTHS[:4], "size": 2, "epochs": 27}
+    whole = Run(tmp_path / "whole", **few)
+    Shortage(whole.model, forward=[2])
+    whole.train()
+    assert ends(whole) == [(2, 2, 1), (52, 1, 2)]
+    first = Run(tmp_path / "parts", stop_after=40, **few)
+    Shortage(first.model, forward=[2])
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    second = Run(tmp_path / "parts", checkpoint=first.newest(), **few).train()
+    assert ends(second) == [(52, 1, 2)]
+    assert equal(second.weights, whole.weights)
+
+
+def test_another_plan_or_an_older_checkpoint_begins_with_its_own_limit(tmp_path):
+    first = Run(tmp_path, stop_after=2)
+    Shortage(first.model, forward=[6])
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    checkpoint = first.newest()
+    run = Run(tmp_path, checkpoint=checkpoint)
+    assert run.cutter.max_rows == 1
+    run.cutter.restore(Watched(max_rows=2).state())
+    run.loop.restore(checkpoint, keep_cutter=False)
+    assert run.cutter.max_rows == 2
+    del checkpoint.state["cutter"], checkpoint.state["owes_evaluation"]  # of a version before
+    run.loop.restore(checkpoint)
+    assert run.cutter.max_rows == 2
+    assert run.train().log.steps[0]["step"] == 3
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_row_that_never_fits_is_named_and_what_was_learned_before_is_saved(tmp_path, clean, place):
+    run = Run(tmp_path, epochs=1)
+    Shortage(run.model, **{place: range(6, 100)})
+    problem = failed(run)
+    (key,) = run.log.events[-1]["rows"]
+    assert run.log.events[-1]["event"] == "oom"
+    assert problem.what.startswith(f"row {key} (numbered from 0) ({LENGTHS[key - 100]} tokens) ran out of memory twice")
+    assert f"in the {place} pass, with nothing beside it: {OUT}" in problem.what
+    assert problem.where == "step 2"
+    assert problem.fix.endswith("The checkpoint of step 1 holds all that was learned")
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+    assert run.newest().step == 1
+    rest = Run(tmp_path, checkpoint=run.newest(), cutter=Given(clean().cutter.cuts[1:])).train()
+    assert_same([run, rest], clean())
+
+
+def test_nothing_is_saved_where_nothing_was_learned(tmp_path):
+    run = Run(tmp_path)
+    Shortage(run.model, forward=range(1, 100))
+    problem = failed(run, match=r"step 1: row 1\d\d .* ran out of memory twice")
+    assert problem.fix.endswith("Nothing had been learned yet")
+    assert run.store.steps() == []
+
+
+def test_predicted_bytes_are_named_with_the_limit_and_peaks_kept_by_shape(tmp_path):
+    def cutter(bytes_per_token, cap_bytes):
+        values = ((bytes_per_token, 100 * bytes_per_token),)
+        plane = Surface(base=0, lengths=(1,), tokens=((1, 100),), values=values)
+        return ByLength(costs=Costs(peak=plane, static_bytes=0, time=plane), cap_bytes=cap_bytes)
+
+    run = Run(tmp_path / "failed", cutter=cutter(1024, 15 * 1024), lengths=[10], size=1)
+    Shortage(run.model, forward=[1, 2])
+    failed(run, match=r"Tried .*\.; predicted: 10\.0 KiB; limit of a micro-batch: 15\.0 KiB")
+    run = Run(tmp_path / "run", cutter=cutter(10, 300))
+    Shortage(run.model, forward=[1])
+    peaks = run.train().loop.peaks
+    assert run.loop.num_out_of_memory == 1
+    assert peaks
+    assert all(peak.measured_bytes is None for peak in peaks)
+    assert all(peak.predicted_bytes == 10 * peak.rows * peak.padded_length <= 300 for peak in peaks)
+    assert len({(peak.rows, peak.padded_length) for peak in peaks}) == len(peaks)
+
+
+# Memory that runs out beside the forward and backward passes: no half update, nothing lost that can be kept
+
+
+class HalfAnUpdate(torch.optim.Adam):
+    """Runs out of memory in its step of this number, when half of the weights have been updated."""
+
+    def __init__(self, weights, fails_at=None):
+        super().__init__(weights, lr=0.0)
+        self.num_steps, self.fails_at = 0, fails_at
+
+    def step(self, closure=None):
+        self.num_steps += 1
+        if self.num_steps != self.fails_at:
+            return super().step(closure)
+        (group,) = self.param_groups
+        for weight in group["params"][::2]:
+            weight.data += 1.0
+        raise out()
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "left"),
+    [
+        (1, "Nothing had been learned yet"),
+        (2, "There is no checkpoint yet: what was learned in 1 step is lost"),
+        (4, "The checkpoint of step 3 holds all that was learned before; --resume continues from it"),
+        (5, "--resume continues from the checkpoint of step 3, and does 1 step again"),
+    ],
+)
+def test_a_half_update_goes_nowhere_and_the_run_continues_from_before(tmp_path, clean, fails_at, left):
+    run = Run(tmp_path, optimizer=lambda weights: HalfAnUpdate(weights, fails_at))
+    problem = failed(run)
+    words = "memory ran out in the optimizer's own step; the weights, which may be half updated, are not saved: " + OUT
+    assert (problem.what, problem.where) == (words, f"step {fails_at}")
+    assert problem.fix.endswith(left)
+    assert "adamw_8bit" in problem.fix
+    checkpoint = run.newest()
+    assert (checkpoint and checkpoint.step) == (3 if fails_at > 3 else None)
+    rest = Run(tmp_path, optimizer=HalfAnUpdate, checkpoint=checkpoint).train()
+    done, whole = checkpoint.step if checkpoint else 0, clean(optimizer=HalfAnUpdate)
+    assert run.log.losses[:done] + rest.log.losses == whole.log.losses
+    assert equal(rest.weights, whole.weights)
+
+
+def test_other_errors_of_the_optimizer_are_left_as_they_are(tmp_path):
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        Run(tmp_path, optimizer=lambda weights: Broken(weights, lr=0.0)).train()
+
+
+def failing(monkeypatch, module, name, fails_at):
+    """The module's function of this name runs out of memory in calls of these numbers, from 1."""
+    calls, whole = [], getattr(module, name)
+
+    def call(*given):
+        calls.append(name)
+        if len(calls) in fails_at:
+            raise out()
+        return whole(*given)
+
+    monkeypatch.setattr(module, name, call)
+
+
+def test_the_norm_is_tried_once_more(tmp_path, clean, monkeypatch):
+    clean()
+    failing(monkeypatch, weight_update, "gradient_norm", {2})
+    run = Run(tmp_path).train()
+    assert run.log.events == [{"step": 2, "event": "oom", "where": "gradient norm", "message": OUT}]
+    assert_same([run], clean())
+
+
+@pytest.mark.parametrize(("name", "fails_at"), [("gradient_norm", {2, 3}), ("clip", {2})])
+def test_a_gradient_that_cannot_be_clipped_ends_the_run_with_the_state_from_before(
+    tmp_path, clean, monkeypatch, name, fails_at
+):
+    whole, run = clean(dropout=0.2), Run(tmp_path, dropout=0.2)
+    with monkeypatch.context() as patch:
+        failing(patch, weight_update, name, fails_at)
+        problem = failed(run, match="step 2: memory ran out when the gradient was clipped")
+    assert problem.fix.endswith("The checkpoint of step 1 holds all that was learned")
+    assert run.newest().step == 1
+    assert_same([run, Run(tmp_path, dropout=0.2, checkpoint=run.newest()).train()], whole)
+
+
+class Evaluation:
+    """The model's loss on one row, which runs out of memory in calls of these numbers, from 1."""
+
+    def __init__(self, fails_at=()):
+        self.run, self.num_calls, self.fails_at = None, 0, fails_at
+
+    def __call__(self):
+        self.num_calls += 1
+        if self.num_calls in self.fails_at:
+            raise OutOfMemoryError(Problem(what="evaluation of a single row", fix="less"))
+        with torch.no_grad():
+            logits = self.run.model.eval()(input_ids=torch.tensor([[5, 6, 7]])).logits
+        return {"validation": {"loss": float(logits.logsumexp(-1).sum())}}
+
+
+def evaluated_run(folder, fails_at=(), **settings):
+    evaluation = Evaluation(fails_at)
+    evaluation.run = Run(folder, evaluate=evaluation, **settings)
+    return evaluation.run
+
+
+def scores(run):
+    return [(record["step"], record["loss"]) for record in run.log.records if record.get("split") == "validation"]
+
+
+def test_an_evaluation_that_cannot_be_had_is_owed_by_the_run_that_goes_on(tmp_path):
+    whole = evaluated_run(tmp_path / "clean").train()
+    run = evaluated_run(tmp_path / "run", {1})
+    problem = failed(run, match="evaluation of a single row")
+    assert problem.fix == "less. The checkpoint of step 3 holds all that was learned"
+    failed(evaluated_run(tmp_path / "run", {1}, checkpoint=run.newest()), match="evaluation of a single row")
+    shutil.copytree(tmp_path / "run", tmp_path / "stopped")
+    rest = evaluated_run(tmp_path / "run", checkpoint=run.newest()).train()
+    assert_same([run, rest], whole)
+    assert scores(rest) == scores(whole)
+    assert rest.newest().state["train"] == whole.newest().state["train"]
+    assert rest.newest().state["owes_evaluation"] is False
+    stopped = evaluated_run(tmp_path / "stopped", checkpoint=run.store.load(3), stop_after=4)
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 4"):
+        stopped.train()
+    paid = stopped.store.load(3).state  # what was owed is saved with its outcome
+    assert (paid["train"]["best_step"], paid["owes_evaluation"]) == (3, False)
+
+
+def failing_save(monkeypatch, fails_at, raised=MemoryError):
+    calls, save = [], checkpoint_module.save_file
+
+    def call(tensors, path):
+        calls.append(path.name)
+        if len(calls) in fails_at:
+            raise raised
+        save(tensors, path)
+
+    monkeypatch.setattr(checkpoint_module, "save_file", call)
+
+
+def test_saving_is_tried_once_more(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    failing_save(monkeypatch, {2}, out())
+    run.train()
+    assert run.log.events == [{"step": 3, "event": "oom", "where": "checkpoint", "message": OUT}]
+    assert (run.newest().step, run.store.load(3).step) == (6, 3)
+
+
+def test_a_save_that_fails_twice_ends_the_run_and_leaves_the_checkpoint_before_it(tmp_path, clean, monkeypatch):
+    run = Run(tmp_path)
+    with monkeypatch.context() as patch:
+        failing_save(patch, {4, 5})  # three files a checkpoint
+        problem = failed(run)
+    assert problem.what == "memory ran out twice when the checkpoint of step 6 was written: MemoryError"
+    assert problem.fix.endswith("--resume continues from the checkpoint of step 3, and does 3 steps again")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+    assert equal(Run(tmp_path, checkpoint=run.newest()).train().weights, clean().weights)
+
+
+def test_where_the_last_save_fails_too_both_are_told(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    failing(monkeypatch, weight_update, "clip", {2})
+    failing_save(monkeypatch, {1}, OSError(28, "No space left on device"))
+    with pytest.raises(OutOfMemoryError) as caught:
+        run.train()
+    first, second = caught.value.problems
+    assert first.what.startswith("memory ran out when the gradient was clipped")
+    assert "holds all that was learned" not in first.fix
+    assert second.what.startswith("the checkpoint of step 1 could not be written")
+    assert run.newest() is None
+
+
+@pytest.mark.parametrize("is_scarce", [False, True])
+def test_rows_at_fault_are_all_that_there_are_where_looking_for_them_runs_out_of_memory(
+    tmp_path, clean, monkeypatch, is_scarce
+):
+    """The gradient of the second step is not finite, and each micro-batch is looked at by itself."""
+    whole, run = clean(dropout=0.2, steps_per_checkpoint=1), Run(tmp_path, on_nonfinite="skip", dropout=0.2)
+    norms, looks = iter([1.0, torch.inf]), []
+
+    def norm(parameters):
+        looks[:] = [next(norms, 1.0)]
+        return torch.tensor(looks[0])
+
+    def after_forward(model, inputs, output):
+        if is_scarce and torch.inf in looks:
+            looks.clear()
+            raise out()
+
+    run.model.register_forward_hook(after_forward)
+    monkeypatch.setattr(weight_update, "gradient_norm", norm)
+    run.train()
+    (skipped,) = run.log.events
+    assert (skipped["step"], skipped["event"], skipped["cause"]) == (2, "skipped", "gradient")
+    assert len(skipped["rows"]) == 8
+    assert run.loop.num_out_of_memory == 0
+    assert run.log.losses[1] != whole.log.losses[2]  # the same rows and dropout, another update before them
+    assert run.newest().tensors["random"]["cpu"].equal(whole.newest().tensors["random"]["cpu"])
+
+
+def test_nothing_is_advised_that_is_done_already():
+    shorter = "train anew with shorter rows (preprocessing.global_max_sequence_length)"
+    checkpointing = "set trainer.enable_gradient_checkpointing: true, also with --resume"
+    four_bits = "with a base in 4 bits and an adapter (quantization.bits: 4)"
+    done = {"trainer": {"enable_gradient_checkpointing": True}}
+    assert for_a_row({}) == f"{checkpointing}, {shorter}, or {four_bits}"
+    assert for_a_row(done) == f"{shorter}, or {four_bits}"
+    assert for_a_row({**done, "quantization": {"bits": 4}}) == shorter
+    for optimizer, adapter, advised in [
+        ("adamw", None, ["adamw_8bit", "paged_adamw_8bit", "adapter.type: lora"]),
+        ("paged_adamw", {"type": "lora"}, ["adamw_8bit"]),
+        ("paged_adamw_8bit", {"type": "lora"}, ["adapter.r"]),
+    ]:
+        advice = for_an_update({"trainer": {"optimizer": {"type": optimizer}}, "adapter": adapter})
+        assert re.findall(r"(?<=[(: ])(?:paged_)?adamw_8bit|adapter\.r\b|adapter\.type: lora", advice) == advised
+
+
+def test_gradients_are_clipped_and_the_norm_before_it_comes_back():
+    for settings, expected in [
+        (None, [3.0, 4.0]),
+        ({"clipglobalnorm": 1.0}, [0.6, 0.8]),
+        ({"clipglobalnorm": 10.0}, [3.0, 4.0]),
+        ({"clipglobalnorm": None, "clipnorm": 1.0}, [0.6, 0.8]),
+        ({"clipglobalnorm": None, "clipvalue": 3.5}, [3.0, 3.5]),
+        ({"clipglobalnorm": 2.5, "clipvalue": 1.8}, [1.5, 1.8]),
+    ]:
+        weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        for weight, value in zip(weights, (3.0, 4.0), strict=True):
+            weight.grad = torch.tensor([value])
+        chosen = settings and GradientClippingConfig(**settings)
+        assert float(clip_gradients(weights, chosen)) == pytest.approx(5.0)
+        assert [float(weight.grad) for weight in weights] == pytest.approx(expected, rel=1e-5)
+
+
+# A step whose loss or gradient is not finite: no update; the rows of the micro-batch are named
+
+
+LETTER_Z = "Z"
+
+
+SKIPPED = [2, 4, 5]  # once an epoch of two steps, by the order of the rows
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Base models whose letter Z is poisoned: NaN; or so small that the gradient of its norm overflows."""
+    folders = {}
+    for kind, value in {"loss": math.nan, "gradient": 1e-19}.items():
+        folder = folders[kind] = tmp_path_factory.mktemp(kind)
+        make_tokenizer(folder)
+        make_llama(folder, tie_word_embeddings=False, rms_norm_eps=0.0)
+        weights = load_file(folder / "model.safetensors")
+        embedding = weights["model.embed_tokens.weight"]
+        letter = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][LETTER_Z]
+        embedding[letter] = value
+        embedding[1] = embedding[letter + 1]  # padding is zero, whose norm is none where nothing is added to it
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folders
+
+
+@pytest.fixture
+def rows():
+    """Eight rows, one step an epoch of four micro-batches; row 3 is the third longest, so that it is in the second."""
+    lengths = [3, 12, 14, 10, 5, 6, 2, 9]
+    questions = ["x " * length + ("Z" if key == 3 else "y") for key, length in enumerate(lengths)]
+    return {"question": questions, "answer": [" 1", " 2"] * 4, "split": [0] * 8}
+
+
+def trained_on(base, **trainer):
+    return {
+        "base_model": str(base),
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "preprocessing": {"split": "fixed"},
+        "trainer": {
+            "type": "finetune", "epochs": 3, "batch_size": 2, "effective_batch_size": 8, "skip_all_evaluation": True,
+            "steps_per_checkpoint": 1, **trainer,
+        },
+    }  # fmt: skip
+
+
+def records(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in ("seconds", "peak_bytes")} for line in lines]
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("kind", "precision", "figures"),
+    [
+        ("loss", "fp32", "loss nan, gradient norm nan"),
+        ("loss", "fp16-mixed", "loss nan, gradient norm nan"),
+        ("gradient", "fp32", r"loss \d\.\d+, gradient norm (nan|inf)"),
+    ],
+)
+def test_it_stops_before_the_update_or_is_skipped_and_the_rows_are_named(
+    bases, rows, tmp_path, kind, precision, figures
+):
+    config = {**trained_on(bases[kind]), "precision": precision}
+    with pytest.raises(brim.BrimError, match=rf"step 1 is not finite \({figures}\); nothing was updated") as caught:
+        brim.Model(config).train(rows, output_directory=tmp_path / "stopped")
+    assert caught.value.exit_code == 1
+    assert caught.value.problems[0].where == "rows 3, 7 (numbered from 0; micro-batch 2 of 4)"
+    assert "`trainer.on_nonfinite: skip` leaves such steps out, also with --resume" in caught.value.problems[0].fix
+    said, run = [], tmp_path / "run"
+    config["trainer"]["on_nonfinite"] = "skip"
+    assert brim.Model(config).train(rows, output_directory=run, say=said.append).num_steps == 3
+    assert "3 of 3 steps were left out, since their loss or gradient was not finite: look for `skipped` in" in said[-1]
+    assert [record["event"] for record in records(run)] == ["skipped", "checkpoint"] * 3
+    skipped = records(run)[::2]
+    assert [(each["step"], each["cause"], each["rows"]) for each in skipped] == [(n, kind, [3, 7]) for n in (1, 2, 3)]
+    assert [event["num_samples"] for event in skipped] == [8, 16, 24]  # consumed all the same
+    checkpoint = run / "checkpoints" / "step-00000003"
+    assert load_file(checkpoint / "optimizer.safetensors") == {}
+    before, after = load_file(bases[kind] / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(after[name].nan_to_num(7), before[name].nan_to_num(7)) for name in after)
+    state = json.loads((checkpoint / "state.json").read_text())["train"]
+    assert (state["num_skipped"], state["num_skipped_in_a_row"]) == (3, 3)
+    assert (state["step"], state["consumed_samples"]) == (3, 24)
+    if precision == "fp16-mixed":
+        assert state["loss_scaler"]["scale"] == 65536.0
+
+
+@pytest.fixture
+def impossible_answer(tmp_path):
+    """A base model whose head's bias gives the letter Z the probability 0."""
+    make_tokenizer(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 1024, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    model = PhiForCausalLM(PhiConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64, bos_token_id=None))
+    letter = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"][LETTER_Z]
+    model.lm_head.bias.data[letter] = -math.inf
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.run
+def test_an_infinite_loss_stops_the_run_though_its_gradient_is_finite(impossible_answer, rows, tmp_path):
+    asked = {**rows, "question": [question.replace("Z", "y") for question in rows["question"]]}
+    asked["answer"] = ["Z" if key == 3 else answer for key, answer in enumerate(rows["answer"])]
+    with pytest.raises(brim.BrimError, match=r"\(loss inf, gradient norm \d+\.\d+\); nothing was updated") as caught:
+        brim.Model(trained_on(impossible_answer)).train(asked, output_directory=tmp_path / "run")
+    assert caught.value.problems[0].where == "rows 3, 7 (numbered from 0; micro-batch 2 of 4)"
+
+
+@pytest.mark.run
+def test_a_run_that_stopped_goes_on_with_skip_as_if_it_had_skipped_from_the_start(bases, rows, tmp_path):
+    half = {**rows, "question": rows["question"] + ["y " * n for n in range(2, 10)]}
+    half |= {"answer": [" 1", " 2"] * 8, "split": [0] * 16}
+    skipping = trained_on(bases["loss"], on_nonfinite="skip")
+    brim.Model(skipping).train(half, output_directory=tmp_path / "whole")
+    with pytest.raises(brim.BrimError, match="is not finite"):
+        brim.Model(trained_on(bases["loss"])).train(half, output_directory=tmp_path / "run")
+    said = []
+    brim.Model(skipping).train(half, output_directory=tmp_path / "run", resume=True, say=said.append)
+    skipped = [record["step"] for record in records(tmp_path / "whole") if record.get("event") == "skipped"]
+    assert skipped == SKIPPED
+    assert 'trainer.on_nonfinite is now "skip"; it was "stop"' in said
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    for name in ("model.safetensors", "optimizer.safetensors", "random.safetensors"):
+        file = f"checkpoints/step-00000006/{name}"
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@pytest.mark.run
+def test_ten_in_a_row_end_the_run_and_many_rows_are_shown_in_part(bases, rows, tmp_path):
+    config = trained_on(bases["loss"], on_nonfinite="skip", epochs=20)
+    with pytest.raises(brim.BrimError, match="step 10 is not finite") as caught:
+        brim.Model(config).train(rows, output_directory=tmp_path / "run")
+    assert "that was the last of 10 such steps in a row" in caught.value.problems[0].fix
+    many = list(range(40))
+    fault = NotFinite(step=7, loss=2.0, norm=math.inf, micro_batches=[1, 2], num_micro_batches=2, rows=many)
+    assert fault.record() == {"step": 7, "event": "skipped", "cause": "gradient", "rows": many}
+    first = ", ".join(map(str, range(16)))
+    assert fault.stop().problems[0].where == f"rows {first} … (numbered from 0; micro-batch 1, 2 of 2)"

@@ -1,0 +1,366 @@
+"""How long a run is, in what phases its batch moves, and which batch a step takes: from the trainer's keys to the loop."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from tests.train.scarce import rows_of
+
+from brim.batching import Adaptation, NoiseMeasurement, constant, doubling, linear, num_steps, schedule_of
+from brim.config import load_config
+from brim.data.tokens import rows_of_step
+from brim.errors import InputError
+from brim.train import RunLength, length_of, run_length
+from brim.train.schedule import BatchCourse, RunClock, StepTaken
+from brim.units import parse_duration
+
+# How long a run is
+
+
+def checkpoints(length):
+    """Each step, what it has consumed in the end, and whether a checkpoint follows."""
+    step, consumed = 0, 0
+    while consumed < length.total_samples:
+        left = length.num_rows - consumed % length.num_rows
+        before = consumed
+        consumed += min(length.schedule.size_at(before), left, length.total_samples - before)
+        step += 1
+        yield step, consumed, length.is_checkpoint(step, samples_before=before, samples_after=consumed)
+
+
+def steps_with_checkpoint(length):
+    return [step for step, _, is_checkpoint in checkpoints(length) if is_checkpoint]
+
+
+def test_the_length_of_a_run_by_hand():
+    length = run_length(num_rows=100, effective_batch_size=32, epochs=2)  # an epoch ends with the rows that are left
+    assert (length.total_steps, length.total_samples) == (8, 200)
+    length = run_length(num_rows=100, effective_batch_size=32, epochs=2, train_steps=5)  # steps win over epochs
+    assert (length.total_steps, length.total_samples) == (5, 100 + 32)
+    # 50 samples in steps of 8, which end at 56; 44 in steps of 16; the second epoch in steps of 32.
+    ramp = RunLength(num_rows=100, schedule=doubling(initial=8, final=32, length_samples=100), total_samples=200)
+    assert (ramp.total_steps, ramp.sizes, ramp.largest_size) == (7 + 3 + 4, (8, 16, 32), 32)
+    assert ramp.batch_moves
+    adaptation = Adaptation(size=6, smallest=6, largest=40)  # has no number of steps beforehand
+    measured = RunLength(num_rows=100, schedule=constant(6), total_samples=200, adaptation=adaptation)
+    assert (measured.total_steps, measured.sizes, measured.batch_moves) == (None, (6, 12, 24, 40), True)
+
+
+def test_checkpoints_come_where_they_were_asked_for_and_at_the_end():
+    for keys, expected in [
+        ({}, [4, 8]),
+        ({"steps_per_checkpoint": 3}, [3, 6, 8]),
+        ({"checkpoints_per_epoch": 2}, [2, 4, 6, 8]),
+        ({"checkpoints_per_epoch": 3}, [2, 3, 4, 6, 7, 8]),
+        ({"checkpoints_per_epoch": 4}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"checkpoints_per_epoch": 9}, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ]:
+        assert steps_with_checkpoint(run_length(num_rows=100, effective_batch_size=32, epochs=2, **keys)) == expected
+    within = run_length(num_rows=100, effective_batch_size=10, epochs=9, train_steps=13, checkpoints_per_epoch=2)
+    assert steps_with_checkpoint(within) == [5, 10, 13]
+
+
+@given(num_rows=st.integers(1, 500), size=st.integers(1, 600), steps=st.integers(1, 50))
+def test_total_samples_are_those_that_the_steps_take(num_rows, size, steps):
+    length = run_length(num_rows=num_rows, effective_batch_size=size, epochs=1, train_steps=steps)
+    consumed = 0
+    for _ in range(steps):
+        consumed += min(size, num_rows - consumed % num_rows)
+    assert (length.total_samples, length.total_steps) == (consumed, steps)
+
+
+@given(num_rows=st.integers(1, 300), size=st.integers(1, 50), number=st.integers(1, 40))
+def test_each_epoch_has_its_number_of_checkpoints_evenly_spread_and_one_at_its_end(num_rows, size, number):
+    length = run_length(num_rows=num_rows, effective_batch_size=size, epochs=3, checkpoints_per_epoch=number)
+    steps = -(-num_rows // size)
+    at = steps_with_checkpoint(length)
+    assert len(at) == 3 * min(number, steps)
+    assert {steps, 2 * steps, 3 * steps} <= set(at)
+    gaps = {after - before for before, after in zip([0, *at], at, strict=False)}
+    assert max(gaps) - min(gaps) <= 1
+
+
+@given(
+    num_rows=st.integers(1, 80),
+    sizes=st.lists(st.integers(1, 50), min_size=2, max_size=5),
+    gap=st.integers(1, 60),
+    number=st.integers(1, 10),
+    epochs=st.integers(1, 3),
+)
+def test_where_the_batch_moves_they_come_with_the_first_step_that_reaches_their_share(
+    num_rows, sizes, gap, number, epochs
+):
+    length = RunLength(
+        num_rows=num_rows,
+        schedule=schedule_of((position * gap, size) for position, size in enumerate(sizes)),
+        total_samples=epochs * num_rows,
+        checkpoints_per_epoch=number,
+    )
+    due = [Fraction(mark * num_rows, number) for mark in range(1, number * epochs + 1)]
+    found = list(checkpoints(length))
+    expected = {next(step for step, consumed, _ in found if consumed >= mark) for mark in due}
+    assert {step for step, _, is_checkpoint in found if is_checkpoint} == expected
+    assert length.total_steps == len(found)
+
+
+def test_a_checkpoint_keeps_the_course_that_a_run_began_with():
+    schedule = linear(initial=2, final=9, length_samples=61, increment=3)
+    begun = RunLength(num_rows=28, schedule=schedule, total_samples=84, steps_per_checkpoint=3)
+    saved = json.loads(json.dumps(begun.course()))
+    other = RunLength(num_rows=28, schedule=constant(5), total_samples=1, steps_per_checkpoint=3)
+    assert other.with_course(saved) == begun
+
+
+@given(
+    num_rows=st.integers(1, 40),
+    total_samples=st.integers(1, 200),
+    first=st.integers(1, 12),
+    final=st.integers(1, 12),
+    ramp_samples=st.integers(0, 90),
+    until=st.integers(0, 220),
+)
+def test_the_steps_so_far_are_those_that_the_loop_takes(num_rows, total_samples, first, final, ramp_samples, until):
+    schedule = linear(initial=first, final=final, length_samples=ramp_samples)
+    length = RunLength(num_rows=num_rows, schedule=schedule, total_samples=total_samples)
+    ends = [consumed for _, consumed, _ in checkpoints(length)]
+    steps = list(length.steps_until(until))
+    assert [before + rows for before, rows, _ in steps] == [
+        end for begin, end in zip([0, *ends], ends, strict=False) if begin < until
+    ]
+    assert all(size == schedule.size_at(before) >= rows for before, rows, size in steps)
+    assert len(list(length.steps_until(total_samples))) == length.total_steps
+
+
+# Durations in samples
+
+
+def clock(lengths=(3, 5, 2, 7), seed=1):
+    return RunClock(lengths=np.array(lengths), seed=seed, total_samples=1600, final_size=16)
+
+
+def test_every_unit_comes_to_samples():
+    units = {"5sp": 5, "10ba": 160, "2ep": 8, "0.3ep": 2, "0.1dur": 160, "0.33333dur": 534, "0tok": 0}
+    whole_epochs = {"17tok": 4, "17000000tok": 4_000_000}
+    for text, samples in {**units, **whole_epochs}.items():
+        assert clock().samples(parse_duration(text)) == samples, text
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    seed=st.integers(0, 5),
+    num_tokens=st.integers(1, 300),
+)
+def test_tokens_are_counted_in_the_order_in_which_rows_are_taken(lengths, seed, num_tokens):
+    samples = tokens = 0
+    while tokens < num_tokens:
+        _, (row,) = rows_of_step(num_rows=len(lengths), seed=seed, consumed_samples=samples, size=1)
+        samples, tokens = samples + 1, tokens + lengths[row]
+    assert clock(lengths, seed).samples(parse_duration(f"{num_tokens}tok")) == samples
+
+
+# From the trainer's keys to the length of a run and the phases of its batch
+
+
+ROWS = rows_of([4] * 1600)
+
+
+def length_for(rows=ROWS, *, bound=None, course=None, **trainer):
+    source = {
+        "base_model": "somewhere",
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "trainer": {"type": "finetune", "epochs": 1, "effective_batch_size": 16, **trainer},
+    }
+    return length_of(load_config(source).config.trainer, rows, seed=3, bound=bound, course=course)
+
+
+def phases(found: RunLength):
+    return [(phase.first_sample, phase.size) for phase in found.schedule.phases]
+
+
+def test_from_keys_to_phases():
+    still = length_for(epochs=3)
+    assert (phases(still), still.total_samples, still.total_steps, still.batch_moves) == ([(0, 16)], 4800, 300, False)
+    # A table of one size is no schedule, so that it cannot take longer: the loop is given the same.
+    assert length_for(batch_schedule="0sp:16", epochs=3) == still
+    # A ramp begins with a quarter of the final batch; batches of a ramp are of the final size.
+    assert phases(length_for(batch_rampup="0.1dur")) == [(0, 4), (80, 8), (160, 16)]
+    ramp = {"length": "10ba", "from": 8, "shape": "linear", "increment": 8}
+    assert phases(length_for(batch_rampup=ramp)) == [(0, 8), (160, 16)]
+    for keys, samples, steps in [
+        ({}, 1600, 20 + 90),
+        ({"train_steps": 100}, 20 * 8 + 80 * 16, 100),
+        ({"train_samples": 1000}, 1000, 20 + 53),
+    ]:
+        found = length_for(batch_rampup=ramp, **keys)
+        assert (found.total_samples, found.total_steps) == (samples, steps)
+    found = length_for(batch_rampup={"length": "0.5dur", "from": 2}, train_steps=120)
+    assert found.total_steps == 120  # and a share of a run in steps is one of its samples
+    assert abs(found.schedule.phases[-1].first_sample - found.total_samples / 2) < 16
+    found = length_for(batch_schedule="0sp:8 400sp:32 800sp:16")
+    assert phases(found) == [(0, 8), (400, 32), (800, 16)]
+    assert (found.schedule.final_size, found.largest_size) == (16, 32)
+    found = length_for(effective_batch_size=8, batch_adaptation={"type": "noise_scale", "min": 4, "max": 20})
+    assert (found.total_steps, found.sizes, found.batch_moves) == (None, (4, 8, 16, 20), True)
+
+
+def test_a_table_of_tokens_switches_at_the_row_that_reaches_them():
+    rows = rows_of([3, 9, 5, 7, 2, 4])
+    (_, _), (start, size) = phases(length_for(rows, batch_schedule="0tok:1 13tok:2", effective_batch_size=2))
+    assert size == 2
+    order = rows.lengths[rows_of_step(num_rows=6, seed=3, consumed_samples=0, size=6)[1]]
+    assert order[:start].sum() >= 13 > order[: start - 1].sum()
+
+
+@pytest.mark.parametrize("shape", ["doubling", "linear", "equal_steps"])
+def test_a_trillion_tokens_are_planned_without_walking_them(shape):
+    ramp = {"length": "5e10tok", "from": 7, "shape": shape}
+    found = length_for(effective_batch_size=1024, batch_rampup=ramp, train_samples=250 * 10**9)
+    assert found.schedule.final_size == 1024
+    assert found.total_steps == num_steps(found.schedule, num_rows=1600, total_samples=250 * 10**9)
+
+
+def test_a_function_is_asked_once_an_epoch_and_not_where_its_course_was_saved():
+    asked = []
+
+    def increase(epoch, current_batch_size):
+        asked.append((epoch, current_batch_size))
+        return 8 if epoch == 2 else 0
+
+    assert phases(length_for(epochs=4, batch_increase_function=increase)) == [(0, 16), (3200, 24)]
+    assert asked == [(0, 16), (1, 16), (2, 16), (3, 24)]
+    saved = length_for(epochs=2, batch_schedule="0sp:8 100sp:16").course()
+    found = length_for(epochs=2, batch_increase_function=increase, course=saved)
+    assert (phases(found), found.total_samples, len(asked)) == ([(0, 8), (100, 16)], 3200, 4)
+    # It may name the first epoch as the RFC's does.
+    first = length_for(epochs=3, batch_increase_function=lambda epoch, size: 8 if epoch in [0] else 0)
+    assert (phases(first), first.notes) == ([(0, 24)], ())
+    with pytest.raises(InputError, match=r"returned 0\.5"):
+        length_for(epochs=2, batch_increase_function=lambda epoch, size: 0.5)
+
+
+def test_what_the_bound_and_the_largest_batch_refuse_is_noted():
+    def more(epoch, current_batch_size):
+        return 8
+
+    found = length_for(epochs=4, batch_increase_function=more, bound=24)
+    assert phases(found) == [(0, 24)]
+    (note,) = found.notes
+    assert "asked for 32 rows after epoch 1, and 24 of the longest fit at once" in note
+    assert note.endswith("nor were 2 later")
+    (note,) = length_for(epochs=4, batch_increase_function=more, bound=16).notes
+    assert "asked for 24 rows for the first epoch, and 16 of the longest fit at once" in note
+    found = length_for(epochs=3, max_batch_size=20, batch_increase_function=more)
+    (note,) = found.notes
+    assert phases(found) == [(0, 16)]
+    assert "asked for 24 rows for the first epoch, and trainer.max_batch_size is 20: it was not followed" in note
+
+
+def test_a_function_that_changes_nothing_is_told():
+    for keys, epochs in [
+        ({"epochs": 3}, "each epoch from 0 to 2"),
+        ({"epochs": 1}, "epoch 0, the only one"),
+        ({"train_samples": 4000}, "each epoch from 0 to 2"),
+        ({"train_steps": 101}, "each epoch from 0 to 1"),
+    ]:
+        found = length_for(**keys, batch_increase_function=lambda epoch, size: 8 if epoch == 9 else 0)
+        assert phases(found) == [(0, 16)]
+        (note,) = found.notes
+        assert f"changes nothing: it returned 0 for {epochs}, so every update is of 16 rows" in note
+
+
+# The effective batch from step to step
+
+
+RAMP = schedule_of([(0, 2), (6, 4), (10, 8)])
+
+
+def course(schedule=RAMP, *, saved=None, every=None, total=40, **changes):
+    length = RunLength(num_rows=40, schedule=schedule, total_samples=total, **changes)
+    return BatchCourse(length, measure_every=every, saved=saved or {})
+
+
+def step_taken(number, rows, consumed):
+    return StepTaken(loss=float(number), num_supervised_tokens=10 * rows, consumed_samples=consumed)
+
+
+def walked(found, total=40, *, replaced_before=None):
+    """(size, rows, event, point) of each step, with the losses 1, 2, 3, …; another one goes on from the state of one."""
+    consumed, steps = 0, []
+    while consumed < total:
+        if len(steps) == replaced_before:
+            found = course(saved=json.loads(json.dumps(found.state())))
+        size = found.size(consumed)
+        event = found.switch(size)
+        assert found.switch(size) == event  # told again where its step was not finished
+        found.stepped(size)
+        rows = min(size, total - consumed)
+        consumed += rows
+        steps.append((size, rows, event, found.take_loss(step_taken(len(steps) + 1, rows, consumed))))
+    return steps
+
+
+def test_sizes_switches_and_points_are_those_of_the_schedule():
+    """A point of the curve comes once the rows of a final batch are consumed."""
+    steps = walked(course())
+    assert [size for size, *_ in steps] == [2, 2, 2, 4, 8, 8, 8, 8]
+    assert [rows for _, rows, *_ in steps][-1] == 6
+    events = [event for _, _, event, _ in steps if event]
+    assert [(each["before"], each["effective_batch_size"]) for each in events] == [(2, 4), (4, 8)]
+    assert {each["reason"] for each in events} == {"schedule"}
+    points = [point for *_, point in steps]
+    assert [point and point["num_steps"] for point in points] == [None, None, None, 4, 1, 1, 1, 1]
+    # 2, 2, 2 and 4 rows of ten tokens each, with the losses 1 to 4
+    assert points[3]["loss"] == pytest.approx((20 * 1 + 20 * 2 + 20 * 3 + 40 * 4) / 100)
+    assert points[4]["loss"] == 5
+    assert [point for *_, point in walked(course(constant(8)))] == [None] * 5  # each step is a point already
+    for stopped_after in range(1, 8):
+        assert walked(course(), replaced_before=stopped_after) == steps
+
+
+def test_a_step_that_was_left_out_does_not_lose_the_point():
+    found, ended = course(), course(total=14)
+    for each in (found, ended):
+        for consumed in (2, 4, 6):
+            assert each.take_loss(step_taken(1, 1, consumed)) is None
+    # the step to 10 was left out
+    assert found.take_loss(step_taken(3, 1, 18)) == {"event": "point", "loss": 1.5, "num_steps": 4}
+    assert ended.left_out(10) is None
+    assert ended.left_out(14) == {"event": "point", "loss": 1.0, "num_steps": 3}  # it ends the curve
+    assert ended.left_out(14) is None
+    assert course(total=2).left_out(2) is None
+
+
+def loud(found):
+    return found.take_noise(NoiseMeasurement(squared_gradient=1.0, gradient_variance=1000.0))
+
+
+def test_the_batch_follows_the_noise_and_says_so():
+    start = Adaptation(size=2, smallest=2, largest=16)
+    found = course(constant(2), every=3, adaptation=start)
+    assert [step for step in range(10) if found.measures(step)] == [0, 3, 6, 9]
+    sizes = []
+    for _ in range(12):
+        size = found.size(0)
+        sizes.append(size)
+        event = found.switch(size)
+        found.stepped(size)
+        if event:
+            assert event["reason"] == "noise scale 1000.0 rows"
+        loud(found)
+        found = course(
+            constant(2), every=3, adaptation=start, saved=json.loads(json.dumps(found.state()))
+        )  # at every step
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {2, 4, 8}
+
+
+def test_measuring_alone_moves_nothing_and_a_step_without_a_measurement_has_no_fields():
+    found = course(constant(4), every=1)
+    for _ in range(9):
+        fields = loud(found)
+    assert fields == {"noise_scale": pytest.approx(1000.0), "gradient_variance": 1000.0, "squared_gradient": 1.0}
+    assert found.size(0) == 4
+    assert course().take_noise(None) == {}
