@@ -64,16 +64,6 @@ def test_estimates_are_unbiased(groups, tokens, by_tokens):
         assert standard_error < 0.1 * expected  # or much that is wrong would pass
 
 
-def test_equal_rows_of_known_covariance_have_the_noise_scale_of_the_paper():
-    """tr Σ / |G|², whatever the batch."""
-    random = np.random.default_rng(5)
-    for num_rows in (4, 40):
-        tokens = np.full(num_rows, 9)
-        estimates = [measured(draw(random, tokens), tokens, [num_rows // 4] * 4) for _ in range(2500)]
-        variance = np.mean([estimate.gradient_variance for estimate in estimates])
-        assert variance == pytest.approx(TRACE, rel=0.03)
-
-
 def test_measurements_by_hand_and_none():
     """Shares (3, 0) and (1, 2) with weights 3 : 1, whose sum is (4, 2); gradients without noise; no measurements."""
     two = measure(squared_sum=20.0, squared_shares=[9.0, 5.0], weights=[30, 10], num_rows=6)

@@ -66,26 +66,16 @@ def by(increment):
     [
         (doubling, 1024, 4096, 40_960, [(0, 1024), (20_480, 2048), (40_960, 4096)]),  # BERT-24's example
         (doubling, 6, 20, 100, [(0, 6), (50, 12), (100, 20)]),
-        (doubling, 5, 7, 100, [(0, 5), (100, 7)]),
         (doubling, 1, 8, 100, [(0, 1), (34, 2), (67, 4), (100, 8)]),
         (doubling, 3, 24, 7, [(0, 3), (3, 6), (5, 12), (7, 24)]),
-        (doubling, 20, 6, 100, [(0, 20), (50, 10), (100, 6)]),
         (doubling, 7, 1, 90, [(0, 7), (30, 4), (60, 2), (90, 1)]),
-        (doubling, 4, 16, 0, [(0, 16)]),
         (doubling, 4, 16, 1, [(0, 4), (1, 16)]),
-        (doubling, 16, 16, 50, [(0, 16)]),
-        (equal_steps, 1024, 4096, 30_720, [(0, 1024), (10_240, 2048), (30_720, 4096)]),
         (equal_steps, 6, 20, 90, [(0, 6), (30, 12), (90, 20)]),
         (equal_steps, 64, 16, 96, [(0, 64), (64, 32), (96, 16)]),
         (equal_steps, 1, 8, 100, [(0, 1), (15, 2), (43, 4), (100, 8)]),
-        (equal_steps, 4, 16, 0, [(0, 16)]),
         (by(4), 8, 16, 100, [(0, 8), (50, 12), (100, 16)]),
         (by(3), 8, 16, 90, [(0, 8), (30, 11), (60, 14), (90, 16)]),
-        (by(100), 8, 16, 90, [(0, 8), (90, 16)]),
         (by(4), 16, 9, 100, [(0, 16), (50, 12), (100, 9)]),
-        (by(1), 1, 4, 2, [(0, 1), (1, 2), (2, 4)]),
-        (by(4), 4, 16, 0, [(0, 16)]),
-        (by(4), 16, 16, 50, [(0, 16)]),
     ],
 )
 def test_ramps_by_hand(ramp, initial, final, length, expected):
@@ -202,17 +192,6 @@ def test_samples_of_steps_are_those_that_the_steps_take(schedule, num_rows, step
     assert samples_of_steps(schedule, num_rows=num_rows, num_steps=steps) == consumed
     assert num_steps(schedule, num_rows=num_rows, total_samples=consumed) == steps
     assert num_steps(schedule, num_rows=num_rows, total_samples=consumed + 1) == steps + 1
-
-
-def test_stretches_by_hand():
-    schedule = schedule_of([(0, 4), (10, 8), (11, 2), (30, 8)])
-    # Epochs of 14 rows: 4 4 4 | then 2 (the phase of 8 lies within the third step) | 2 × 7 | 2 left of 30 | 8 4
-    found = [
-        (s.size, s.first_sample, s.end_sample, s.num_steps) for s in stretches(schedule, num_rows=14, total_samples=40)
-    ]
-    assert found == [(4, 0, 12, 3), (2, 12, 30, 9), (8, 30, 40, 2)]
-    (whole,) = stretches(constant(8), num_rows=100, total_samples=20)
-    assert (whole.end_sample, whole.num_steps) == (20, 3)  # the run's end cuts the last step
 
 
 RAMPS = {

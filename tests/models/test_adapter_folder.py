@@ -36,46 +36,43 @@ def settings(weights, **keys):
     return LoraConfig(type="lora", pretrained_adapter_weights=weights, **keys)
 
 
-def test_what_is_left_open_is_the_adapters(write):
+def test_what_is_left_open_is_the_adapters(write, tmp_path, monkeypatch):
     weights = write(use_dora=True)
     merged = continued(settings(weights))
     assert merged == settings(weights, r=4, alpha=16, dropout=0.1, target_modules=["q_proj"], use_dora=True)
     assert continued(merged) == merged
-
-
-def test_relative_paths_become_absolute(write, monkeypatch, tmp_path):
-    write()
-    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.chdir(tmp_path.parent)  # relative paths become absolute
     assert continued(settings(tmp_path.name)).pretrained_adapter_weights == str(tmp_path.resolve())
+    assert continued(settings(write(lora_alpha=8), alpha=None)).r == 4  # no alpha is twice r
+    with pytest.raises(ModelError, match=r"adapter\.alpha is 8, and the adapter to go on from has 16"):
+        continued(settings(write(), alpha=None))
 
 
-def test_what_peft_leaves_out_is_its_default(tmp_path):
+def test_what_peft_writes_and_leaves_out_is_plain(write, tmp_path):
+    import peft
+
     (tmp_path / CONFIG).write_text('{"peft_type": "LORA", "lora_alpha": 8.0}')
     weights_of_rank(tmp_path, 8)
     own = open_adapter(str(tmp_path)).settings
     assert (own.r, own.alpha, own.dropout, own.bias_type, own.target_modules) == (8, 8, 0.0, "none", None)
+    peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]).save_pretrained(str(tmp_path))
+    assert open_adapter(str(tmp_path)).settings.target_modules == ("q_proj",)
+    # Newer settings that are off are no matter, and each layer's own rank is read.
+    assert open_adapter(write(use_something_new=False, new_config=None, loftq_config={})).settings.r == 4
+    assert open_adapter(write(r=2, rank_pattern={"q_proj": 4})).settings.r == 2
 
 
 def test_every_setting_that_contradicts_the_adapter_is_named(write):
     weights = write()
     with pytest.raises(ModelError) as caught:
         continued(settings(weights, r=8, alpha=16, dropout=0.05, bias_type="all", use_rslora=True, use_dora=False))
+    contradictions = {"r": ("8", "4"), "dropout": ("0.05", "0.1"), "bias_type": ('"all"', '"none"')}
     assert [problem.what for problem in caught.value.problems] == [
-        "adapter.r is 8, and the adapter to go on from has 4",
-        "adapter.dropout is 0.05, and the adapter to go on from has 0.1",
-        'adapter.bias_type is "all", and the adapter to go on from has "none"',
-        "adapter.use_rslora is true, and the adapter to go on from has false",
+        f"adapter.{key} is {ours}, and the adapter to go on from has {theirs}"
+        for key, (ours, theirs) in {**contradictions, "use_rslora": ("true", "false")}.items()
     ]
     assert caught.value.problems[0].where == weights
-    assert caught.value.problems[0].fix == (
-        "take adapter.r out of the configuration, or train a new adapter (pretrained_adapter_weights: null)"
-    )
-
-
-def test_no_alpha_is_twice_r(write):
-    assert continued(settings(write(lora_alpha=8), alpha=None)).r == 4
-    with pytest.raises(ModelError, match=r"adapter\.alpha is 8, and the adapter to go on from has 16"):
-        continued(settings(write(), alpha=None))
+    assert caught.value.problems[0].fix.startswith("take adapter.r out of the configuration, or train a new adapter")
 
 
 @pytest.mark.parametrize(
@@ -107,14 +104,6 @@ def test_settings_that_are_not_plain_lora_are_refused(write, changes, message):
     assert caught.value.problems[0].where == weights
 
 
-def test_what_peft_itself_writes_is_plain(write, tmp_path):
-    import peft
-
-    peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]).save_pretrained(str(tmp_path))
-    weights_of_rank(tmp_path, 8)
-    assert open_adapter(str(tmp_path)).settings.target_modules == ("q_proj",)
-
-
 def test_of_the_hub_only_two_files_are_fetched(write, monkeypatch, tmp_path):
     write()
     asked = []
@@ -129,47 +118,30 @@ def test_of_the_hub_only_two_files_are_fetched(write, monkeypatch, tmp_path):
     assert (merged.r, merged.pretrained_adapter_weights) == (4, "someone/adapter")
 
 
-def test_what_is_nowhere_is_an_error():
+def test_weights_that_are_none_damaged_or_elsewhere(write, tmp_path, tmp_path_factory):
     with pytest.raises(ModelError, match="it is no local folder, and the Hub does not give it"):
         open_adapter("someone/adapter")
     with pytest.raises(ModelError, match="neither a local folder nor a valid Hub id"):
         open_adapter("/no/such/adapter")
-
-
-def test_newer_settings_that_are_off_are_no_matter(write):
-    assert open_adapter(write(use_something_new=False, new_config=None, loftq_config={})).settings.r == 4
-
-
-def test_each_layers_own_rank_is_read(write):
-    assert open_adapter(write(r=2, rank_pattern={"q_proj": 4})).settings.r == 2
-
-
-def test_weights_that_are_none(write, tmp_path):
     weights = write()
+    for text in ("[" * 100_000, "[]", "{", "{}"):
+        (tmp_path / CONFIG).write_text(text)
+        with pytest.raises(ModelError, match=CONFIG):
+            open_adapter(weights)
+    write()
     (tmp_path / WEIGHTS).write_bytes(b"\xff" * 64)
     with pytest.raises(ModelError, match=rf"cannot be loaded: {WEIGHTS} is damaged"):
         open_adapter(weights)
     save_file({"other": np.zeros(3)}, tmp_path / WEIGHTS)
     with pytest.raises(ModelError, match=rf"{WEIGHTS} holds no LoRA weights"):
         open_adapter(weights)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "{}"])
-def test_a_damaged_configuration(write, tmp_path, text):
-    weights = write()
-    (tmp_path / CONFIG).write_text(text)
-    with pytest.raises(ModelError, match=CONFIG):
-        open_adapter(weights)
-
-
-def test_a_link_that_leaves_the_folder(write, tmp_path, tmp_path_factory):
-    weights = write()
     elsewhere = (tmp_path / WEIGHTS).rename(tmp_path_factory.mktemp("elsewhere") / WEIGHTS)
     (tmp_path / WEIGHTS).symlink_to(elsewhere)
     with pytest.raises(ModelError, match=f"{WEIGHTS} is a link that leaves the folder"):
         open_adapter(weights)
 
 
+@pytest.mark.process
 def test_neither_torch_nor_peft_is_imported(write):
     code = "import sys; from brim.models import open_adapter; open_adapter(sys.argv[1]); "
     code += "assert not {'torch', 'peft', 'transformers'} & set(sys.modules)"

@@ -1,15 +1,21 @@
-"""Base weights: as stored, in another dtype, or drawn; and nothing but whole ones."""
+"""Base weights: as stored, in another dtype, drawn or whole; what each precision means; and libraries that stay quiet."""
 
 import importlib.util
 import json
 import shutil
+import warnings
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import make_llama, make_tokenizer
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import BrimError, ModelError
-from brim.models import load_base, locate
+from brim.models import load_base, load_llm, locate, no_library_warnings, precision
 
 CPU = torch.device("cpu")
 
@@ -37,7 +43,7 @@ def change_config(folder, **changes):
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_weights_are_those_of_the_file_and_the_model_is_ready_to_run(tiny_base):
+def test_weights_are_those_of_the_file_in_the_asked_for_dtype_and_the_model_is_ready_to_run(tiny_base, folder):
     model = load(tiny_base)
     assert not model.training
     stored = load_file(tiny_base / "model.safetensors")
@@ -45,50 +51,34 @@ def test_weights_are_those_of_the_file_and_the_model_is_ready_to_run(tiny_base):
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[name], stored[name]) for name in stored)
     assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_come_in_the_asked_for_dtype(tiny_base, dtype):
-    assert {weight.dtype for weight in load(tiny_base, dtype=dtype).parameters()} == {dtype}
-
-
-def test_without_a_dtype_weights_stay_as_they_are_stored(folder):
-    halves = {name: weight.bfloat16() for name, weight in load_file(folder / "model.safetensors").items()}
+    assert {weight.dtype for weight in load(tiny_base, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    halves = {name: weight.bfloat16() for name, weight in stored.items()}
     save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, dtype="bfloat16")
-    assert {weight.dtype for weight in load(folder).parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in load(folder).parameters()} == {torch.bfloat16}  # as they are stored
 
 
-def test_random_weights_follow_the_seed_and_need_no_file(folder):
+def test_random_weights_follow_the_seed_and_do_not_look_at_stored_ones(tiny_base, folder):
+    def embedding(base=tiny_base, **settings):
+        return load(base, **settings).get_input_embeddings().weight
+
+    drawn = embedding(initialize="random", seed=1)
     (folder / "model.safetensors").unlink()
-
-    def embedding(seed):
-        return load(folder, initialize="random", seed=seed).get_input_embeddings().weight
-
-    assert torch.equal(embedding(1), embedding(1))
-    assert not torch.equal(embedding(1), embedding(2))
+    assert torch.equal(drawn, embedding(folder, initialize="random", seed=1))
+    assert not torch.equal(drawn, embedding(initialize="random", seed=2))
+    assert not torch.equal(drawn, embedding())
 
 
-def test_random_weights_do_not_look_at_stored_ones(tiny_base):
-    drawn = load(tiny_base, initialize="random", seed=5).get_input_embeddings().weight
-    assert not torch.equal(drawn, load(tiny_base).get_input_embeddings().weight)
-
-
-def test_transformers_progress_bars_are_as_they_were(tiny_base):
+def test_progress_bars_are_as_they_were_and_the_folders_generation_settings_are_not_taken_but_its_tokens_are(folder):
     from transformers.utils import logging
 
-    for switch in (logging.enable_progress_bar, logging.disable_progress_bar):
-        switch()
-        before = logging.is_progress_bar_enabled()
-        load(tiny_base)
-        assert logging.is_progress_bar_enabled() is before
-    logging.enable_progress_bar()
-
-
-def test_the_folders_generation_settings_are_not_taken_but_its_tokens_are(folder):
     own = {"temperature": 0.6, "do_sample": True, "suppress_tokens": [5], "eos_token_id": [0, 9], "max_length": 4096}
     (folder / "generation_config.json").write_text(json.dumps(own))
-    kept = load(folder).generation_config
+    for switch in (logging.disable_progress_bar, logging.enable_progress_bar):
+        switch()
+        before = logging.is_progress_bar_enabled()
+        kept = load(folder).generation_config
+        assert logging.is_progress_bar_enabled() is before
     assert kept.eos_token_id == [0, 9]
     assert (kept.temperature, kept.do_sample, kept.suppress_tokens, kept.max_length) == (None, None, None, None)
 
@@ -100,7 +90,13 @@ def test_a_kernel_that_is_not_installed_is_named(tiny_base):
         load(tiny_base, attn_implementation="flash_attention_2")
 
 
-def test_all_misfits_are_told_at_once(folder):
+def test_all_misfits_are_told_at_once_and_truncated_weights_refused(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    for num_bytes in (0, 4, 500, 5000, -1):
+        (folder / "model.safetensors").write_bytes(whole[:num_bytes])
+        with pytest.raises(ModelError, match=r"a safetensors file is damaged: .*\n.*\n  fix: copy the folder anew"):
+            load(folder)
+    (folder / "model.safetensors").write_bytes(whole)
     change_config(folder, num_hidden_layers=3, vocab_size=400)
     with pytest.raises(ModelError) as caught:
         load(folder)
@@ -112,77 +108,209 @@ def test_all_misfits_are_told_at_once(folder):
     ]
 
 
-@pytest.mark.parametrize("num_bytes", [0, 4, 500, 5000, -1])
-def test_truncated_weights_are_refused(folder, num_bytes):
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:num_bytes])
-    with pytest.raises(ModelError, match=r"a safetensors file is damaged: .*\n.*\n  fix: copy the folder anew"):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "nonsense"}, "the architecture 'nonsense' is not a causal language model"),
-        ({"model_type": "t5"}, "the architecture 't5' is not a causal language model"),
-        ({"hidden_size": "wide"}, "hidden_size in config.json is 'wide'"),
-        ({"num_attention_heads": 0}, "num_attention_heads in config.json is 0"),
-        ({"num_attention_heads": 3}, "config.json is damaged or does not fit: .*not a multiple"),
-        ({"hidden_act": "nonsense"}, "config.json is damaged or does not fit: 'nonsense'"),
-    ],
-)
 @pytest.mark.parametrize("initialize", ["pretrained", "random"])
-def test_a_configuration_that_cannot_be_is_named(folder, changes, message, initialize):
-    change_config(folder, **changes)
-    with pytest.raises(ModelError, match=message):
-        load(folder, initialize=initialize)
+def test_a_configuration_that_cannot_be_is_named(folder, initialize):
+    whole = (folder / "config.json").read_text()
+    for key, value, message in [
+        ("model_type", "nonsense", "the architecture 'nonsense' is not a causal language model"),
+        ("model_type", "t5", "the architecture 't5' is not a causal language model"),
+        ("num_attention_heads", 3, "config.json is damaged or does not fit: .*not a multiple"),
+        ("hidden_act", "nonsense", "config.json is damaged or does not fit: 'nonsense'"),
+    ]:
+        (folder / "config.json").write_text(whole)
+        change_config(folder, **{key: value})
+        with pytest.raises(ModelError, match=message):
+            load(folder, initialize=initialize)
 
 
-@pytest.mark.parametrize("initialize", ["pretrained", "random"])
-def test_code_of_the_folder_runs_only_where_it_is_trusted(folder, tmp_path, initialize):
+def test_code_of_the_folder_does_not_run_also_where_it_switches_itself_on(folder, tmp_path):
     ran = tmp_path / "ran"
+    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
     change_config(folder, model_type="theirs", auto_map={"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"})
-    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
-    with pytest.raises(ModelError, match=r"asks for its own code to be run \(auto_map"):
-        load(folder, initialize=initialize)
-    assert not ran.exists()
-
-
-def test_a_folder_cannot_switch_its_own_code_on(folder, tmp_path):
-    ran = tmp_path / "ran"
-    change_config(
-        folder,
-        model_type="theirs",
-        trust_remote_code=True,
-        auto_map={"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"},
-    )
-    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    for initialize in ("pretrained", "random"):
+        with pytest.raises(ModelError, match=r"asks for its own code to be run \(auto_map"):
+            load(folder, initialize=initialize)
+    change_config(folder, trust_remote_code=True)
     with pytest.raises(ModelError, match="asks for its own code to be run"):
         load(folder)
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-        ),
+def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch):
+    for error in (
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         OSError(12, "Cannot allocate memory"),
         MemoryError(),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch, error):
-    def fail(*args, **kwargs):
-        raise error
+    ):
+        monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", Mock(side_effect=error))
+        with pytest.raises(BrimError) as caught:
+            load(folder)
+        assert caught.value.exit_code == 1
+        words = f"{folder}: the memory of this machine is too small for the base model\n  fix: set quantization: {{bits: 4}}"
+        assert str(caught.value).startswith(words)
 
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
-    with pytest.raises(BrimError) as caught:
-        load(folder)
-    assert caught.value.exit_code == 1
-    assert str(caught.value) == (
-        f"{folder}: the memory of this machine is too small for the base model\n"
-        "  fix: set quantization: {bits: 4}, choose a smaller base model, or end what else takes memory there"
-    )
+
+# Precisions
+
+
+IDS = torch.arange(20).reshape(2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "frozen", "arithmetic", "scales_loss"),
+    [
+        ("fp32", torch.float32, torch.float32, torch.float32, False),
+        ("bf16-true", torch.bfloat16, torch.bfloat16, torch.bfloat16, False),
+        ("bf16-mixed", torch.float32, None, torch.bfloat16, False),
+        ("fp16-mixed", torch.float32, None, torch.float16, True),
+    ],
+)
+def test_a_precision_is_these_three_things(name, trained, frozen, arithmetic, scales_loss):
+    kind = precision(name)
+    assert kind.weights_dtype(frozen=False) == trained
+    assert kind.weights_dtype(frozen=True) == frozen  # None: as stored
+    assert kind.scales_loss is scales_loss
+    layer = torch.nn.Linear(4, 4, dtype=trained)
+    with kind.autocast(torch.device("cpu")):
+        assert layer(torch.ones(1, 4, dtype=trained)).dtype == arithmetic
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A function that writes a tiny Llama with a head of its own, in a dtype and with a few values changed."""
+
+    def write(dtype, **values):
+        make_tokenizer(tmp_path)
+        make_llama(tmp_path, tie_word_embeddings=False)
+        file = tmp_path / "model.safetensors"
+        weights = {name: weight.to(dtype) for name, weight in load_file(file).items()}
+        for name, value in values.items():
+            weights[f"{name}.weight"].view(-1)[0] = value
+        settings = json.loads((tmp_path / "config.json").read_text())
+        dtype_name = str(dtype).removeprefix("torch.")
+        (tmp_path / "config.json").write_text(json.dumps({**settings, "dtype": dtype_name}))
+        save_file(weights, file, metadata={"format": "pt"})
+        return tmp_path
+
+    return write
+
+
+def loaded(folder, name="fp16-mixed", *, trainable=True, keeps_digits=False, **keys):
+    given = {"base_model": str(folder), "precision": name, "trainer": {"type": "finetune"}, **keys}
+    config = resolve(load_config(given).config, DeviceFacts(kind="cpu", bf16=False)).config
+    return load_llm(config, locate(str(folder)), CPU, trainable=trainable, keeps_digits=keeps_digits)
+
+
+ADAPTER = {"adapter": {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}}
+
+
+FOUR_BITS = {**ADAPTER, "quantization": {"bits": 4}}
+
+
+def copies_kept(llm):
+    """Bytes of tensors that a forward pass keeps for the backward pass, of a frozen matrix's shape and not its own."""
+    frozen = [weight for weight in llm.model.parameters() if weight.ndim == 2 and not weight.requires_grad]
+    own = {weight.untyped_storage().data_ptr() for weight in llm.model.parameters()}
+    shapes = {tuple(shape) for weight in frozen for shape in (weight.shape, weight.T.shape)}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if tuple(tensor.shape) in shapes and storage.data_ptr() not in own and not tensor.requires_grad:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), llm.precision.autocast(CPU):
+        llm.model(input_ids=IDS, use_cache=False)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("keys", "stored"),
+    # A CPU's autocast cannot put 4-bit layers' bf16 results beside each other, as CUDA's can.
+    [(ADAPTER, torch.bfloat16), (FOUR_BITS, torch.float32)],
+    ids=["16-bit base", "4-bit base"],
+)
+def test_autograd_keeps_no_copies_of_frozen_weights(base, keys, stored):
+    folder = base(stored)
+    assert copies_kept(loaded(folder, keeps_digits=True, **keys)) > 0  # the output layer's at least
+    assert copies_kept(loaded(folder, **keys)) == 0
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["fp16-mixed", "bf16-mixed"])
+def test_weights_that_are_cast_once_give_the_same_numbers(base, stored, name):
+    found = []
+    for keeps_digits in (True, False):
+        llm = loaded(base(stored), name, keeps_digits=keeps_digits, **ADAPTER)
+        generator = torch.Generator().manual_seed(0)
+        learning = [(key, weight) for key, weight in llm.model.named_parameters() if weight.requires_grad]
+        for _, weight in learning:
+            weight.data = 0.1 * torch.randn(weight.shape, generator=generator)
+        with llm.precision.autocast(CPU):
+            logits = llm.model(input_ids=IDS, use_cache=False).logits
+        (1024 * logits.float().logsumexp(-1).mean()).backward()
+        found.append([logits.detach(), *(weight.grad for _, weight in learning)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_weights_that_train_and_what_autocast_leaves_alone_stay(base):
+    folder = base(torch.bfloat16)
+    assert {weight.dtype for weight in loaded(folder).model.parameters()} == {torch.float32}
+    evaluated = loaded(folder, trainable=False).model
+    dtypes = {name: weight.dtype for name, weight in evaluated.named_parameters()}
+    assert dtypes["model.embed_tokens.weight"] == dtypes["model.norm.weight"] == torch.bfloat16
+    assert dtypes["lm_head.weight"] == dtypes["model.layers.0.mlp.up_proj.weight"] == torch.float16
+    adapted = loaded(folder, **ADAPTER).model
+    assert {weight.dtype for weight in adapted.parameters() if weight.requires_grad} == {torch.float32}
+    assert {weight.dtype for weight in loaded(folder, "bf16-true", **ADAPTER).model.parameters()} == {
+        torch.bfloat16,
+        torch.float32,  # the adapter
+    }
+
+
+def test_a_head_that_is_the_embedding_stays_and_gpt2_s_turned_layers_do_not(tmp_path):
+    torch.manual_seed(0)
+    small = GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    make_tokenizer(tmp_path)
+    GPT2LMHeadModel(small).save_pretrained(tmp_path)
+    model = loaded(tmp_path, trainable=False).model
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.lm_head.weight.dtype == torch.float32
+    assert model.transformer.h[0].mlp.c_fc.weight.dtype == torch.float16
+    assert isinstance(model.transformer.h[0].mlp.c_fc.bias, nn.Parameter)
+
+
+def test_a_weight_beyond_fp16_is_refused_by_name(base):
+    folder = base(torch.bfloat16, lm_head=70_000)
+    with pytest.raises(ModelError) as caught:
+        loaded(folder, **ADAPTER)
+    (problem,) = caught.value.problems
+    assert problem.what == "weights are beyond what float16 holds: lm_head has 70,144"
+    assert "65,504" in problem.expected
+    assert "precision: fp32" in problem.fix
+    loaded(folder, "bf16-mixed", **ADAPTER)  # which holds it
+
+
+# Warnings of libraries do not reach a user; those of the user's own code do
+
+
+def warn_from(module, category):
+    warnings.warn_explicit("of it", category, f"{module}.py", 1, module=module)
+
+
+def test_what_a_library_will_change_is_not_told_and_what_others_say_is():
+    for module in ("transformers.modeling_utils", "peft", "torch.nn.functional", "brim.models.load"):
+        for category in (FutureWarning, DeprecationWarning):
+            with no_library_warnings():
+                warn_from(module, category)
+            with pytest.warns(category):  # afterwards all is as it was
+                warn_from(module, category)
+    for module, category in [
+        ("__main__", FutureWarning),
+        ("transformers_of_mine", FutureWarning),
+        ("torch.optim", UserWarning),
+    ]:
+        with pytest.warns(category), no_library_warnings():
+            warn_from(module, category)

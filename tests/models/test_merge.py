@@ -14,12 +14,21 @@ from brim.errors import ModelError
 from brim.models.adapters import add_adapter
 from brim.workflows.export.merge import merge_adapter
 
+pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT, on what follows then
+
+
 IDS = torch.tensor([[5, 6, 7, 8, 9, 40, 41]])
+
+
 PREFIX = "base_model.model."
+
+
 QUANTIZED = {
     "4-bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     "8-bit": {"load_in_8bit": True},
 }
+
+
 LORA = {
     "lora": {},
     "rslora": {"use_rslora": True, "r": 4},
@@ -98,44 +107,6 @@ def assert_equal(model, state, *, tolerance):
         assert (merged[name].double() - weight).abs().max() <= tolerance * weight.abs().max(), name
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT, on what follows in that case
-@pytest.mark.parametrize("settings", LORA.values(), ids=LORA)
-def test_merged_weights_are_those_of_the_formula(tiny_base, tmp_path, settings):
-    base = loaded(tiny_base)
-    before = {name: weight.clone() for name, weight in base.state_dict().items()}
-    model = adapted(base, saved_adapter(loaded(tiny_base), tmp_path / "adapter", settings))
-    logits = model(IDS).logits
-    merged = merge_adapter(model, dtype=torch.float32)
-    assert_equal(merged, oracle(before, tmp_path / "adapter"), tolerance=1e-6)
-    assert torch.allclose(merged(IDS).logits, logits, atol=1e-5)
-    assert not torch.allclose(loaded(tiny_base)(IDS).logits, logits, atol=1e-1)
-
-
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
-def test_a_weight_that_is_no_longer_shared_is_saved_twice(tiny_base, tmp_path):
-    base = loaded(tiny_base)
-    embedding = base.get_input_embeddings().weight.detach().clone()
-    adapter = saved_adapter(loaded(tiny_base), tmp_path / "adapter", {"target_modules": ["lm_head"]})
-    model = adapted(base, adapter)
-    logits = model(IDS).logits
-    merge_adapter(model, dtype=torch.float32).save_pretrained(tmp_path / "merged")
-    again = loaded(tmp_path / "merged")
-    assert not again.config.tie_word_embeddings
-    assert torch.equal(again.get_input_embeddings().weight, embedding)
-    assert torch.allclose(again(IDS).logits, logits, atol=1e-5)
-
-
-@pytest.mark.parametrize("bias_type", ["all", "lora_only"])
-@pytest.mark.parametrize("quantized", [None, "4-bit", "8-bit"])
-def test_transposed_layers_and_trained_biases(gpt2, tmp_path, bias_type, quantized):
-    settings = {"bias_type": bias_type, "target_modules": ["c_attn", "c_proj"]}
-    adapter = saved_adapter(loaded(gpt2), tmp_path / "adapter", settings)
-    base = loaded(gpt2, quantized=quantized)
-    before = dequantized(base)
-    merged = merge_adapter(adapted(base, adapter), dtype=torch.float32)
-    assert_equal(merged, oracle(before, adapter, transposed=["c_attn", "c_proj"]), tolerance=1e-6)
-
-
 def dequantized(base):
     """A state dict with plain weights: 4 bits by bitsandbytes' own function, 8 bits as integers times row scales."""
     import bitsandbytes as bnb
@@ -153,34 +124,76 @@ def dequantized(base):
     return {name: weight for name, weight in state.items() if not name.endswith("weight_format")}
 
 
-@pytest.mark.parametrize("settings", [LORA["all-linear"], LORA["dora"]], ids=["all-linear", "dora"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("quantized", QUANTIZED)
-def test_a_quantised_base_is_dequantised_before_it_is_merged(tiny_base, tmp_path, quantized, dtype, settings):
-    adapter = saved_adapter(loaded(tiny_base), tmp_path / "adapter", settings)
-    base = loaded(tiny_base, dtype, quantized)
+@pytest.fixture
+def adapter(tiny_base, tmp_path):
+    """An adapter with such settings, on disk."""
+    return lambda **settings: saved_adapter(loaded(tiny_base), tmp_path / "adapter", settings)
+
+
+@pytest.mark.parametrize("settings", LORA.values(), ids=LORA)
+def test_merged_weights_are_those_of_the_formula(tiny_base, adapter, tmp_path, settings):
+    base, path = loaded(tiny_base), adapter(**settings)
+    before = {name: weight.clone() for name, weight in base.state_dict().items()}
+    model = adapted(base, path)
+    logits = model(IDS).logits
+    merged = merge_adapter(model, dtype=torch.float32)
+    assert_equal(merged, oracle(before, path), tolerance=1e-6)
+    assert torch.allclose(merged(IDS).logits, logits, atol=1e-5)
+    assert not torch.allclose(loaded(tiny_base)(IDS).logits, logits, atol=1e-1)
+    if settings == LORA["head"]:  # a weight that is no longer shared is saved twice
+        merged.save_pretrained(tmp_path / "merged")
+        again = loaded(tmp_path / "merged")
+        assert not again.config.tie_word_embeddings
+        assert torch.equal(again.get_input_embeddings().weight, before["model.embed_tokens.weight"])
+        assert torch.allclose(again(IDS).logits, logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bias_type", "quantized"), [("all", None), ("lora_only", None), ("all", "4-bit"), ("lora_only", "8-bit")]
+)
+def test_transposed_layers_and_trained_biases(gpt2, tmp_path, bias_type, quantized):
+    settings = {"bias_type": bias_type, "target_modules": ["c_attn", "c_proj"]}
+    path = saved_adapter(loaded(gpt2), tmp_path / "adapter", settings)
+    base = loaded(gpt2, quantized=quantized)
     before = dequantized(base)
-    merged = merge_adapter(adapted(base, adapter), dtype=torch.float32)
-    assert_equal(merged, oracle(before, adapter), tolerance=1e-6)
+    merged = merge_adapter(adapted(base, path), dtype=torch.float32)
+    assert_equal(merged, oracle(before, path, transposed=["c_attn", "c_proj"]), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("quantized", "dtype", "settings"),
+    [
+        ("4-bit", torch.float32, LORA["dora"]),
+        ("4-bit", torch.bfloat16, LORA["all-linear"]),
+        ("8-bit", torch.float32, LORA["all-linear"]),
+        ("8-bit", torch.bfloat16, LORA["dora"]),
+    ],
+    ids=str,
+)
+def test_a_quantised_base_is_dequantised_before_it_is_merged(tiny_base, adapter, tmp_path, quantized, dtype, settings):
+    path, base = adapter(**settings), loaded(tiny_base, dtype, quantized)
+    before = dequantized(base)
+    merged = merge_adapter(adapted(base, path), dtype=torch.float32)
+    assert_equal(merged, oracle(before, path), tolerance=1e-6)
     merged.save_pretrained(tmp_path / "merged")
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
     assert torch.equal(loaded(tmp_path / "merged")(IDS).logits, merged(IDS).logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_16_bits_are_the_rounded_weights_and_nothing_else(tiny_base, tmp_path, dtype):
-    adapter = saved_adapter(loaded(tiny_base), tmp_path / "adapter", {})
-    exact = merge_adapter(adapted(loaded(tiny_base), adapter), dtype=torch.float32).state_dict()
-    merged = merge_adapter(adapted(loaded(tiny_base), adapter), dtype=dtype)
-    assert all(torch.equal(weight, exact[name].to(dtype)) for name, weight in merged.state_dict().items())
-    merged.save_pretrained(tmp_path / "merged")
-    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+def test_16_bits_are_the_rounded_weights_and_nothing_else(tiny_base, adapter, tmp_path):
+    path = adapter()
+    exact = merge_adapter(adapted(loaded(tiny_base), path), dtype=torch.float32).state_dict()
+    for dtype in (torch.bfloat16, torch.float16):
+        merged = merge_adapter(adapted(loaded(tiny_base), path), dtype=dtype)
+        assert all(torch.equal(weight, exact[name].to(dtype)) for name, weight in merged.state_dict().items())
+        merged.save_pretrained(tmp_path / "merged")
+        assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype)[6:]
 
 
-def test_peft_merges_alike(tiny_base, tmp_path):
-    adapter = saved_adapter(loaded(tiny_base), tmp_path / "adapter", {"use_dora": True, "target_modules": "all-linear"})
-    theirs = peft.PeftModel.from_pretrained(loaded(tiny_base), str(adapter)).merge_and_unload().state_dict()
-    ours = merge_adapter(adapted(loaded(tiny_base), adapter), dtype=torch.float32).state_dict()
+def test_peft_merges_alike(tiny_base, adapter):
+    path = adapter(use_dora=True, target_modules="all-linear")
+    theirs = peft.PeftModel.from_pretrained(loaded(tiny_base), str(path)).merge_and_unload().state_dict()
+    ours = merge_adapter(adapted(loaded(tiny_base), path), dtype=torch.float32).state_dict()
     assert all(torch.allclose(ours[name], weight, atol=1e-6) for name, weight in theirs.items())
 
 
@@ -200,7 +213,6 @@ def test_what_has_no_formula_is_refused(tiny_base, change, message):
         merge_adapter(peft.get_peft_model(base, settings), dtype=torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 def test_whole_modules_that_were_saved_with_an_adapter_take_the_place_of_the_bases(tiny_base):
     settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"])
     model = peft.get_peft_model(loaded(tiny_base), settings)

@@ -1,7 +1,5 @@
 """What a configuration needs of its base model and of a machine, as far as that is known without torch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import sys
@@ -41,12 +39,9 @@ def notes(*overrides, trainer="finetune"):
 
 
 FLASH = "model_parameters.attn_implementation=flash_attention_2"
+
+
 PAGED = "trainer.optimizer.type=paged_adamw"
-
-
-def test_a_plain_configuration_needs_nothing(machine):
-    machine(driver=False)
-    assert notes() == notes("trainer.optimizer.type=adamw") == notes(trainer="none") == []
 
 
 @pytest.mark.parametrize(
@@ -68,13 +63,10 @@ def test_a_package_that_is_not_installed(machine, override, package, instead):
 
 
 def test_what_no_cuda_device_is_there_for(machine):
-    for settings in (
-        {"driver": False},
-        {"torch": "2.13.0+cpu"},
-        {"visible": ""},
-        {"visible": "-1"},
-        {"platform": "darwin"},
-    ):
+    machine(driver=False)
+    assert notes() == notes("trainer.optimizer.type=adamw") == notes(trainer="none") == []  # of a plain configuration
+    without = [{"driver": False}, {"torch": "2.13.0+cpu"}, {"visible": ""}, {"visible": "-1"}, {"platform": "darwin"}]
+    for settings in without:
         machine("flash_attn", "bitsandbytes", "vllm", **settings)
         assert why_no_cuda()
         found = notes(FLASH, PAGED, "generation.engine=vllm")
@@ -83,15 +75,11 @@ def test_what_no_cuda_device_is_there_for(machine):
         assert notes("trainer.optimizer.type=adamw_8bit", "quantization.bits=8") == []
     assert found[1].startswith("trainer.optimizer.type: paged_adamw ")
     assert found[2].endswith("; `brim predict` stops at it on this machine: set generation.engine: auto")
-
-
-@pytest.mark.parametrize("settings", [{}, {"visible": "0"}, {"platform": "win32", "driver": False}])
-def test_where_it_cannot_be_told_it_says_so(machine, settings):
-    machine("flash_attn", "bitsandbytes", **settings)
-    assert why_no_cuda() == ""
-    assert [note.split("; ")[1] for note in notes(FLASH, PAGED)] == [
-        "a check loads no torch and cannot tell whether one is here"
-    ] * 2
+    for settings in ({}, {"visible": "0"}, {"platform": "win32", "driver": False}):  # where it cannot be told
+        machine("flash_attn", "bitsandbytes", **settings)
+        assert why_no_cuda() == ""
+        said = [note.split("; ")[1] for note in notes(FLASH, PAGED)]
+        assert said == ["a check loads no torch and cannot tell whether one is here"] * 2
 
 
 def config_for(folder, **changes):
@@ -122,51 +110,40 @@ def refused_by_peft(config):
 def test_a_quantised_base_needs_an_adapter_to_train_and_none_to_predict(tmp_path):
     folder = write_folder(tmp_path, "llama")
     bits = {"quantization": {"bits": 8}}
-    assert refused(config_for(folder, **bits)) == (
-        "quantization: a quantised base model is frozen, and without an adapter there is nothing to train\n"
-        "  fix: set adapter: lora; to train all weights, start from weights that are not quantised, without "
-        "quantization"
-    )
+    words = "quantization: a quantised base model is frozen, and without an adapter there is nothing to train\n  fix: set adapter: lora"
+    assert refused(config_for(folder, **bits)).startswith(words)
     for changes in ({**bits, "adapter": "lora"}, {**bits, "trainer": {"type": "none"}}, {"quantization": None}):
         assert not refused(config_for(folder, **changes))
 
 
 WITH_EXPERTS = [name for name, settings in FAMILIES.items() if {"num_experts", "n_routed_experts"} & settings.keys()]
+
+
 TARGETS = ["all-linear", ["q_proj"], ["gate_proj", "up_proj", "down_proj"], ["experts.w1", "w2", "experts.w3"], None]
 
 
-@pytest.mark.parametrize("dropout", [0.05, 0])
-@pytest.mark.parametrize("targets", TARGETS, ids=str)
 @pytest.mark.parametrize("family", [*WITH_EXPERTS, "llama"])
-def test_experts_with_dropout_are_refused_before_a_model_is_built_just_where_peft_refuses_them(
-    tmp_path, family, targets, dropout
-):
+def test_experts_with_dropout_are_refused_before_a_model_is_built_just_where_peft_refuses_them(tmp_path, family):
     folder = write_folder(tmp_path, family)
-    config = config_for(folder, adapter={"type": "lora", "target_modules": targets, "dropout": dropout})
     words = "experts are among the target modules, which PEFT adapts without dropout only"
-    said = refused(config)
-    assert (words in said) == (words in refused_by_peft(config))
-    assert said == "" or words in said
+    for targets in TARGETS:
+        adapter = {"type": "lora", "target_modules": targets}
+        config = config_for(folder, adapter={**adapter, "dropout": 0.05})
+        said = refused(config)
+        assert (words in said) == (words in refused_by_peft(config)), targets
+        assert said == "" or words in said
+        without = config_for(folder, adapter={**adapter, "dropout": 0})
+        assert refused(without) == ""
+    assert words not in refused_by_peft(without)
 
 
-def test_there_are_families_whose_experts_peft_adapts_and_others(tmp_path):
-    adapted = {
-        family
-        for family in WITH_EXPERTS
-        if refused(
-            config_for(
-                write_folder(tmp_path / family, family), adapter={"type": "lora", "target_modules": "all-linear"}
-            )
-        )
-    }
-    assert {"mixtral", "qwen3_moe"} <= adapted < set(WITH_EXPERTS)
-
-
-def test_an_adapter_that_goes_on_and_a_model_that_is_not_trained_are_not_refused(tmp_path):
-    folder = write_folder(tmp_path, "mixtral")
+def test_there_are_families_whose_experts_peft_adapts_and_adapters_that_go_on_are_not_refused(tmp_path):
     experts = {"type": "lora", "target_modules": "all-linear"}
-    assert refused(config_for(folder, adapter=experts))
-    assert not refused(config_for(folder, adapter=experts, trainer={"type": "none"}))
+    folders = {family: write_folder(tmp_path / family, family) for family in WITH_EXPERTS}
+    adapted = {family for family, folder in folders.items() if refused(config_for(folder, adapter=experts))}
+    assert {"mixtral", "qwen3_moe"} <= adapted < set(WITH_EXPERTS)
+    folder = folders["mixtral"]
+    assert not refused(config_for(folder, adapter=experts, trainer={"type": "none"}))  # a model that is not trained
     assert not refused(config_for(folder, adapter={**experts, "pretrained_adapter_weights": "trained"}))
 
 

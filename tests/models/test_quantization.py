@@ -1,48 +1,62 @@
-"""Bases in 4 and 8 bits: what is stored, what is computed from it, and folders that come quantised."""
-
-from __future__ import annotations
+"""Bases in 4 and 8 bits: what is stored, what is computed from it, folders that come quantised, and bitsandbytes."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
-import numpy as np
 import pytest
 import torch
 from bitsandbytes.autograd._functions import MatMul8bitLt
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from safetensors.torch import load_file, save_file
+from tests.train.scarce import rows_of
 from torch import nn
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
+    AutoConfig,
+    AutoModelForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from brim import predict_memory
 from brim.config import DeviceFacts, load_config, resolve
-from brim.data.tokens import TokenRow, collate
+from brim.data.tokens import collate
 from brim.errors import ModelError
 from brim.models import (
     load_llm,
     locate,
     next_token_loss,
-    next_token_scores,
+    require_bitsandbytes,
     unquantised_experts,
     with_stored_quantization,
 )
 from brim.models.adapters import add_adapter
+from brim.models.quantization import _compiled_when_called
 
 CPU = torch.device("cpu")
+
+
 LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
+
+
 FOUR = {"bits": 4}
+
+
 EIGHT = {"bits": 8}
+
+
 PLAIN_FOUR = {"bits": 4, "bnb_4bit_use_double_quant": False}
+
+
 LAYERS = (Linear4bit, Linear8bitLt)
+BITS = pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+# The numbers by their index: NF4 from Dettmers et al. 2023 (arXiv 2305.14314, appendix E); FP4 has a sign and 12ths.
+
 
 # The numbers by their index: NF4 from Dettmers et al. 2023 (arXiv 2305.14314, appendix E); FP4 has a sign and 12ths.
 NF4 = [
@@ -50,6 +64,8 @@ NF4 = [
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ]  # fmt: skip
+
+
 FP4 = [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)]
 
 
@@ -60,19 +76,6 @@ def load(base, quantization, *, precision="fp32", trainable=False, **keys):
     config = with_stored_quantization(load_config(given).config, folder)
     resolved = resolve(config, DeviceFacts(kind="cpu", bf16=False)).config
     return load_llm(resolved, folder, CPU, trainable=trainable).model
-
-
-def batch():
-    generator = np.random.default_rng(0)
-    rows = [
-        TokenRow(
-            key=key,
-            input_ids=generator.integers(2, 300, length).astype(np.int32),
-            supervised=np.arange(length) >= 2,
-        )
-        for key, length in enumerate([9, 30, 4, 17])
-    ]
-    return collate(rows, pad_id=1)
 
 
 def quantised(model):
@@ -98,29 +101,26 @@ def plain_twin(model, base):
     return twin.eval()
 
 
-def forget_adapter_names(name):
-    return name.replace("base_model.model.", "").replace(".default", "")
+def batch():
+    rows = rows_of([9, 30, 4, 17])
+    return collate([rows[number] for number in range(4)], pad_id=1)
 
 
-@pytest.mark.parametrize(("kind", "numbers"), [("nf4", NF4), ("fp4", FP4)])
-def test_four_bits_are_the_nearest_of_sixteen_numbers_times_the_largest_of_64(tiny_base, kind, numbers):
-    model = load(tiny_base, {**PLAIN_FOUR, "bnb_4bit_quant_type": kind})
+def test_four_bits_are_the_nearest_of_sixteen_numbers_times_the_largest_of_64(tiny_base):
     stored = load_file(tiny_base / "model.safetensors")
-    table = torch.tensor(numbers)
-    for name, layer in quantised(model).items():
-        blocks = stored[f"{name}.weight"].reshape(-1, 64)
-        scales = blocks.abs().amax(dim=1, keepdim=True)
-        nearest = (blocks / scales).unsqueeze(-1).sub(table).abs().argmin(dim=-1)
-        expected = (table[nearest] * scales).reshape(layer.out_features, layer.in_features)
-        torch.testing.assert_close(dequantised(layer), expected)
-
-
-def test_double_quantization_rounds_the_scales_alone(tiny_base):
-    plain, double = (quantised(load(tiny_base, settings)) for settings in (PLAIN_FOUR, FOUR))
-    for name, layer in double.items():
-        assert torch.equal(layer.weight.data, plain[name].weight.data)
-        assert (layer.weight.quant_state.nested, plain[name].weight.quant_state.nested) == (True, False)
-        torch.testing.assert_close(dequantised(layer), dequantised(plain[name]), rtol=0.05, atol=1e-5)
+    for kind, numbers in {"nf4": NF4, "fp4": FP4}.items():
+        plain = quantised(load(tiny_base, {**PLAIN_FOUR, "bnb_4bit_quant_type": kind}))
+        for name, layer in plain.items():
+            blocks = stored[f"{name}.weight"].reshape(-1, 64)
+            scales = blocks.abs().amax(dim=1, keepdim=True)
+            nearest = (blocks / scales).unsqueeze(-1).sub(torch.tensor(numbers)).abs().argmin(dim=-1)
+            expected = (torch.tensor(numbers)[nearest] * scales).reshape(layer.out_features, layer.in_features)
+            torch.testing.assert_close(dequantised(layer), expected)
+        double = quantised(load(tiny_base, {**FOUR, "bnb_4bit_quant_type": kind}))
+        for name, layer in double.items():  # rounds the scales alone
+            assert torch.equal(layer.weight.data, plain[name].weight.data)
+            assert (layer.weight.quant_state.nested, plain[name].weight.quant_state.nested) == (True, False)
+            torch.testing.assert_close(dequantised(layer), dequantised(plain[name]), rtol=0.05, atol=1e-5)
 
 
 def test_eight_bits_are_127ths_of_the_largest_of_a_row(tiny_base):
@@ -134,22 +134,20 @@ def test_eight_bits_are_127ths_of_the_largest_of_a_row(tiny_base):
         torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16-true", torch.bfloat16), ("bf16-mixed", torch.float32)]
-)
-def test_only_linear_layers_but_the_last_are_quantised(tiny_base, settings, precision, dtype):
+@BITS
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
+def test_only_linear_layers_but_the_last_are_quantised(tiny_base, settings, precision):
     model = load(tiny_base, settings, precision=precision, adapter=LORA, trainable=True, trainer={"type": "finetune"})
-    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert {name.rsplit(".", 2)[-2] for name in quantised(model)} == set(projections)
+    projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {name.rsplit(".", 2)[-2] for name in quantised(model)} == projections
     assert len(quantised(model)) == 2 * len(projections)
     assert type(model.get_output_embeddings()) is nn.Linear
-    packed = {torch.uint8} if settings is FOUR else {torch.int8}
     weights = dict(model.named_parameters())
+    packed = {torch.uint8} if settings is FOUR else {torch.int8}
     assert {weights[f"{name}.weight"].dtype for name in quantised(model)} == packed
     rest = {name: w for name, w in weights.items() if "norm" in name or "embed_tokens" in name}
     assert len(rest) == 6
-    assert {weight.dtype for weight in rest.values()} == {dtype}
+    assert {weight.dtype for weight in rest.values()} == {torch.bfloat16 if precision == "bf16-true" else torch.float32}
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
     assert all("lora_" in name for name in trained)
     assert {weight.dtype for weight in trained.values()} == {torch.float32}
@@ -158,46 +156,35 @@ def test_only_linear_layers_but_the_last_are_quantised(tiny_base, settings, prec
         assert {layer.compute_dtype for layer in quantised(model).values()} == {wanted}
 
 
-def test_an_explicit_compute_dtype_is_used(tiny_base):
-    exact = load(tiny_base, FOUR)
-    rough = load(tiny_base, {**FOUR, "bnb_4bit_compute_dtype": "bfloat16"})
-    losses = [float(next_token_loss(model, batch()).detach()) for model in (exact, rough)]
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+def test_an_explicit_compute_dtype_is_used_and_the_8_bit_kernel_of_a_cpu_is_not_that_of_a_gpu(tiny_base, monkeypatch):
+    def loss(model):
+        return float(next_token_loss(model, batch()).detach())
 
-
-@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
-def test_training_and_evaluation_compute_what_dequantised_weights_would(tiny_base, settings):
-    """On a CPU; bitsandbytes alone would take another kernel for evaluation there."""
-    model = load(tiny_base, settings)
-    expected = plain_twin(model, tiny_base)(batch().input_ids).logits
-    in_evaluation = model.eval()(batch().input_ids).logits
-    in_training = model.train()(batch().input_ids).logits
-    assert torch.equal(in_evaluation, in_training)
-    torch.testing.assert_close(in_evaluation, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_8_bit_kernel_of_a_cpu_is_not_that_of_a_gpu(tiny_base, monkeypatch):
-    """A GPU quantises the activations, too. The kernel for that runs on a CPU as well: this far are the two apart."""
+    exact, rough = (loss(load(tiny_base, {**FOUR, **more})) for more in ({}, {"bnb_4bit_compute_dtype": "bfloat16"}))
+    assert exact != rough
+    assert rough == pytest.approx(exact, rel=1e-2)
+    # A GPU quantises the activations, too. The kernel for that runs on a CPU as well: this far are the two apart.
     model = load(tiny_base, EIGHT)
-    here = float(next_token_loss(model, batch()).detach())
+    here = loss(model)
     monkeypatch.setattr(
         "bitsandbytes.matmul",
         lambda a, b, out=None, state=None, threshold=0.0, bias=None: MatMul8bitLt.apply(a, b, out, bias, state),
     )
-    there = float(next_token_loss(model, batch()).detach())
+    there = loss(model)
     assert here != there
     assert there == pytest.approx(here, rel=1e-3)
 
 
-def test_on_a_cpu_a_row_does_not_depend_on_the_rows_beside_it(tiny_base):
-    for settings in (FOUR, EIGHT):
-        model = load(tiny_base, settings)
-        together = next_token_scores(model, batch()).loss
-        ids = batch().input_ids
-        alone = model(ids[:1, :9]).logits
-        torch.testing.assert_close(model(ids).logits[:1, :9], alone, rtol=1e-5, atol=1e-6)
-        assert together.shape == (4,)
+@BITS
+def test_training_and_evaluation_compute_what_dequantised_weights_would(tiny_base, settings):
+    """On a CPU; bitsandbytes alone would take another kernel for evaluation there."""
+    model, ids = load(tiny_base, settings), batch().input_ids
+    expected = plain_twin(model, tiny_base)(ids).logits
+    in_evaluation = model.eval()(ids).logits
+    assert torch.equal(in_evaluation, model.train()(ids).logits)
+    torch.testing.assert_close(in_evaluation, expected, rtol=1e-5, atol=1e-6)
+    # And a row does not depend on the rows beside it.
+    torch.testing.assert_close(in_evaluation[:1, :9], model.eval()(ids[:1, :9]).logits, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
@@ -226,19 +213,17 @@ def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, setti
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+@BITS
 def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
-    for name, architecture in {
-        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=1, n_head=2, n_positions=64)),
-        "qwen2": Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-                num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=0,
-            )
-        ),
-    }.items():  # fmt: skip
+    qwen2 = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kinds = {
+        "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64},
+        "qwen2": {**qwen2, "num_key_value_heads": 2},
+    }
+    for name, sizes in kinds.items():
         base = tmp_path / name
-        architecture.save_pretrained(base)
+        architecture = AutoConfig.for_model(name, vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes)
+        AutoModelForCausalLM.from_config(architecture).save_pretrained(base)
         (base / "tokenizer.json").write_text("{}")
         plain = float(next_token_loss(load(base, None), batch()).detach())
         adapter = {**LORA, "use_dora": True}
@@ -265,6 +250,9 @@ def test_experts_that_are_not_quantised_are_told(tiny_base, tmp_path):
     assert unquantised_experts(load(tiny_base, FOUR)) is None
 
 
+# Folders that come quantised
+
+
 @pytest.fixture(scope="module")
 def stored(tiny_base, tmp_path_factory):
     """Folders whose weights are quantised, as transformers saves them; and the logits before."""
@@ -279,70 +267,52 @@ def stored(tiny_base, tmp_path_factory):
 
 
 @pytest.mark.parametrize("bits", ["4", "8"])
-@pytest.mark.parametrize("asked", [False, True], ids=["not asked for", "asked for"])
-def test_a_folder_that_is_quantised_loads_as_it_is(stored, bits, asked):
+def test_a_folder_that_is_quantised_loads_as_it_is(stored, bits):
     folder, logits = stored[bits]
-    model = load(folder, {"bits": int(bits)} if asked else None)
-    assert len(quantised(model)) == 14
-    assert torch.equal(model(batch().input_ids).logits, logits)
+    for asked in (None, {"bits": int(bits)}):
+        model = load(folder, asked)
+        assert len(quantised(model)) == 14
+        assert torch.equal(model(batch().input_ids).logits, logits)
+    model = load(folder, None, initialize="random", trainer={"type": "finetune"}, trainable=True)
+    assert quantised(model) == {}  # random weights are plain
+    assert not hasattr(model.config, "quantization_config")
 
 
-def test_the_configuration_takes_over_what_the_folder_says(stored):
+def test_the_configuration_takes_over_what_the_folder_says_and_may_not_contradict_it(stored):
     folder = locate(str(stored["4"][0]))
-    config = load_config({"base_model": "m", "quantization": {"bnb_4bit_compute_dtype": "float16"}}).config
-    assert with_stored_quantization(config, folder).quantization.model_dump() == {
-        "backend": "bitsandbytes",
-        "bits": 4,
-        "llm_int8_threshold": 6.0,
-        "llm_int8_has_fp16_weight": False,
-        "bnb_4bit_compute_dtype": "float16",
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_quant_type": "nf4",
-    }
-    random = load_config({"base_model": "m", "initialize": "random"}).config
-    assert with_stored_quantization(random, folder).quantization is None
 
+    def settled(**source):
+        return with_stored_quantization(load_config({"base_model": "m", **source}).config, folder).quantization
 
-def test_a_contradiction_of_the_folder_is_named(stored):
-    folder = locate(str(stored["4"][0]))
-    asked = {"bits": 4, "bnb_4bit_use_double_quant": False, "bnb_4bit_quant_type": "fp4"}
-    config = load_config({"base_model": "m", "quantization": asked}).config
+    taken = settled(quantization={"bnb_4bit_compute_dtype": "float16"}).model_dump()
+    assert taken == {
+        "backend": "bitsandbytes", "bits": 4, "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False,
+        "bnb_4bit_compute_dtype": "float16", "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_type": "nf4",
+    }  # fmt: skip
+    assert settled(initialize="random") is None
     with pytest.raises(ModelError) as caught:
-        with_stored_quantization(config, folder)
-    fix = "out of the configuration, or start from weights that are not quantised"
-    assert [str(problem) for problem in caught.value.problems] == [
-        f"{folder.name}: quantization.{key} is {asked}, and the base model's weights are stored with {there}\n"
-        f"  fix: take quantization.{key} {fix}"
-        for key, asked, there in (
-            ("bnb_4bit_use_double_quant", "false", "true"),
-            ("bnb_4bit_quant_type", "fp4", "nf4"),
-        )
+        settled(quantization={"bits": 4, "bnb_4bit_use_double_quant": False, "bnb_4bit_quant_type": "fp4"})
+    contradictions = {"bnb_4bit_use_double_quant": ("false", "true"), "bnb_4bit_quant_type": ("fp4", "nf4")}
+    assert [(problem.what, problem.where) for problem in caught.value.problems] == [
+        (f"quantization.{key} is {asked}, and the base model's weights are stored with {there}", folder.name)
+        for key, (asked, there) in contradictions.items()
     ]
     with pytest.raises(ModelError, match=r"quantization.bits is 8, and the base model's weights are stored with 4"):
-        load(stored["4"][0], EIGHT)
+        settled(quantization=EIGHT)
 
 
-@pytest.mark.parametrize(
-    ("stored_as", "name"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "awq"}, "awq"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
-        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
-        ({}, "a method that config.json does not name"),
-        ("odd", "a method that config.json does not name"),
-    ],
-)
-def test_other_methods_are_refused(tiny_base, tmp_path, stored_as, name):
-    for file in tiny_base.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+def test_other_methods_are_refused(tiny_base, tmp_path):
+    shutil.copytree(tiny_base, tmp_path, dirs_exist_ok=True)
     architecture = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**architecture, "quantization_config": stored_as}))
-    with pytest.raises(
-        ModelError, match=rf"the base model's weights are quantised by {name}\n  expected: weights of 16"
-    ):
-        load(tmp_path, None)
+    unknown = "a method that config.json does not name"
+    for name in ("gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", unknown, "odd"):
+        stored_as = {unknown: {}, "odd": "odd"}.get(name, {"quant_method": name, "bits": 4})
+        if name == "bitsandbytes":
+            del stored_as["bits"]
+        (tmp_path / "config.json").write_text(json.dumps({**architecture, "quantization_config": stored_as}))
+        words = rf"the base model's weights are quantised by {unknown if name == 'odd' else name}\n  expected: weights of 16"
+        with pytest.raises(ModelError, match=words):
+            load(tmp_path, None)
 
 
 FP4_OF_MXFP4 = [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]  # OCP MX, E2M1
@@ -374,7 +344,7 @@ def in_mxfp4(tmp_path):
     return tmp_path, weights
 
 
-def test_blocks_of_mxfp4_are_dequantised_as_they_are_loaded(in_mxfp4):
+def test_blocks_of_mxfp4_are_dequantised_as_they_are_loaded_and_not_quantised_once_more(in_mxfp4):
     folder, weights = in_mxfp4
     model = load(folder, None, precision="bf16-true", trainer={"type": "finetune"}, trainable=True)
     found = {name: value for name, value in model.named_parameters() if name in weights}
@@ -383,33 +353,76 @@ def test_blocks_of_mxfp4_are_dequantised_as_they_are_loaded(in_mxfp4):
     assert {value.dtype for value in found.values()} == {torch.bfloat16}
     assert all(value.requires_grad for value in found.values())
     assert not hasattr(model.config, "quantization_config")  # what is saved of it is not quantised
+    with pytest.raises(ModelError, match=r"quantization.bits is 4, and the base model's experts are stored in mxfp4"):
+        load(folder, FOUR)
 
 
 def test_the_memory_of_mxfp4_is_that_of_its_dequantised_weights(in_mxfp4):
     folder, _ = in_mxfp4
-    config = {
-        "base_model": str(folder),
-        "adapter": LORA | {"target_modules": ["q_proj"]},
-        "trainer": {"type": "finetune"},
-    }
+    adapter = LORA | {"target_modules": ["q_proj"]}
+    config = {"base_model": str(folder), "adapter": adapter, "trainer": {"type": "finetune"}}
     stored = predict_memory(config, sequence_length=16, device="a100-80gb")
     architecture = json.loads((folder / "config.json").read_text())
     del architecture["quantization_config"]
     (folder / "config.json").write_text(json.dumps(architecture))
     plain = predict_memory(config, sequence_length=16, device="a100-80gb")
     assert stored.by_category == plain.by_category
-    assert [choice for choice in stored.choices if choice not in plain.choices] == [
-        "base_model: dequantised (stored in mxfp4, whose 4-bit blocks do not train: the experts take as much as in a "
-        "model of 16 bits)"
-    ]
+    (choice,) = [choice for choice in stored.choices if choice not in plain.choices]
+    assert choice.startswith("base_model: dequantised (stored in mxfp4, whose 4-bit blocks do not train")
 
 
-def test_mxfp4_is_not_quantised_once_more(in_mxfp4):
-    with pytest.raises(ModelError, match=r"quantization.bits is 4, and the base model's experts are stored in mxfp4"):
-        load(in_mxfp4[0], FOUR)
+# bitsandbytes as we import it: quiet, offline, and with its 4-bit kernel right on CPUs with AVX-512
 
 
-def test_random_weights_of_a_folder_that_is_quantised_are_plain(stored):
-    model = load(stored["8"][0], None, initialize="random", trainer={"type": "finetune"}, trainable=True)
-    assert quantised(model) == {}
-    assert not hasattr(model.config, "quantization_config")
+@pytest.mark.parametrize("shape", [(64, 688), (3, 96), (5, 32), (16, 64), (7, 130)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_is_no_whole_number_of_blocks_is_dequantised_right(shape, dtype):
+    require_bitsandbytes()
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    torch.manual_seed(0)
+    weight = torch.randn(shape)
+    packed, state = quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=False)
+    flat = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % 64)).reshape(-1, 64)
+    scales = flat.abs().amax(dim=1, keepdim=True)
+    nearest = (flat / scales).unsqueeze(-1).sub(state.code).abs().argmin(dim=-1)
+    expected = (state.code[nearest] * scales).flatten()[: weight.numel()].reshape(shape)
+    state.dtype = dtype
+    torch.testing.assert_close(dequantize_4bit(packed, state), expected.to(dtype), rtol=1e-2, atol=1e-6)
+
+
+def test_without_bitsandbytes_the_install_command_is_given(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(
+        ModelError, match=r"cannot be imported: .*\n  fix: install it with `pip install 'bitsandbytes>="
+    ):
+        require_bitsandbytes()
+
+
+@pytest.mark.process
+def test_importing_it_says_nothing_fetches_nothing_and_leaves_the_compiler_alone(tmp_path):
+    """With a package `kernels` at hand, it would have native code from the Hub run on some CPUs."""
+    (tmp_path / "kernels.py").write_text("def get_kernel(*a, **k):\n    raise SystemExit('fetched')\n")
+    code = (
+        "import kernels, sys, torch\n"
+        "from brim.models import require_bitsandbytes\n"
+        "before = torch.compile; require_bitsandbytes()\n"
+        "assert sys.modules['kernels'] is kernels and 'bitsandbytes' in sys.modules\n"
+        "assert 'torch._inductor' not in sys.modules and torch.compile is before\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_function_is_compiled_once_when_it_is_first_called():
+    asked = []
+
+    def compiler(function, **options):
+        asked.append(options)
+        return function
+
+    add = _compiled_when_called(compiler, lambda a, b: a + b, dynamic=False)
+    assert asked == []
+    assert (add(1, 2), add(3, b=4)) == (3, 7)
+    assert asked == [{"dynamic": False}]

@@ -110,8 +110,9 @@ def test_measurements_are_of_gradients_computed_apart_and_gradients_those_of_the
     assert len(usual.parts) == 3
     assert outcome.loss == pytest.approx(usual.loss, rel=1e-5)
     assert apart(measured, grads(model)) < 1e-6
-    summed(gradient, FEW, measures_noise=True)  # a batch of few rows is measured row by row
-    assert_close(gradient.noise, by_autograd(model, FEW, [[row] for row in range(5)]))
+    if make is make_model:  # a batch of few rows is measured row by row
+        summed(gradient, FEW, measures_noise=True)
+        assert_close(gradient.noise, by_autograd(model, FEW, [[row] for row in range(5)]))
 
 
 def test_a_loss_scale_is_divided_out():

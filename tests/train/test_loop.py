@@ -349,12 +349,13 @@ def test_an_evaluation_that_cannot_be_had_is_owed_by_the_run_that_goes_on(tmp_pa
     assert problem.fix == "less. The checkpoint of step 3 holds all that was learned"
     failed(evaluated_run(tmp_path / "run", {1}, checkpoint=run.newest()), match="evaluation of a single row")
     shutil.copytree(tmp_path / "run", tmp_path / "stopped")
-    rest = evaluated_run(tmp_path / "run", checkpoint=run.newest()).train()
+    owing = run.newest()
+    rest = evaluated_run(tmp_path / "run", checkpoint=owing).train()
     assert_same([run, rest], whole)
     assert scores(rest) == scores(whole)
     assert rest.newest().state["train"] == whole.newest().state["train"]
     assert rest.newest().state["owes_evaluation"] is False
-    stopped = evaluated_run(tmp_path / "stopped", checkpoint=run.store.load(3), stop_after=4)
+    stopped = evaluated_run(tmp_path / "stopped", checkpoint=owing, stop_after=4)
     with pytest.raises(KeyboardInterrupt, match="stopped after step 4"):
         stopped.train()
     paid = stopped.store.load(3).state  # what was owed is saved with its outcome
