@@ -17,8 +17,6 @@ from brim.batching import AdaptiveStep
 from brim.batching.adaptive_step import count_rows, take_rows
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
-
-
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
@@ -146,8 +144,6 @@ def test_weights_and_losses_of_each_row_are_those_of_the_whole_batch():
 
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
-
-
 COLUMNS = {
     "tuple": lambda x, y: (x, y),
     "list": lambda x, y: [x, y],
@@ -354,9 +350,6 @@ def test_batch_norm_is_warned_of_once_it_is_cut():
         AdaptiveStep(model, loss_of(model), max_rows=6)(make_batch())
     model.eval()
     AdaptiveStep(model, loss_of(model), max_rows=6)(make_batch())
-
-
-# Mistakes
 
 
 # Mistakes

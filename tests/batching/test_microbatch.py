@@ -84,21 +84,19 @@ def test_no_micro_batch_is_over_the_cap_where_the_peak_rises_and_falls(lengths, 
     costs=costs(time=rising_surfaces()),
     share=st.floats(0, 1),
 )
-def test_no_partition_at_all_takes_less_time(lengths, costs, share):
-    cap_bytes = cap_for(costs, lengths, share)
-    least = min(total_seconds(costs, some) for some in allowed_shapes(lengths, costs, cap_bytes))
-    found = total_seconds(costs, shapes_of(cut(lengths, costs=costs, cap_bytes=cap_bytes)))
-    assert found == pytest.approx(least, rel=1e-12)
+def test_no_partition_at_all_takes_less_time_and_the_largest_are_the_fewest_with_the_least_padding(
+    lengths, costs, share
+):
+    def size(shapes):
+        return len(shapes), sum(rows * length for rows, length in shapes)
 
-
-@given(lengths=st.lists(st.integers(1, 120), min_size=1, max_size=6), costs=costs(), share=st.floats(0, 1))
-def test_the_largest_are_the_fewest_with_the_least_padding(lengths, costs, share):
-    cap_bytes = cap_for(costs, lengths, share)
-    least = min(
-        (len(some), sum(rows * length for rows, length in some)) for some in allowed_shapes(lengths, costs, cap_bytes)
+    settings = {"costs": costs, "cap_bytes": cap_for(costs, lengths, share)}
+    allowed = allowed_shapes(lengths, **settings)
+    quickest = shapes_of(cut(lengths, **settings))
+    assert total_seconds(costs, quickest) == pytest.approx(
+        min(total_seconds(costs, some) for some in allowed), rel=1e-12
     )
-    found = shapes_of(cut(lengths, costs=costs, cap_bytes=cap_bytes, largest=True))
-    assert (len(found), sum(rows * length for rows, length in found)) == least
+    assert size(shapes_of(cut(lengths, **settings, largest=True))) == min(map(size, allowed))
 
 
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1))

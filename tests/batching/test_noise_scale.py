@@ -10,23 +10,11 @@ from hypothesis import given, strategies as st
 from brim.batching import Adaptation, NoiseMeasurement, NoiseScale, measure
 
 DIMENSIONS = 20
-
-
 GRADIENT = np.linspace(-0.3, 0.5, DIMENSIONS)
-
-
 DEVIATIONS = np.linspace(0.1, 2.0, DIMENSIONS)  # of a row's gradient, by dimension
-
-
 TRACE = float((DEVIATIONS**2).sum())
-
-
 SQUARED = float((GRADIENT**2).sum())
-
-
 UNEQUAL = np.array([1, 7, 30, 2, 2, 90, 15, 4, 60, 11, 3, 25])  # supervised tokens of rows
-
-
 EQUAL = np.full(12, 9)
 
 

@@ -15,11 +15,7 @@ from brim.batching.prober import ResidentPeak
 from brim.errors import NothingFitsError, ProbeError
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
-
-
 MIB = 2**20
-
-
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12"
 
 
@@ -109,8 +105,6 @@ OPTIMIZERS = {
     "tensor_lr": lambda weights: torch.optim.Adam(weights, lr=torch.tensor(0.1), capturable=False, foreach=False),
     "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),  # has its state from the start
 }
-
-
 ENDS = {
     "well": lambda: None,
     "out_of_memory": lambda: fail(RuntimeError(OUT_OF_MEMORY)),

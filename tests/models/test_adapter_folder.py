@@ -13,8 +13,6 @@ from brim.errors import ModelError
 from brim.models import CONFIG, WEIGHTS, continued, open_adapter
 
 OWN = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q_proj"], "bias": "none"}
-
-
 FACTOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 

@@ -203,8 +203,6 @@ def loaded(folder, name="fp16-mixed", *, trainable=True, keeps_digits=False, **k
 
 
 ADAPTER = {"adapter": {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}}
-
-
 FOUR_BITS = {**ADAPTER, "quantization": {"bits": 4}}
 
 

@@ -78,8 +78,6 @@ def test_the_gradient_of_a_batch_is_the_sum_of_its_cuts(model):
 
 
 S, D, V = 23, 8, 50
-
-
 TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(cap=5.0), LogitTransform(scale=3.0, cap=2.0)]
 
 

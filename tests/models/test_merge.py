@@ -15,20 +15,12 @@ from brim.models.adapters import add_adapter
 from brim.workflows.export.merge import merge_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT, on what follows then
-
-
 IDS = torch.tensor([[5, 6, 7, 8, 9, 40, 41]])
-
-
 PREFIX = "base_model.model."
-
-
 QUANTIZED = {
     "4-bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     "8-bit": {"load_in_8bit": True},
 }
-
-
 LORA = {
     "lora": {},
     "rslora": {"use_rslora": True, "r": 4},

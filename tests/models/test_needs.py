@@ -39,8 +39,6 @@ def notes(*overrides, trainer="finetune"):
 
 
 FLASH = "model_parameters.attn_implementation=flash_attention_2"
-
-
 PAGED = "trainer.optimizer.type=paged_adamw"
 
 
@@ -117,8 +115,6 @@ def test_a_quantised_base_needs_an_adapter_to_train_and_none_to_predict(tmp_path
 
 
 WITH_EXPERTS = [name for name, settings in FAMILIES.items() if {"num_experts", "n_routed_experts"} & settings.keys()]
-
-
 TARGETS = ["all-linear", ["q_proj"], ["gate_proj", "up_proj", "down_proj"], ["experts.w1", "w2", "experts.w3"], None]
 
 

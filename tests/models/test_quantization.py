@@ -39,33 +39,18 @@ from brim.models.adapters import add_adapter
 from brim.models.quantization import _compiled_when_called
 
 CPU = torch.device("cpu")
-
-
 LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
-
-
 FOUR = {"bits": 4}
-
-
 EIGHT = {"bits": 8}
-
-
 PLAIN_FOUR = {"bits": 4, "bnb_4bit_use_double_quant": False}
-
-
 LAYERS = (Linear4bit, Linear8bitLt)
 BITS = pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
-# The numbers by their index: NF4 from Dettmers et al. 2023 (arXiv 2305.14314, appendix E); FP4 has a sign and 12ths.
-
-
 # The numbers by their index: NF4 from Dettmers et al. 2023 (arXiv 2305.14314, appendix E); FP4 has a sign and 12ths.
 NF4 = [
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ]  # fmt: skip
-
-
 FP4 = [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)]
 
 

@@ -51,19 +51,10 @@ def rows_of(lengths=LENGTHS) -> TokenRows:
 def make_model(dropout=0.0) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-        attention_dropout=dropout,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=1,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.3, attention_dropout=dropout,
+        bos_token_id=None, eos_token_id=0, pad_token_id=1,
+    )  # fmt: skip
     return LlamaForCausalLM(config)
 
 
@@ -188,12 +179,8 @@ class Run:
         self.cutter = cutter or Watched(max_rows=2)
         rows = rows_of(lengths)
         if trainer is None:
-            length = run_length(
-                num_rows=len(rows),
-                effective_batch_size=size,
-                epochs=epochs,
-                steps_per_checkpoint=steps_per_checkpoint,
-            )
+            often = {"epochs": epochs, "steps_per_checkpoint": steps_per_checkpoint}
+            length = run_length(num_rows=len(rows), effective_batch_size=size, **often)
             built = optimizer(self.model.parameters())
             course = {
                 "optimizer": built,

@@ -14,15 +14,10 @@ from brim.batching import ByRows, measure
 from brim.data.tokens import collate
 from brim.errors import OutOfMemoryError
 from brim.models import next_token_loss, precision
-from brim.models.load import _checkpoint_activations
 from brim.train.gradient import Gradient, GradientNorms
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
-
-
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])
-
-
 FEW = BATCH[:5]
 
 
@@ -82,7 +77,7 @@ def tied():
 
 def checkpointed():
     model = make_model()
-    _checkpoint_activations(model)
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     return model
 
 

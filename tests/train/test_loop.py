@@ -472,8 +472,6 @@ def test_gradients_are_clipped_and_the_norm_before_it_comes_back():
 
 
 LETTER_Z = "Z"
-
-
 SKIPPED = [2, 4, 5]  # once an epoch of two steps, by the order of the rows
 
 
@@ -591,6 +589,8 @@ def test_a_run_that_stopped_goes_on_with_skip_as_if_it_had_skipped_from_the_star
     brim.Model(skipping).train(half, output_directory=tmp_path / "run", resume=True, say=said.append)
     skipped = [record["step"] for record in records(tmp_path / "whole") if record.get("event") == "skipped"]
     assert skipped == SKIPPED
+    state = json.loads((tmp_path / "whole" / "checkpoints" / "step-00000006" / "state.json").read_text())["train"]
+    assert (state["num_skipped"], state["num_skipped_in_a_row"]) == (3, 0)
     assert 'trainer.on_nonfinite is now "skip"; it was "stop"' in said
     assert records(tmp_path / "run") == records(tmp_path / "whole")
     for name in ("model.safetensors", "optimizer.safetensors", "random.safetensors"):

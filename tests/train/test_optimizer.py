@@ -43,21 +43,11 @@ def test_learning_rates_by_hand():
 
 # NVIDIA-NeMo/Megatron-Bridge issue 2609: 100 iterations of 16 rows, warm-up 10, WSD over the last 20, and a ramp from 8
 # rows to 16 over 160 samples. Counted in iterations, the warm-up took 20 of them, and the decay stopped half way.
-
-
-# NVIDIA-NeMo/Megatron-Bridge issue 2609: 100 iterations of 16 rows, warm-up 10, WSD over the last 20, and a ramp from 8
-# rows to 16 over 160 samples. Counted in iterations, the warm-up took 20 of them, and the decay stopped half way.
 BATCH = 16
-
-
 REPORTED = LearningRate(
     peak=3e-4, floor=3e-5, decay="wsd", warmup_samples=10 * BATCH, decay_samples=20 * BATCH, total_samples=100 * BATCH
 )
-
-
 STEP_OF_8 = linear(initial=8, final=BATCH, length_samples=160, increment=8)
-
-
 NEVER_CUT = 10**9  # rows of an epoch
 
 
@@ -176,20 +166,10 @@ def test_a_warm_up_and_a_decay_may_fill_the_run_and_no_more():
 
 
 FINAL = 16
-
-
 RAMP = doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16
-
-
 SIZES = [each.size for each in stretches(RAMP, num_rows=10_000, total_samples=256) for _ in range(each.num_steps)]
-
-
 UP_AND_DOWN = [16, 16, 4, 4, 64, 1, 16, 8, 32, 16]
-
-
 NAMES = [f"{page}{name}{bits}" for page in ("", "paged_") for name in ("adam", "adamw") for bits in ("", "_8bit")]
-
-
 NEVER = 10**9  # elements from which on a state would have 8 bits
 
 
@@ -458,8 +438,6 @@ def test_beta2_moves_where_the_resolved_configuration_says_so():
 
 
 EIGHT_BITS = ["adam_8bit", "adamw_8bit", "lion_8bit", "sgd_8bit", "rmsprop_8bit", "adagrad_8bit"]
-
-
 PAGED = ["paged_adam", "paged_adamw", "paged_lion", "paged_adam_8bit", "paged_adamw_8bit", "paged_lion_8bit"]
 
 
