@@ -1,174 +1,130 @@
-"""The simulated caching allocator: sequences worked out by hand, a second implementation, invariants."""
+"""The simulated allocator: sequences by hand, a second implementation, invariants, settings, whole streams."""
 
+from __future__ import annotations
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from tests.memory.reference_allocator import OutOfMemory, ReferenceAllocator
 from tests.properties import examples
 
-from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory
+from brim.errors import InputError
+from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
+from brim.memory.trace import CATEGORIES, EventStream, Place
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+HERE = Place("forward")
 parse = AllocatorSettings.parse
+EXPANDABLE = "expandable_segments:True"
+FRACTION = "per_process_memory_fraction:0.5"
 
 
 def figures(allocator):
     return allocator.allocated_bytes, allocator.reserved_bytes
 
 
-# By hand: small blocks
+class Hand:
+    """Requests in MiB one after another: n asks for n, -n frees the n-th request, "empty" empties the cache.
+
+    (n, k): n MiB are asked for, and must come to lie where the k-th request lay.
+    """
+
+    def __init__(self, settings="", capacity=None):
+        self.allocator = CachingAllocator(parse(settings), capacity_bytes=capacity and capacity * MIB)
+        self.handles = []
+
+    def __call__(self, *moves):
+        for move in moves:
+            if move == "empty":
+                self.allocator.empty_cache()
+            elif isinstance(move, tuple):
+                handle = self.allocator.malloc(int(move[0] * MIB))
+                assert handle == self.handles[move[1] - 1], move
+                self.handles.append(handle)
+            elif move < 0:
+                self.allocator.free(self.handles[-move - 1])
+            else:
+                self.handles.append(self.allocator.malloc(int(move * MIB)))
+        return tuple(figure / MIB for figure in figures(self.allocator))
 
 
-def test_a_small_request_is_rounded_to_512_and_reserves_2_mib():
-    allocator = CachingAllocator()
-    handle = allocator.malloc(1)
-    assert figures(allocator) == (512, 2 * MIB)
-    assert allocator.block_bytes(handle) == 512
-    allocator.malloc(513)
-    assert figures(allocator) == (512 + 1024, 2 * MIB)
+K = 512 / MIB  # the unit of blocks
+BY_HAND = {  # settings, capacity; then moves and what is allocated and reserved after them, in MiB
+    "a small request is rounded to 512 bytes and reserves 2 MiB": ("", None, [([1 / MIB], (K, 2)), ([513 / MIB], (3 * K, 2))]),
+    "two of 1 MiB share a segment, a third opens one": ("", None, [([1], (1, 2)), ([1], (2, 2)), ([1], (3, 4))]),
+    "a small remainder of 512 bytes is split off": ("", None, [([1, 1 - K], (2 - K, 2)), ([K], (2, 2)), ([-1, -2], (K, 2))]),
+    "a block that is not split counts whole": ("", None, [([19.5], (20, 20))]),
+    "20 MiB serve several requests": ("", None, [([6, 6, 6], (18, 20)), ([2], (20, 20)), ([2], (22, 40))]),
+    "the smallest block that fits is taken": ("", None, [([40, 30, -1, -2, (25, 2)], (25, 70)), ([(38, 1)], (63, 70))]),
+    "of equal blocks the lower address": ("", None, [([30, 30, 30, -3, -2, -1, (30, 1), (30, 2), (30, 3)], (90, 90))]),
+    "neighbours join when freed": ("", None, [([6, 6, 6, -1, -3, (8, 3)], (14, 20)), ([-2, (12, 1)], (20, 20))]),
+    "segments that lie side by side do not join": ("", None, [([20, 20, -1, -2, 40], (40, 80))]),
+    "fragments cannot serve a request of their sum": ("", None, [([6] * 6 + [-1, -3, -5], (18, 40)), ([13], (32, 54))]),
+    "whole free segments alone are given back": ("", None, [([6, 64, -2, K, -3], (6, 86)), (["empty"], (6, 20))]),
+    "cached segments go before memory runs out": ("", 100, [([60, -1, 80], (80, 80))]),
+    "a block of the split limit stays whole": ("max_split_size_mb:40", None, [([60, -1, 30], (30, 90)), ([(50, 1)], (90, 90))]),
+    "an oversize block serves what is within 20 MiB of it": ("max_split_size_mb:40", None, [([60, -1, 40], (40, 100))]),
+    "just enough oversize blocks are given back": ("max_split_size_mb:40", 200, [([50, 60, 70, -1, -2, -3, 100], (100, 150))]),
+    "another segment size": ("large_segment_size_mb:40", None, [([5], (5, 40))]),
+    "rounding up makes blocks alike": ("roundup_power2_divisions:4", None, [([84, -1], (0, 96)), ([90], (96, 96))]),
+    # Allowed 200 MiB, threshold 100. With 140 reserved, 80 more free 40: the block that waited longer.
+    "garbage is collected oldest first": (
+        f"garbage_collection_threshold:0.5,{FRACTION}", 400, [([40, 40, 60, -1, -2, 40, -4, 80], (140, 180)), ([(40, 1)], (180, 180))]
+    ),
+    "below the threshold nothing is collected": (f"garbage_collection_threshold:0.9,{FRACTION}", 400, [([50, -1, 80], (80, 130))]),
+    "collection needs a fraction, as in PyTorch": ("garbage_collection_threshold:0.1", 200, [([50, -1, 80], (80, 130))]),
+    "an expandable segment grows by pages of 20 MiB": (EXPANDABLE, None, [([25], (25, 40)), ([25], (50, 60)), ([K], (50 + K, 62))]),
+    "an expandable block is split to 512 bytes": (EXPANDABLE, None, [([19], (19, 20))]),
+    "what was freed grows into what is larger": (EXPANDABLE, None, [([60, -1, 70], (70, 80))]),
+    "a hole in the middle is preferred to the end that can grow": (
+        EXPANDABLE, None, [([20, 20, 20, -1, -3, (20, 1), (20, 3), -2], (40, 60))]
+    ),
+    # Pages 0 and 1 are free, page 2 is shared with the second block.
+    "whole free pages go back and are mapped again": (
+        EXPANDABLE, None, [([50, 25], (75, 80)), ([-1, "empty"], (25, 40)), ([45], (70, 80)), ([-2, "empty"], (45, 60))]
+    ),
+}  # fmt: skip
 
 
-def test_two_mebibytes_hold_two_small_requests_of_one_and_a_third_opens_a_segment():
-    allocator = CachingAllocator()
-    for expected in (2, 2, 4):
-        allocator.malloc(MIB)
-        assert allocator.reserved_bytes == expected * MIB
-    assert allocator.allocated_bytes == 3 * MIB
+@pytest.mark.parametrize(("settings", "capacity", "stages"), BY_HAND.values(), ids=BY_HAND)
+def test_by_hand(settings, capacity, stages):
+    hand = Hand(settings, capacity)
+    for moves, expected in stages:
+        assert hand(*moves) == expected
+    assert hand.allocator.num_retries == (capacity == 100)  # where the whole cache was given back
+    assert capacity != 100 or hand.allocator.peak_reserved_bytes == 80 * MIB
 
 
-def test_no_bytes_take_nothing():
+def test_a_large_request_and_its_segment_and_none():
     allocator = CachingAllocator()
     handle = allocator.malloc(0)
     assert (handle, allocator.block_bytes(handle), *figures(allocator)) == (0, 0, 0, 0)
     allocator.free(handle)
-
-
-def test_a_small_remainder_of_512_is_split_off():
-    allocator = CachingAllocator()
-    first = allocator.malloc(MIB)
-    second = allocator.malloc(MIB - 512)
-    assert allocator.allocated_bytes == 2 * MIB - 512
-    allocator.malloc(512)
-    assert figures(allocator) == (2 * MIB, 2 * MIB)
-    allocator.free(first)
-    allocator.free(second)
-
-
-# By hand: large blocks
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "block_bytes", "segment_bytes"),
-    [
+    for request_bytes, block_bytes, segment_bytes in (
         (MIB + 1, MIB + 512, 20 * MIB),
         (10 * MIB - 1, 10 * MIB, 10 * MIB),  # rounded to 10 MiB first
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
         (10 * MIB, 10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 12 * MIB, 12 * MIB),  # 2 MiB - 512 left over: split
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),  # 2 MiB - 512 left over: split
         (11 * MIB, 12 * MIB, 12 * MIB),  # 1 MiB left over: not more than 1 MiB, so the block keeps it
         (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),
         (19 * MIB, 20 * MIB, 20 * MIB),
         (GIB + 1, GIB + 512, GIB + 2 * MIB),
-    ],
-)
-def test_a_large_request_and_its_segment(request_bytes, block_bytes, segment_bytes):
-    allocator = CachingAllocator()
-    handle = allocator.malloc(request_bytes)
-    if request_bytes == 10 * MIB + 1:
-        block_bytes = 10 * MIB + 512
-    assert allocator.block_bytes(handle) == allocator.allocated_bytes == block_bytes
-    assert allocator.reserved_bytes == segment_bytes
-
-
-def test_a_block_that_is_not_split_counts_whole():
-    """19.5 MiB in a segment of 20 MiB: memory_allocated says 20 MiB."""
-    allocator = CachingAllocator()
-    allocator.malloc(39 * MIB // 2)
-    assert allocator.allocated_bytes == 20 * MIB
-
-
-def test_twenty_mebibytes_serve_several_requests():
-    allocator = CachingAllocator()
-    for _ in range(3):
-        allocator.malloc(6 * MIB)
-    assert figures(allocator) == (18 * MIB, 20 * MIB)
-    allocator.malloc(2 * MIB)
-    assert figures(allocator) == (20 * MIB, 20 * MIB)
-    allocator.malloc(2 * MIB)
-    assert figures(allocator) == (22 * MIB, 40 * MIB)
-
-
-def test_the_smallest_block_that_fits_is_taken():
-    allocator = CachingAllocator()
-    wide, narrow = allocator.malloc(40 * MIB), allocator.malloc(30 * MIB)
-    allocator.free(wide)
-    allocator.free(narrow)
-    assert allocator.malloc(25 * MIB) == narrow
-    assert figures(allocator) == (25 * MIB, 70 * MIB)
-    assert allocator.malloc(38 * MIB) == wide
-    assert figures(allocator) == (63 * MIB, 70 * MIB)
-
-
-def test_of_equal_blocks_the_lower_address_is_taken():
-    allocator = CachingAllocator()
-    handles = [allocator.malloc(30 * MIB) for _ in range(3)]
-    for handle in reversed(handles):
-        allocator.free(handle)
-    assert [allocator.malloc(30 * MIB) for _ in range(3)] == sorted(handles)
-
-
-def test_neighbours_join_when_freed():
-    allocator = CachingAllocator()
-    a, b, c = (allocator.malloc(6 * MIB) for _ in range(3))
-    allocator.free(a)
-    allocator.free(c)  # joins the last 2 MiB: 8 MiB
-    assert allocator.malloc(8 * MIB) == c
-    assert figures(allocator) == (14 * MIB, 20 * MIB)
-    allocator.free(b)  # joins a: 12 MiB
-    assert allocator.malloc(12 * MIB) == a
-    assert figures(allocator) == (20 * MIB, 20 * MIB)
-
-
-def test_segments_that_lie_side_by_side_do_not_join():
-    allocator = CachingAllocator()
-    handles = [allocator.malloc(20 * MIB) for _ in range(2)]
-    for handle in handles:
-        allocator.free(handle)
-    allocator.malloc(40 * MIB)
-    assert allocator.reserved_bytes == 80 * MIB
-
-
-def test_fragments_cannot_serve_a_request_of_their_sum():
-    """Live blocks between free ones: 18 MiB are free, and 13 MiB more must be reserved."""
-    allocator = CachingAllocator()
-    handles = [allocator.malloc(6 * MIB) for _ in range(6)]  # 3 in each of two segments of 20 MiB
-    for handle in handles[::2]:
-        allocator.free(handle)
-    assert figures(allocator) == (18 * MIB, 40 * MIB)
-    allocator.malloc(13 * MIB)
-    assert figures(allocator) == (18 * MIB + 14 * MIB, 40 * MIB + 14 * MIB)
-
-
-# By hand: figures, streams, the cache
+    ):
+        allocator = CachingAllocator()
+        handle = allocator.malloc(request_bytes)
+        assert allocator.block_bytes(handle) == allocator.allocated_bytes == block_bytes, request_bytes
+        assert allocator.reserved_bytes == segment_bytes, request_bytes
 
 
 def test_peaks_stay_until_they_are_reset():
     allocator = CachingAllocator()
-    handle = allocator.malloc(100 * MIB)
-    allocator.free(handle)
+    allocator.free(allocator.malloc(100 * MIB))
     allocator.malloc(10 * MIB)
     assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (100 * MIB, 100 * MIB)
     allocator.reset_peaks()
     assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (10 * MIB, 100 * MIB)
-
-
-def test_empty_cache_gives_back_whole_free_segments_only():
-    allocator = CachingAllocator()
-    allocator.malloc(6 * MIB)
-    allocator.free(allocator.malloc(64 * MIB))
-    allocator.free(allocator.malloc(512))
-    assert allocator.reserved_bytes == 86 * MIB
-    allocator.empty_cache()
-    assert figures(allocator) == (6 * MIB, 20 * MIB)
 
 
 def test_streams_do_not_share_blocks():
@@ -178,17 +134,6 @@ def test_streams_do_not_share_blocks():
     assert figures(allocator) == (64 * MIB, 128 * MIB)
     allocator.malloc(64 * MIB)
     assert figures(allocator) == (128 * MIB, 128 * MIB)
-
-
-# By hand: a device with an end
-
-
-def test_cached_segments_are_given_back_before_memory_runs_out():
-    allocator = CachingAllocator(capacity_bytes=100 * MIB)
-    allocator.free(allocator.malloc(60 * MIB))
-    allocator.malloc(80 * MIB)
-    assert figures(allocator) == (80 * MIB, 80 * MIB)
-    assert (allocator.num_retries, allocator.peak_reserved_bytes) == (1, 80 * MIB)
 
 
 def test_memory_runs_out_when_nothing_can_be_given_back():
@@ -201,164 +146,24 @@ def test_memory_runs_out_when_nothing_can_be_given_back():
     assert error.allowed_bytes == 100 * MIB
     assert str(error) == "out of memory: 42.0 MiB requested, 60.0 MiB allocated, 60.0 MiB reserved, 100.0 MiB allowed"
     assert allocator.malloc(40 * MIB)
-
-
-def test_fragments_keep_their_segments_when_memory_runs_out():
-    allocator = CachingAllocator(capacity_bytes=60 * MIB)
-    handles = [allocator.malloc(6 * MIB) for _ in range(6)]
-    for handle in handles[1:3] + handles[4:]:
-        allocator.free(handle)
-    assert figures(allocator) == (12 * MIB, 40 * MIB)
+    fragments = Hand(capacity=60)
+    assert fragments(*[6] * 6, -2, -3, -5, -6) == (12, 40)
     with pytest.raises(SimulatedOutOfMemory):
-        allocator.malloc(22 * MIB)
+        fragments(22)
+    pages = Hand(EXPANDABLE, capacity=90)
+    assert pages(65) == (65, 80)
+    with pytest.raises(SimulatedOutOfMemory):
+        pages(16)
+    assert pages(15) == (80, 80)
 
 
 def test_a_fraction_of_the_device_is_the_limit():
-    allocator = CachingAllocator(
-        parse("per_process_memory_fraction:0.5"), capacity_bytes=90 * MIB, device_bytes=100 * MIB
-    )
+    allocator = CachingAllocator(parse(FRACTION), capacity_bytes=90 * MIB, device_bytes=100 * MIB)
     allocator.malloc(40 * MIB)
     with pytest.raises(SimulatedOutOfMemory, match=r"50\.0 MiB allowed"):
         allocator.malloc(12 * MIB)
     allocator.malloc(10 * MIB)
     assert allocator.reserved_bytes == 50 * MIB
-
-
-# By hand: settings
-
-
-def test_a_block_of_the_split_limit_or_more_stays_whole():
-    """max_split_size_mb:40: 60 MiB are not split for 30, but may serve 50 (10 MiB more, below 20)."""
-    allocator = CachingAllocator(parse("max_split_size_mb:40"))
-    handle = allocator.malloc(60 * MIB)
-    allocator.free(handle)
-    allocator.malloc(30 * MIB)
-    assert figures(allocator) == (30 * MIB, 90 * MIB)
-    assert allocator.malloc(50 * MIB) == handle
-    assert figures(allocator) == (90 * MIB, 90 * MIB)
-
-
-def test_an_oversize_block_serves_only_requests_within_20_mib():
-    allocator = CachingAllocator(parse("max_split_size_mb:40"))
-    allocator.free(allocator.malloc(60 * MIB))
-    allocator.malloc(40 * MIB)  # 60 is not below 40 + 20
-    assert figures(allocator) == (40 * MIB, 100 * MIB)
-
-
-def test_just_enough_oversize_blocks_are_given_back():
-    allocator = CachingAllocator(parse("max_split_size_mb:40"), capacity_bytes=200 * MIB)
-    handles = [allocator.malloc(size * MIB) for size in (50, 60, 70)]
-    for handle in handles:
-        allocator.free(handle)
-    allocator.malloc(100 * MIB)  # 70, then 60: the largest first, until 100 are free
-    assert figures(allocator) == (100 * MIB, 150 * MIB)
-    assert allocator.num_retries == 0
-
-
-def test_another_segment_size():
-    allocator = CachingAllocator(parse("large_segment_size_mb:40"))
-    allocator.malloc(5 * MIB)
-    assert allocator.reserved_bytes == 40 * MIB
-
-
-def test_rounding_up_makes_blocks_alike():
-    allocator = CachingAllocator(parse("roundup_power2_divisions:4"))
-    allocator.free(allocator.malloc(84 * MIB))
-    assert allocator.reserved_bytes == 96 * MIB
-    allocator.malloc(90 * MIB)
-    assert figures(allocator) == (96 * MIB, 96 * MIB)
-
-
-def test_garbage_is_collected_above_the_threshold_oldest_first():
-    """Allowed 200 MiB, threshold 100. With 140 reserved, a new segment frees 40: the block that waited longer."""
-    settings = parse("garbage_collection_threshold:0.5,per_process_memory_fraction:0.5")
-    allocator = CachingAllocator(settings, capacity_bytes=400 * MIB)
-    young, old, _ = (allocator.malloc(size * MIB) for size in (40, 40, 60))
-    allocator.free(young)
-    allocator.free(old)
-    allocator.free(allocator.malloc(40 * MIB))  # the lower address, so that it is one request younger
-    allocator.malloc(80 * MIB)
-    assert allocator.reserved_bytes == (140 - 40 + 80) * MIB
-    assert allocator.malloc(40 * MIB) == young
-    assert allocator.num_retries == 0
-
-
-def test_below_the_threshold_nothing_is_collected():
-    settings = parse("garbage_collection_threshold:0.9,per_process_memory_fraction:0.5")
-    allocator = CachingAllocator(settings, capacity_bytes=400 * MIB)
-    allocator.free(allocator.malloc(50 * MIB))
-    allocator.malloc(80 * MIB)
-    assert allocator.reserved_bytes == 130 * MIB
-
-
-def test_collection_needs_a_fraction_as_in_pytorch():
-    allocator = CachingAllocator(parse("garbage_collection_threshold:0.1"), capacity_bytes=200 * MIB)
-    allocator.free(allocator.malloc(50 * MIB))
-    allocator.malloc(80 * MIB)
-    assert allocator.reserved_bytes == 130 * MIB
-
-
-# By hand: expandable segments
-
-EXPANDABLE = parse("expandable_segments:True")
-
-
-def test_an_expandable_segment_grows_by_pages_of_20_mib():
-    allocator = CachingAllocator(EXPANDABLE)
-    allocator.malloc(25 * MIB)
-    assert figures(allocator) == (25 * MIB, 40 * MIB)
-    allocator.malloc(25 * MIB)  # 15 MiB are left of the pages
-    assert figures(allocator) == (50 * MIB, 60 * MIB)
-    allocator.malloc(512)
-    assert figures(allocator) == (50 * MIB + 512, 62 * MIB)
-
-
-def test_an_expandable_block_is_split_to_512_bytes():
-    allocator = CachingAllocator(EXPANDABLE)
-    allocator.malloc(19 * MIB)
-    assert figures(allocator) == (19 * MIB, 20 * MIB)
-
-
-def test_what_was_freed_grows_into_what_is_larger():
-    """Where segments of their own would reserve 60 + 70 MiB, the expandable one grows from 60 to 80."""
-    allocator = CachingAllocator(EXPANDABLE)
-    allocator.free(allocator.malloc(60 * MIB))
-    allocator.malloc(70 * MIB)
-    assert figures(allocator) == (70 * MIB, 80 * MIB)
-
-
-def test_a_hole_in_the_middle_is_preferred_to_the_end_that_can_grow():
-    allocator = CachingAllocator(EXPANDABLE)
-    a, b, c = (allocator.malloc(20 * MIB) for _ in range(3))
-    allocator.free(a)
-    allocator.free(c)  # a free block before the unmapped rest
-    assert allocator.malloc(20 * MIB) == a
-    assert allocator.malloc(20 * MIB) == c
-    allocator.free(b)
-
-
-def test_whole_free_pages_go_back_and_are_mapped_again():
-    allocator = CachingAllocator(EXPANDABLE)
-    a, b = allocator.malloc(50 * MIB), allocator.malloc(25 * MIB)
-    assert allocator.reserved_bytes == 80 * MIB
-    allocator.free(a)
-    allocator.empty_cache()  # pages 0 and 1 are free, page 2 is shared with b
-    assert figures(allocator) == (25 * MIB, 40 * MIB)
-    allocator.malloc(45 * MIB)
-    assert figures(allocator) == (70 * MIB, 80 * MIB)
-    allocator.free(b)
-    allocator.empty_cache()
-    assert figures(allocator) == (45 * MIB, 60 * MIB)
-
-
-def test_an_expandable_segment_runs_out_by_pages():
-    allocator = CachingAllocator(EXPANDABLE, capacity_bytes=90 * MIB)
-    allocator.malloc(65 * MIB)
-    assert allocator.reserved_bytes == 80 * MIB
-    with pytest.raises(SimulatedOutOfMemory):
-        allocator.malloc(16 * MIB)
-    allocator.malloc(15 * MIB)
-    assert figures(allocator) == (80 * MIB, 80 * MIB)
 
 
 # Against the second implementation, and invariants
@@ -384,21 +189,28 @@ configurations = st.fixed_dictionaries(
         "roundup": st.sampled_from(["4", "[4:2,16:4,>:8]"]),
     },
 )
+NAMES = {
+    "expandable": ("expandable_segments", lambda value: value),
+    "large": ("large_segment_size_mb", lambda value: value // MIB),
+    "max_split": ("max_split_size_mb", lambda value: value // MIB),
+    "slack": ("max_non_split_rounding_mb", lambda value: value // MIB),
+    "threshold": ("garbage_collection_threshold", lambda value: value),
+    "fraction": ("per_process_memory_fraction", lambda value: value),
+    "roundup": ("roundup_power2_divisions", lambda value: value),
+}
 
 
 def settings_of(configuration):
-    names = {
-        "expandable": ("expandable_segments", lambda value: value),
-        "large": ("large_segment_size_mb", lambda value: value // MIB),
-        "max_split": ("max_split_size_mb", lambda value: value // MIB),
-        "slack": ("max_non_split_rounding_mb", lambda value: value // MIB),
-        "threshold": ("garbage_collection_threshold", lambda value: value),
-        "fraction": ("per_process_memory_fraction", lambda value: value),
-        "roundup": ("roundup_power2_divisions", lambda value: value),
-    }
     return parse(
-        ",".join(f"{names[key][0]}:{names[key][1](value)}" for key, value in configuration.items() if key in names)
+        ",".join(f"{NAMES[key][0]}:{NAMES[key][1](value)}" for key, value in configuration.items() if key in NAMES)
     )
+
+
+def attempt(allocator, size, stream):
+    try:
+        return allocator.malloc(size, stream)
+    except (SimulatedOutOfMemory, OutOfMemory):
+        return None
 
 
 @examples(150)
@@ -430,13 +242,6 @@ def test_a_second_implementation_gives_the_same_figures(configuration, moves):
         assert allocator.peak_allocated_bytes == reference.peak_allocated
         assert allocator.peak_reserved_bytes == reference.peak_reserved
         assert allocator.num_retries == reference.retries
-
-
-def attempt(allocator, size, stream):
-    try:
-        return allocator.malloc(size, stream)
-    except (SimulatedOutOfMemory, OutOfMemory):
-        return None
 
 
 @given(configurations, moves)
@@ -481,11 +286,228 @@ def test_invariants(configuration, moves):
 @given(st.lists(sizes, max_size=60), st.booleans())
 def test_a_step_that_repeats_reserves_nothing_new(step, expandable):
     """The same requests in the same order from a full cache: freed blocks are reused."""
-    allocator = CachingAllocator(EXPANDABLE if expandable else None)
-    for _ in range(2):
+    allocator = CachingAllocator(parse(EXPANDABLE) if expandable else None)
+    reserved = []
+    for _ in range(3):
         for handle in [allocator.malloc(size) for size in step]:
             allocator.free(handle)
-    reserved = allocator.reserved_bytes
-    for handle in [allocator.malloc(size) for size in step]:
-        allocator.free(handle)
-    assert figures(allocator) == (0, reserved)
+        reserved.append(allocator.reserved_bytes)
+    assert figures(allocator) == (0, reserved[1])
+
+
+# Whole streams
+
+
+def stream_of(*steps):
+    """("weights", bytes) is a birth, an integer the death of that storage."""
+    stream = EventStream()
+    for step in steps:
+        if isinstance(step, int):
+            stream.death(step, HERE)
+        else:
+            stream.birth(step[1], step[0], HERE)
+    return stream
+
+
+def test_a_stream_by_hand():
+    stream = stream_of(
+        ("weights", 19 * MIB), ("activations", 6 * MIB), ("temporary", 100), 2, ("gradients", 6 * MIB), 1, 3
+    )
+    result = replay(stream, CachingAllocator())
+    block = 20 * MIB  # the weights' segment is not split for 19 MiB
+    assert result.block_bytes.tolist() == [block, 6 * MIB, 512, 6 * MIB]
+    assert result.live_bytes["weights"].tolist() == [block] * 7
+    assert result.live_bytes["activations"].tolist() == [0, *[6 * MIB] * 4, 0, 0]
+    assert result.live_bytes["temporary"].tolist() == [0, 0, 512, 0, 0, 0, 0]
+    assert result.live_bytes["gradients"].tolist() == [0, 0, 0, 0, 6 * MIB, 6 * MIB, 0]
+    assert result.reserved_bytes.tolist() == [20 * MIB, 40 * MIB, *[42 * MIB] * 5]
+    beside = [0, 6 * MIB, 6 * MIB + 512, 6 * MIB, 12 * MIB, 6 * MIB, 0]
+    assert result.allocated_bytes.tolist() == [block + each for each in beside]
+    assert result.allocated_peak == 4
+
+
+def test_categories_sum_to_what_the_allocator_counts():
+    generator = np.random.default_rng(0)
+    stream, alive, allocator = EventStream(), [], CachingAllocator()
+    for _ in range(2000):
+        if alive and generator.random() < 0.48:
+            stream.death(alive.pop(int(generator.integers(len(alive)))), HERE)
+        else:
+            size = int(2 ** generator.uniform(0, 26))
+            alive.append(stream.birth(size, CATEGORIES[int(generator.integers(len(CATEGORIES)))], HERE))
+    result = replay(stream, allocator)
+    total = np.sum([result.live_bytes[category] for category in CATEGORIES], axis=0)
+    assert (total == result.allocated_bytes).all()
+    assert result.allocated_bytes[-1] == allocator.allocated_bytes
+    assert result.allocated_bytes.max() == allocator.peak_allocated_bytes
+    assert result.allocated_bytes[result.allocated_peak] == allocator.peak_allocated_bytes
+    assert result.reserved_bytes.max() == allocator.peak_reserved_bytes
+    assert (result.reserved_bytes >= result.allocated_bytes).all()
+
+
+def test_empty_storages_and_empty_streams_take_nothing():
+    result = replay(stream_of(("temporary", 0), 0, ("temporary", 0)), CachingAllocator())
+    assert result.allocated_bytes.tolist() == result.reserved_bytes.tolist() == [0, 0, 0]
+    result = replay(EventStream(), CachingAllocator())
+    assert result.allocated_bytes.shape == result.live_bytes["weights"].shape == (0,)
+
+
+def test_storages_on_another_stream_take_memory_of_their_own():
+    stream = stream_of(("temporary", 64 * MIB), 0, ("temporary", 64 * MIB))
+    assert replay(stream, CachingAllocator()).reserved_bytes[-1] == 64 * MIB
+    assert replay(stream, CachingAllocator(), cuda_streams=[0, 1]).reserved_bytes[-1] == 128 * MIB
+
+
+def test_what_a_stream_leaves_alive_stays_in_the_allocator_and_a_lack_of_memory_names_the_event():
+    allocator = CachingAllocator()
+    replay(stream_of(("workspace", 8_519_680)), allocator)
+    result = replay(stream_of(("weights", 30 * MIB)), allocator)
+    assert result.allocated_bytes.tolist() == [30 * MIB]
+    assert allocator.allocated_bytes == 30 * MIB + 8_519_680
+    stream = stream_of(("weights", 30 * MIB), ("temporary", 10 * MIB), 1, ("activations", 80 * MIB))
+    with pytest.raises(SimulatedOutOfMemory) as caught:
+        replay(stream, CachingAllocator(capacity_bytes=100 * MIB))
+    assert caught.value.event == 3
+
+
+def test_on_a_cpu_what_is_freed_is_gone_and_nothing_is_rounded():
+    replayed = replay(stream_of(("weights", 1), ("temporary", 1_000_001), 0, 1), Heap())
+    assert replayed.allocated_bytes.tolist() == replayed.reserved_bytes.tolist() == [1, 1_000_002, 1_000_001, 0]
+    assert replayed.live_bytes["weights"].tolist() == [1, 1, 0, 0]
+
+
+# PYTORCH_ALLOC_CONF, compared with the parser of the installed PyTorch
+
+
+def test_every_setting_is_read():
+    assert parse("") == AllocatorSettings() == AllocatorSettings.from_environment({})
+    settings = parse(
+        "backend:native, expandable_segments:True, large_segment_size_mb:32,max_split_size_mb:512,"
+        "max_non_split_rounding_mb:64,roundup_power2_divisions:8,garbage_collection_threshold:0.75,"
+        "per_process_memory_fraction:0.5,pinned_use_background_threads:True"
+    )
+    assert settings == AllocatorSettings(
+        expandable_segments=True,
+        large_segment_bytes=32 * MIB,
+        max_split_bytes=512 * MIB,
+        max_non_split_rounding_bytes=64 * MIB,
+        roundup_power2_divisions=(8,) * 16,
+        garbage_collection_threshold=0.75,
+        per_process_memory_fraction=0.5,
+        ignored=("pinned_use_background_threads: it concerns the host's memory",),
+    )
+    assert parse("large_segment_size_mb:48").max_non_split_rounding_bytes == 48 * MIB  # unless it is set
+
+
+def test_the_older_variable_wins_as_it_does_in_pytorch():
+    new = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:100"}
+    assert AllocatorSettings.from_environment(new).max_split_bytes == 100 * MIB
+    both = {**new, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:200"}
+    assert AllocatorSettings.from_environment(both).max_split_bytes == 200 * MIB
+    with pytest.raises(InputError, match="PYTORCH_CUDA_ALLOC_CONF: max_split_size_mb is 'x'"):
+        AllocatorSettings.from_environment({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:x"})
+
+
+def test_divisions_by_interval():
+    """The lists of c10/test/core/AllocatorConfig_test.cpp and of test_allocator_settings in PyTorch's test_cuda.py."""
+    for text, by_mebibytes in (
+        (
+            "[64:8,128:2,256:4,512:2,1024:4,>:1]",
+            {1: 8, 32: 8, 64: 8, 128: 2, 256: 4, 512: 2, 1024: 4, 2048: 1, 4096: 1, 8192: 1, 2**17: 1},
+        ),
+        ("[256:1,512:2,>:4]", {1: 1, 255: 1, 256: 1, 511: 1, 512: 2, 1023: 2, 1024: 4, 65536: 4}),
+        ("[16:4,64:2]", {1: 4, 16: 4, 32: 0, 64: 2, 128: 0}),
+        ("[>:4]", {1: 0, 2: 4, 64: 4}),
+        ("4", {1: 4, 64: 4, 65536: 4}),
+    ):
+        divisions = parse(f"roundup_power2_divisions:{text}").roundup_power2_divisions
+        assert {size: divisions[min(size.bit_length() - 1, 15)] for size in by_mebibytes} == by_mebibytes
+
+
+def power2_div(size, divisions):
+    """The oracle of PyTorch's test_cuda.py: the next of equal steps between two powers of two."""
+    power = 1
+    while power < size:
+        power *= 2
+    if power == size:
+        return power
+    step, rounded = power // 2 // divisions, power // 2
+    while rounded < size:
+        rounded += step
+    return rounded
+
+
+def test_sizes_are_rounded_as_in_pytorchs_own_test():
+    num_bytes, num_bytes_big = 4 * 21 * MIB, 4 * 100 * MIB
+    four = parse("roundup_power2_divisions:4")
+    assert four.rounded_bytes(num_bytes) == power2_div(num_bytes, 4) == 96 * MIB
+    by_list = parse("garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]")
+    assert by_list.rounded_bytes(num_bytes) == power2_div(num_bytes, 8) == 88 * MIB
+    assert by_list.rounded_bytes(num_bytes_big) == power2_div(num_bytes_big, 2) == 512 * MIB
+    assert [four.rounded_bytes(size) for size in (600, 2048, 2049, 2561)] == [1024, 2048, 2560, 3072]  # small ones
+    given = (1, 511, 512, 513, MIB + 1, 3 * GIB)
+    assert [AllocatorSettings().rounded_bytes(size) for size in given] == [512, 512, 512, 1024, MIB + 512, 3 * GIB]
+
+
+REFUSED_BY_BOTH = [
+    "max_split_size_mb:10", "max_split_size_mb:abc", "max_split_size_mb", "max_split_size_mb:20,large_segment_size_mb:64",
+    "max_non_split_rounding_mb:19", "large_segment_size_mb:10", "expandable_segments:true", "expandable_segments=True",
+    "garbage_collection_threshold:1.0", "garbage_collection_threshold:0", "roundup_power2_divisions:3",
+    "roundup_power2_divisions:0", "roundup_power2_divisions:[100:2]", "roundup_power2_divisions:[64:3]",
+    "roundup_power2_divisions:[256:1,512:2,>:4", "max_split_size_mb:100;expandable_segments:True",
+]  # fmt: skip
+ACCEPTED_BY_BOTH = [
+    "", " expandable_segments : True ", "expandable_segments:False,", "max_split_size_mb:20", "max_split_size_mb:1000000",
+    "large_segment_size_mb:11", "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]",
+    "large_segment_size_mb:15,max_split_size_mb:20,max_non_split_rounding_mb:40,garbage_collection_threshold:0.8",
+    "roundup_power2_divisions:[64:0]", "roundup_power2_divisions:1", "pinned_max_cached_size_mb:4",
+]  # fmt: skip
+
+
+def problems(text):
+    with pytest.raises(InputError) as caught:
+        parse(text)
+    return caught.value.problems
+
+
+@pytest.fixture
+def set_in_torch():
+    before = torch._C._accelerator_getAllocatorSettings()
+    # The segment's size stays from one call to the next, unlike the other settings.
+    yield lambda text: torch._C._accelerator_setAllocatorSettings(text)
+    torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
+    torch._C._accelerator_setAllocatorSettings(before)
+
+
+@pytest.mark.parametrize("text", [*REFUSED_BY_BOTH, *ACCEPTED_BY_BOTH])
+def test_what_pytorch_refuses_is_refused_and_what_it_accepts_accepted(text, set_in_torch):
+    if text in ACCEPTED_BY_BOTH:
+        set_in_torch(text)
+        parse(text)
+        return
+    with pytest.raises((ValueError, RuntimeError)):
+        set_in_torch(text)
+    assert problems(text)
+
+
+def test_a_mistake_says_what_and_how_to_mend_it():
+    for text, what, fix in (
+        ("max_split_size:128", "unknown allocator setting 'max_split_size'", "write max_split_size_mb:<value>"),
+        ("expandable_segments=True", "unknown allocator setting 'expandable_segments=True'", "write expandable_segments:<value>"),
+        ("zzz:1", "unknown allocator setting 'zzz'", "remove it; settings are written key:value, separated by commas"),
+        ("expandable_segments:true", "expandable_segments is 'true'", "write expandable_segments:True"),
+        ("max_split_size_mb:512mb", "max_split_size_mb is '512mb'", "write max_split_size_mb:512"),
+        ("max_split_size_mb:-5", "max_split_size_mb is '-5'", "write max_split_size_mb:512"),
+        ("max_split_size_mb:10", "max_split_size_mb is 10", "write max_split_size_mb:20"),
+        ("large_segment_size_mb:10", "large_segment_size_mb is 10", "write large_segment_size_mb:20, the default"),
+        ("garbage_collection_threshold:80", "garbage_collection_threshold is '80'", "write garbage_collection_threshold:0.8"),
+        ("roundup_power2_divisions:[64:3]", "roundup_power2_divisions has the entry '64:3'", "write roundup_power2_divisions:4"),
+        ("backend:cudamallocasync", "backend is 'cudamallocasync'", "remove it; native is the default"),
+    ):  # fmt: skip
+        (problem,) = problems(text)
+        assert (problem.what, problem.where, problem.fix) == (what, "PYTORCH_ALLOC_CONF", fix)
+        assert problem.expected
+    (problem,) = problems("backend:cudaMallocAsync")
+    assert problem.what.startswith("backend:cudaMallocAsync cannot be simulated: CUDA's driver, not PyTorch, decides")
+    found = problems("max_split_size_mb:1,foo:1,expandable_segments:yes")  # all at once
+    assert [each.what.split()[-1] for each in found] == ["'foo'", "'yes'", "1"]

@@ -1,44 +1,243 @@
-"""What is expanded from a few recorded layers is what all layers do: every event, its size, category and place."""
+"""What is expanded from a few recorded layers or tokens is what all of them do: every event, its size and place."""
+
+from __future__ import annotations
 
 import pytest
-from tests.memory.expansion import events, recorded_layers, stream_of
+from hypothesis import given, strategies as st
 from tests.memory.tiny_architectures import FAMILIES, UNTRACEABLE, write_folder
+from tests.memory.traced import events, recorded_layers, stream_of, workload_of
 
+import brim.memory.trace.generation as generation
 from brim import predict_memory
 from brim.errors import ModelError
+from brim.memory import static_stream
+from brim.memory.trace import EventStream, Place, compose_parts, record
+from brim.memory.trace.events import Depth, depth_of
+from brim.memory.trace.layers import NotUniformError, expand
+
+# Which layers are recorded
+
+PATTERN = st.builds(
+    lambda first, block, repeats, last: first + block * repeats + last,
+    st.lists(st.sampled_from("ab"), max_size=3),
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=6),
+    st.integers(1, 12),
+    st.lists(st.sampled_from("ab"), max_size=3),
+)
+
+
+@given(PATTERN)
+def test_every_layer_is_like_the_one_that_stands_for_it_and_neither_ends_nor_firsts_are_in_the_middle(kinds):
+    depth = depth_of(kinds)
+    recorded = depth.recorded
+    assert len(recorded) == depth.num_recorded <= len(kinds) == depth.num_layers
+    assert [kinds[recorded[depth.template(layer)]] for layer in range(len(kinds))] == kinds
+    assert [depth.template(layer) for layer in recorded] in (
+        list(range(depth.num_recorded)),
+        # The first of two alike blocks is recorded to be compared with the second, which stands for both.
+        [depth.template(layer) for layer in range(depth.head)]
+        + 2 * list(range(depth.head + depth.period, depth.head + 2 * depth.period))
+        + list(range(depth.head + 2 * depth.period, depth.num_recorded)),
+    )
+    middle = [layer for layer in range(depth.num_layers) if depth.is_middle(layer)]
+    if depth.num_recorded == depth.num_layers:
+        assert middle == []
+        return
+    assert (middle[0], len(middle) % depth.period) == (depth.head, 0)
+    assert {kinds.index(kind) for kind in kinds}.isdisjoint(middle)
+    assert depth.tail >= 1
+
+
+def test_the_layers_to_record():
+    for kinds, recorded in (
+        ("a" * 32, [0, 1, 2, 31]),
+        ("a" * 4, [0, 1, 2, 3]),
+        ("a", [0]),
+        ("", []),
+        ("ddd" + "m" * 58, [0, 1, 2, 3, 4, 5, 60]),
+        ("sf" * 6, [0, 1, 2, 3, 4, 5, 10, 11]),
+        ("sssssf" * 4 + "ss", [*range(18), 24, 25]),
+        ("a" * 9 + "b", list(range(10))),
+        ("abcdefghij", list(range(10))),
+    ):
+        assert depth_of(list(kinds)).recorded == recorded, kinds
+    depth = depth_of([()] * 32).whole()
+    assert (depth.recorded, depth.template(17), depth.is_middle(17)) == (list(range(32)), 17, False)
+
+
+# Hand-made streams of few layers given the depth of many, against the same ones made in full
+
+PATH = "model.layers"
+DEPTH = depth_of([()] * 9)
+
+
+class Step:
+    """A hand-made step of `num_layers`, with what makes expansion hard."""
+
+    def __init__(self, num_layers, *, dense=0):
+        self.stream = EventStream()
+        self.num_layers = num_layers
+        self.dense = dense  # so many first layers are of another kind, with fewer births
+
+    def place(self, phase, layer, operator="aten::mm"):
+        return Place(phase, layer, "" if layer is None else f"{PATH}.{layer}.mlp", operator)
+
+    def birth(self, size, phase, layer, category="activations"):
+        return self.stream.birth(size, category, self.place(phase, layer))
+
+    def death(self, storage, phase, layer):
+        self.stream.death(storage, self.place(phase, layer))
+
+    def run(self):
+        """Weights, a forward pass that keeps inputs, a backward pass that frees a neighbour's, gradients dropped."""
+        stream, layers = self.stream, range(self.num_layers)
+        stream.mark("load")
+        for layer in layers:
+            self.birth(1000 + (layer < self.dense), "load", layer, "weights")
+        stream.mark("first")
+        shared = self.birth(77, "forward", None)
+        hidden = self.birth(10, "forward", None)
+        kept = []
+        for layer in layers:
+            if layer >= self.dense:
+                self.death(self.birth(40, "forward", layer), "forward", layer)
+            kept.append(hidden)
+            hidden = self.birth(20, "forward", layer)
+            self.death(self.birth(5, "forward", None), "forward", None)  # between two layers
+        grad = self.birth(30, "backward", None)
+        gradients = []
+        for layer in reversed(layers):
+            if layer < self.dense:
+                self.death(self.birth(6, "backward", layer), "backward", layer)
+            self.death(hidden, "backward", layer)  # of the layer itself, and its input of the one before
+            hidden = kept.pop()
+            if layer == 0:
+                self.death(shared, "backward", layer)
+            gradients.append(self.birth(1000 + (layer < self.dense), "backward", layer, "gradients"))
+            below = self.birth(30, "backward", layer)
+            self.death(grad, "backward", layer)
+            grad = below
+        self.death(hidden, "backward", None)
+        self.death(grad, "backward", None)
+        stream.mark("over")
+        for gradient in reversed(gradients):
+            self.death(gradient, "optimizer", None)
+        stream.mark("end")
+        return stream
+
+
+def all_of(stream):
+    return (stream.sizes, stream.categories, stream.storages, stream.places, stream.marks)
+
+
+@pytest.mark.parametrize("kinds", ["m" * 4, "m" * 5, "m" * 9, "m" * 32, "ddmmmmmmm"])
+def test_a_recorded_step_becomes_the_full_one(kinds):
+    """Neighbours of another kind number their births otherwise; nothing is expanded where all were recorded."""
+    depth, dense = depth_of(list(kinds)), kinds.count("d")
+    expansion = expand(Step(depth.num_recorded, dense=dense).run(), depth, layers_path=PATH)
+    full = Step(len(kinds), dense=dense).run()
+    assert all_of(expansion.stream) == all_of(expand(full, depth.whole(), layers_path=PATH).stream)
+    if depth.num_recorded == len(kinds):
+        assert expansion.number(3, 3) == 3
+
+
+def test_a_storage_is_found_in_the_layer_that_is_asked_for():
+    expansion = expand(Step(4).run(), DEPTH, layers_path=PATH)
+    number = expansion.number(DEPTH.template(6), 6)  # the weights are the first storages, one a layer
+    assert expansion.stream.places[expansion.stream.storages.index(number)].module == f"{PATH}.6.mlp"
+    assert expansion.number(4, 6) == 9  # of no layer: the shared one, after nine weights
+    with pytest.raises(NotUniformError, match="storage 0 is not of layer 6"):
+        expansion.number(0, 6)
+
+
+def born(step, *layers, sizes=(10,) * 4, odd=None):
+    return [
+        step.birth(sizes[layer], "forward", layer, "gradients" if layer == odd else "activations") for layer in layers
+    ]
+
+
+def uneven_deaths(step):
+    storages = born(step, 0, 1, 2, 3)
+    for layer in reversed(range(4)):
+        step.death(storages[{2: 1, 1: 2}.get(layer, layer)], "backward", layer)
+
+
+def both_middle_ones_die_outside(step):
+    for each in born(step, 0, 1, 2, 3)[1:3]:
+        step.death(each, "forward", None)
+    step.birth(1, "backward", None)
+
+
+def far_away(step):
+    """Something of the first layer's dies in the last one: not of a neighbour, and not in the middle."""
+    storages = born(step, 0, 1, 2, 3)
+    for layer in reversed(range(4)):
+        step.birth(1, "backward", layer)
+        if layer == 3:
+            step.death(storages[1], "backward", layer)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda step: born(step, 0, 1, 2, 3, sizes=(10, 11, 12, 13)), "layers 1 and 2 differ"),
+        (lambda step: born(step, 0, 1, 2, 3, odd=1), "layers 1 and 2 differ"),
+        (uneven_deaths, "layers 1 and 2 differ"),
+        (lambda step: born(step, 0, 1, 3), r"layers come in the order \[0, 1, 3\]"),
+        (lambda step: born(step, 0, 2, 1, 3), r"layers come in the order \[0, 2, 1, 3\]"),
+        (both_middle_ones_die_outside, r"outside the layers, something dies of layers \[1, 2\]"),
+        (far_away, "in layer 3, something dies of layer 1"),
+    ],
+)
+def test_what_does_not_repeat_is_refused(make, message):
+    step = Step(4)
+    step.stream.mark("first")
+    make(step)
+    with pytest.raises(NotUniformError, match=message):
+        expand(step.stream, DEPTH, layers_path=PATH)
+
+
+def test_deaths_that_follow_each_other_come_in_the_order_of_births():
+    stream = EventStream()
+    here, there = Place("forward"), Place("backward")
+    for size in range(6):
+        stream.birth(size, "temporary", here)
+    for storage in (3, 0, 1):
+        stream.death(storage, here)
+    stream.mark("over")
+    stream.death(5, here)
+    stream.death(2, there)
+    stream.death(4, here)
+    expansion = expand(stream, Depth(num_layers=1, head=1, period=1, tail=0), layers_path=PATH)
+    assert expansion.stream.storages[6:] == [~0, ~1, ~3, ~5, ~2, ~4]
+    assert [place.phase for place in expansion.stream.places[-2:]] == ["backward", "forward"]
+
+
+# Models: from few layers and from all of them
 
 LORA = {"adapter": {"type": "lora", "r": 4}}
 DORA = {"adapter": {"type": "lora", "r": 4, "use_dora": True, "target_modules": "all-linear"}}
 DROPPED = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}}
-
+KEPT = {"enable_gradient_checkpointing": True}
+TWICE = {"effective_batch_size": 4}
 TRAINING = {
-    "full": {},
-    "full, checkpointed, accumulated": {"enable_gradient_checkpointing": True, "effective_batch_size": 8},
-    "full, bf16-true, sgd with momentum": {"precision": "bf16-true", "optimizer": {"type": "sgd", "momentum": 0.9}},
-    "full, fp16-mixed, adafactor": {"precision": "fp16-mixed", "optimizer": {"type": "adafactor"}},
-    "full, fp32, adamw_8bit": {"precision": "fp32", "optimizer": {"type": "adamw_8bit"}},
-    "full, paged": {"optimizer": {"type": "paged_adamw_8bit"}, "enable_gradient_checkpointing": True},
     "full, whole logits": {"chunked_loss": False},
-    "lora, chunked loss": {"chunked_loss": True, "enable_gradient_checkpointing": True, **LORA},
-    "lora, dropout, whole logits, fp32, accumulated": {
-        "precision": "fp32",
-        "chunked_loss": False,
-        "effective_batch_size": 8,
-        **DROPPED,
+    "full, checkpointed, accumulated, fp16-mixed, adafactor": {
+        **KEPT, **TWICE, "precision": "fp16-mixed", "optimizer": {"type": "adafactor"},
     },
-    "dora": {"enable_gradient_checkpointing": True, **DORA},
-    "4-bit": {"quantization": {"bits": 4}, "enable_gradient_checkpointing": True, **LORA},
-    "4-bit, fp32, without checkpoints": {"quantization": {"bits": 4}, "precision": "fp32", **LORA},
-    "8-bit, fp16, accumulated": {
-        "quantization": {"bits": 8},
-        "precision": "fp16-mixed",
-        "effective_batch_size": 8,
-        **LORA,
+    "full, flash, bf16-true, sgd with momentum": {
+        **KEPT, "attention": "flash_attention_2", "precision": "bf16-true", "optimizer": {"type": "sgd", "momentum": 0.9},
     },
-    "8-bit dora": {"quantization": {"bits": 8}, "enable_gradient_checkpointing": True, **DORA},
-    "eager": {"attention": "eager", **LORA},
-    "flash": {"attention": "flash_attention_2", "enable_gradient_checkpointing": True},
-}
+    "full, fp32, adamw_8bit": {"precision": "fp32", "optimizer": {"type": "adamw_8bit"}},
+    "full, paged": {"optimizer": {"type": "paged_adamw_8bit"}, **KEPT},
+    "lora, chunked loss": {"chunked_loss": True, **KEPT, **LORA},
+    "lora, dropout, whole logits, fp32, accumulated": {"precision": "fp32", "chunked_loss": False, **TWICE, **DROPPED},
+    "dora": {**KEPT, **DORA},
+    "4-bit": {"quantization": {"bits": 4}, **KEPT, **LORA},
+    "4-bit, fp32, eager": {"quantization": {"bits": 4}, "precision": "fp32", "attention": "eager", **LORA},
+    "8-bit, fp16, accumulated": {"quantization": {"bits": 8}, "precision": "fp16-mixed", **TWICE, **LORA},
+    "8-bit dora": {"quantization": {"bits": 8}, **KEPT, **DORA},
+}  # fmt: skip
 
 
 def training(folder, settings):
@@ -47,52 +246,45 @@ def training(folder, settings):
     if "attention" in settings:
         above["model_parameters"] = {"attn_implementation": settings["attention"]}
     trainer = {key: value for key, value in settings.items() if key not in {*above, "attention"}}
-    return {
-        "base_model": str(folder),
-        "trainer": {"type": "finetune", "batch_size": 2, "effective_batch_size": 2, **trainer},
-        **above,
-    }
+    trainer = {"type": "finetune", "batch_size": 2, "effective_batch_size": 2, **trainer}
+    return {"base_model": str(folder), "trainer": trainer, **above}
 
 
-@pytest.fixture
-def llama(tmp_path):
-    return write_folder(tmp_path / "llama", "llama", num_hidden_layers=6)
+def untrained(folder, new_tokens=6, **settings):
+    given = {"max_new_tokens": new_tokens, "do_sample": False, **settings}
+    return {"base_model": str(folder), "trainer": {"type": "none"}, "generation": given}
+
+
+LAYERS, HEADS_KV, HEAD, WIDTH_BYTES = 6, 2, 8, 2
+SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("llama"), "llama", num_hidden_layers=LAYERS)
+
+
+def check(config, phase, num_recorded, **shape):
+    with recorded_layers() as layers:
+        expanded = stream_of(config, phase, **shape)
+    assert layers == num_recorded
+    assert events(expanded) == events(stream_of(config, phase, whole=True, **shape))
 
 
 @pytest.mark.parametrize("settings", TRAINING.values(), ids=TRAINING)
 def test_training(llama, settings):
-    config = training(llama, settings)
-    with recorded_layers() as layers:
-        expanded = stream_of(config, "train")
-    assert layers == [4]
-    assert events(expanded) == events(stream_of(config, "train", whole=True))
+    check(training(llama, settings), "train", [4])
 
 
-def test_evaluation(llama):
-    config = {"base_model": str(llama), "trainer": {"type": "none"}}
-    assert events(stream_of(config, "evaluate")) == events(stream_of(config, "evaluate", whole=True))
-
-
-def generation(folder, **settings):
-    return {"base_model": str(folder), "trainer": {"type": "none"}, "generation": {"max_new_tokens": 6, **settings}}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9}],
-    ids=["greedy", "sampled"],
-)
-def test_generation(llama, settings):
-    config = generation(llama, **settings)
-    with recorded_layers() as layers:
-        expanded = stream_of(config, "generate")
-    assert layers == [4, 4]
-    assert events(expanded) == events(stream_of(config, "generate", whole=True))
+def test_evaluation_and_generation(llama):
+    check(untrained(llama), "evaluate", [4])
+    check(untrained(llama), "generate", [4, 4])
+    check(untrained(llama, **SAMPLED), "generate", [4, 4])
 
 
 def test_beams_reorder_the_cache_outside_the_layers_so_all_are_recorded(llama):
     with recorded_layers() as layers:
-        stream = stream_of(generation(llama, do_sample=False, num_beams=3, max_new_tokens=3), "generate")
+        stream = stream_of(untrained(llama, 3, num_beams=3), "generate")
     assert layers == [4, 6]
     reordered = [
         stream.categories[storage]
@@ -108,7 +300,6 @@ PATTERNS = {
     "mixtral": ({"num_hidden_layers": 5}, 4),
     "deepseek_v3": ({"num_hidden_layers": 7}, 6),  # two dense layers, then such with experts
     "gpt_oss": ({"num_hidden_layers": 9}, 7),  # sliding and full attention by turns
-    "gemma2": ({"num_hidden_layers": 9}, 7),
 }
 
 
@@ -117,24 +308,103 @@ def test_training_where_layers_differ(family, tmp_path):
     changes, num_recorded = PATTERNS[family]
     settings = {"enable_gradient_checkpointing": True, "chunked_loss": True, "optimizer": "sgd"}
     config = training(write_folder(tmp_path / family, family, **changes), settings)
-    with recorded_layers() as layers:
-        expanded = stream_of(config, "train", tokens=4)
-    assert layers == [num_recorded]
-    assert events(expanded) == events(stream_of(config, "train", tokens=4, whole=True))
+    check(config, "train", [num_recorded], tokens=4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_architecture_can_be_traced(family, tmp_path):
-    folder = write_folder(tmp_path / family, family)
-    stream = stream_of({"base_model": str(folder), "trainer": {"type": "none"}}, "evaluate", tokens=4)
-    assert "weights" in stream.categories
-    assert "logits_and_loss" in stream.categories
+    stream = stream_of(untrained(write_folder(tmp_path / family, family)), "evaluate", tokens=4)
+    assert {"weights", "logits_and_loss"} <= set(stream.categories)
 
 
 def test_what_asks_for_values_is_refused_by_name(tmp_path):
-    folder = write_folder(tmp_path / "dbrx", "dbrx", **UNTRACEABLE["dbrx"])
-    config = {"base_model": str(folder), "trainer": {"type": "none"}}
-    with pytest.raises(
-        ModelError, match=r"the architecture 'dbrx' cannot be traced: DynamicOutputShapeException: aten.nonzero"
-    ):
+    config = untrained(write_folder(tmp_path / "dbrx", "dbrx", **UNTRACEABLE["dbrx"]))
+    message = r"the architecture 'dbrx' cannot be traced: DynamicOutputShapeException: aten.nonzero"
+    with pytest.raises(ModelError, match=message):
         predict_memory(config, batch_size=1, sequence_length=4, phase="evaluate", device="t4")
+
+
+# Generation put together from a few traced tokens, against all tokens traced
+
+ROWS, TOKENS = 2, 8
+CELL_BYTES = 2 * LAYERS * HEADS_KV * HEAD * WIDTH_BYTES  # of the cache, for a token of a row
+
+
+def composed(config, new_tokens):
+    return static_stream(workload_of(config, "generate"), ROWS, TOKENS, new_tokens=new_tokens)[0]
+
+
+def traced(config, new_tokens, monkeypatch):
+    """Every token traced."""
+    with monkeypatch.context() as patches:
+        patches.setattr(generation, "TRACED_TOKENS", new_tokens)
+        recording = record(workload_of(config, "generate").generation(), rows=ROWS, tokens=TOKENS)
+    parts = ["load", "prefill", *(f"decode {step}" for step in range(1, new_tokens))]
+    assert list(recording.parts)[: len(parts)] == parts
+    return compose_parts(recording, parts)
+
+
+def steps(stream):
+    """The events of each part: sizes, operators and whether it is a birth."""
+    ends = [position for position, _ in stream.marks[1:]]
+    found = {}
+    for (start, label), end in zip(stream.marks, ends, strict=False):
+        found[label] = [
+            (storage >= 0, stream.sizes[storage if storage >= 0 else ~storage], place)
+            for storage, place in zip(stream.storages[start:end], stream.places[start:end], strict=True)
+        ]
+    return found
+
+
+def without_padding(events):
+    """Without masks that are padded to a multiple of 8 tokens: between the traced lengths these lie on a line, too."""
+    return [each for each in events if each[1] >= 256]  # keys and values of 8 tokens have 512 bytes
+
+
+def cache_bytes(stream):
+    """Live bytes of the cache at each mark."""
+    live, by_mark, marks = 0, [], [position for position, _ in stream.marks]
+    for position, storage in enumerate([*stream.storages, None]):
+        by_mark += [live] * marks.count(position)
+        if storage is not None and stream.categories[storage if storage >= 0 else ~storage] == "kv_cache":
+            live += stream.sizes[storage] if storage >= 0 else -stream.sizes[~storage]
+    return by_mark
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 4, 5])
+def test_few_tokens_are_all_traced_and_the_cache_holds_all_but_the_last(llama, new_tokens, monkeypatch):
+    config = untrained(llama, new_tokens)
+    stream = composed(config, new_tokens)
+    if new_tokens > 1:
+        assert cache_bytes(stream)[-1] == CELL_BYTES * ROWS * (TOKENS + new_tokens - 1)
+    if new_tokens < 5:
+        full = traced(config, new_tokens, monkeypatch)
+        assert (stream.sizes, stream.storages, stream.places) == (full.sizes, full.storages, full.places)
+
+
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_many_tokens_are_as_if_all_were_traced(llama, settings, monkeypatch):
+    config = untrained(llama, 12, **settings)
+    full = traced(config, 12, monkeypatch)
+    theirs = steps(full)
+    few = list(steps(composed(config, 12)).values())
+    monkeypatch.setattr(generation, "_LEAST_BYTES", 0)  # nothing is left out
+    stream = composed(config, 12)
+    mine = steps(stream)
+    assert list(mine) == ["load", "prefill", *(f"token {token}" for token in range(2, 13))]
+    for (label, ours), other in zip(mine.items(), theirs.values(), strict=True):
+        assert without_padding(ours) == without_padding(other), label
+    assert mine["token 12"] == theirs["decode 11"]
+    assert cache_bytes(stream) == cache_bytes(full)
+    # What is small and passes is left out but in the last step, in the load, the prompts and what was traced.
+    every = list(theirs.values())
+    assert few[-1] == every[-1]
+    assert few[:5] == every[:5]
+    assert all(len(some) < len(whole) for some, whole in zip(few[5:-1], every[5:-1], strict=True))
+
+
+@pytest.mark.parametrize("tokens", [5, 6, 7])
+def test_prompts_after_which_a_mask_needs_no_padding_are_traced_a_little_longer(llama, tokens):
+    stream, _ = static_stream(workload_of(untrained(llama, 7), "generate"), 1, tokens, new_tokens=7)
+    assert list(steps(stream))[-1] == "token 7"
+    assert CELL_BYTES * (tokens + 6) <= cache_bytes(stream)[-1] <= CELL_BYTES * (tokens + 6 + 4)

@@ -1,58 +1,300 @@
-"""A micro-batch recorded on fake tensors: against real tensors, and against closed forms, to the byte."""
+"""Storages of hand-made operators and of a micro-batch: against real tensors, and closed forms, to the byte."""
 
+from __future__ import annotations
+
+import gc
 from collections import Counter
 from itertools import accumulate
 
 import pytest
-from tests.memory.births import Births
-from tests.memory.expansion import stream_of, workload_of
+import torch
 from tests.memory.tiny_architectures import write_folder
+from tests.memory.traced import Births, stream_of, workload_of
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from brim.memory.allocator import CachingAllocator, replay
 from brim.memory.cuda import rows_not_packed
-from brim.memory.trace import CATEGORIES, record, recorder, with_workspaces
+from brim.memory.trace import CATEGORIES, Place, record, recorder as recorder_module, with_workspaces
+from brim.memory.trace.recorder import Recorder
 from brim.memory.trace.recording import without_collector
 from brim.memory.traces import training_stream
+
+# By hand
+
+
+def log(stream):
+    """+bytes or -bytes of each event."""
+    return [stream.sizes[storage] if storage >= 0 else -stream.sizes[~storage] for storage in stream.storages]
+
+
+def test_storages_are_born_with_their_operator_and_die_when_let_go_of():
+    with FakeTensorMode(), Recorder() as recorder:
+        recorder.phase = "forward"
+        one = torch.empty(3, 5)
+        two = one @ torch.empty(5, 7)
+        del one
+        recorder.phase = "optimizer"
+        del two
+    stream = recorder.close()
+    assert log(stream) == [60, 140, 84, -140, -60, -84]
+    assert [place.operator for place in stream.places[:3]] == ["aten::empty", "aten::empty", "aten::mm"]
+    assert [place.phase for place in stream.places] == ["forward"] * 5 + ["optimizer"]
+    assert set(stream.categories) == {"temporary"}
+
+
+def test_views_and_operators_in_place_bear_nothing():
+    with FakeTensorMode(), Recorder() as recorder:
+        one = torch.empty(4, 6)
+        views = [one.view(-1), one.t(), one[1:, ::2], one.detach(), one.expand(2, 4, 6), one.untyped_storage()]
+        one.add_(1).mul_(one)
+        torch.add(one, one, out=one)
+        one.view(-1)[0].zero_()
+        del one
+        assert log(recorder.stream) == [96]
+        views.clear()
+    assert log(recorder.close()) == [96, -96]
+
+
+def test_a_storage_of_several_outputs_is_born_once():
+    with FakeTensorMode(), Recorder() as recorder:
+        values, indices = torch.empty(8, 4).topk(2)
+        pieces = torch.empty(8, 4).chunk(4)
+    assert log(recorder.stream) == [128, 64, 128, -128, 128]
+    assert [piece.shape for piece in pieces] == [(2, 4)] * 4
+    assert [recorder.number_of(each) for each in (values, indices, pieces[0], pieces[3])] == [1, 2, 3, 3]
+
+
+def test_what_an_operator_needs_within_itself_dies_after_its_outputs_are_born():
+    def temporaries(operator, args, kwargs):
+        return 1000 if operator == "aten::mm" else 0
+
+    with FakeTensorMode(), Recorder(temporaries=temporaries) as recorder:
+        product = torch.empty(2, 2) @ torch.empty(2, 2)
+    assert log(recorder.stream)[:5] == [16, 16, 1000, 16, -1000]
+    assert recorder.number_of(product) == 3
+
+
+def test_nothing_is_written_once_it_is_closed_or_silent():
+    with FakeTensorMode(), Recorder() as recorder:
+        one = torch.empty(1)
+        with recorder.silent():
+            elsewhere = torch.empty(100)
+        assert recorder.number_of(elsewhere) is None
+        stream = recorder.close()
+        del one, elsewhere
+    assert log(stream) == [4]
+
+
+def test_what_exists_already_is_entered_with_its_category():
+    with FakeTensorMode():
+        weight = torch.empty(10)
+        with Recorder() as recorder:
+            assert recorder.born(weight, "weights") == 0
+            assert recorder.born(weight.view(2, 5), "gradients") == 0
+            state = weight * 2
+            recorder.categorize(state, "optimizer_state")
+            recorder.categorize(torch.empty(0), "workspace")
+    assert recorder.stream.categories == ["weights", "optimizer_state", "workspace"]
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 8, bias=False)
+        self.down = nn.Linear(8, 4, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self, checkpointed=None):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.head = nn.Linear(4, 3, bias=False)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.checkpointed is None:
+                x = layer(x)
+            else:
+                x = checkpoint(layer, x, use_reentrant=self.checkpointed == "reentrant")
+        return self.head(x)
+
+
+def births(stream, phase, *operators):
+    return [
+        place
+        for storage, place in zip(stream.storages, stream.places, strict=True)
+        if storage >= 0 and place.phase == phase and (not operators or place.operator in operators)
+    ]
+
+
+def graph(tensor):
+    """The autograd graph's nodes by name, from an output on."""
+    seen, names, waiting = set(), [], [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        names.append(type(node).__name__)
+        waiting += [parent for parent, _ in node.next_functions]
+    return names
+
+
+MM, RELU = "aten::mm", "aten::relu"
+CHECKPOINTED = pytest.mark.parametrize("checkpointed", [None, "reentrant", "not reentrant"])
+
+
+@CHECKPOINTED
+def test_a_step_by_hand(checkpointed):
+    with without_collector(), FakeTensorMode():
+        model, x = Stack(checkpointed), torch.empty(2, 4, requires_grad=True)
+        with Recorder() as recorder:
+            recorder.born(x, "activations")
+            recorder.know(model, model.layers)
+            recorder.phase = "load"
+            recorder.enter_weights(model)
+            recorder.phase = "forward"
+            with recorder.watching_modules():
+                model(x).sum().backward()
+            stream = recorder.close()
+
+    def at(phase, layer, name="", operator=""):
+        module = "head" if layer is None else f"layers.{layer}.{name}".rstrip(".")
+        return Place(phase, layer, module, operator)
+
+    # Weights are born at the places of their modules, the forward pass is placed by the module that runs.
+    names = [(0, "up"), (0, "down"), (1, "up"), (1, "down"), (None, "")]
+    assert births(stream, "load") == [at("load", *name) for name in names]
+    assert [stream.sizes[recorder.number_of(weight)] for weight in model.parameters()] == [128, 128, 128, 128, 48]
+    assert births(stream, "forward", MM, RELU) == [
+        *(at("forward", 0, *each) for each in (("up", MM), ("", RELU), ("down", MM))),
+        *(at("forward", 1, *each) for each in (("up", MM), ("", RELU), ("down", MM))),
+        at("forward", None, "", MM),
+    ]
+
+    # The backward pass by the operator whose gradient it computes.
+    def anew(layer):
+        """Recomputation, which not-reentrant checkpointing ends as soon as all that is needed is there."""
+        places = [at("backward", layer, "up", MM), at("backward", layer, "", RELU), at("backward", layer, "down", MM)]
+        return {None: [], "reentrant": places}.get(checkpointed, places[:2])
+
+    def back(layer):
+        down, up = (at("backward", layer, name, MM) for name in ("down", "up"))
+        return [down, down, up, up]
+
+    head = at("backward", None, "", MM)
+    assert births(stream, "backward", MM, RELU) == [head, head, *anew(1), *back(1), *anew(0), *back(0)]
+    operators = {stream.places[stream.storages.index(storage)].operator for storage in recorder.recomputed}
+    assert (RELU in operators) == (checkpointed is not None)  # kept: the input of the second product
+    assert operators <= ({RELU, MM, "aten::threshold_backward"} if checkpointed else set())
+
+    # All but weights, gradients and the input dies.
+    dead = {~storage for storage in stream.storages if storage < 0}
+    alive = {storage for storage in range(len(stream.sizes)) if storage not in dead}
+    kept = {recorder.number_of(each) for weight in (*model.parameters(), x) for each in (weight, weight.grad)}
+    assert alive == kept
+
+
+@CHECKPOINTED
+def test_watching_does_not_change_the_graph_or_the_values(checkpointed):
+    torch.manual_seed(0)
+    model, x = Stack(checkpointed), torch.randn(2, 4, requires_grad=True)
+    expected = model(x)
+    expected.sum().backward()
+    gradients = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    with Recorder() as recorder:
+        recorder.know(model, model.layers)
+        recorder.phase = "forward"
+        with recorder.watching_modules():
+            watched = model(x)
+            assert graph(watched) == graph(expected)
+            watched.sum().backward()
+    assert torch.equal(watched, expected)
+    assert all(torch.equal(weight.grad, was) for weight, was in zip(model.parameters(), gradients, strict=True))
+
+
+def test_a_module_that_is_not_the_models_stands_where_it_is_called():
+    class Calling(nn.Module):
+        def forward(self, x):
+            return nn.GELU()(x)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Calling()])
+
+        def forward(self, x):
+            return nn.Identity()(self.layers[0](x) + 1)
+
+    with FakeTensorMode():
+        model, x = Outer(), torch.empty(3)
+        with Recorder() as recorder:
+            recorder.know(model, model.layers)
+            with recorder.watching_modules():
+                model(x)
+    assert [(place.layer, place.module, place.operator) for place in births(recorder.stream, "")] == [
+        (0, "layers.0", "aten::gelu"),
+        (None, "", "aten::add"),
+    ]
+
+
+def test_the_hooks_are_gone_afterwards_even_after_an_error_and_the_collector_is_put_back():
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), recorder.watching_modules():
+        nn.Linear(2, 2)(torch.empty(3))
+    nn.Linear(2, 2)(torch.empty(2))
+    assert recorder._sequence_numbers == recorder._sequence_numbers[:2]
+    assert recorder._stack == []
+    assert gc.isenabled()
+    with without_collector():
+        assert not gc.isenabled()
+        with without_collector():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+# A micro-batch
 
 LAYERS, WIDTH, INNER, VOCABULARY = 6, 32, 48, 120
 HEADS_KV, HEAD = 2, 8
 ROWS, TOKENS = 2, 16
 LORA = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}}
-
 LAYER_SHAPES = [  # of a Llama: queries, keys, values and output, then gate, up and down, then two norms
     (WIDTH, WIDTH), (HEADS_KV * HEAD, WIDTH), (HEADS_KV * HEAD, WIDTH), (WIDTH, WIDTH),
     (INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER), (WIDTH,), (WIDTH,),
 ]  # fmt: skip
 SHAPES = [(VOCABULARY, WIDTH), (VOCABULARY, WIDTH), (WIDTH,)] + LAYERS * LAYER_SHAPES  # embeddings, head, norm
+ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
-def elements(shape):
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-@pytest.fixture
-def llama(tmp_path):
-    return write_folder(tmp_path / "llama", "llama", num_hidden_layers=LAYERS)
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("llama"), "llama", num_hidden_layers=LAYERS)
 
 
 def config_of(folder, **given):
-    trainer = {key: given.pop(key) for key in tuple(given) if key not in ("adapter", "precision", "preprocessing")}
-    return {"base_model": str(folder), "trainer": {"type": "finetune", "batch_size": ROWS, **trainer}, **given}
+    """given: keys of the trainer, or above it."""
+    above = {key: given.pop(key) for key in ("adapter", "precision", "quantization") if key in given}
+    trainer = {"type": "finetune", "batch_size": ROWS, "effective_batch_size": ROWS, **given}
+    return {"base_model": str(folder), "trainer": trainer, **above}
 
 
-def recorded(config, *, target=None):
-    return record(workload_of(config, "train", target=target).training(), rows=ROWS, tokens=TOKENS)
+def recorded(config):
+    return record(workload_of(config, "train", target=None).training(), rows=ROWS, tokens=TOKENS)
 
 
 def log_of(recording, *parts):
     """+bytes and -bytes of the events of some parts."""
-    stream = recording.stream
-    storages = [storage for part in parts for storage in stream.storages[slice(*recording.parts[part])]]
-    return [stream.sizes[storage] if storage >= 0 else -stream.sizes[~storage] for storage in storages]
+    bytes_of_all = log(recording.stream)
+    return [each for part in parts for each in bytes_of_all[slice(*recording.parts[part])]]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +308,7 @@ def log_of(recording, *parts):
     ids=["full", "checkpointed, whole logits", "lora, checkpointed, chunked loss", "lora, two micro-batches"],
 )
 def test_fake_tensors_do_what_real_ones_do(llama, given):
-    config = config_of(llama, **{"effective_batch_size": ROWS, **given})
-    traced = workload_of(config, "train", target=None).training()
+    traced = workload_of(config_of(llama, **given), "train", target=None).training()
     fake = record(traced, rows=ROWS, tokens=TOKENS)
     parts = [part for part in fake.parts if part != "load"]
     assert fake.depth.num_recorded < LAYERS
@@ -94,64 +335,63 @@ def alive(stream, label=None):
     return living
 
 
-def bytes_of(stream, storages, category=None):
-    return sum(stream.sizes[each] for each in storages if category in (None, stream.categories[each]))
+def bytes_of(stream, storages, category):
+    return sum(stream.sizes[each] for each in storages if stream.categories[each] == category)
 
 
-def test_weights_gradients_and_the_optimizers_state(llama):
-    weight_bytes = sum(map(elements, SHAPES))
-    for precision, width, optimizer, moments in (
+@pytest.mark.parametrize(
+    ("precision", "width", "optimizer", "moments"),
+    [
         ("bf16-true", 2, "adamw", 2),
-        ("fp32", 4, "adamw", 2),
         ("bf16-mixed", 4, "adamw", 2),
         ("bf16-true", 2, "sgd", 0),
         ("fp32", 4, {"type": "sgd", "momentum": 0.9}, 1),
-    ):
-        config = config_of(llama, precision=precision, optimizer=optimizer, effective_batch_size=ROWS)
-        stream = stream_of(config, "train", rows=ROWS, tokens=TOKENS)
-        step = alive(stream, "step 1: optimizer")
-        rotary_bytes = HEAD // 2 * 4  # inverse frequencies, a buffer
-        assert bytes_of(stream, step, "weights") in (
-            width * weight_bytes + rotary_bytes,
-            width * weight_bytes + 2 * rotary_bytes,
-        )
-        assert bytes_of(stream, step, "gradients") == width * weight_bytes
-        assert bytes_of(stream, step, "optimizer_state") == 0
-        assert bytes_of(stream, alive(stream), "optimizer_state") == moments * width * weight_bytes
-        assert bytes_of(stream, alive(stream), "gradients") == 0
+    ],
+)
+def test_weights_gradients_and_the_optimizers_state(llama, precision, width, optimizer, moments):
+    config = config_of(llama, precision=precision, optimizer=optimizer)
+    stream = stream_of(config, "train", rows=ROWS, tokens=TOKENS)
+    step, end = alive(stream, "step 1: optimizer"), alive(stream)
+    rotary_bytes = HEAD // 2 * 4  # inverse frequencies, a buffer, once or twice
+    assert bytes_of(stream, step, "weights") - width * ELEMENTS in (rotary_bytes, 2 * rotary_bytes)
+    assert bytes_of(stream, step, "gradients") == width * ELEMENTS
+    assert bytes_of(stream, step, "optimizer_state") == 0
+    assert bytes_of(stream, end, "optimizer_state") == moments * width * ELEMENTS
+    assert bytes_of(stream, end, "gradients") == 0
 
 
-def test_an_adapters_gradients_and_state(llama):
-    config = config_of(llama, precision="bf16-mixed", effective_batch_size=ROWS, optimizer="adamw", **LORA)
+def test_an_adapters_gradients_and_state_and_categories_that_sum_to_what_is_live(llama):
+    config = config_of(llama, precision="bf16-mixed", optimizer="adamw", effective_batch_size=2 * ROWS, **LORA)
     stream = stream_of(config, "train", rows=ROWS, tokens=TOKENS)
     trained_bytes = 4 * LAYERS * 4 * ((WIDTH + WIDTH) + (WIDTH + HEADS_KV * HEAD))  # A and B of rank 4, in fp32
     assert bytes_of(stream, alive(stream, "step 1: optimizer"), "gradients") == trained_bytes
     assert bytes_of(stream, alive(stream), "optimizer_state") == 2 * trained_bytes
+    replayed = replay(with_workspaces(stream, 2**20), CachingAllocator())
+    assert (sum(replayed.live_bytes[each] for each in CATEGORIES) == replayed.allocated_bytes).all()
+    assert min(each.min() for each in replayed.live_bytes.values()) == 0
+    assert replayed.live_bytes["workspace"][-1] == 2 * 2**20
 
 
 def test_checkpoints_keep_the_input_of_each_layer(llama):
-    config = config_of(llama, precision="bf16-true", enable_gradient_checkpointing=True, effective_batch_size=ROWS)
-    recording = recorded(config)
+    recording = recorded(config_of(llama, precision="bf16-true", enable_gradient_checkpointing=True))
     stream = recording.stream
     start, _ = recording.parts["first"]
     backward = next(i for i in range(start, len(stream.places)) if stream.places[i].phase == "backward")
-    living = set()
-    for storage in stream.storages[:backward]:
-        living.add(storage) if storage >= 0 else living.discard(~storage)
+    dead = {~storage for storage in stream.storages[:backward] if storage < 0}
     inputs = [
         storage
-        for position, storage in enumerate(stream.storages[:backward])
-        if storage in living
+        for storage, place in zip(stream.storages[:backward], stream.places[:backward], strict=True)
+        if storage >= 0
+        and storage not in dead
         and stream.categories[storage] == "activations"
-        and (stream.places[position].layer is not None or stream.places[position].module.endswith("embed_tokens"))
+        and (place.layer is not None or place.module.endswith("embed_tokens"))
         and stream.sizes[storage] == ROWS * TOKENS * WIDTH * 2
     ]
     assert len(inputs) == LAYERS
 
 
 def test_whole_logits(llama):
-    config = config_of(llama, precision="fp32", chunked_loss=False, effective_batch_size=ROWS)
-    stream = recorded(config).stream
+    stream = recorded(config_of(llama, precision="fp32", chunked_loss=False)).stream
     sizes = Counter(
         stream.sizes[storage]
         for storage, place in zip(stream.storages, stream.places, strict=True)
@@ -159,45 +399,31 @@ def test_whole_logits(llama):
     )
     assert sizes[ROWS * TOKENS * VOCABULARY * 4] >= 1  # the head's product
     assert max(sizes) == ROWS * TOKENS * VOCABULARY * 4
-    chunked = recorded(config_of(llama, precision="fp32", chunked_loss=True, effective_batch_size=ROWS)).stream
+    chunked = recorded(config_of(llama, precision="fp32", chunked_loss=True)).stream
     assert set(chunked.categories) == set(stream.categories)
 
 
 def test_the_second_micro_batch_holds_the_gradients_of_the_first(llama):
-    config = config_of(llama, precision="fp32", effective_batch_size=2 * ROWS)
-    recording = recorded(config)
-    assert list(recording.parts) == ["load", "first", "next", "end"][:3]
+    recording = recorded(config_of(llama, precision="fp32", effective_batch_size=2 * ROWS))
+    assert list(recording.parts) == ["load", "first", "next"]
     first, second = log_of(recording, "first"), log_of(recording, "next")
-    weight_bytes = 4 * sum(map(elements, SHAPES))
-    assert sum(first) - weight_bytes < ROWS * TOKENS * 8 * 4  # and no more than what the batch holds
+    assert sum(first) - 4 * ELEMENTS < ROWS * TOKENS * 8 * 4  # and no more than what the batch holds
     assert sum(second) < ROWS * TOKENS * 8 * 4
     assert max(accumulate(second)) + sum(first) > max(accumulate(first))
 
 
-NOT_EVERY = ("llama", "mixtral", "gemma2", "gpt2", "gpt_oss", "deepseek_v3", "mamba", "bloom")
-
-
-@pytest.mark.parametrize("family", NOT_EVERY)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "deepseek_v3", "mamba"])
 def test_nothing_stays_from_step_to_step(family, tmp_path):
-    config = config_of(write_folder(tmp_path / family, family), effective_batch_size=ROWS, optimizer="adamw")
+    config = config_of(write_folder(tmp_path / family, family), optimizer="adamw")
     stream = training_stream(workload_of(config, "train"), [(1, 4)] * 3)
     ends = [alive(stream, label) for label in ("step 2", "step 3", None)]
     assert ends[0] == ends[1] == ends[2]
     assert {stream.categories[storage] for storage in ends[0]} == {"weights", "optimizer_state"}
 
 
-def test_categories_sum_to_what_is_live(llama):
-    stream = stream_of(config_of(llama, effective_batch_size=2 * ROWS, **LORA), "train", rows=ROWS, tokens=TOKENS)
-    replayed = replay(with_workspaces(stream, 2**20), CachingAllocator())
-    assert (sum(replayed.live_bytes[each] for each in CATEGORIES) == replayed.allocated_bytes).all()
-    assert min(each.min() for each in replayed.live_bytes.values()) == 0
-    assert replayed.live_bytes["workspace"][-1] == 2 * 2**20
-
-
 @pytest.mark.parametrize(
     ("family", "given"),
     [
-        ("llama", LORA),
         ("llama", {"enable_gradient_checkpointing": True, **LORA}),
         ("gemma2", {"precision": "bf16-mixed"}),
         ("qwen3_moe", {"precision": "bf16-true", "chunked_loss": False}),
@@ -206,12 +432,9 @@ def test_categories_sum_to_what_is_live(llama):
     ],
 )
 def test_remembered_results_are_those_of_pytorch(tmp_path, monkeypatch, family, given):
-    folder = write_folder(tmp_path / family, family)
-    quantization = {key: given[key] for key in ("quantization",) if key in given}
-    config = {**config_of(folder, **{k: v for k, v in given.items() if k != "quantization"}), **quantization}
-    workload = workload_of(config, "train").training()
+    workload = workload_of(config_of(write_folder(tmp_path / family, family), **given), "train").training()
     found = [record(workload, rows=ROWS, tokens=TOKENS) for _ in range(2)]
-    monkeypatch.setattr(recorder, "result_of", lambda operator, args, kwargs: operator(*args, **kwargs))
+    monkeypatch.setattr(recorder_module, "result_of", lambda operator, args, kwargs: operator(*args, **kwargs))
     plain = record(workload, rows=ROWS, tokens=TOKENS)
     assert [(each.stream, each.work, each.trained) for each in found] == [(plain.stream, plain.work, plain.trained)] * 2
 

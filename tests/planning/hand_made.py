@@ -11,17 +11,14 @@ from brim.planning.plan import Way, summarize_lengths
 
 MIB = 2**20
 GIB = 2**30
+ADVICE = "adapter.dropout 0.05: another cut draws other masks, so losses are not the same on every card"
 
 
 def hand_made_costs():
     """1 MiB and 1 ms a token, on 4 GiB of weights."""
+    peaks = ((4 * GIB + 64 * MIB, 8 * GIB), (6 * GIB, 12 * GIB))
     return Costs(
-        peak=Surface(
-            base=float(4 * GIB),
-            lengths=(64, 2048),
-            tokens=((64, 4096), (2048, 8192)),
-            values=((4 * GIB + 64 * MIB, 8 * GIB), (6 * GIB, 12 * GIB)),
-        ),
+        peak=Surface(base=float(4 * GIB), lengths=(64, 2048), tokens=((64, 4096), (2048, 8192)), values=peaks),
         static_bytes=4 * GIB,
         time=Surface(base=0.001, lengths=(64,), tokens=((64, 4096),), values=((0.065, 4.097),)),
     )
@@ -47,50 +44,46 @@ def hand_made_candidate(*, checkpointing=False, chunked=True, seconds=120.0, tot
     )
 
 
-def does_not_fit(candidate, *, too_long=(1,), longest_that_fits=1024):
+def does_not_fit(candidate):
+    cut = ("total_bytes", "widest", "micro_batches_per_step", "padding", "seconds_per_epoch", "bound_by")
     return replace(
         candidate,
         fits=False,
         reason="the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are there",
         single_row_bytes=16 * GIB,
-        total_bytes=None,
-        widest=None,
-        micro_batches_per_step=None,
-        padding=None,
-        seconds_per_epoch=None,
-        bound_by=None,
-        too_long=too_long,
-        longest_that_fits=longest_that_fits,
+        too_long=(1,),
+        longest_that_fits=1024,
+        **dict.fromkeys(cut),
     )
 
 
 def hand_made_plan(**changes):
     """Four ways, of which two fit."""
     chosen = hand_made_candidate()
-    candidates = (
-        chosen,
-        does_not_fit(hand_made_candidate(chunked=False)),
-        hand_made_candidate(checkpointing=True, seconds=160.0, total_bytes=7 * GIB),
-        does_not_fit(hand_made_candidate(checkpointing=True, chunked=False)),
+    budget = Budget(
+        device="t4",
+        limit_bytes=15 * GIB,
+        outside_bytes=512 * MIB,
+        margin_bytes=300 * MIB,
+        limit_reason="all that the device has",
+        margin_reason="2% of the budget",
     )
     plan = TrainingPlan(
-        budget=Budget(
-            device="t4",
-            limit_bytes=15 * GIB,
-            outside_bytes=512 * MIB,
-            margin_bytes=300 * MIB,
-            limit_reason="all that the device has",
-            margin_reason="2% of the budget",
-        ),
+        budget=budget,
         lengths=summarize_lengths([17] * 3 + [100] * 60 + [300] * 30 + [1024] * 6 + [1417]),
         effective_batch_size=32,
         total_steps=12,
-        candidates=candidates,
+        candidates=(
+            chosen,
+            does_not_fit(hand_made_candidate(chunked=False)),
+            hand_made_candidate(checkpointing=True, seconds=160.0, total_bytes=7 * GIB),
+            does_not_fit(hand_made_candidate(checkpointing=True, chunked=False)),
+        ),
         chosen=chosen,
         reason="an epoch takes 2 min 0 s, checkpointing, loss in chunks 2 min 40 s",
         costs=hand_made_costs(),
         seconds=360.0,
-        advice=("adapter.dropout 0.05: another cut draws other masks, so losses are not the same on every card",),
+        advice=(ADVICE,),
         from_cache=False,
     )
     return replace(plan, **changes)
@@ -118,37 +111,17 @@ def plan_that_moves(**changes):
         hand_made_phase(2, 16, 80, 5, rates=(1e-04, 9.5e-05)),
         hand_made_phase(3, 32, 160, 400_000, rates=(9.5e-05, 0.0)),
     )
-    moves = {
-        "total_steps": 400_015,
-        "total_samples": 12_800_160,
-        "smallest_batch_size": 8,
-        "num_phases": 3,
-        "phases": phases,
-    }
-    return hand_made_plan(**{**moves, **changes})
+    moves = {"total_steps": 400_015, "total_samples": 12_800_160, "smallest_batch_size": 8, "num_phases": 3}
+    return hand_made_plan(**{**moves, "phases": phases, **changes})
 
 
 def plan_that_adapts(**changes):
     """8 to 32 rows, by what is measured."""
-    sizes = [
-        replace(
-            hand_made_phase(None, size, None, 1, rates=None),
-            first_sample=None,
-            num_samples=None,
-            num_tokens=None,
-            num_steps=None,
-        )
-        for size in (8, 16, 32)
-    ]
-    adapts = {
-        "total_steps": None,
-        "seconds": None,
-        "total_samples": 300,
-        "smallest_batch_size": 8,
-        "phases": tuple(sizes),
-        "steps_between": (12, 39),
-        "seconds_between": (360.0, 500.0),
-    }
+    unknown = dict.fromkeys(("first_sample", "num_samples", "num_tokens", "num_steps"))
+    phases = tuple(replace(hand_made_phase(None, size, 0, 1, rates=None), **unknown) for size in (8, 16, 32))
+    unknown = {"total_steps": None, "seconds": None}
+    between = {"steps_between": (12, 39), "seconds_between": (360.0, 500.0)}
+    adapts = {**unknown, **between, "total_samples": 300, "smallest_batch_size": 8, "phases": phases}
     return hand_made_plan(**{**adapts, **changes})
 
 
@@ -157,6 +130,5 @@ def plan_that_does_not_fit(*, num_long=2):
     plan = hand_made_plan()
     candidates = tuple(does_not_fit(each) for each in plan.candidates)
     rows = tuple(LongRow(key=7 * n, num_tokens=1400 + n, total_bytes=16 * GIB + n * MIB) for n in range(num_long))
-    return replace(
-        plan, candidates=candidates, chosen=None, reason="no way fits", costs=None, seconds=None, too_long=rows
-    )
+    none = dict.fromkeys(("chosen", "costs", "seconds"))
+    return replace(plan, candidates=candidates, reason="no way fits", too_long=rows, **none)

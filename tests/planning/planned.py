@@ -1,29 +1,108 @@
-"""Tiny models as a planner sees them."""
+"""What a planner sees: tiny models, work of a made-up one by a formula that is known, and costs by hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tests.batching.cost_examples import linear_costs
 from tests.memory.tiny_architectures import write_folder
 
 import brim.memory.predict as memory
-from brim.memory import ConfigWorkload, cpu_device, find_device
+from brim.memory import Budget, ConfigWorkload, DeviceSpeed, cpu_device, find_device
 from brim.memory.cuda import CudaTarget
+from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.planning.candidates import WayCosts
 from brim.planning.costs import TracedShapes
+from brim.planning.plan import Task, Way
+
+LLAMA = {"vocab_size": 2000, "max_position_embeddings": 4096}  # so many words that the loss has several chunks
 
 
-def shapes_of(
-    folder: Path, *, device: str = "cpu", cache_folder: Path | None = None, settings: Any = None, **given: Any
-) -> TracedShapes:
-    """A Llama with a vocabulary large enough that the loss has several chunks; given: keys of `trainer` or above it."""
-    model = write_folder(folder / "llama", "llama", vocab_size=2000, num_hidden_layers=2, max_position_embeddings=4096)
-    above = {key: given.pop(key) for key in tuple(given) if key in ("adapter", "precision", "model_parameters")}
-    trainer = {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, **given}
-    asked = memory.ask(
-        {"base_model": str(model), "trainer": trainer, **above}, phase="train", device=device, memory_bytes=None
-    )
+def asked_of(
+    folder: Path, phase: Any, *, device: str = "cpu", family: str = "llama", layers: int = 2, **config: Any
+) -> tuple[Any, Any, Any]:
+    """What is asked for of a tiny model, its workload, and the device."""
+    depth = {"n_layer" if family == "gpt2" else "num_hidden_layers": layers}
+    model = write_folder(folder / family, family, **depth, **(LLAMA if family == "llama" else {}))
+    asked = memory.ask({"base_model": str(model), **config}, phase=phase, device=device, memory_bytes=None)
     found = cpu_device() if device == "cpu" else find_device(device)
     target = None if found.is_cpu else CudaTarget(compute_capability=found.capability or (8, 0))
-    workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
-    return TracedShapes(workload, found, cache_folder=cache_folder, settings=settings)
+    return asked, ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target), found
+
+
+def shapes_of(folder: Path, *, device: str = "cpu", cache_folder: Path | None = None, **given: Any) -> TracedShapes:
+    """given: keys of `trainer` or above it."""
+    above = {key: given.pop(key) for key in tuple(given) if key in ("adapter", "precision", "model_parameters")}
+    trainer = {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, **given}
+    _, workload, found = asked_of(folder, "train", device=device, trainer=trainer, **above)
+    return TracedShapes(workload, found, cache_folder=cache_folder, settings=None)
+
+
+# Work by hand
+
+PRODUCT = WorkPlace("forward", 0, "layers.0.product", "aten::mm", "matrix", "bfloat16")
+AGAIN = WorkPlace("recompute", 0, "layers.0.product", "aten::mm", "matrix", "bfloat16")
+ATTENTION = WorkPlace("forward", 0, "layers.0.attention", "flash_attention", "attention", "bfloat16")
+NORM = WorkPlace("forward", None, "norm", "aten::mul", "vector", "float32")
+
+
+def hand_counted(rows: int, length: int, *, checkpointed: bool = False) -> WorkCount:
+    """Weights of 10**6 bytes, 1,000 FLOPs and 100 bytes a token, 8 FLOPs for each pair of tokens."""
+    tokens = rows * length
+    places = {
+        PRODUCT: Work(1000 * tokens, 10**6 + 100 * tokens, 4),
+        ATTENTION: Work(8 * tokens * length, 60 * tokens, 2),
+        NORM: Work(0, 400 * tokens, 3),
+    }
+    if checkpointed:
+        places[AGAIN] = places[PRODUCT]
+    return WorkCount(places=places)
+
+
+def speed(*, host_s: float = 0.0, is_asynchronous: bool = True, least_s: float = 0.0) -> DeviceSpeed:
+    """10**6 FLOP/s (attention half), 10**6 bytes a second."""
+    return DeviceSpeed(
+        name="slow",
+        source="by hand",
+        flops_by_dtype={"bfloat16": 1e6},
+        attention_share=0.5,
+        bytes_per_s=1e6,
+        host_s_per_kernel=host_s,
+        least_s_per_kernel=least_s,
+        is_asynchronous=is_asynchronous,
+    )
+
+
+# Costs by hand: 1,000 bytes and 10 a token; 1 s and 10 ms a token. The fastest cuts of the two effective batches of four
+# are 2 × 100 and 2 × 7 tokens (4.14 s), and 4 × 80 tokens (4.2 s).
+
+COSTS = linear_costs()
+LENGTHS = np.array([40, 100, 7, 7, 80, 33, 33, 60])
+
+
+def way_costs(**changes: Any) -> WayCosts:
+    known = WayCosts(
+        way=Way(gradient_checkpointing=False, chunked_loss=True),
+        costs=COSTS,
+        least_bytes=1200,
+        state_bytes=100,
+        update_s=0.5,
+        overhead_bytes=lambda shapes: 0,
+        bound_by=lambda shapes: "arithmetic",
+        advice=lambda shapes: (f"{len(shapes)} shapes",),
+        time_source="estimated",
+        traced_at=lambda rows, tokens: COSTS,
+    )
+    return replace(known, **changes)
+
+
+def task(**changes: Any) -> Task:
+    return replace(Task(lengths=LENGTHS, effective_batch_size=4, fixed_rows=None, largest=False), **changes)
+
+
+def budget(reserved_bytes: int) -> Budget:
+    limits = {"limit_bytes": reserved_bytes + 700, "outside_bytes": 500, "margin_bytes": 200}
+    return Budget(device="cpu", limit_reason="memory.budget", margin_reason="memory.margin", **limits)

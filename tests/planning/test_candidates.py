@@ -1,61 +1,22 @@
-"""What a way costs: its cap, its cut of an epoch and its time, by hand for costs that are straight lines."""
+"""What a way costs: its cap, its cut of an epoch and its time, by hand; and which way is taken."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from tests.batching.cost_examples import linear_costs
+from tests.planning.hand_made import does_not_fit, hand_made_candidate
+from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.memory import Budget
 from brim.planning import cut_anew, epoch
-from brim.planning.candidates import WayCosts, candidate
-from brim.planning.plan import Task, Way
-
-# 1,000 bytes and 10 a token; 1 s and 10 ms a token. The fastest cuts of the two effective batches of four are
-# 2 × 100 and 2 × 7 tokens (4.14 s), and 4 × 80 tokens (4.2 s).
-COSTS = linear_costs()
-LENGTHS = np.array([40, 100, 7, 7, 80, 33, 33, 60])
+from brim.planning.candidates import WAYS, candidate, choose, describe, ways
+from brim.planning.plan import Way
 
 
-def way_costs(**changes):
-    known = WayCosts(
-        way=Way(gradient_checkpointing=False, chunked_loss=True),
-        costs=COSTS,
-        least_bytes=1200,
-        state_bytes=100,
-        update_s=0.5,
-        overhead_bytes=lambda shapes: 0,
-        bound_by=lambda shapes: "arithmetic",
-        advice=lambda shapes: (f"{len(shapes)} shapes",),
-        time_source="estimated",
-        traced_at=lambda rows, tokens: COSTS,
-    )
-    return replace(known, **changes)
-
-
-def task(**changes):
-    return replace(Task(lengths=LENGTHS, effective_batch_size=4, fixed_rows=None, largest=False), **changes)
-
-
-def budget(reserved_bytes):
-    return Budget(
-        device="cpu",
-        limit_bytes=reserved_bytes + 700,
-        outside_bytes=500,
-        margin_bytes=200,
-        limit_reason="memory.budget",
-        margin_reason="memory.margin",
-    )
-
-
-def test_with_room_to_spare_the_cut_is_the_fastest():
+def test_with_room_to_spare_the_cut_is_the_fastest_and_under_a_cap_the_fastest_that_fits():
     found = candidate(way_costs(), task(), budget(9300))
-    assert found.fits
-    assert not found.cap_binds
-    assert found.cap_bytes == 9300
-    assert found.widest == (4, 80)
+    assert (found.fits, found.cap_binds, found.cap_bytes, found.widest) == (True, False, 9300, (4, 80))
     assert found.total_bytes == 4200 + 500
     assert found.single_row_bytes == 2000 + 500
     assert found.micro_batches_per_step == 1.5
@@ -64,21 +25,14 @@ def test_with_room_to_spare_the_cut_is_the_fastest():
     assert found.reason == "its largest micro-batch, 4 × 80 tokens, makes 4.6 KiB in all"
     assert (found.bound_by, found.longest_that_fits, found.too_long) == ("arithmetic", 100, ())
 
+    tight = candidate(way_costs(), task(), budget(4199))  # one byte too few for 4 × 80 tokens
+    assert (tight.cap_binds, tight.widest, tight.micro_batches_per_step) == (True, (2, 100), 2)
+    assert tight.seconds_per_epoch == pytest.approx(4.14 + 4.26 + 2 * 0.5)
+    assert tight.total_bytes == 3000 + 500
 
-def test_under_a_cap_that_binds_the_cut_is_the_fastest_that_fits():
-    found = candidate(way_costs(), task(), budget(4199))  # one byte too few for 4 × 80 tokens
-    assert found.cap_binds
-    assert found.widest == (2, 100)
-    assert found.micro_batches_per_step == 2
-    assert found.seconds_per_epoch == pytest.approx(4.14 + 4.26 + 2 * 0.5)
-    assert found.total_bytes == 3000 + 500
-
-
-def test_the_largest_is_as_few_micro_batches_as_fit():
-    found = candidate(way_costs(), task(largest=True), budget(9300))
-    assert found.widest == (4, 100)
-    assert found.micro_batches_per_step == 1
-    assert found.seconds_per_epoch == pytest.approx(5.0 + 4.2 + 2 * 0.5)
+    largest = candidate(way_costs(), task(largest=True), budget(9300))  # as few micro-batches as fit
+    assert (largest.widest, largest.micro_batches_per_step) == ((4, 100), 1)
+    assert largest.seconds_per_epoch == pytest.approx(5.0 + 4.2 + 2 * 0.5)
 
 
 def test_what_the_allocator_needs_for_the_shapes_of_the_cut_is_left_to_it():
@@ -94,66 +48,53 @@ def test_what_the_allocator_needs_for_the_shapes_of_the_cut_is_left_to_it():
     tight = candidate(way_costs(overhead_bytes=overhead), task(), budget(4799))
     assert (tight.cap_bytes, tight.cap_binds, tight.widest) == (4199, True, (2, 100))
     assert asked[0] == [(1, 100)]
-
-
-def test_an_overhead_that_never_settles_ends_with_a_cap_that_was_left():
+    # One that never settles ends with a cap that was left.
     calls = iter(range(1, 100))
     found = candidate(way_costs(overhead_bytes=lambda shapes: 100 * next(calls)), task(), budget(4250))
-    assert found.cap_bytes == 4250 - 500
-    assert found.fits
-    assert found.widest == (2, 100)
+    assert (found.cap_bytes, found.fits, found.widest) == (4250 - 500, True, (2, 100))
 
 
 def test_rows_that_do_not_fit_are_named_by_position():
     found = candidate(way_costs(), task(), budget(1600))
-    assert not found.fits
-    assert found.too_long == (1, 4)
-    assert found.longest_that_fits == 60
+    assert (found.fits, found.too_long, found.longest_that_fits) == (False, (1, 4), 60)
     assert found.reason == "the longest row, 100 tokens, takes 2.0 KiB, 1.6 KiB are there"
     assert found.single_row_bytes == 2000 + 500
     assert (found.total_bytes, found.widest, found.seconds_per_epoch) == (None, None, None)
-
-
-def test_a_row_that_takes_all_there_is_fits():
     assert candidate(way_costs(), task(), budget(2000)).widest is not None
     assert candidate(way_costs(), task(), budget(1999)).too_long == (1,)
 
 
-def test_an_update_that_does_not_fit_is_told_before_the_rows():
-    found = candidate(way_costs(least_bytes=6000), task(), budget(5000))
+def test_an_update_that_does_not_fit_is_told_before_the_rows_and_one_that_takes_most_is_the_total():
+    large = way_costs(least_bytes=6000)
+    found = candidate(large, task(), budget(5000))
     assert not found.fits
     assert found.reason == "weights and optimizer alone take 5.9 KiB, 4.9 KiB are there"
     assert found.single_row_bytes == 6000 + 500
-
-
-def test_an_update_that_takes_more_than_any_micro_batch_is_the_total():
-    found = candidate(way_costs(least_bytes=6000), task(), budget(9300))
+    found = candidate(large, task(), budget(9300))
     assert found.total_bytes == found.single_row_bytes == 6000 + 500
 
 
 def test_a_number_of_rows_is_kept_whatever_it_takes():
     found = candidate(way_costs(), task(fixed_rows=3), budget(9300))
-    assert found.widest == (3, 100)
-    assert found.micro_batches_per_step == 2
+    assert (found.widest, found.micro_batches_per_step) == ((3, 100), 2)
     assert found.padding == pytest.approx((300 + 7 + 240 + 33) / 360)
     unfit = candidate(way_costs(), task(fixed_rows=3), budget(3999))
     assert not unfit.fits
     assert unfit.reason == "3 × 100 tokens take 3.9 KiB, 3.9 KiB are there"
-    assert unfit.too_long == ()
-    assert unfit.longest_that_fits == 99  # 1,000 bytes and 3 × 990
+    assert (unfit.too_long, unfit.longest_that_fits) == ((), 99)  # 1,000 bytes and 3 × 990
 
 
 def test_what_many_rows_need_beside_them_is_not_held_against_one():
     """The allocator's overhead of 30 × 100 tokens leaves nothing; a row alone fits, and 30 rows of 9 tokens do."""
     known = way_costs(overhead_bytes=lambda shapes: sum(rows * tokens for rows, tokens in shapes))
-    unfit = candidate(known, task(fixed_rows=30, effective_batch_size=30), budget(4000))
+    work = task(fixed_rows=30, effective_batch_size=30)
+    unfit = candidate(known, work, budget(4000))
     assert unfit.reason == "8 × 100 tokens take 8.8 KiB, 3.1 KiB are there"
     assert unfit.too_long == ()
     assert unfit.single_row_bytes == 2000 + 500 + 100
     (longest,) = [n for n in range(1, 100) if 1000 + 330 * n <= 4000 < 1000 + 330 * (n + 1)]
     assert 0 < unfit.longest_that_fits <= longest
-    none = candidate(replace(known, least_bytes=3999), task(fixed_rows=30, effective_batch_size=30), budget(4000))
-    assert none.longest_that_fits is None
+    assert candidate(replace(known, least_bytes=3999), work, budget(4000)).longest_that_fits is None
 
 
 def test_measured_costs_and_a_lower_cap_cut_anew():
@@ -166,9 +107,57 @@ def test_measured_costs_and_a_lower_cap_cut_anew():
     totals = epoch(task(), slow, cap_bytes=4199)
     assert anew.seconds_per_epoch == pytest.approx(totals.seconds + 2 * 0.5)
     assert not cut_anew(before, task(), COSTS, slow, cap_bytes=5000).cap_binds
+    # An update stays the total when the cap is lowered.
+    large = candidate(way_costs(least_bytes=3900), task(), budget(9300))
+    assert large.total_bytes == 4700
+    assert cut_anew(large, task(), COSTS, COSTS, cap_bytes=3900).total_bytes == 3900 + 500
 
 
-def test_an_update_stays_the_total_when_the_cap_is_lowered():
-    before = candidate(way_costs(least_bytes=3900), task(), budget(9300))
-    assert before.total_bytes == 4700
-    assert cut_anew(before, task(), COSTS, COSTS, cap_bytes=3900).total_bytes == 3900 + 500
+# Which way is taken
+
+LONG = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are there"
+
+
+def of(*seconds):
+    """One candidate a way, in the order of preference; None: it does not fit."""
+    made = [
+        replace(hand_made_candidate(seconds=each or 1.0), way=way) for each, way in zip(seconds, WAYS, strict=False)
+    ]
+    return [each if took else does_not_fit(each) for each, took in zip(made, seconds, strict=True)]
+
+
+def test_the_fastest_that_fits_is_taken_unless_it_is_hardly_faster():
+    for seconds, taken in (
+        ((100.0, 100.0, 140.0, 140.0), 0),
+        ((100.0, 98.0, 140.0, 140.0), 0),  # faster by 2%, which is not known so well
+        ((100.0, 97.9, 140.0, 140.0), 1),
+        ((100.0, 97.9, 96.0, 140.0), 1),  # and the next by less than that
+        ((100.0, 97.9, 95.9, 140.0), 2),
+        ((None, None, 140.0, 140.0), 2),
+        ((None, 150.0, 140.0, 140.0), 2),
+        ((None, None, None, 140.0), 3),
+    ):
+        candidates = of(*seconds)
+        assert choose(candidates)[0] is candidates[taken], seconds
+
+
+def test_the_reason_compares_with_the_second_best_or_says_why_no_other_was_taken():
+    assert choose(of(100.0, 130.0, 120.0, 140.0))[1] == (
+        "an epoch takes 1 min 40 s, checkpointing, loss in chunks 2 min 0 s"
+    )
+    assert choose(of(None, None, 140.0))[1] == f"the only way that fits: {LONG}"
+    assert choose(of(100.0))[1] == "the only way that is left open"
+    assert choose(of(100.0), has_more=True)[1] == "it fits, and more memory would not make updates of this size faster"
+    assert choose(of(None, None)) == (
+        None,
+        f"no checkpointing, loss in chunks: {LONG}; no checkpointing, whole logits: {LONG}",
+    )
+
+
+def test_what_the_configuration_says_is_not_left_open():
+    assert ways(checkpointing=None, chunked=None) == list(WAYS)
+    assert ways(checkpointing=True, chunked=None) == list(WAYS[2:])
+    assert ways(checkpointing=None, chunked=False) == [WAYS[1], WAYS[3]]
+    assert ways(checkpointing=False, chunked=True) == [WAYS[0]]
+    assert len({describe(way) for way in WAYS}) == 4
+    assert describe(Way(gradient_checkpointing=True, chunked_loss=False)) == "checkpointing, whole logits"

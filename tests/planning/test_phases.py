@@ -1,57 +1,194 @@
-"""A phase that cannot be gone through is found before the run, whatever asked for it."""
+"""Phases of a run: what they take, by hand and against runs that are walked, and faults found before the run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
 from hypothesis import given, strategies as st
+from tests.batching.cost_examples import linear_costs
+from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.batching import constant, doubling, linear, schedule_of, stretches
-from brim.planning.plan import faults
+from brim.batching import Adaptation, constant, doubling, linear, schedule_of, stretches
+from brim.planning import PhasePlan, phases as module
+from brim.planning.candidates import candidate
+from brim.planning.phases import last_step, phase_costs, steps_between
+from brim.planning.plan import Task, faults
+from brim.train import RunLength
 
 
-def told(steps, *, num_rows, total_samples):
+def costs_of(schedule, total_samples, *, work=None, cap_bytes=9300, num_rows=8, **changes):
+    """The phases of a run by hand, of 8 rows, and the candidate that is run."""
+    work = work or task()
+    chosen = candidate(way_costs(), work, budget(cap_bytes))
+    length = RunLength(num_rows=num_rows, schedule=schedule, total_samples=total_samples, **changes)
+    return phase_costs(length, work, chosen, COSTS), chosen
+
+
+def test_each_phase_is_cut_with_its_own_size():
+    """Pairs: 3.0, 1.14, 2.6 and 2.2 s, the widest 2 × 100 tokens; fours: see the candidates."""
+    found, _ = costs_of(schedule_of([(0, 2), (8, 4)]), 16)
+    assert [
+        (phase.number, phase.size, phase.first_sample, phase.num_samples, phase.num_tokens, phase.num_steps)
+        for phase in found.phases
+    ] == [(1, 2, 0, 8, 360, 4), (2, 4, 8, 8, 360, 2)]
+    two, four = found.phases
+    assert (two.micro_batches_per_step, four.micro_batches_per_step) == (1.0, 1.5)
+    assert (two.total_bytes, four.total_bytes) == (3000 + 500, 4200 + 500)
+    assert two.seconds_per_step == pytest.approx(8.94 / 4 + 0.5)
+    assert four.seconds_per_step == pytest.approx(8.34 / 2 + 0.5)
+    assert found.seconds == pytest.approx((8.94 + 8.34 + 6 * 0.5,) * 2)
+    tight, _ = costs_of(schedule_of([(0, 2), (8, 4)]), 16, cap_bytes=4199)  # a cap that binds: the same peaks
+    assert [phase.total_bytes for phase in tight.phases] == [3000 + 500] * 2
+
+
+def test_no_phase_is_told_to_take_less_than_the_longest_row_alone(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_ROWS", 1)
+    found, chosen = costs_of(schedule_of([(0, 2), (2, 1)]), 6)
+    assert found.phases[1].seconds_per_step == pytest.approx(1.07 + 0.5)  # a row of 7 tokens
+    assert found.phases[1].total_bytes == chosen.single_row_bytes == 2500
+
+
+def test_a_phase_is_cut_from_the_row_on_with_which_it_begins(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_ROWS", 4)
+    found, _ = costs_of(schedule_of([(0, 4), (4, 2)]), 8)
+    assert found.phases[1].seconds_per_step == pytest.approx((2.6 + 2.2) / 2 + 0.5)
+    wrapped, _ = costs_of(schedule_of([(0, 3), (6, 2)]), 12)
+    assert wrapped.phases[1].seconds_per_step == pytest.approx((2.2 + 3.0) / 2 + 0.5)
+
+
+def test_one_size_for_the_whole_run_costs_what_an_epoch_of_the_plan_says():
+    found, chosen = costs_of(constant(4), 24)
+    (phase,) = found.phases
+    assert found.seconds == pytest.approx((3 * chosen.seconds_per_epoch,) * 2)
+    assert (phase.num_steps, phase.num_samples, phase.num_tokens) == (6, 24, 3 * 360)
+    assert phase.seconds_per_step == pytest.approx(chosen.seconds_per_epoch / 2)
+    assert (phase.total_bytes, phase.micro_batches_per_step) == (chosen.total_bytes, chosen.micro_batches_per_step)
+    # One that is larger than the data is all of it.
+    found, chosen = costs_of(constant(100), 16, work=task(effective_batch_size=8))
+    (phase,) = found.phases
+    assert (phase.num_steps, phase.num_samples) == (2, 16)
+    assert phase.seconds_per_step == pytest.approx(chosen.seconds_per_epoch)
+
+
+def test_a_fixed_number_of_rows_is_cut_so_in_each_phase():
+    found, _ = costs_of(schedule_of([(0, 1), (4, 3), (7, 4)]), 16, work=task(fixed_rows=2))
+    assert [phase.micro_batches_per_step for phase in found.phases] == [1, 2, 2]
+
+
+def many_rows(effective_batch_size):
+    lengths = np.random.default_rng(3).integers(5, 100, 3000)
+    return Task(lengths=lengths, effective_batch_size=effective_batch_size, fixed_rows=None, largest=False)
+
+
+def test_of_many_phases_some_are_looked_at_and_the_others_cost_about_what_is_between(monkeypatch):
+    schedule, work = linear(initial=1, final=64, length_samples=2000), many_rows(64)
+    given = {"work": work, "cap_bytes": 30000, "num_rows": 3000}
+    some, _ = costs_of(schedule, 6000, **given)
+    monkeypatch.setattr(module, "_MOST_PHASES", 1000)
+    every, _ = costs_of(schedule, 6000, **given)
+    assert len(some.phases) == 16
+    assert (some.phases[0].number, some.phases[-1].number) == (1, len(every.phases))
+    assert {phase.number for phase in some.phases} <= {phase.number for phase in every.phases}
+    assert all(every.phases[phase.number - 1] == phase for phase in some.phases)
+    assert some.seconds[0] == pytest.approx(every.seconds[0], rel=0.02)
+    assert sum(phase.num_samples for phase in every.phases) == 6000
+    assert sum(phase.num_tokens for phase in every.phases) == 2 * int(work.lengths.sum())
+
+
+def test_a_schedule_over_1e12_samples_costs_what_a_short_one_costs():
+    work, schedule = many_rows(512), doubling(initial=8, final=512, length_samples=10**11)
+    found, _ = costs_of(schedule, 10**12, work=work, cap_bytes=30000, num_rows=3000)
+    assert [phase.size for phase in found.phases] == [8, 16, 32, 64, 128, 256, 512]
+    assert sum(phase.num_samples for phase in found.phases) == 10**12
+    assert found.seconds[0] > 10**12 * 0.01 * work.lengths.mean()  # that much for the tokens alone
+
+
+def test_where_sizes_are_measured_each_is_shown_and_the_run_takes_something_between():
+    adaptation = Adaptation(size=2, smallest=1, largest=4)
+    found, _ = costs_of(constant(2), 80, adaptation=adaptation)
+    assert [phase.size for phase in found.phases] == [1, 2, 4]
+    assert [(phase.number, phase.num_steps, phase.first_sample) for phase in found.phases] == [(None, None, None)] * 3
+    assert found.phases[0].seconds_per_step == pytest.approx((8 + 3.6) / 8 + 0.5)
+    alone, fours = 10 * (8 + 3.6) + 80 * 0.5, 10 * 8.34 + 20 * 0.5
+    assert found.seconds == pytest.approx((fours, alone))
+    length = RunLength(num_rows=8, schedule=constant(2), total_samples=80, adaptation=adaptation)
+    assert steps_between(length) == (20, 80)
+
+
+def test_an_update_that_takes_nothing_is_no_matter():
+    known = replace(way_costs(), update_s=0.0, costs=linear_costs(seconds=0.0))
+    length = RunLength(num_rows=8, schedule=schedule_of([(0, 1), (8, 2)]), total_samples=16)
+    found = phase_costs(length, task(), candidate(known, task(), budget(9300)), known.costs)
+    assert found.phases[0].seconds_per_step == pytest.approx(0.01 * 360 / 8)
+
+
+def schedule_from(sizes, gaps):
+    firsts = [0, *(sum(gaps[: number + 1]) for number in range(len(sizes) - 1))]
+    return schedule_of(zip(firsts, sizes, strict=True))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True),
+    gaps=st.lists(st.integers(1, 60), min_size=3, max_size=3),
+    num_rows=st.integers(1, 40),
+    total_samples=st.integers(1, 300),
+)
+def test_the_last_step_of_a_phase_is_the_one_that_a_walk_comes_to(sizes, gaps, num_rows, total_samples):
+    schedule = schedule_from(sizes, gaps)
+    walked, consumed = {}, 0
+    while consumed < total_samples:
+        phase = schedule.index_at(consumed)
+        rows = min(schedule.phases[phase].size, num_rows - consumed % num_rows, total_samples - consumed)
+        walked[phase] = (consumed, rows)
+        consumed += rows
+    for each in stretches(schedule, num_rows=num_rows, total_samples=total_samples):
+        plan = PhasePlan(
+            size=each.size,
+            micro_batches_per_step=1.0,
+            total_bytes=0,
+            seconds_per_step=0.0,
+            first_sample=each.first_sample,
+            num_samples=each.num_samples,
+        )
+        assert last_step(plan, num_rows=num_rows) == walked[schedule.index_at(each.first_sample)]
+
+
+# A phase that cannot be gone through is found before the run, whatever asked for it
+
+
+def told(steps, *, total_samples, num_rows=100):
     return [problem.what for problem in faults(schedule_of(steps), num_rows=num_rows, total_samples=total_samples)]
-
-
-def test_one_size_for_the_whole_run_may_be_larger_than_the_data():
-    assert faults(constant(1000), num_rows=10, total_samples=20) == []
 
 
 def test_a_phase_larger_than_an_epoch_is_named_by_its_number():
     steps = [(0, 8), (100, 101), (150, 4000), (200, 100)]
     (problem,) = faults(schedule_of(steps), num_rows=100, total_samples=300, where="trainer.batch_schedule")
-    assert problem.what == (
-        "phase 3 of 4 asks for 4,000 rows a step, and there are 100 to train on: a step ends with its epoch, so none "
-        "would be that large"
-    )
+    assert problem.what.startswith("phase 3 of 4 asks for 4,000 rows a step, and there are 100 to train on")
     assert problem.where == "trainer.batch_schedule"
     assert problem.fix == "lower it to 100 or less, or train on more rows"
-    assert told([(0, 8), (100, 100)], num_rows=100, total_samples=300) == []
+    assert told([(0, 8), (100, 100)], total_samples=300) == []
+    assert faults(constant(1000), num_rows=10, total_samples=20) == []  # one size for the whole run may be
 
 
 def test_phases_that_begin_when_the_run_is_over_are_named():
     steps = [(0, 8), (100, 16), (200, 32), (250, 64)]
-    assert told(steps, num_rows=100, total_samples=251) == []
-    assert told(steps, num_rows=100, total_samples=250) == [
-        "phase 4 of 4, 64 rows a step after 250 samples, is never reached, since the run ends after 250"
-    ]
-    assert told(steps, num_rows=100, total_samples=150) == [
-        "phase 3 of 4, 32 rows a step after 200 samples, is never reached, since the run ends after 150, nor is the one "
-        "after it"
-    ]
-    assert told(steps, num_rows=100, total_samples=99)[0].endswith("nor are the 2 after it")
+    assert told(steps, total_samples=251) == []
+    (last,) = told(steps, total_samples=250)
+    assert last.startswith("phase 4 of 4, 64 rows a step after 250 samples, is never reached")
+    assert last.endswith("the run ends after 250")
+    (two,) = told(steps, total_samples=150)
+    assert two.startswith("phase 3 of 4, 32 rows a step after 200 samples, is never reached")
+    assert two.endswith("150, nor is the one after it")
+    assert told(steps, total_samples=99)[0].endswith("nor are the 2 after it")
+    assert len(told([(0, 8), (100, 4000)], total_samples=100)) == 2  # everything that is wrong at once
 
 
-def test_everything_that_is_wrong_is_told_at_once():
-    assert len(told([(0, 8), (100, 4000)], num_rows=100, total_samples=100)) == 2
-
-
-def test_a_ramp_as_long_as_the_run_never_comes_to_its_final_batch():
+def test_a_ramp_as_long_as_the_run_never_comes_to_its_final_batch_and_many_phases_are_one_problem():
     ramp = doubling(initial=8, final=64, length_samples=1000)
     assert len(faults(ramp, num_rows=1000, total_samples=1000)) == 1
     assert faults(ramp, num_rows=1000, total_samples=1001) == []
-
-
-def test_a_ramp_of_thousands_of_phases_is_one_problem():
     ramp = linear(initial=1, final=4096, length_samples=10**12)
     (problem,) = faults(ramp, num_rows=4000, total_samples=2 * 10**12)
     assert problem.what.startswith("phase 4,096 of 4,096 asks for 4,096 rows a step, and there are 4,000 to train on")
@@ -64,8 +201,7 @@ def test_a_ramp_of_thousands_of_phases_is_one_problem():
     total_samples=st.integers(1, 400),
 )
 def test_what_has_no_fault_is_walked_to_its_last_phase_or_overtaken_within_a_step(sizes, gaps, num_rows, total_samples):
-    firsts = [0, *(sum(gaps[: number + 1]) for number in range(len(sizes) - 1))]
-    schedule = schedule_of(zip(firsts, sizes, strict=True))
+    schedule = schedule_from(sizes, gaps)
     if faults(schedule, num_rows=num_rows, total_samples=total_samples):
         assert schedule.phases[-1].first_sample >= total_samples
         return

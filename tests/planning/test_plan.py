@@ -1,21 +1,23 @@
-"""A plan is JSON and comes back."""
+"""A plan: lengths, notes, the rows of a probe, JSON and back."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from tests.planning.hand_made import hand_made_plan, plan_that_adapts, plan_that_does_not_fit, plan_that_moves
 
-from brim.planning import TrainingPlan
+from brim.config import load_config
+from brim.planning import LengthSummary, TrainingPlan, rows_of_shape
+from brim.planning.plan import summarize_lengths
+from brim.planning.training import dropout_notes
 
 
-@pytest.mark.parametrize("plan", [hand_made_plan(), plan_that_does_not_fit(), plan_that_moves(), plan_that_adapts()])
-def test_a_plan_comes_back_from_json(plan):
-    assert TrainingPlan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
-
-
-def test_what_is_no_plan_is_refused():
+def test_a_plan_comes_back_from_json():
+    for plan in (hand_made_plan(), plan_that_does_not_fit(), plan_that_moves(), plan_that_adapts()):
+        assert TrainingPlan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
     with pytest.raises(KeyError):
         TrainingPlan.from_dict({})
     with pytest.raises(TypeError):
@@ -31,14 +33,88 @@ def test_a_plan_from_before_batches_moved_is_read():
     assert TrainingPlan.from_dict(json.loads(json.dumps(saved))) == hand_made_plan()
 
 
-def test_a_batch_moves_where_its_sizes_differ():
+def test_a_batch_moves_where_its_sizes_differ_and_the_least_seconds_are_known():
     assert plan_that_moves().batch_moves
     assert plan_that_adapts().batch_moves
     assert not hand_made_plan().batch_moves
     assert not hand_made_plan(smallest_batch_size=32).batch_moves
+    seconds = [plan.least_seconds for plan in (hand_made_plan(), plan_that_adapts(), plan_that_does_not_fit())]
+    assert seconds == [360.0, 360.0, 0.0]
 
 
-def test_the_least_seconds_are_known_where_the_batch_is_measured():
-    assert hand_made_plan().least_seconds == 360.0
-    assert plan_that_adapts().least_seconds == 360.0
-    assert plan_that_does_not_fit().least_seconds == 0.0
+# How long rows are
+
+
+def test_the_summary_of_a_hundred_rows_and_of_few():
+    assert summarize_lengths(list(range(1, 101))) == LengthSummary(
+        num_rows=100,
+        num_tokens=5050,
+        shortest=1,
+        median=50,
+        p90=90,
+        p99=99,
+        longest=100,
+        histogram=((1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (32, 16), (64, 32), (128, 36)),
+    )
+    one = summarize_lengths([64])
+    assert (one.median, one.p90, one.p99, one.histogram) == (64, 64, 64, ((64, 1),))
+    assert summarize_lengths([3, 40]).histogram == ((4, 1), (8, 0), (16, 0), (32, 0), (64, 1))
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60))
+def test_every_row_is_in_one_bin_and_percentiles_are_rows(lengths):
+    summary = summarize_lengths(lengths)
+    below = 0
+    for bound, count in summary.histogram:
+        assert count == sum(bound // 2 < length <= bound for length in lengths)
+        below += count
+    assert below == len(lengths)
+    for share, value in ((50, summary.median), (90, summary.p90), (99, summary.p99)):
+        assert value in lengths
+        assert sum(length <= value for length in lengths) >= share / 100 * len(lengths)
+        assert sum(length < value for length in lengths) < share / 100 * len(lengths)
+
+
+# Real rows stand for a shape: the longest that it has room for
+
+
+def test_the_longest_rows_that_are_short_enough_are_taken_again_where_there_are_too_few():
+    lengths = np.array([5, 9, 3, 9, 7, 2])
+    assert rows_of_shape(lengths, rows=2, tokens=9).tolist() == [1, 3]
+    assert rows_of_shape(lengths, rows=3, tokens=8).tolist() == [4, 0, 2]
+    assert rows_of_shape(lengths, rows=5, tokens=3).tolist() == [2, 5, 2, 5, 2]
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=30), st.integers(1, 40), st.data())
+def test_a_shape_of_the_data_is_met_exactly(lengths, rows, data):
+    tokens = data.draw(st.sampled_from(lengths))
+    taken = rows_of_shape(np.array(lengths), rows=rows, tokens=tokens)
+    short_enough = [length for length in lengths if length <= tokens]
+    assert len(taken) == rows
+    assert max(lengths[row] for row in taken) == tokens
+    distinct = sorted(lengths[row] for row in set(taken.tolist()))
+    assert distinct == sorted(short_enough)[-rows:]
+
+
+# What is said of dropout
+
+
+def test_notes_of_dropout():
+    def notes(adapter, *, by_row=False, base=None):
+        trainer = {"type": "finetune", "batch_size": 1, "dropout_by_row": by_row}
+        loaded = load_config({"base_model": "x/y", "adapter": adapter, "trainer": trainer})
+        return list(dropout_notes(loaded.config, base or {}))
+
+    lora = {"type": "lora"}
+    assert notes({**lora, "dropout": 0.0}) == notes({**lora, "dropout": 0.1}, by_row=True) == notes(None) == []
+    assert notes(None, by_row=True) == ["trainer.dropout_by_row changes nothing: there is no adapter"]
+    (nothing,) = notes({**lora, "dropout": 0}, by_row=True)
+    assert nothing == "trainer.dropout_by_row changes nothing: adapter.dropout is 0"
+    (drawn,) = notes(lora)
+    assert drawn.startswith("adapter.dropout 0.05 is drawn for the rows that go together")
+    assert "losses are alike and not equal" in drawn
+    assert drawn.endswith("trainer.dropout_by_row: true makes them equal")
+    (own,) = notes(lora, by_row=True, base={"attn_pdrop": 0.1, "embd_pdrop": 0.25})
+    assert own.startswith("the base model has dropout of its own (attn_pdrop 0.1, embd_pdrop 0.25), which trainer.")
+    (alone,) = notes(None, base={"dropout": 0.1})
+    assert alone.startswith("the base model has dropout of its own (dropout 0.1): cut otherwise")

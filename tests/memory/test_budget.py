@@ -1,0 +1,279 @@
+"""How many bytes a run may take, and why: by configuration, on a device at hand, on a CPU."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from brim import Model
+from brim.config.schema import MemoryConfig
+from brim.errors import ConfigError
+from brim.memory import budget_of, cpu_device, enforce, find_device, limit_lifted, returns_at_once
+from brim.memory.budget import Limit, Margin, Room, cpu_limits, cpu_margin, cuda_margin, decide, resident_bytes
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
+
+# By configuration
+
+
+def room(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7):
+    return Room(
+        device="t4",
+        title="T4",
+        memory_bytes=16 * GIB,
+        limits=tuple(Limit(num_bytes=num_bytes, reason=reason) for num_bytes, reason in limits),
+        outside_bytes=outside,
+        margin=Margin(share=0.1, num_bytes=least_margin, reason="tests are careful"),
+    )
+
+
+def test_by_itself_the_least_limit_counts_with_its_reason():
+    budget = decide(room(limits=((16 * GIB, "all"), (11 * GIB, "RLIMIT_AS"), (12 * GIB, "the container"))))
+    assert (budget.limit_bytes, budget.limit_reason) == (11 * GIB, "RLIMIT_AS")
+    assert (budget.margin_bytes, budget.margin_reason) == (GIB + 7, "tests are careful")
+    assert budget.reserved_bytes == 9 * GIB - 7
+
+
+def test_what_is_asked_for_is_taken_in_bytes_or_as_a_share():
+    for asked, num_bytes in (("14 GiB", 14 * GIB), (0.5, 8 * GIB), ("3000 MiB", 3000 * MIB), (1.0, 16 * GIB)):
+        budget = decide(room(), budget=asked)
+        assert (budget.limit_bytes, budget.limit_reason) == (num_bytes, "memory.budget")
+    for asked, num_bytes in (("1 GiB", GIB), (0.25, 4 * GIB), (0.0, 0)):  # a share of the budget
+        budget = decide(room(), margin=asked)
+        assert (budget.margin_bytes, budget.margin_reason) == (num_bytes, "memory.margin")
+
+
+def test_a_budget_above_the_device_is_refused_and_one_above_what_is_free_cut():
+    with pytest.raises(ConfigError, match=r"memory.budget is 20.0 GiB, and T4 has 16.0 GiB\n.*fix: set memory.budget"):
+        decide(room(), budget="20 GiB")
+    budget = decide(room(limits=((16 * GIB, "all"), (4 * GIB, "free memory"))), budget="14 GiB")
+    assert budget.limit_bytes == 4 * GIB
+    assert budget.limit_reason == "free memory; memory.budget says 14.0 GiB, and so much is not there"
+
+
+@pytest.mark.parametrize(
+    ("outside", "asked", "what", "least", "fix"),
+    [
+        (2, {"budget": "1 GiB"}, "of 1.0 GiB (memory.budget), 2.0 GiB lie outside PyTorch:", 2, "set a larger memory.budget"),
+        (
+            1, {"budget": "3 GiB", "margin": "2 GiB"},
+            "of 3.0 GiB (memory.budget), 1.0 GiB lie outside PyTorch and 2.0 GiB are kept free:", 3,
+            "set a larger memory.budget, or a smaller memory.margin",
+        ),
+        (
+            1, {"margin": "15 GiB"},
+            "of 16.0 GiB (T4 has 16.0 GiB), 1.0 GiB lie outside PyTorch and 15.0 GiB are kept free:", 16,
+            "free memory there, or raise this limit, or set a smaller memory.margin",
+        ),
+    ],
+    ids=["no margin to lower", "a margin", "a margin alone"],
+)  # fmt: skip
+def test_a_budget_of_which_nothing_is_left_is_refused_and_a_smaller_margin_advised_only_where_it_would_help(
+    outside, asked, what, least, fix
+):
+    with pytest.raises(ConfigError) as caught:
+        decide(room(outside=outside * GIB, least_margin=0), **asked)
+    (problem,) = caught.value.problems
+    assert problem.what == f"{what} nothing is left for the model"
+    assert (problem.expected, problem.fix) == (f"more than {least}.0 GiB", fix)
+
+
+def test_margins_say_their_cause():
+    assert cpu_margin(returns_at_once=True) == Margin(share=0.01, num_bytes=0, reason="a prediction can be off by 1%")
+    assert cpu_margin(returns_at_once=False).share == 0.15
+    assert cuda_margin().num_bytes == 480 * MIB
+    assert cuda_margin(outside_spread_bytes=MIB).reason.endswith("by 1.0 MiB")
+
+
+# On a GPU at hand; CUDA's answers are made up
+
+T4 = replace(find_device("t4"), memory_bytes=15 * GIB)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card with 15 GiB, of which a context of 100 MiB and 2 GiB of PyTorch's are taken."""
+    state = SimpleNamespace(total=15 * GIB, free=13 * GIB - 100 * MIB, reserved=2 * GIB, fraction=1.0)
+    for name, answer in {
+        "mem_get_info": lambda: (state.free, state.total),
+        "memory_reserved": lambda: state.reserved,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=state.total),
+        "set_per_process_memory_fraction": lambda share: setattr(state, "fraction", share),
+        "get_per_process_memory_fraction": lambda: state.fraction,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    return state
+
+
+def at_hand(**settings):
+    return budget_of(MemoryConfig(**settings), T4, is_at_hand=True)
+
+
+def test_what_libraries_will_take_and_what_others_take_is_not_there(card):
+    budget = at_hand()
+    assert (budget.limit_bytes, budget.outside_bytes) == (T4.memory_bytes, T4.outside_bytes)
+    assert budget.margin_bytes == round(0.01 * (T4.memory_bytes - T4.outside_bytes)) + 480 * MIB
+    card.free -= 4 * GIB
+    assert at_hand().outside_bytes == 4 * GIB + 100 * MIB
+    assert "4.1 GiB are taken by the driver and by others" in at_hand().limit_reason
+
+
+def test_a_budget_is_what_pytorch_may_reserve_until_the_job_ends_or_fails(card):
+    card.fraction = 0.9
+    with pytest.raises(ZeroDivisionError), limit_lifted():
+        with limit_lifted():
+            enforce(at_hand(budget="10 GiB"), T4)
+        assert card.fraction == (10 * GIB - T4.outside_bytes) / (15 * GIB)
+        enforce(at_hand(budget="8 GiB"), T4)
+        1 / 0  # noqa: B018
+    assert card.fraction == 0.9
+
+
+def test_every_job_of_a_model_lifts_the_limit(card, monkeypatch):
+    def limited(*arguments, **keys):
+        enforce(at_hand(budget="10 GiB"), T4)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Model, "_open", limited)
+    monkeypatch.setattr(Model, "_opened", limited)  # for a training
+    monkeypatch.setattr("brim.model.check_run_folder", lambda *arguments, **keys: None)
+    model = Model({"base_model": "none", "dataset": "none", "trainer": {"type": "finetune"}})
+    jobs = {"train": [], "evaluate": [], "predict": [], "generate": ["a"], "collect_activations": ["last"]}
+    for method, arguments in jobs.items():
+        with pytest.raises(ZeroDivisionError):
+            getattr(model, method)(*arguments)
+        assert card.fraction == 1.0, method
+
+
+def test_a_device_that_is_not_at_hand_is_not_asked():
+    budget = budget_of(MemoryConfig(), T4, is_at_hand=False)
+    assert (budget.limit_bytes, budget.outside_bytes) == (T4.memory_bytes, T4.outside_bytes)
+    assert budget.limit_reason == "NVIDIA T4 has 15.0 GiB"
+
+
+# On a CPU; files as Linux writes them
+
+
+def test_a_cpu_has_what_is_there_beside_the_process():
+    budget = budget_of(MemoryConfig(budget=1.0), cpu_device(), is_at_hand=True)
+    assert 0 < budget.reserved_bytes < budget.limit_bytes <= cpu_device().memory_bytes
+    assert budget.margin_bytes == pytest.approx(0.15 * (budget.limit_bytes - budget.outside_bytes), abs=1)
+
+
+STATUS = "Name:\tpython\nVmSize:\t   4000 kB\nVmRSS:\t   1000 kB\nVmData:\t   2000 kB\n"
+NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+@pytest.fixture
+def limits(tmp_path, monkeypatch):
+    """Reasons and bytes on a machine of some files, under limits of the process."""
+
+    def found(files=(), *, rlimits=None, otherwise=NO_LIMIT):
+        given = {"proc/self/status": STATUS, "proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"}
+        for name, text in {**given, **dict(files)}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (rlimits or {}).get(which, otherwise))
+        return {limit.reason: limit.num_bytes for limit in cpu_limits(tmp_path)}
+
+    return found
+
+
+def test_what_is_available_is_added_to_what_the_process_has(limits):
+    assert limits() == {"what is available on this machine": 9000 * KIB}
+
+
+def test_each_control_group_above_the_process_counts(limits):
+    files = {
+        "proc/self/cgroup": "0::/pod/job\n",
+        "sys/fs/cgroup/pod/memory.max": f"{5 * MIB}\n",
+        "sys/fs/cgroup/pod/memory.current": f"{3 * MIB}\n",
+        "sys/fs/cgroup/pod/memory.stat": f"anon 1\ninactive_file {MIB}\n",
+        "sys/fs/cgroup/pod/job/memory.max": "max\n",
+        "sys/fs/cgroup/pod/job/memory.current": f"{MIB}\n",
+    }
+    assert limits(files)["the container's limit (memory.max)"] == 1000 * KIB + 3 * MIB
+    version_1 = {
+        "proc/self/cgroup": "5:cpu:/a\n4:memory:/job\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{6 * MIB}\n",
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{2 * MIB}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
+    }
+    assert limits(version_1)["the container's limit (memory.limit_in_bytes)"] == 1000 * KIB + 4 * MIB
+
+
+def test_limits_of_the_process_leave_what_it_has_not_used_and_no_less_than_it_has(limits):
+    status = {"proc/self/status": STATUS.replace("000 kB", "024 kB")}
+    for name, kib, threads_bytes in (("RLIMIT_AS", 4024, 144 * MIB), ("RLIMIT_DATA", 2024, 0)):
+        found = limits(status, rlimits={getattr(resource, name): (1000 * MIB, -1)})
+        assert found[name] == 1024 * KIB + 1000 * MIB - kib * KIB - threads_bytes
+    assert min(limits(otherwise=(1, 1)).values()) == 1000 * KIB
+
+
+def test_a_system_that_does_not_tell_bounds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: NO_LIMIT)
+    assert cpu_limits(tmp_path) == []
+    assert resident_bytes(tmp_path) is None
+
+
+@linux
+@pytest.mark.process
+def test_a_real_limit_on_the_address_space_is_seen():
+    code = (
+        "import resource; from brim.memory.budget import cpu_limits, resident_bytes;"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, -1));"
+        "print(min((each.num_bytes, each.reason) for each in cpu_limits())[1], resident_bytes() > 0)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["RLIMIT_AS", "True"]
+
+
+# Freed blocks of the C library go back to the system
+
+
+@linux
+def test_glibc_is_told_to_keep_nothing():
+    for value, pinned in (("65536", True), ("131072", True), ("33554432", False), ("", False)):
+        assert returns_at_once({"MALLOC_MMAP_THRESHOLD_": value}) is pinned
+
+
+CODE = """
+import re
+import numpy as np
+from brim.memory import map_large_blocks
+
+def resident():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmRSS:\\s*(\\d+)", status.read())[1]) * 1024
+
+def block():
+    return np.ones(2**21, dtype=np.uint8)
+
+if {call}:
+    assert map_large_blocks()
+del (first := [block()])[:]  # by glibc's own rule blocks of this size come from the heap from now on
+before = resident()
+blocks = [block() for _ in range(40)]
+kept = blocks[1::2]
+del blocks
+print(round((resident() - before) / 2**20))
+"""
+
+
+@linux
+@pytest.mark.process
+@pytest.mark.parametrize(("call", "least", "most"), [(False, 75, 90), (True, 35, 50)], ids=["by itself", "as told"])
+def test_every_other_block_is_given_back(call, least, most):
+    """Of 40 blocks of 2 MiB half live on, between those that are freed."""
+    run = subprocess.run([sys.executable, "-c", CODE.replace("{call}", str(call))], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert least <= int(run.stdout) <= most

@@ -1,0 +1,134 @@
+"""Streams of configurations' phases from few recorded layers or from all, and a small second recorder."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import brim.memory.predict as memory
+import brim.memory.traces as memory_traces
+from brim.memory import ConfigWorkload, static_stream
+from brim.memory.cuda import CudaTarget
+from brim.memory.trace import EventStream, compose_parts, depth_of_architecture, recording
+
+A100 = CudaTarget(compute_capability=(8, 0))
+
+
+class Births(TorchDispatchMode):
+    """Storages that operators make: `log` has the bytes of each at its birth, their negative at its death, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[int] = []
+        self.sizes: list[int] = []  # of births alone
+        self._alive: dict[int, Any] = {}
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self.log)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((sum(self.log[: end + 1]) for end in range(len(self.log))), default=0)
+
+    def know(self, *values: Any) -> None:
+        """Storages that were there before."""
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, torch.Tensor):
+                self._watch(tensor, silent=True)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.know(args, kwargs)
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, torch.Tensor):
+                self._watch(each)
+        return out
+
+    def _watch(self, tensor: torch.Tensor, *, silent: bool = False) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            return
+        num_bytes = storage.nbytes()
+
+        def die(_: Any) -> None:
+            del self._alive[key]
+            if not silent:
+                self.log.append(-num_bytes)
+
+        self._alive[key] = weakref.ref(storage, die)
+        if not silent:
+            self.log.append(num_bytes)
+            self.sizes.append(num_bytes)
+
+
+def workload_of(config: dict[str, Any], phase: Any, *, target: CudaTarget | None = A100) -> ConfigWorkload:
+    """What brim runs for a configuration."""
+    asked = memory.ask(config, phase=phase, device="a100-80gb", memory_bytes=None)
+    return ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
+
+
+def all_layers() -> Any:
+    """A context in which every layer is recorded, and nothing is expanded."""
+    return patch.object(
+        recording, "depth_of_architecture", lambda architecture: depth_of_architecture(architecture).whole()
+    )
+
+
+def stream_of(
+    config: dict[str, Any], phase: str, *, rows: int = 2, tokens: int = 8, whole: bool = False
+) -> EventStream:
+    """The composed stream of a phase. whole: from all layers."""
+    workload = workload_of(config, phase)
+    with all_layers() if whole else nullcontext():
+        if phase == "train":
+            return memory_traces.training_stream(workload, [(rows, tokens)] * 2)
+        if phase == "evaluate":
+            found = recording.record(workload.evaluation(), rows=rows, tokens=tokens)
+            return compose_parts(found, ["load", "evaluate"])
+        return static_stream(workload, rows, tokens, new_tokens=config["generation"]["max_new_tokens"])[0]
+
+
+def events(stream: EventStream) -> list[tuple[Any, ...]]:
+    """Every event with all that is known of it: the storage's number, size and category, and the place.
+
+    Left out are numbers that transformers wraps into tensors outside the model, on the CPU, such as the window of each
+    layer of a cache.
+    """
+    numbers: dict[int, int] = {}
+    found: list[tuple[Any, ...]] = []
+    marks = dict(stream.marks)
+    for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
+        if position in marks:
+            found.append((marks[position],))
+        which = storage if storage >= 0 else ~storage
+        if storage >= 0 and not (place.operator == "aten::lift_fresh" and place.layer is None):
+            numbers[storage] = len(numbers)
+        if which in numbers:
+            number = numbers[which] if storage >= 0 else ~numbers[which]
+            found.append((number, stream.sizes[which], stream.categories[which], place))
+    return found
+
+
+@contextmanager
+def recorded_layers() -> Iterator[list[int]]:
+    """A context that yields the numbers of layers of each recording that is made in it; several: it was refused."""
+    counts: list[int] = []
+    record = recording._record
+
+    def counting(workload: Any, depth: Any, **shape: int) -> Any:
+        counts.append(depth.num_recorded)
+        return record(workload, depth, **shape)
+
+    with patch.object(recording, "_record", counting):
+        yield counts

@@ -1,0 +1,342 @@
+"""What planning keeps between runs: entries, traces, plans, and what measured peaks say."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from tests.planning.hand_made import MIB, hand_made_plan
+
+from brim.config import DeviceFacts, load_config, resolve
+from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.planning.costs import Calibrations, Correction, Peak, at_once, calibration, of_run, versions
+from brim.planning.costs.calibration import RunPeaks, combined
+from brim.planning.costs.traces import Basics, KnownShapes, ShapeCache
+from brim.planning.training_costs import PlanCache, plan_facts
+from brim.storage import Cache, digest, forget_oldest, sealed
+
+# Entries
+
+
+def test_what_is_kept_comes_back(tmp_path):
+    cache = Cache(tmp_path / "deep" / "folder", "plans")
+    assert cache.read("a") is None
+    cache.write("a", {"x": [1, 2.5, None]})
+    cache.write("a", {"x": [3]})
+    cache.write("b", "other")
+    assert (cache.read("a"), cache.read("b"), cache.note) == ({"x": [3]}, "other", None)
+    assert sorted(path.name for path in (tmp_path / "deep" / "folder" / "plans").iterdir()) == ["a.json", "b.json"]
+    assert digest({"a": 1, "b": {"c": 2, "d": 3}}) == digest({"b": {"d": 3, "c": 2}, "a": 1}) != digest({"a": 2})
+    assert len(digest({})) == 32
+
+
+def test_a_damaged_entry_is_said_and_written_anew(tmp_path):
+    path = tmp_path / "plans" / "a.json"
+    Cache(tmp_path, "plans").write("a", {"bytes": 1})
+    kept = path.read_bytes()
+    contents = [b"", b'{"x": ', b"\xff\xfe", b"[" * 100_000, b"[]", b"3", b'{"value": 1}']
+    changed = [kept.replace(b'"bytes": 1', b'"bytes": ' + value) for value in (b"2", b"NaN", b'"1"', b"null")]
+    for content in contents + changed:
+        assert content != kept
+        path.write_bytes(content)
+        cache = Cache(tmp_path, "plans")
+        assert cache.read("a") is None
+        assert cache.note == f"{path} is damaged, and is not used"
+        cache.write("a", 1)
+        assert Cache(tmp_path, "plans").read("a") == 1
+
+
+def test_where_nothing_can_be_written_or_a_folder_is_in_the_way_nothing_fails(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = Cache(tmp_path / "file", "plans")
+    assert cache.read("a") is None
+    cache.write("a", 1)
+    assert cache.note is not None
+    assert cache.note.startswith("nothing is kept for later runs: an entry of the cache could not be written: ")
+    traces = ShapeCache(tmp_path / "file", FACTS)
+    traces.write(KNOWN)
+    assert traces.note is not None
+    (tmp_path / "plans" / "a.json").mkdir(parents=True)
+    cache = Cache(tmp_path, "plans")
+    assert cache.read("a") is None
+    assert cache.note == f"{tmp_path / 'plans' / 'a.json'} cannot be read, and is not used: Is a directory"
+
+
+def test_what_was_used_longest_ago_goes(tmp_path):
+    def age(name, seconds):
+        os.utime(tmp_path / "plans" / f"{name}.json", ns=(10**18 - seconds * 10**9,) * 2)
+
+    def names():
+        return sorted(path.stem for path in (tmp_path / "plans").iterdir())
+
+    cache = Cache(tmp_path, "plans", most_bytes=500)
+    for number, name in enumerate("abcd"):
+        cache.write(name, "x" * 98)  # 189 bytes with its quotes and checksum
+        if number < 2:
+            age(name, 100 - number)
+    assert names() == ["c", "d"]
+    age("c", 100)
+    age("d", 99)
+    cache.read("c")  # what is read is used
+    forget_oldest(tmp_path / "plans", most_bytes=200)
+    assert names() == ["c"]
+
+
+# What traces found
+
+FACTS = {"architecture": {"model_type": "llama"}, "target": None}
+BASICS = Basics(
+    static_bytes=9,
+    state_bytes=1,
+    unrecorded_bytes=2,
+    first_update_bytes=3,
+    update_bytes=4,
+    load_bytes=5,
+    chunk_positions=None,
+)
+PLACE = WorkPlace(phase="forward", layer=None, module="lm_head", operator="aten.mm", unit="matrix", dtype="bfloat16")
+KNOWN = KnownShapes(
+    basics=BASICS,
+    peaks_bytes={(1, 2): 7, (3, 40): 90},
+    work={(3, 40): WorkCount(places={PLACE: Work(6, 5, 4)})},
+    update_work=WorkCount(places={}),
+    overheads_bytes={"3x40": 11},
+)
+
+
+def test_traces_are_read_again_for_the_same_facts_and_what_another_run_has_found_meanwhile_stays(tmp_path):
+    ShapeCache(tmp_path, FACTS).write(KNOWN)
+    assert ShapeCache(tmp_path, FACTS).read() == KNOWN
+    assert ShapeCache(tmp_path, {**FACTS, "target": "t4"}).read() == KnownShapes()
+    one, other = ShapeCache(tmp_path / "two", FACTS), ShapeCache(tmp_path / "two", FACTS)
+    one.write(KnownShapes(peaks_bytes={(1, 2): 7}))
+    other.write(KnownShapes(peaks_bytes={(3, 4): 8}, overheads_bytes={"a": 1}))
+    found = ShapeCache(tmp_path / "two", FACTS).read()
+    assert found == KnownShapes(peaks_bytes={(1, 2): 7, (3, 4): 8}, overheads_bytes={"a": 1})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-20],
+        lambda text: "[]",
+        lambda text: text.replace('"static_bytes": 9', '"static_bytes": "9"'),
+        lambda text: text.replace('"static_bytes"', '"other_bytes"'),
+        lambda text: text.replace("90]", "90.5]"),
+        lambda text: text.replace('"matrix", ', ""),
+        lambda text: json.dumps({**json.loads(text), "overheads_bytes": [1]}),
+        lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "work"}),
+    ],
+)
+def test_a_damaged_file_of_traces_is_said_and_not_used(tmp_path, change):
+    ShapeCache(tmp_path, FACTS).write(KNOWN)
+    (path,) = tmp_path.rglob("*.json")
+    kept = json.dumps(json.loads(path.read_text())["value"])
+    damaged = change(kept)
+    assert damaged != kept
+    path.write_text(sealed(damaged))
+    cache = ShapeCache(tmp_path, FACTS)
+    assert cache.read() == KnownShapes()
+    assert cache.note == f"{path} is damaged, and is not used"
+    cache.write(KNOWN)
+    assert ShapeCache(tmp_path, FACTS).read() == KNOWN
+
+
+def test_brims_own_source_is_part_of_the_versions_and_it_need_not_be_installed(monkeypatch):
+    assert {"brim", "torch", "transformers", "peft", "bitsandbytes"} == set(versions())
+    assert len(versions()["brim"]) == 32
+
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert facts()["versions"]["release"] == "0+unknown"
+
+
+# Plans: used again for the same work, and never for more memory than they were made for
+
+BASE = {"model_type": "llama", "hidden_size": 64}
+
+
+def facts(*, lengths=(3, 5, 8), base=BASE, adapter=None, **trainer):
+    trainer = {"type": "finetune", "effective_batch_size": 32, **trainer}
+    config = load_config({"base_model": "m", "adapter": "lora", "trainer": trainer}).config
+    return plan_facts(resolve(config, DeviceFacts(kind="cpu", bf16=False)).config, base, lengths, adapter=adapter)
+
+
+def less(plan, num_bytes):
+    return replace(plan.budget, limit_bytes=plan.budget.limit_bytes - num_bytes)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Keeps a plan, and gives what reads one under a budget for some facts."""
+
+    def keep(plan):
+        PlanCache(tmp_path, facts(), plan.budget).write(plan)
+        return lambda budget=plan.budget, **other: PlanCache(tmp_path, facts(**other), budget).read()
+
+    return keep
+
+
+def test_a_plan_is_found_by_equal_work(tmp_path):
+    plan = hand_made_plan()
+    cache = PlanCache(tmp_path, facts(), plan.budget)
+    assert cache.read() is None
+    cache.write(plan)
+    again = PlanCache(tmp_path, facts(learning_rate=0.5, eval_batch_size=9), plan.budget)
+    assert again.read() == replace(plan, from_cache=True)
+    again.write(again.read())
+    assert cache.read() == replace(plan, from_cache=True)
+    nothing = replace(plan.budget, limit_bytes=0)  # a budget of nothing has a place too
+    cache = PlanCache(tmp_path, facts(), nothing)
+    cache.write(replace(plan, budget=nothing))
+    assert cache.read() is not None
+
+
+def test_other_work_and_another_device_have_another_plan(kept):
+    plan = hand_made_plan()
+    read = kept(plan)
+    for other in (
+        {"lengths": (3, 8, 5)},
+        {"base": {**BASE, "hidden_size": 128}},
+        {"adapter": {"r": 4}},
+        {"effective_batch_size": 16},
+        {"batch_size": 4},
+        {"enable_gradient_checkpointing": True},
+        {"optimizer": "sgd"},
+        {"epochs": 2},
+    ):
+        assert read(**other) is None, other
+    assert read(replace(plan.budget, device="l4")) is None
+    assert read() is not None
+
+
+def test_a_little_more_memory_changes_nothing_and_a_little_less_plans_anew(kept, tmp_path):
+    plan = hand_made_plan()
+    read = kept(plan)
+    more, tight = less(plan, -MIB), less(plan, MIB)
+    assert read(more).budget == more
+    assert read(tight) is None
+    PlanCache(tmp_path, facts(), tight).write(replace(plan, budget=tight))
+    assert read(more) is not None  # the same file
+    assert len(list((tmp_path / "plans").iterdir())) == 1
+
+
+def test_a_plan_that_no_limit_cuts_is_used_under_any_budget_that_it_fits(kept):
+    plan = hand_made_plan()
+    chosen = replace(plan.chosen, cap_binds=False)
+    plan = replace(plan, chosen=chosen, candidates=(chosen,))  # the first way, cut as if there were no limit
+    read = kept(plan)
+    spare_bytes = plan.budget.limit_bytes - plan.budget.margin_bytes - plan.chosen.total_bytes
+    for less_bytes in (-40 * MIB * 1024, MIB, spare_bytes):
+        budget = less(plan, less_bytes)
+        found = read(budget)
+        assert found.budget == budget
+        assert found.chosen.cap_bytes == plan.chosen.cap_bytes - max(less_bytes, 0)
+        assert found.candidates == (found.chosen,)
+        assert replace(found.chosen, cap_bytes=plan.chosen.cap_bytes) == plan.chosen
+    assert read(less(plan, spare_bytes + 1)) is None
+
+
+def test_a_plan_for_which_others_were_too_large_is_not_used_under_a_larger_budget(kept):
+    plan = hand_made_plan()
+    plan = replace(plan, chosen=replace(plan.chosen, cap_binds=False))
+    assert kept(plan)(less(plan, -1024 * MIB)) is None
+
+
+def test_a_plan_that_was_measured_to_promise_too_much_is_not_used(tmp_path):
+    plan = hand_made_plan()
+    plan = replace(plan, costs=replace(plan.costs, scale=1.2))
+    cache = PlanCache(tmp_path, facts(), plan.budget)
+    cache.write(plan)
+    assert cache.read(scale=0.7) is not None  # it runs as it did
+    assert cache.read(scale=1.21) is not None  # within 1%
+    assert cache.read(scale=1.22) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"chosen": 3}', "3"])
+def test_what_is_no_plan_is_said(tmp_path, content):
+    plan = hand_made_plan()
+    cache = PlanCache(tmp_path, facts(), plan.budget)
+    cache.write(plan)
+    (path,) = (tmp_path / "plans").iterdir()
+    path.write_text(sealed(content))
+    assert cache.read() is None
+    assert cache.note == f"{path} is damaged, and is not used"
+
+
+# What measured peaks say of later predictions
+
+STATIC = 1000
+DEVICE = {"device": "t4", "model": {"layers": 3}}
+
+
+def scale_of(*pairs, **keys):
+    peaks = [Peak(predicted_bytes=predicted, measured_bytes=measured) for predicted, measured in pairs]
+    return of_run(peaks, static_bytes=STATIC, **keys)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Numbers that are easy to follow; what is too small to tell anything on a device has a test of its own."""
+    monkeypatch.setattr(calibration, "TELLING_BYTES", 1)
+
+
+def run(scale, outside=None):
+    return RunPeaks(scale=scale, outside_bytes=outside, num_peaks=1)
+
+
+def test_a_few_megabytes_tell_nothing():
+    assert scale_of((STATIC + 63 * MIB, STATIC + 90 * MIB)) is None
+    assert scale_of((STATIC + 64 * MIB, STATIC + 80 * MIB)).scale == 1.25
+
+
+def test_what_the_shapes_add_is_compared_and_the_most_counts(small):
+    found = scale_of((3000, 3200), (2900, 2900), (2000, 1900), outside_bytes=77)
+    assert found == RunPeaks(scale=1.1, outside_bytes=77, num_peaks=3)
+    # Peaks that are small beside the largest do not count, and shapes that add next to nothing tell nothing.
+    assert scale_of((3000, 3000), (1900, 9000)) == run(1.0)
+    assert scale_of() is scale_of((1040, 1080)) is scale_of((900, 950)) is None
+    assert [scale_of((2000, measured)).scale for measured in (100_000, 1100)] == [2.0, 0.5]  # bounded
+
+
+def test_the_median_of_the_newest_eight_runs_counts_and_of_two_the_larger():
+    assert combined([run(1.0), run(1.9), run(1.1)]).scale == 1.1
+    assert combined([run(1.05), run(1.2)]).scale == 1.2
+    assert combined([run(0.9, 5), run(0.8, 9), run(0.9)]) == Correction(scale=0.9, outside_bytes=9, num_runs=3)
+    assert combined([run(2.0)] * 20 + [run(1.1)] * 8) == Correction(scale=1.1, num_runs=8)
+    assert combined([run(1.008)] * 3) == Correction(scale=1.0, num_runs=3)  # a hundredth is no correction
+    assert combined([]) == Correction()
+    assert Correction().reason == ""
+    assert Correction(scale=1.04, num_runs=3).reason == "measured in 3 runs: ×1.04"
+
+
+def test_a_probe_that_takes_more_counts_at_once_and_one_that_takes_less_does_not(small):
+    before = Correction(scale=1.04, outside_bytes=5, num_runs=3)
+    more, fewer = (Peak(predicted_bytes=3000, measured_bytes=measured) for measured in (3400, 2000))
+    assert at_once(before, more, static_bytes=STATIC) == replace(before, scale=1.2)
+    assert at_once(before, fewer, static_bytes=STATIC) == before
+
+
+def test_runs_are_kept_by_their_facts(tmp_path):
+    for scale in (1.2, 1.1, 1.3):
+        Calibrations(tmp_path, DEVICE).add(run(scale, 40))
+    assert Calibrations(tmp_path, DEVICE).correction() == Correction(scale=1.2, outside_bytes=40, num_runs=3)
+    assert Calibrations(tmp_path, {**DEVICE, "device": "l4"}).correction() == Correction()
+
+
+@pytest.mark.parametrize(
+    "saved", [[1], {"a": 1}, [{"scale": 9.0, "outside_bytes": None, "num_peaks": 1}], [{"scale": None}], 7]
+)
+def test_a_damaged_entry_of_runs_is_said_and_not_used(tmp_path, saved):
+    Cache(tmp_path, "calibrations").write(digest(DEVICE), saved)
+    calibrations = Calibrations(tmp_path, DEVICE)
+    assert calibrations.correction() == Correction()
+    assert calibrations.note is not None
+    assert "is damaged" in calibrations.note
+    calibrations.add(run(1.5))
+    assert Calibrations(tmp_path, DEVICE).correction().scale == 1.5

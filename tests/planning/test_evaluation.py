@@ -1,0 +1,176 @@
+"""What scoring takes, from a few traces and by a closed form, and the cut of rows that are scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from tests.planning.planned import asked_of
+
+from brim.batching import Costs, Surface
+from brim.infer.engines import batching as rows_by_cost
+from brim.memory import Budget, device_speed
+from brim.memory.closed_form import read_architecture, settings_of
+from brim.planning.costs import ForwardShapes, beside, closed_costs, forward_model, verified_forward, weight_bytes
+from brim.planning.costs.forward import bytes_of_token, useful_tokens
+from brim.planning.evaluation import WINDOW_ROWS, forward_plan
+
+MIB = 2**20
+LENGTHS = np.array([40] * 20 + [120] * 50 + [150] * 60 + [300] * 25)
+WHOLE = {"trainer": {"type": "none", "chunked_loss": False}}
+CHUNKS = {"trainer": {"type": "none", "chunked_loss": True}}
+
+
+def shapes_of(folder, *, cache_folder=None, **given):
+    asked, workload, device = asked_of(folder, "evaluate", **given)
+    return ForwardShapes(workload, device, cache_folder=cache_folder), asked
+
+
+def model_of(shapes, cap_bytes=10**9):
+    speed = device_speed(shapes.device)
+    return forward_model(shapes, LENGTHS, cap_bytes=cap_bytes, context_length=4096, speed=speed)
+
+
+@pytest.mark.parametrize(("device", "keys"), [("cpu", WHOLE), ("t4", CHUNKS)], ids=["cpu, whole logits", "t4, chunks"])
+def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device, keys):
+    shapes, _ = shapes_of(tmp_path, device=device, **keys)
+    model = model_of(shapes, 40 * MIB)
+    assert shapes.num_traced <= 10
+    costs = model.costs
+    assert costs.static_bytes <= shapes.peak_bytes(1, 2)
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        tokens = int(random.integers(60, 300))
+        rows = max(model.useful_tokens // tokens // 2, 1)
+        truth = shapes.peak_bytes(rows, tokens)
+        assert -0.005 <= float(costs.peak_bytes(rows, tokens)) / truth - 1 <= 0.1, (rows, tokens)
+    exact = verified_forward(model, shapes, rows=7, tokens=111).costs
+    assert float(exact.peak_bytes(7, 111)) == shapes.peak_bytes(7, 111)
+    more = beside(costs, MIB)
+    assert float(more.peak_bytes(3, 100)) == float(costs.peak_bytes(3, 100)) + MIB
+    assert more.static_bytes == costs.static_bytes + MIB
+
+
+def test_what_was_traced_is_not_traced_again_and_the_allocator_needs_something_beyond_it(tmp_path):
+    given = {"device": "t4", "cache_folder": tmp_path / "cache"}
+    shapes = [(8, 128), (2, 300)]
+    first, _ = shapes_of(tmp_path, **given, **WHOLE)
+    model, overhead_bytes = model_of(first), first.overhead_bytes(shapes)
+    assert 0 <= overhead_bytes < max(first.peak_bytes(*shape) for shape in shapes)
+    first.save()
+    again, _ = shapes_of(tmp_path, **given, **WHOLE)
+    assert model_of(again) == model
+    assert again.overhead_bytes(shapes) == overhead_bytes
+    assert again.num_traced == 0
+    other, _ = shapes_of(tmp_path, **given, precision="fp32")
+    assert other.known.peaks_bytes == {}
+    cpu, _ = shapes_of(tmp_path)
+    assert cpu.overhead_bytes(shapes) == 0
+
+
+BOUND = {
+    "llama": "sdpa",
+    "gemma2": "eager",
+    "mixtral": "eager",
+    "qwen3_moe": "sdpa",
+    "phi": "sdpa",
+    "gpt_neox": "eager",
+    "gpt2": "sdpa",
+}
+
+
+@pytest.mark.parametrize(("family", "attention"), BOUND.items())
+def test_the_closed_form_is_never_below_a_trace(tmp_path, family, attention):
+    given = {"family": family, "model_parameters": {"attn_implementation": attention}}
+    shapes, asked = shapes_of(tmp_path, **given, **WHOLE)
+    rows, tokens = 6, 60
+    added = shapes.peak_bytes(rows, tokens) - shapes.basics.static_bytes
+    settings = settings_of(asked.config, asked.folder.config, phase="evaluate", batch_size=1, sequence_length=tokens)
+    bound = rows * tokens * bytes_of_token(read_architecture(asked.folder.config), settings, tokens)
+    assert added <= bound <= 20 * added
+
+
+def test_the_closed_form_has_weights_and_time_of_the_traces_order_and_is_none_of_what_is_not_known(tmp_path):
+    shapes, asked = shapes_of(tmp_path)
+    speed = device_speed(shapes.device)
+    traced = model_of(shapes).costs
+    weights = weight_bytes(asked.config, asked.folder.config)
+    assert weights == pytest.approx(traced.static_bytes, rel=0.01)
+    closed = closed_costs(asked.config, asked.folder.config, LENGTHS, static_bytes=weights, speed=speed)
+    for rows, tokens in ((1, 40), (8, 150), (20, 300)):
+        assert 0.2 <= float(closed.seconds(rows, tokens) / traced.seconds(rows, tokens)) <= 2
+        assert closed.peak_bytes(rows, tokens) >= traced.peak_bytes(rows, tokens)
+    for config in ({**asked.folder.config, "model_type": "unheard_of"}, {}):
+        assert closed_costs(asked.config, config, [4], static_bytes=1, speed=speed) is None
+
+
+# The cut of rows that are scored: caps, windows, what is useful
+
+BUDGET = Budget(device="cpu", limit_bytes=2_000, outside_bytes=300, margin_bytes=100, limit_reason="", margin_reason="")
+# 100 bytes of weights and 1 for each token; a second for a batch, and a hundredth for each token.
+COSTS = Costs(
+    peak=Surface(base=100.0, lengths=(8,), tokens=((8, 80),), values=((108.0, 180.0),)),
+    static_bytes=100,
+    time=Surface(base=1.0, lengths=(8,), tokens=((8, 80),), values=((1.08, 1.8),)),
+)
+
+
+def plan_of(lengths, *, room_bytes=1_600, useful=10_000, overhead=lambda shapes: 0):
+    return forward_plan(
+        lengths,
+        costs=COSTS,
+        source="traced",
+        budget=BUDGET,
+        room_bytes=room_bytes,
+        useful_tokens=useful,
+        overhead_bytes=overhead,
+        reason="a test",
+    )
+
+
+def test_rows_that_fit_together_are_one_batch():
+    plan = plan_of([4, 8, 8])
+    assert (plan.num_batches, plan.widest, plan.widest_bytes) == (1, (3, 8), 124)
+    assert plan.padding == 24 / 20
+    assert plan.seconds == pytest.approx(1.24)
+    assert plan.total_bytes == 424  # 124 allocated, 300 outside
+    assert plan.num_too_long == 0
+    assert str(plan) == ("1 batch of up to 3 × 8 tokens, 20.0% padding; 424 B of 2.0 KiB; about 1.2 s (a test)")
+
+
+def test_no_batch_has_more_tokens_than_are_useful_or_fit():
+    plan = plan_of([10] * 12, useful=40)
+    assert (plan.num_batches, plan.widest, plan.cap_bytes) == (3, (4, 10), 140)
+    assert plan_of([50, 10, 10], useful=20).cap_bytes == 150  # a row that is longer stands alone
+    plan = plan_of([10] * 20, room_bytes=200, overhead=lambda shapes: 30)  # the allocator is left its room
+    assert (plan.cap_bytes, plan.widest) == (170, (7, 10))
+    assert plan.total_bytes == 170 + 30 + 1_900 - 200
+    ample = plan_of([10] * 2, room_bytes=200, overhead=lambda shapes: pytest.fail("not asked"))
+    assert ample.total_bytes == 120 + 1_900 - 200
+    plan = plan_of([90, 150, 120, 10], room_bytes=200)  # rows that do not fit alone are counted and tried
+    assert (plan.num_too_long, plan.widest) == (2, (1, 150))
+
+
+@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=60), room=st.integers(191, 400))
+def test_the_plan_tells_of_the_very_cut_that_is_run(lengths, room):
+    plan = plan_of(lengths, room_bytes=room)
+    batches = plan.cutter().cut(lengths)
+    assert sorted(row for batch in batches for row in batch.rows) == list(range(len(lengths)))
+    assert all(batch.peak_bytes <= plan.cap_bytes <= room for batch in batches)
+    assert len(batches) == plan.num_batches
+    assert max(batch.peak_bytes for batch in batches) == plan.widest_bytes
+    assert sum(batch.seconds for batch in batches) == pytest.approx(plan.seconds)
+
+
+def test_windows_are_those_that_are_run():
+    assert rows_by_cost.WINDOW_ROWS == WINDOW_ROWS
+    plan = plan_of(np.full(2 * WINDOW_ROWS, 1), room_bytes=100_000, useful=50_000)
+    assert (plan.num_batches, plan.widest) == (2, (WINDOW_ROWS, 1))
+
+
+def test_the_useful_batch_is_the_smallest_that_is_nearly_as_good_as_any():
+    # A token takes 1 ms, a batch 10 ms: 1% more than the least from 1,000 tokens on, of 100,000 at most: 1.0001 ms.
+    assert 900 <= useful_tokens(lambda tokens: 0.01 + 0.001 * tokens, least=1, most=100_000) <= 1_250
+    # Where nothing is fixed, the smallest; where a batch takes as long whatever is in it, the largest.
+    assert useful_tokens(lambda tokens: 0.001 * tokens, least=8, most=100_000) == 8
+    assert useful_tokens(lambda tokens: np.ones(len(tokens)), least=8, most=100_000) == 100_000

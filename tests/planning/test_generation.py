@@ -1,0 +1,288 @@
+"""What generation takes for every shape from a few traces, its waves under a cap, and its engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from tests.infer.costs_by_hand import costs
+from tests.planning.planned import asked_of
+
+from brim.infer.engines import CacheShape, FixedRoom, MemoryRoom
+from brim.memory import Budget
+from brim.memory.device import cpu_speed
+from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.planning.costs import (
+    PassTimes,
+    PrefillTokens,
+    TracedCaches,
+    cache_model,
+    cache_region,
+    closed_cache_costs,
+    prefill_tokens,
+    verified_cache_costs,
+)
+from brim.planning.costs.time import law_through
+from brim.planning.engines import fastest, sample_of, unmeasured
+from brim.planning.generation_plan import GenerationTask, cut, recut, seconds, waves
+
+# Against traces of the shapes themselves
+
+LENGTHS = np.array([30] * 40 + [90] * 40 + [300] * 20)
+NEW_TOKENS = 20
+LAYERS, HEADS_KV, HEAD = 3, 2, 8
+
+
+def caches_of(
+    folder, *, is_slots=True, cache_folder=None, attention="sdpa", device="cpu", family="llama", **generation
+):
+    """Traced caches, and what was asked for."""
+    config = {
+        "trainer": {"type": "none"},
+        "model_parameters": {"attn_implementation": attention},
+        "generation": {"max_new_tokens": NEW_TOKENS, "do_sample": False, **generation},
+    }
+    asked, workload, found = asked_of(folder, "generate", device=device, family=family, layers=LAYERS, **config)
+    return TracedCaches(workload, found, is_slots=is_slots, cache_folder=cache_folder), asked
+
+
+def traced_peak(sample):
+    return sample.held_bytes + max(sample.prefill_bytes, sample.step_bytes)
+
+
+@pytest.mark.parametrize(("device", "element_bytes"), [("cpu", 4), ("a10", 2)])
+def test_the_cache_takes_what_its_cells_hold_and_between_the_samples_lies_what_a_trace_finds(
+    tmp_path, device, element_bytes
+):
+    caches, _ = caches_of(tmp_path, device=device)
+    shapes = {"max_new_tokens": NEW_TOKENS, "most_rows": 64, "cap_bytes": 10**9, "context": 4096, "is_slots": True}
+    found = cache_model(caches.sample, cache_region(LENGTHS, **shapes)).costs
+    assert caches.num_traced == 5
+    assert found.cell_bytes == pytest.approx(2 * LAYERS * HEADS_KV * HEAD * element_bytes, rel=0.001)
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        rows, prompt = int(random.integers(9, 60)), int(random.integers(40, 290))
+        shape = CacheShape(rows=rows, columns=prompt + NEW_TOKENS - 1, prompts=1, prompt_tokens=prompt)
+        sample = caches.sample(shape)
+        assert -0.001 <= float(found.peak_bytes(rows, shape.columns)) / traced_peak(sample) - 1 <= 0.05, shape
+    # After one more trace the costs are exact there.
+    exact = verified_cache_costs(found, sample)
+    assert float(exact.peak_bytes(rows, shape.columns)) == pytest.approx(traced_peak(sample), abs=found.cell_bytes)
+
+
+def test_what_was_traced_is_found_again_and_a_damaged_file_is_not_believed(tmp_path):
+    shape = CacheShape(rows=2, columns=30, prompts=1, prompt_tokens=11)
+    first, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache")
+    sample = first.sample(shape)
+    first.save()
+    second, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache")
+    assert second.has_samples
+    assert second.sample(shape) == sample
+    assert second.num_traced == 0
+    (file,) = (tmp_path / "cache" / "generation-traces").iterdir()
+    file.write_text(file.read_text().replace('"rows": 2', '"rows": 3'))
+    third, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache")
+    assert not third.has_samples
+    assert "damaged" in third.note
+
+
+def test_the_allocator_needs_more_than_is_allocated_on_a_gpu_alone(tmp_path):
+    shape = CacheShape(rows=4, columns=60, prompts=2, prompt_tokens=41)
+    assert caches_of(tmp_path)[0].overhead_bytes([shape]) == 0
+    on_gpu, _ = caches_of(tmp_path, device="t4")
+    assert 0 < on_gpu.overhead_bytes([shape]) < 64 * 2**20
+    traced = on_gpu.num_traced
+    assert on_gpu.overhead_bytes([shape]) == on_gpu.overhead_bytes([shape])
+    assert on_gpu.num_traced == traced
+
+
+def test_the_cache_of_transformers_generate_grows_and_beams_have_one_each(tmp_path):
+    shape = CacheShape(rows=4, columns=60, prompts=4, prompt_tokens=40)
+    one, three = (caches_of(tmp_path, is_slots=False, num_beams=beams)[0].sample(shape) for beams in (1, 3))
+    cache_bytes = 4 * 59 * 2 * LAYERS * HEADS_KV * HEAD * 4
+    assert one.held_bytes == one.loaded_bytes
+    assert one.prefill_bytes == 0
+    assert one.step_bytes > cache_bytes
+    assert three.step_bytes > 3 * cache_bytes
+
+
+BOUND = {
+    "llama, beams": {"num_beams": 3},
+    "llama, beams that sample": {"num_beams": 2, "do_sample": True, "top_p": 0.9, "temperature": 0.7},
+    "llama, one": {"repetition_penalty": 1.2},
+    "llama, guidance": {"guidance_scale": 1.5},
+    "gemma2": {"attention": "eager", "num_beams": 3},
+    "qwen3_moe": {"num_beams": 3},
+    "gpt_neox": {"attention": "eager", "num_beams": 3},
+    "gpt2": {"num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_the_closed_form_of_transformers_generate_is_never_below_a_trace(tmp_path, name):
+    caches, asked = caches_of(tmp_path, is_slots=False, family=name.split(",")[0], **BOUND[name])
+    how = {"static_bytes": 0, "prefill_tokens": 512, "is_slots": False}
+    closed = closed_cache_costs(asked.config, asked.folder.config, [10, 40], **how)
+    for rows, prompt in ((1, 40), (6, 10)):
+        columns = prompt + NEW_TOKENS
+        added = caches.sample(CacheShape(rows=rows, columns=columns, prompts=rows, prompt_tokens=prompt)).step_bytes
+        assert added <= float(closed.peak_bytes(rows, columns)) <= 20 * added, (rows, prompt)
+
+
+# A job in waves under a cap, in numbers that can be checked by hand
+
+ROWS = np.array([20] * 6 + [10] * 6)
+PASSES = PrefillTokens(tokens=40, reason="by hand")
+# 1 GFLOP a second: 1000 FLOPs for each token are a microsecond; nothing else takes time.
+SPEED = cpu_speed(1e9, 1e18, source="by hand")
+
+
+def law(fixed_flops, token_flops):
+    place = WorkPlace("decode", 0, "mlp", "aten::mm", "matrix", "float32")
+
+    def work(tokens):
+        return WorkCount(places={place: Work(fixed_flops + token_flops * tokens, 0, 0)})
+
+    return law_through([(tokens, length, work(tokens)) for tokens, length in ((1, 10), (100, 10), (100, 40))])
+
+
+TIMES = PassTimes(prefill=law(0, 1000), step=law(8000, 1000), speed=SPEED)
+
+
+def plan(cap_bytes, times=None, *, lengths=ROWS, fixed_rows=None):
+    how = {"max_new_tokens": 11, "num_beams": 1, "engine": "slots", "engine_reason": ""}
+    task = GenerationTask(lengths=lengths, fixed_rows=fixed_rows, **how)
+    limits = {"limit_bytes": cap_bytes + 700, "outside_bytes": 500, "margin_bytes": 200}
+    budget = Budget(device="cpu", limit_reason="by hand", margin_reason="by hand", **limits)
+    return cut(task, budget, costs(), PASSES, source="traced", cap_bytes=cap_bytes, times=times)
+
+
+def test_waves_take_the_longest_first_and_keep_the_cache_of_the_first():
+    """1000 + 2 × 30 × R + 130 × R under 1600: three rows, 90 cells; beside them 120 × R: three rows again."""
+    found = waves(ROWS, MemoryRoom(costs(), cap_bytes=1600), response_columns=10)
+    assert found.rows.tolist() == [3, 3, 3, 3]
+    assert found.columns.tolist() == [30, 30, 20, 20]
+    assert found.at(0) == found.at(5) == (3, 30)
+    assert found.at(6) == (3, 20)
+
+
+def test_a_wave_reads_its_prompts_in_passes_and_writes_all_tokens():
+    """Of 3 rows of 20: 2 passes of 40; of 3 of 10: one pass of 30. A step of 3 rows is 8 + 3 microseconds."""
+    found = waves(ROWS, FixedRoom(3, prefill_tokens=40), response_columns=10)
+    expected = 2 * (2 * 40e-6 + 10 * 11e-6) + 2 * (30e-6 + 10 * 11e-6)
+    assert seconds(found, costs(), TIMES) == pytest.approx(expected)
+
+
+def test_memory_decides_where_it_is_scarce():
+    found = plan(1600)
+    assert (found.rows, found.memory_rows, found.rows_reason) == (3, 3, "as many as there is memory for")
+    assert [(shape.first_row, shape.rows, shape.columns) for shape in found.shapes] == [(0, 3, 30), (6, 3, 20)]
+    assert found.shapes[0].peak_bytes == 1000 + 2 * 90 + 400
+    assert found.total_bytes == 1580 + 500
+    assert (found.fits, found.is_ample) == (True, False)
+    saved = json.loads(json.dumps(found.as_dict()))
+    assert "costs" not in saved
+    assert saved["shapes"][0] == {"first_row": 0, "rows": 3, "columns": 30, "peak_bytes": 1580}
+    exact = plan(1580)  # to the byte
+    assert (exact.rows, exact.fits) == (3, True)
+    alone = plan(1100)  # the longest prompt does not fit alone
+    assert (alone.rows, alone.fits) == (1, False)
+
+
+def test_all_rows_run_together_where_they_fit_but_not_those_that_hardly_save_time():
+    found = plan(100_000)
+    assert (found.rows, found.rows_reason, found.is_ample) == (12, "all rows together", True)
+    assert isinstance(found.room(), MemoryRoom)
+    # A token of a row takes (8 + R) / R microseconds; of 4,096 rows 1.002, and of 364 rows 2% more.
+    found = plan(10**9, TIMES, lengths=np.full(5000, 20))
+    assert found.most_rows == found.rows == 385  # 13 waves, where 364 would leave some for a 14th
+    assert found.rows_reason == "with more of them a token of a row takes hardly less time"
+
+
+def test_a_number_by_hand_is_taken_whatever_fits():
+    found = plan(1600, fixed_rows=5)
+    assert (found.rows, found.memory_rows, found.rows_reason) == (5, 3, "a number by hand")
+    assert not found.fits
+    assert found.room().rows(30) == 5
+
+
+def test_after_what_the_device_has_shown_the_waves_are_others():
+    before = plan(1600, TIMES)
+    after = recut(before, ROWS, replace(before.costs, scale=2.0), cap_bytes=1600)
+    assert (after.rows, after.memory_rows) == (1, 1)
+    assert after.seconds == pytest.approx(3 * before.seconds)
+    assert after.total_bytes == after.shapes[0].peak_bytes + 500
+
+
+def test_passes_over_prompts_are_as_large_as_pays_and_leave_the_memory_to_rows():
+    """Of 10 bytes a token, 10% of what is beside the weights are 512 tokens of 51,200 bytes."""
+    steep = replace(TIMES, prefill=law(100_000, 1000))
+    roomy = prefill_tokens(costs(), steep, cap_bytes=10**9, longest=20, usual=20)
+    assert (roomy.tokens, roomy.reason) == (1024, "larger passes read prompts hardly faster")
+    scarce = prefill_tokens(costs(), steep, cap_bytes=1000 + 51_200, longest=20, usual=20)
+    assert scarce.tokens == 512
+    assert scarce.reason.startswith("passes over prompts take no more than 10%")
+    long_prompts = prefill_tokens(costs(), steep, cap_bytes=1000 + 51_200, longest=900, usual=900)
+    assert long_prompts.tokens == 512  # a prompt of 900 passes alone anyway
+
+
+# The engine of a job: what is measured with, and what follows from it
+
+
+def test_the_sample_is_the_middle_of_the_prompts():
+    lengths = [5, 100, 7, 9, 1, 8, 6, 2, 3, 4] * 100
+    sample = sample_of(lengths, rows=3, num_engines=2, run_s=3600.0)
+    assert sorted(lengths[position] for position in sample.positions) == [5, 5, 5, 6, 6, 6]
+    assert sample.allowed_s == 30.0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=300),
+    rows=st.integers(1, 20),
+    num_engines=st.integers(2, 4),
+    run_s=st.floats(1.0, 1e5),
+)
+def test_measuring_takes_no_more_than_its_share(lengths, rows, num_engines, run_s):
+    sample = sample_of(lengths, rows=rows, num_engines=num_engines, run_s=run_s)
+    if not sample.positions:
+        assert sample.reason
+        return
+    assert len(set(sample.positions)) == len(sample.positions) == 2 * rows
+    taken = np.array(lengths)[list(sample.positions)]
+    needed_s = num_engines * run_s * taken.sum() / sum(lengths)
+    assert needed_s <= sample.allowed_s <= min(0.02 * run_s, 30.0)
+    others = np.delete(np.array(lengths), list(sample.positions))
+    below, above = (others < taken.min()).sum(), (others > taken.max()).sum()
+    within = len(others) - below - above
+    assert abs(int(below) - int(above)) <= within + 1  # in the middle, ties aside
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"num_engines": 1}, "no other engine can write these responses"),
+        ({"run_s": None}, "it is not known how long the job takes"),
+        ({"rows": 51}, "100 rows are fewer than two sets of the 51 that run together"),
+        (
+            {"run_s": 600.0},
+            "measuring 2 engines takes about 2 min 0 s, more than 12.0 s: 2% of the job, 30.0 s at most",
+        ),
+    ],
+)
+def test_why_nothing_is_measured(how, reason):
+    given = {"rows": 5, "num_engines": 2, "run_s": 600.0, **how}
+    assert sample_of([10] * 100, **given).reason == reason
+    assert unmeasured(reason).reason == f"the usual choice, not measured: {reason}"
+    assert unmeasured(reason).kind == "slots"
+
+
+def test_the_fastest_is_taken_unless_it_is_noise_and_the_others_are_told():
+    choice = fastest({"slots": 4.0, "paged": 2.0, "static": 8.0}, num_rows=16, dropped={"x": "its responses differ"})
+    assert choice.kind == "paged"
+    assert choice.reason == "rows/s over 16 rows: paged 8, slots 4, static 2; x: its responses differ"
+    assert choice.rows_per_s == {"slots": 4.0, "paged": 8.0, "static": 2.0}
+    assert fastest({"slots": 1.04, "static": 1.0}, num_rows=8, dropped={}).kind == "slots"
+    assert fastest({"slots": 1.06, "static": 1.0}, num_rows=8, dropped={}).kind == "static"

@@ -1,0 +1,369 @@
+"""A measurement: of fewer layers, in processes of its own, and in this one on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaModel
+
+from brim.config import load_config
+from brim.data.tokens import rows_of_step
+from brim.errors import BrimError, ConfigError, InputError
+from brim.models import locate
+from brim.train import gradient
+from brim.workflows.measure import PhasePeak, run as process
+from brim.workflows.measure.messages import Report
+from brim.workflows.measure.run import Depths, depths, extrapolated, measure, measured_alone, num_layers, with_layers
+from brim.workflows.measure.work import NoMeter, in_order_of_steps, random_rows, run, run_on, tiny
+
+CPU = torch.device("cpu")
+TRAINS = {"trainer": {"type": "finetune", "learning_rate": 0.001}}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def peak(total_bytes, allocated_bytes=None, *, phase="train", step=1, baseline_bytes=7):
+    return PhasePeak(
+        phase=phase,
+        step=step,
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=None,
+        outside_bytes=None,
+        total_bytes=total_bytes,
+        end_bytes=total_bytes // 2,
+        baseline_bytes=baseline_bytes,
+    )
+
+
+# Fewer layers, and from two depths to the whole model
+
+
+def test_one_and_two_layers_stand_for_many_and_periods_and_layers_at_the_front_for_themselves():
+    kinds = [SLIDING] * 5 + [FULL]
+    for config, layers, expected in (
+        ({"num_hidden_layers": 32}, 1, Depths(1, 2, 32)),
+        ({"n_layer": 32}, 3, Depths(3, 6, 32)),
+        ({"num_hidden_layers": 26, "layer_types": (kinds * 5)[:26]}, 1, Depths(6, 12, 26)),
+        ({"num_hidden_layers": 27, "first_k_dense_replace": 1}, 1, Depths(2, 3, 27)),
+        ({"num_hidden_layers": 2}, 1, None),  # nothing to gain
+        ({"hidden_size": 8}, 1, None),
+    ):
+        assert depths(config, layers) == expected, config
+
+
+def test_lists_by_layer_are_cut_and_others_are_not():
+    config = {
+        "num_hidden_layers": 3,
+        "max_window_layers": 3,
+        "layer_types": [SLIDING, FULL, FULL],
+        "eos_token_id": [1, 2, 3],
+    }
+    changed = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL]}
+    assert with_layers(config, 2) == {**config, **changed}
+    config = {
+        "model_type": "x",
+        "num_hidden_layers": 9,
+        "text_config": {"num_hidden_layers": 4},
+    }  # the decoder is meant
+    assert num_layers(config) == 4
+    assert with_layers(config, 1) == {**config, "text_config": {"num_hidden_layers": 1}}
+
+
+def test_the_peak_lies_on_the_line_through_both():
+    found = extrapolated(peak(1_000, 100), peak(1_300, 160), Depths(1, 2, 32))
+    assert found.total_bytes == 1_000 + 31 * 300
+    assert found.allocated_bytes == 100 + 31 * 60
+    assert found.end_bytes == 500 + 31 * 150
+    assert found.reserved_bytes is None
+    assert (found.phase, found.step, found.baseline_bytes) == ("train", 1, 7)
+    # Two periods beyond the front are one step of the line.
+    assert extrapolated(peak(1_000), peak(1_600), Depths(7, 13, 27)).total_bytes == 1_000 + 100 * 20
+
+
+# Random rows in the order of the loop
+
+
+def test_each_step_of_the_loop_gets_its_lengths_and_later_ones_the_last():
+    lengths = in_order_of_steps([(5, 6), (7, 8), (9, 9)], num_rows=10, seed=42)
+    seen = []
+    for consumed in range(0, 10, 2):
+        _, positions = rows_of_step(num_rows=10, seed=42, consumed_samples=consumed, size=2)
+        seen.append(tuple(lengths[int(position)] for position in positions))
+    assert seen == [(5, 6), (7, 8), (9, 9), (9, 9), (9, 9)]
+
+
+def test_rows_are_all_learned_from_or_all_prompt():
+    learned = random_rows([4, 9], vocabulary=7, supervised=True, seed=0)
+    assert learned.lengths.tolist() == [4, 9]
+    assert learned.num_supervised.tolist() == [3, 8]
+    assert max(int(row.input_ids.max()) for row in learned) < 7
+    assert random_rows([4, 9], vocabulary=7, supervised=False, seed=0).num_prompt_tokens.tolist() == [4, 9]
+
+
+# In processes of its own
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """What would have been measured; each process reports 1,000 bytes a layer and 10 a phase."""
+    asked = []
+
+    def measured(request, environment=process.RETURNED_AT_ONCE):
+        asked.append(request)
+        total_bytes = 1000 * request.folder.config["num_hidden_layers"] + 10
+        steps = [("train", n + 1) for n in range(request.num_steps)] if "train" in request.phases else []
+        others = [(phase, None) for phase in request.phases if phase in ("evaluate", "generate")]
+        phases = [("load", None), *steps, *others]
+        return Report(
+            device="cpu",
+            kind="cpu",
+            baseline_bytes=5,
+            peaks=tuple(peak(total_bytes, phase=phase, step=step, baseline_bytes=5) for phase, step in phases),
+            end_bytes=tuple(100 * n for n, _ in enumerate(steps)),
+            stayed=(),
+            timeline=None,
+            notes=("said by each",),
+        )
+
+    monkeypatch.setattr(process, "measured_alone", measured)
+    return asked
+
+
+@pytest.fixture
+def measured(tiny_base):
+    """Measures the tiny model. settings: brim's configuration. changes: of config.json."""
+
+    def run(settings=TRAINS, *, changes=None, **keys):
+        folder = locate(str(tiny_base))
+        folder = replace(folder, config={**folder.config, **(changes or {})})
+        config = load_config({"base_model": str(tiny_base), **settings}).config
+        return measure(config, folder, **{"batch_size": 1, "sequence_length": 8, **keys})
+
+    return run
+
+
+def test_training_and_running_are_measured_apart_and_loading_told_once(measured, parts):
+    found = measured(batch_size=2, sequence_length=16, steps=2)
+    assert [(request.phases, request.trainable) for request in parts] == [
+        (("load", "train"), True),
+        (("evaluate", "generate"), True),
+    ]
+    phases = [(each.phase, each.step) for each in found.peaks]
+    assert phases == [("load", None), ("train", 1), ("train", 2), ("evaluate", None), ("generate", None)]
+    assert found.notes == ("said by each",)
+    assert found.layers_run == (2,)
+    assert found.peak("train").total_bytes == 2010
+
+
+def test_only_what_was_asked_for_is_told(measured, parts):
+    found = measured({}, phases=("generate",), steps=1)
+    assert [each.phase for each in found.peaks] == ["generate"]
+    with pytest.raises(KeyError):
+        found.peak("load")
+
+
+def test_a_step_has_two_micro_batches_where_it_has_more(measured, parts):
+    measured({"trainer": {**TRAINS["trainer"], "gradient_accumulation_steps": 8}}, batch_size=3, phases=("train",))
+    assert parts[0].step_lengths == ((8,) * 6,)
+
+
+def test_two_depths_are_run_and_the_peaks_extrapolated(measured, parts):
+    found = measured(changes={"num_hidden_layers": 40}, phases=("train",), steps=1, layers=1)
+    assert [request.folder.config["num_hidden_layers"] for request in parts] == [1, 2]
+    assert [each.total_bytes for each in found.peaks] == [40_010]
+    assert (found.layers_run, found.num_layers) == ((1, 2), 40)
+    assert "extrapolated from 1 and 2 layers of random weights to 40" in found.notes
+
+
+def test_live_bytes_that_rise_at_each_step_are_a_leak(measured, parts):
+    found = measured(phases=("train",), steps=5)
+    assert parts[0].looks_for_leaks
+    assert found.leak is not None
+    assert (found.leak.bytes_per_step, str(found.leak)) == (100, "live bytes rose by 100 a step, 4 times in a row")
+    assert found.as_dict()["leak"] == {"bytes_per_step": 100, "end_bytes": [0, 100, 200, 300, 400], "stayed": []}
+    assert measured(phases=("train",), steps=4).leak is None
+
+
+def test_what_cannot_be_measured_is_refused(measured, asked):
+    with pytest.raises(ConfigError, match="a training step cannot be measured"):  # nothing trains
+        measured({}, phases=("train",))
+    with pytest.raises(InputError, match="rows of 129 tokens are longer than the model's context"):
+        measured(sequence_length=129)
+    with pytest.raises(InputError, match="there is no device 'rocm' here to measure on"):
+        run(asked(device="rocm"))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
+def test_a_process_of_its_own_gives_the_peaks_without_the_weights(asked):
+    request = asked(num_steps=1)
+    report = measured_alone(replace(request, folder=replace(request.folder, has_weights=False)))
+    [load, train] = report.peaks
+    weights_bytes = 30_000 * 4
+    assert report.baseline_bytes < load.total_bytes < report.baseline_bytes + 16 * 2**20
+    assert report.baseline_bytes + 3 * weights_bytes < train.total_bytes < report.baseline_bytes + 32 * 2**20
+    json.dumps(report.end_bytes)
+
+
+def test_a_process_that_dies_is_told_with_its_last_words_and_its_problem_raised_as_the_same_kind(tmp_path):
+    for code, told in (
+        (1, "the process that measured ended with 1: its last words"),
+        (-9, "ended with -9; the system ends a process that takes too much memory: its last words"),
+    ):
+        with pytest.raises(BrimError, match=re.escape(told)):
+            process._report_in(tmp_path, subprocess.CompletedProcess([], code, stderr=b"its last words\n"))
+    problem = {"what": "no room", "where": "", "expected": "", "fix": "buy some"}
+    (tmp_path / "error.json").write_text(json.dumps({"exit_code": 2, "problems": [problem]}))
+    with pytest.raises(InputError, match="no room\n  fix: buy some"):
+        process._report_in(tmp_path, subprocess.CompletedProcess([], 0, stderr=b""))
+
+
+# brim's own code, run to be measured: in this process, on a tiny model
+
+
+class Counting(NoMeter):
+    """A meter that tells how often it was read."""
+
+    def __init__(self):
+        self.begun = 0
+
+    def begin(self):
+        self.begun += 1
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("settings", [{}, {"adapter": "lora"}], ids=["full", "LoRA"])
+def test_each_step_has_a_peak_of_its_own(asked, settings):
+    meter = Counting()
+    bench = run_on(asked(settings, num_steps=3), CPU, meter)
+    assert [(peak.phase, peak.step) for peak in bench.peaks] == [("load", None), *(("train", n) for n in (1, 2, 3))]
+    assert meter.begun == 4
+    assert bench.notes == []
+
+
+@pytest.mark.run
+def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, monkeypatch):
+    widths = []
+    forward = LlamaModel.forward
+
+    def watched(self, input_ids=None, **others):
+        widths.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **others)
+
+    monkeypatch.setattr(LlamaModel, "forward", watched)
+    bench = run_on(asked(trainable=False, phases=("evaluate", "generate")), CPU, NoMeter())
+    assert [peak.phase for peak in bench.peaks] == ["load", "evaluate", "generate"]
+    # Scored; prefill and two decoded, which make three new tokens.
+    assert widths[-4:] == [(2, 16), (2, 16), (2, 1), (2, 1)]
+
+
+@pytest.mark.run
+def test_micro_batches_and_lengths_are_those_that_were_asked_for(asked, monkeypatch):
+    shapes = []
+    collate = gradient.collate
+
+    def watched(rows, *, pad_id):
+        batch = collate(rows, pad_id=pad_id)
+        shapes.append(tuple(batch.input_ids.shape))
+        return batch
+
+    monkeypatch.setattr(gradient, "collate", watched)
+    run_on(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), CPU, NoMeter())
+    assert shapes == [(2, 9), (2, 5), (2, 12), (2, 3)]
+
+
+@pytest.mark.run
+def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
+    calls = []
+    scale = torch.amp.GradScaler.scale
+
+    def overflowing(self, outputs):
+        calls.append(outputs)
+        return scale(self, outputs) * (float("inf") if len(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", overflowing)
+    bench = run_on(asked({"precision": "fp16-mixed"}, num_steps=2), CPU, NoMeter())
+    assert [peak.step for peak in bench.peaks if peak.phase == "train"] == [1, 2]
+    (note,) = bench.notes
+    assert note.startswith("1 step left out: fp16 gradients overflowed")
+
+
+@pytest.mark.run
+def test_the_rehearsal_runs_the_same_phases_on_a_model_that_fits_anywhere(asked):
+    request = asked({"adapter": {"type": "lora", "target_modules": ["q_proj"]}}, phases=("train",), records=True)
+    with tiny(request) as rehearsal:
+        bench = run_on(rehearsal, CPU, NoMeter())
+    assert [peak.phase for peak in bench.peaks] == ["load", "train"]
+    assert bench.recording is None
+
+
+@pytest.mark.run
+def test_a_recorded_step_names_its_parts_and_where_their_spikes_are(asked):
+    bench = run_on(asked(records=True), CPU, NoMeter())
+    assert bench.recording is not None
+    found = bench.recording.timeline()
+    expected = [f"step {step}: {part}" for step in (1, 2) for part in ("forward", "backward", "optimizer")]
+    assert [label for _, label in found.marks] == expected
+    # On a CPU the points are samples of the resident set: a part's highest may be the first of the part after it.
+    assert {spike.place.phase for spike in found.spikes} <= {"forward", "backward", "optimizer"}
+    assert len(found.spikes) == len(found.marks)
+    places = bench.recording.log.places
+    heads = {place.module for place in places if place.phase == "forward" and place.operator == "aten.mm"}
+    assert "model.layers.1.mlp.down_proj" in heads
+    assert {place.layer for place in places if place.phase == "backward"} >= {0, 1}
+
+
+@pytest.mark.run
+def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch, few_objects):
+    kept = []
+    loss_of = gradient.next_token_loss
+
+    def leaking(model, batch, **others):
+        kept.append(torch.zeros(len(kept) + 1, 1000))
+        return loss_of(model, batch, **others)
+
+    request = asked(num_steps=5, looks_for_leaks=True)
+    sound = run_on(request, CPU, NoMeter())
+    assert len(set(sound.end_bytes[1:])) == 1
+    monkeypatch.setattr(gradient, "next_token_loss", leaking)
+    bench = run_on(request, CPU, NoMeter())
+    rises = [after - before for before, after in pairwise(bench.end_bytes)]
+    assert rises == [8_000, 12_000, 16_000, 20_000]
+    assert [(each.shape, each.num_bytes) for each in bench.stayed()] == [((n, 1000), n * 4000) for n in (5, 4, 3, 2)]
+
+
+@pytest.mark.run
+def test_a_list_of_losses_whose_graphs_stay_is_found(asked, monkeypatch, few_objects):
+    kept = []
+    loss_of = gradient.next_token_loss
+
+    def leaking(model, batch, **others):
+        with torch.enable_grad():
+            kept.append(loss_of(model, batch, **others))  # never sent backward, so that its graph keeps all it saved
+        return loss_of(model, batch, **others)
+
+    monkeypatch.setattr(gradient, "next_token_loss", leaking)
+    trainer = {**TRAINS["trainer"], "chunked_loss": False}
+    bench = run_on(asked({"trainer": trainer}, num_steps=5, looks_for_leaks=True), CPU, NoMeter())
+    rises = [after - before for before, after in pairwise(bench.end_bytes[1:])]
+    assert len(set(rises)) == 1
+    assert rises[0] > 2 * 15 * 300 * 4  # the probabilities of the vocabulary's 300 tokens, in fp32
+    assert any(each.shape and each.shape[-1] == 300 for each in bench.stayed())
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("phase", ["train", "evaluate", "generate"])
+def test_what_does_not_fit_is_no_measurement_of_something_smaller(asked, monkeypatch, phase):
+    def scarce(self, input_ids=None, **others):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(LlamaModel, "forward", scarce)
+    with pytest.raises(BrimError, match="the device ran out of memory: ") as caught:
+        run_on(asked(trainable=phase == "train", phases=(phase,)), CPU, NoMeter())
+    assert "--batch-size" in caught.value.problems[0].fix
