@@ -1,16 +1,24 @@
-"""What loading accepts, and the words with which it refuses."""
+"""What loading accepts, with what it refuses; overrides; files that are none; whose word counts; and any mutation."""
 
 from __future__ import annotations
 
+import copy
+import datetime
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
+from tests.messages import refused, says
+from tests.properties import examples
 
-from brim.config import load_config
+from brim.config import load_config, require_trust_said_again
 from brim.config.schema import FinetuneTrainer, LoraConfig, NoTrainer, RandomSplit
+from brim.config.yaml import MAX_BYTES
+from brim.errors import ConfigError
 
 MINIMAL = """\
 base_model: model
@@ -21,7 +29,6 @@ output_features:
   - name: answer
     type: text
 """
-
 WORKSHOP = """\
 model_type: llm
 base_model: ./model
@@ -36,7 +43,6 @@ output_features:
 prompt:
   template: |
     Below is an instruction that describes a task, paired with an input that may provide further context.
-    Write a response that appropriately completes the request.
 
     ### Instruction: {instruction}
 
@@ -78,22 +84,16 @@ backend:
 
 def test_the_workshops_configuration_loads_as_it_stands(file):
     loaded = load_config(file(WORKSHOP))
-    assert loaded.name == "config.yaml"
-    assert loaded.notes == ()
+    assert (loaded.name, loaded.notes) == ("config.yaml", ())
     assert loaded.config.adapter == LoraConfig(type="lora")
     trainer = loaded.config.trainer
     assert isinstance(trainer, FinetuneTrainer)
     assert (trainer.learning_rate, trainer.epochs, trainer.effective_batch_size) == (0.0001, 3, 32)
     assert (trainer.learning_rate_scheduler.decay, trainer.learning_rate_scheduler.warmup_fraction) == ("cosine", 0.03)
     assert loaded.config.preprocessing.split == RandomSplit(probabilities=(1.0, 0.0, 0.0))
-
-
-def test_so_does_the_shape_with_accumulation_and_no_effective_batch(file):
     text = WORKSHOP.replace("gradient_accumulation_steps: auto", "gradient_accumulation_steps: 16")
-    loaded = load_config(file(text.replace("  effective_batch_size: 32\n", "")))
-    assert isinstance(loaded.config.trainer, FinetuneTrainer)
-    assert loaded.config.trainer.gradient_accumulation_steps == 16
-    assert loaded.config.trainer.effective_batch_size == "auto"
+    trainer = load_config(file(text.replace("  effective_batch_size: 32\n", ""))).config.trainer
+    assert (trainer.gradient_accumulation_steps, trainer.effective_batch_size) == (16, "auto")
 
 
 def test_ludwigs_defaults_hold_where_nothing_is_said(minimal):
@@ -103,44 +103,32 @@ def test_ludwigs_defaults_hold_where_nothing_is_said(minimal):
     generation = config.generation
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 0.1, 50, 1.0)
     config = load_config(minimal(trainer={"type": "finetune"}, adapter="lora")).config
-    assert isinstance(config.trainer, FinetuneTrainer)
-    assert (config.trainer.learning_rate, config.trainer.early_stop) == (0.001, 5)
-    assert config.trainer.gradient_clipping is not None
-    assert config.trainer.gradient_clipping.clipglobalnorm == 0.5
-    assert config.trainer.optimizer.type == "adam"
-    assert config.adapter is not None
-    assert (config.adapter.r, config.adapter.alpha, config.adapter.dropout) == (8, None, 0.05)
+    trainer, adapter = config.trainer, config.adapter
+    assert (trainer.learning_rate, trainer.early_stop, trainer.optimizer.type) == (0.001, 5, "adam")
+    assert trainer.gradient_clipping.clipglobalnorm == 0.5
+    assert (adapter.r, adapter.alpha, adapter.dropout) == (8, None, 0.05)
+    config = load_config({"base_model": "m"}).config
+    assert [feature.column_name for feature in config.input_features] == ["prompt"]
+    assert [feature.column_name for feature in config.output_features] == ["completion"]
 
 
-def test_bare_types_and_explicit_nulls(minimal):
-    config = load_config(
-        minimal(
-            adapter=None,
-            backend="local",
-            preprocessing={"split": "random"},
-            trainer={"type": "finetune", "optimizer": "sgd", "gradient_clipping": None},
-        )
-    ).config
-    assert isinstance(config.trainer, FinetuneTrainer)
-    assert (config.backend.type, config.trainer.optimizer.type, config.trainer.gradient_clipping) == (
-        "local",
-        "sgd",
-        None,
-    )
-
-
-def test_a_mapping_may_hold_pythons_own_values(minimal):
-    source = minimal(
-        dataset=Path("data.jsonl"), random_seed=np.int64(7), adapter={"type": "lora", "target_modules": ("q", "v")}
-    )
-    source["preprocessing"] = {"sample_ratio": np.float32(0.5)}
-    config = load_config(source).config
+def test_bare_types_explicit_nulls_and_pythons_own_values(minimal):
+    trainer = {"type": "finetune", "optimizer": "sgd", "gradient_clipping": None}
+    config = load_config(minimal(adapter=None, backend="local", trainer=trainer)).config
+    assert (config.backend.type, config.trainer.optimizer.type) == ("local", "sgd")
+    assert (config.adapter, config.trainer.gradient_clipping) == (None, None)
+    adapter = {"type": "lora", "target_modules": ("q", "v")}
+    source = minimal(dataset=Path("data.jsonl"), random_seed=np.int64(7), adapter=adapter)
+    config = load_config(source | {"preprocessing": {"split": "random", "sample_ratio": np.float32(0.5)}}).config
     assert (config.dataset, config.random_seed, config.preprocessing.sample_ratio) == ("data.jsonl", 7, 0.5)
-    assert config.adapter is not None
-    assert config.adapter.target_modules == ("q", "v")
+    assert (config.adapter.target_modules, config.preprocessing.split.type) == (("q", "v"), "random")
+    for kind in ("none", "finetune"):
+        for rows in ("auto", None, 3):
+            trainer = load_config(minimal(trainer={"type": kind, "eval_batch_size": rows})).config.trainer
+            assert trainer.eval_batch_size == rows
 
 
-def test_all_problems_come_at_once_in_the_order_of_the_file(file, problems):
+def test_all_problems_come_at_once_in_the_order_of_the_file(file, problems, golden):
     text = """\
 base_modl: model
 learning_rate: 0.1
@@ -163,153 +151,387 @@ preprocessing:
   sample_size: 10
   sample_ratio: 0.5
 """
-    assert problems(file(text)) == [
-        "config.yaml:1: unknown key base_modl\n  fix: did you mean base_model?",
-        "config.yaml:2: unknown key learning_rate\n  fix: write trainer.learning_rate: 0.1",
-        "config.yaml:5: unknown key input_features.0.typ\n  fix: did you mean input_features.0.type?",
-        "config.yaml:9: output_features.0.preprocessing.max_sequence_length is '12'\n"
-        "  expected: a whole number of at least 1, or null\n"
-        "  fix: write 12 without quotes",
-        "config.yaml:11: quantization.bits is 5\n  expected: 4 or 8",
-        "config.yaml:13: trainer.type is 'finetun'\n  expected: none or finetune\n  fix: did you mean finetune?",
-        "config.yaml:14: unknown key trainer.epoch\n  fix: did you mean trainer.epochs?",
-        "config.yaml:15: trainer.optimizer.momentum has no place with trainer.optimizer.type: adam\n"
-        "  fix: remove it, or set trainer.optimizer.type: sgd",
-        "config.yaml:16: trainer.gradient_accumulation_steps is 0\n  expected: a whole number of at least 1, or auto",
-        "config.yaml:17: trainer.enable_gradient_checkpointing is 'yes'\n  expected: true or false, or auto\n"
-        "  fix: write true",
-        "config.yaml:19: preprocessing.sample_size and sample_ratio are both given\n  fix: keep one of them",
-    ]
+    told = problems(file(text))
+    assert [int(problem.split(":")[1]) for problem in told] == [1, 2, 5, 9, 11, 13, 14, 15, 16, 17, 19]
+    golden("config/problems.txt", "\n".join(told))
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("random_seed: -1", "config.yaml:8: random_seed is -1\n  expected: a whole number of at least 0 and below 4294967296"),
-        ("random_seed: true", "config.yaml:8: random_seed is true\n  expected: a whole number of at least 0 and below 4294967296"),
-        ("random_seed: 1.0", "config.yaml:8: random_seed is 1.0\n  expected: a whole number of at least 0 and below 4294967296"),
-        ("dataset: 3", "config.yaml:8: dataset is 3\n  expected: text, a list of texts, or null\n  fix: put it in quotes"),
-        ("dataset: ''", "config.yaml:8: dataset is empty\n  expected: text, a list of texts, or null"),
-        (
-            "dataset: 2001-01-01",
-            "config.yaml:8: dataset is the date 2001-01-01\n  expected: text, a list of texts, or null\n  fix: put it in quotes",
-        ),
-        ("generation: 3", "config.yaml:8: generation is 3\n  expected: a mapping"),
-        ("trainer: 3", "config.yaml:8: trainer is 3\n  expected: none, finetune, or a mapping with type"),
-        ("trainer: finetuned", "config.yaml:8: trainer.type is 'finetuned'\n  expected: none or finetune\n"
-         "  fix: did you mean finetune?"),
-        ("adapter: lora2", "config.yaml:8: adapter.type is 'lora2'\n  expected: lora\n  fix: did you mean lora?"),
-        ("adapter: {r: 4}", "config.yaml:8: adapter.type is missing\n  expected: lora\n"
-         "  fix: add it. The kind of adapter. `adapter: lora` is short for `{type: lora}`."),
-        ("adapter:\n  type: lora\n  target_modules: [1]", "config.yaml:10: adapter.target_modules is [1]\n"
-         "  expected: a list of layer names, a regular expression, all-linear, or null"),
-        ("precision: bf16", "config.yaml:8: precision is 'bf16'\n"
-         "  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed\n  fix: write precision: bf16-mixed"),
-        ("generation:\n  top_p: .nan", "config.yaml:9: generation.top_p is nan\n  expected: a number from 0 to 1"),
-        ("generation:\n  temperature: '1e-1'", "config.yaml:9: generation.temperature is '1e-1'\n"
-         "  expected: a number of at least 0\n  fix: write 0.1"),
-        ("preprocessing:\n  split: {type: hash}", "config.yaml:9: preprocessing.split.column is missing\n"
-         "  expected: text\n  fix: add it. The column that is hashed."),
-        ("backend: {workers: 2}", "config.yaml:8: unknown key backend.workers\n"
-         "  expected: one of type\n  fix: remove it"),
-        ("lr: 3", "config.yaml:8: unknown key lr\n  fix: the key is trainer.learning_rate: a number from 0 to 1, or auto"),
-        ("5: 3", "config.yaml:8: unknown key 5\n  expected: one of model_type, base_model, initialize, precision, "
-         "model_parameters, input_features, output_features, prompt, chat, adapter, quantization, trainer, preprocessing, generation, "
-         "memory, backend, dataset, random_seed, trust_remote_code\n  fix: remove it"),
-    ],
-)  # fmt: skip
-def test_one_wrong_value_gives_one_message(file, problems, lines, message):
-    assert problems(file(MINIMAL + lines + "\n")) == [message]
+SEED = "a whole number of at least 0 and below 4294967296"
+WRONG_VALUES = [  # lines from line 8 on, and the place and the decisive words
+    ("random_seed: -1", f":8: random_seed is -1 … {SEED}"),
+    ("random_seed: true", f":8: random_seed is true … {SEED}"),
+    ("random_seed: 1.0", f":8: random_seed is 1.0 … {SEED}"),
+    ("dataset: 3", ":8: dataset is 3 … text, a list of texts, or null … put it in quotes"),
+    ("dataset: ''", ":8: dataset is empty … text"),
+    ("dataset: 2001-01-01", ":8: dataset is the date 2001-01-01 … put it in quotes"),
+    ("generation: 3", ":8: generation is 3 … a mapping"),
+    ("trainer: 3", ":8: trainer is 3 … none, finetune, or a mapping with type"),
+    ("trainer: finetuned", ":8: trainer.type is 'finetuned' … none or finetune … did you mean finetune?"),
+    ("adapter: lora2", ":8: adapter.type is 'lora2' … did you mean lora?"),
+    ("adapter: {r: 4}", ":8: adapter.type is missing … lora … add it. The kind of adapter."),
+    ("adapter:\n  type: lora\n  target_modules: [1]", ":10: adapter.target_modules is [1] … all-linear, or null"),
+    ("precision: bf16", ":8: precision is 'bf16' … or fp16-mixed … write precision: bf16-mixed"),
+    ("generation:\n  top_p: .nan", ":9: generation.top_p is nan … a number from 0 to 1"),
+    ("generation:\n  temperature: '1e-1'", ":9: generation.temperature is '1e-1' … write 0.1"),
+    ("preprocessing:\n  split: {type: hash}", ":9: preprocessing.split.column is missing … The column that is hashed."),
+    ("backend: {workers: 2}", ":8: unknown key backend.workers … one of type … remove it"),
+    ("lr: 3", ":8: unknown key lr … the key is trainer.learning_rate: a number from 0 to 1, or auto"),
+    ("5: 3", ":8: unknown key 5 … one of model_type, base_model, … trust_remote_code … remove it"),
+]  # fmt: skip
+WRONG_FEATURES = [
+    ("[]", ":2: input_features is an empty list … at least one feature"),
+    ("3", ":2: input_features is 3 … at least one feature"),
+    ("[3]", ":2: input_features.0 is 3 … a mapping"),
+    ("[{type: text}]", ":2: input_features.0.name is missing … The feature's name; also its column"),
+    ("[{name: a, type: texts}]", ":2: input_features.0.type is 'texts' … text, category, number or binary … mean text?"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("features", "messages"),
-    [
-        ("[]", ["config.yaml:2: input_features is an empty list\n  expected: a list with at least one feature"]),
-        ("3", ["config.yaml:2: input_features is 3\n  expected: a list with at least one feature"]),
-        ("[3]", ["config.yaml:2: input_features.0 is 3\n  expected: a mapping"]),
-        ("[{type: text}]", ["config.yaml:2: input_features.0.name is missing\n  expected: text\n"
-         "  fix: add it. The feature's name; also its column, unless `column` says otherwise."]),
-        ("[{name: a, type: texts}]", ["config.yaml:2: input_features.0.type is 'texts'\n"
-         "  expected: text, category, number or binary\n"
-         "  fix: did you mean text?"]),
-    ],
-)  # fmt: skip
-def test_input_features_that_are_none(file, problems, features, messages):
-    text = f"base_model: m\ninput_features: {features}\noutput_features: [{{name: answer, type: text}}]\n"
-    assert problems(file(text)) == messages
+def test_one_wrong_value_gives_one_message(file):
+    for lines, words in WRONG_VALUES:
+        with refused(f"config.yaml{words}"):
+            load_config(file(f"{MINIMAL}{lines}\n"))
+    for features, words in WRONG_FEATURES:
+        text = f"base_model: m\ninput_features: {features}\noutput_features: [{{name: answer, type: text}}]\n"
+        with refused(f"config.yaml{words}"):
+            load_config(file(text))
 
 
-def test_what_is_missing_is_told_with_its_meaning(file, problems):
-    assert problems(file("random_seed: 1\n")) == [
-        "config.yaml: base_model is missing\n  expected: text\n"
-        "  fix: add it. A folder with a transformers causal language model, or its Hub id.",
-    ]
-
-
-def test_without_features_the_columns_are_prompt_and_completion():
-    config = load_config({"base_model": "m"}).config
-    assert [feature.column_name for feature in config.input_features] == ["prompt"]
-    assert [feature.column_name for feature in config.output_features] == ["completion"]
-
-
-def test_a_mapping_names_its_keys_as_places(minimal, problems):
+def test_what_is_missing_is_told_with_its_meaning_and_a_mapping_names_its_keys_as_places(minimal, file):
+    missing = (
+        "base_model is missing … text … add it. A folder with a transformers causal language model, or its Hub id."
+    )
+    with refused(f"config.yaml: {missing}"):
+        load_config(file("random_seed: 1\n"))
     source = minimal(trainer={"type": "finetune", "epochs": 0})
     del source["base_model"]
-    assert problems(source) == [
-        "base_model: base_model is missing\n  expected: text\n"
-        "  fix: add it. A folder with a transformers causal language model, or its Hub id.",
-        "trainer.epochs: trainer.epochs is 0\n  expected: a whole number of at least 1",
-    ]
+    with refused(f"base_model: {missing}", "trainer.epochs: trainer.epochs is 0 … at least 1"):
+        load_config(source)
 
 
 def test_keys_without_effect_are_noted(minimal, file):
-    loaded = load_config(file(MINIMAL + "trainer:\n  epochs: 5\n  learning_rate: 0.1\nprompt: {template: Hello}\n"))
-    assert loaded.notes == (
-        "config.yaml:10: learning_rate, epochs have no effect with trainer.type: none; "
-        "set trainer.type: finetune to train",
-        "config.yaml:11: prompt.template names no column, so every row gets the same prompt",
-    )
-    loaded = load_config(minimal(trainer={"type": "finetune", "epochs": 5, "train_steps": 10}))
-    assert loaded.notes == ("trainer.epochs: trainer.epochs has no effect, trainer.train_steps decides",)
+    def noted(source, *words):
+        notes = load_config(source).notes
+        assert len(notes) == len(words)
+        assert all(map(says, notes, words)), notes
 
-
-def test_ludwigs_spellings_are_noted(file):
-    text = (
-        MINIMAL
-        + "ludwig_version: 0.10\ntrainer:\n  type: finetune\n  learning_rate_scheduler: {wsd_decay_fraction: 0.2}\n"
+    noted(
+        file(MINIMAL + "trainer:\n  epochs: 5\n  learning_rate: 0.1\nprompt: {template: Hello}\n"),
+        "config.yaml:10: learning_rate, epochs have no effect with trainer.type: none; … finetune",
+        "config.yaml:11: prompt.template names no column",
     )
-    loaded = load_config(file(text))
-    assert isinstance(loaded.config.trainer, FinetuneTrainer)
-    assert loaded.config.trainer.learning_rate_scheduler.decay_fraction == 0.2
-    assert loaded.notes == (
-        "config.yaml:11: trainer.learning_rate_scheduler.wsd_decay_fraction is read as "
-        "trainer.learning_rate_scheduler.decay_fraction",
+    noted(
+        minimal(trainer={"type": "finetune", "epochs": 5, "train_steps": 10}),
+        "trainer.epochs: … has no effect, trainer.train_steps decides",
+    )
+    scheduler = "  learning_rate_scheduler: {wsd_decay_fraction: 0.2}\n"
+    source = file(f"{MINIMAL}ludwig_version: 0.10\ntrainer:\n  type: finetune\n{scheduler}")
+    name = "trainer.learning_rate_scheduler"
+    noted(
+        source,
+        f"config.yaml:11: {name}.wsd_decay_fraction is read as {name}.decay_fraction",
         "config.yaml:8: ludwig_version has no effect",
     )
+    assert load_config(source).config.trainer.learning_rate_scheduler.decay_fraction == 0.2
 
 
 def test_a_secret_in_a_wrong_place_is_not_repeated(minimal, problems):
     token = "hf_" + "a1B2" * 8 + "c3"
-    assert problems(minimal(precision=token)) == [
-        "precision: precision is '***'\n  expected: auto, fp32, bf16-true, bf16-mixed or fp16-mixed"
-    ]
+    (told,) = problems(minimal(precision=token))
+    assert says(told, "precision: precision is '***'")
+    (told,) = problems(minimal(), (f"acces={token}",))
+    assert says(told, "override acces=***: unknown key acces")
 
 
+@pytest.mark.process
 def test_loading_imports_nothing_heavy():
     code = (
-        "import sys\n"
-        "from brim.config import load_config\n"
-        "feature = lambda name: [{'name': name, 'type': 'text'}]\n"
-        "load_config({'base_model': 'm', 'input_features': feature('a'), 'output_features': feature('b')})\n"
+        "import sys; from brim.config import load_config; load_config({'base_model': 'm'})\n"
         "print(sorted({'torch', 'transformers', 'pandas', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("kind", ["none", "finetune"])
-@pytest.mark.parametrize("given", ["auto", None, 3])
-def test_rows_that_are_evaluated_at_once_may_be_left_open(file, kind, given):
-    text = MINIMAL + f"trainer: {{type: {kind}, eval_batch_size: {'null' if given is None else given}}}\n"
-    assert load_config(file(text)).config.trainer.eval_batch_size == given
+# Overrides
+
+
+def test_overrides_set_values_and_make_sections(minimal):
+    source = minimal(adapter="lora")
+    overrides = ["trainer.type=finetune", "trainer.epochs=2", "trainer.epochs=3", "trainer.gradient_clipping=null"]
+    overrides += ["adapter.r=16", "adapter.target_modules=[q_proj, v_proj]", "trainer.learning_rate=1e-4"]
+    overrides += ["input_features.0.name=question", "input_features.0.preprocessing.max_sequence_length=128"]
+    config = load_config(source, [*overrides, "prompt.template='{a}: {b}'", "dataset=a=b.csv"]).config
+    assert isinstance(config.trainer, FinetuneTrainer)
+    assert (config.trainer.epochs, config.trainer.gradient_clipping, config.trainer.learning_rate) == (3, None, 0.0001)
+    assert (config.adapter.type, config.adapter.r, config.adapter.target_modules) == ("lora", 16, ("q_proj", "v_proj"))
+    (feature,) = config.input_features
+    assert (feature.name, feature.type, feature.preprocessing.max_sequence_length) == ("question", "text", 128)
+    assert (config.prompt.template, config.dataset) == ("{a}: {b}", "a=b.csv")
+    assert source == minimal(adapter="lora")  # the document given is not changed
+    source = minimal(adapter={"type": "lora", "r": 4})
+    load_config(source, ["adapter.r=8", "input_features.0.name=x"])
+    assert source == minimal(adapter={"type": "lora", "r": 4})
+    begun = ["input_features.0.name=q", "input_features.0.type=text"]
+    source = {"base_model": "m", "output_features": [{"name": "answer", "type": "text"}]}
+    assert load_config(source, begun).config.input_features[0].name == "q"
+
+
+WRONG_OVERRIDES = [  # to the least configuration: the override, and the decisive words
+    ("trainer.epochs", "not an override … KEY=VALUE, such as trainer.epochs=1"),
+    ("parts/two.jsonl", "not an override … write --dataset before each file; or put a pattern in quotes"),  # from a shell
+    ("=1", "not an override"), ("a..b=1", "not an override"),
+    ("trainer.epoch=1", "unknown key trainer.epoch … did you mean trainer.epochs?"),
+    ("random_seed=x", f"random_seed is 'x' … {SEED}"),
+    ("base_model.x=1", "base_model holds a single value and no keys … base_model=VALUE"),
+    ("input_features.2.name=x", "input_features is a list and has no entry 2 … from 0 to 1, such as input_features.0"),
+    ("input_features.name=x", "input_features is a list and has no entry name"),
+    ("prompt.template={a} b: {c}", "the value cannot be read as YAML … put it in quotes"),
+]  # fmt: skip
+BREAKING = [  # a file that loads without them
+    ("trainer.epochs=abc", "trainer.epochs is 'abc'"),
+    ("trainr.epochs=3", "unknown key trainr"),  # a section that the file has not
+    ("special_tokens.pad_token=x", "unknown key special_tokens"),
+    ("quantization.llm_int8_threshold=-1", "quantization.llm_int8_threshold is -1"),
+    ("output_features.0.name=prompt", "the input and the output feature are both called prompt"),
+    ("input_features.0.name=answer", "the input and the output feature are both called answer"),
+    ("trainer.gradient_accumulation_steps=4", "trainer.effective_batch_size 9 is no multiple of"),
+    ("trainer.batch_size=4", "trainer.effective_batch_size 9 is no multiple of"),
+    ("generation.temperature=0", "generation.temperature is 0 and do_sample is true"),
+    ("generation.min_new_tokens=9", "generation.min_new_tokens is 9"),
+    ("generation.max_new_tokens=1", "generation.min_new_tokens is 2"),
+]  # fmt: skip
+
+
+def test_an_override_that_is_wrong_or_breaks_the_file_is_the_place(minimal, file):
+    whole = file("""\
+base_model: m
+input_features: [{name: prompt, type: text}]
+output_features: [{name: answer, type: text}]
+trainer: {type: finetune, effective_batch_size: 9}
+generation: {do_sample: true, min_new_tokens: 2, max_new_tokens: 4}
+""")
+    for source, cases in ((minimal(), WRONG_OVERRIDES), (whole, BREAKING)):
+        for override, words in cases:
+            with refused(f"override {override}: {words}"):
+                load_config(source, (override,))
+
+
+def test_overrides_come_after_the_file_and_what_cannot_be_read_hides_nothing(file):
+    base = "config.yaml:1: base_model is 3 … text … put it in quotes"
+    precision = "override precision=y: precision is 'y' … fp32"
+    text = "base_model: 3\ninput_features: [{name: a, type: text}]\noutput_features: [{name: b, type: text}]\n"
+    with refused(base, "override random_seed=x: random_seed is 'x'", precision):
+        load_config(file(text), ("random_seed=x", "precision=y"))
+    with refused(base, precision, "override random_seed: not an override"):
+        load_config(file("base_model: 3\n"), ("random_seed", "precision=y"))
+
+
+# Files that are no configuration
+
+
+def test_what_is_no_configuration(file):
+    for content, words in [
+        (b"", ": the configuration is empty … give at least base_model and the features"),
+        (b"# nothing\n", ": the configuration is empty"),
+        (b"- a\n", ":1: the configuration is no mapping … `key: value`"),
+        (b"text", ":1: the configuration is no mapping"),
+        (b"a: 1\nb: \xff\n", ":2: byte 0xff is not UTF-8 … save the file as UTF-8"),
+        ("base_model: m".encode("utf-16"), ":1: byte 0xff is not UTF-8"),
+    ]:
+        with refused(f"config.yaml{words}"):
+            load_config(file(content))
+
+
+def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file):
+    file("")
+    Path("folder").mkdir()
+    for source, words in [
+        ("other.yaml", "other.yaml: no such file … a YAML configuration … check the path"),
+        ("org/some-model", "org/some-model: … a model of the Hub is named in the file, by base_model: org/some-model"),
+        (Path("folder"), "folder: this folder is neither a run nor a model: it has no config.yaml and no config.json"),
+        ("a\0b", "a\0b: cannot be read: embedded null byte"),
+    ]:
+        with refused(words):
+            load_config(source)
+
+
+def test_a_models_folder_is_a_configuration_to_run_it_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    loaded = load_config(tmp_path, ["generation.max_new_tokens=4"])
+    assert (loaded.config.base_model, loaded.config.trainer.type) == (str(tmp_path), "none")
+    assert (loaded.config.adapter, loaded.config.generation.max_new_tokens) == (None, 4)
+
+
+def test_what_a_folder_is_that_holds_no_model(tmp_path):
+    for number, (name, words) in enumerate([
+        ("adapter_config.json", "this folder holds an adapter, not a model"),
+        ("config.yaml", "this is the folder of a run"),
+        ("model.safetensors", "this folder is neither a run nor a model"),
+    ]):  # fmt: skip
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / name).write_text("{}")
+        with refused(f"… {words}", by=ConfigError):
+            load_config(tmp_path / str(number))
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions do not bind this user")
+def test_an_unreadable_file(file):
+    Path(file("a: 1")).chmod(0)
+    with refused("config.yaml: cannot be read: Permission denied … check the path and its permissions"):
+        load_config("config.yaml")
+
+
+def test_what_may_never_end_is_not_read(minimal, tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "huge.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    for name in ("/dev/zero", str(tmp_path / "pipe.yaml")):
+        with refused(f"{name}: this is no regular file\n"):
+            load_config(name)
+    with refused("… the file has more than 1,048,576 bytes\n"):
+        load_config(tmp_path / "huge.yaml")
+    source = minimal()
+    source["trainer"] = source  # a mapping that contains itself
+    with refused("trainer.trainer.trainer: too many nested values for a configuration"):
+        load_config(source)
+
+
+def test_a_byte_order_mark_is_no_fault(file):
+    assert load_config(file(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())).config.base_model == "model"
+
+
+# A run's folder does not decide that code runs here
+
+
+def test_a_runs_trust_and_function_must_be_said_again_where_it_counts(minimal):
+    where = Path("run/config.yaml")
+    trainer = {"type": "finetune", "effective_batch_size": 8, "batch_increase_function": "evil:grow"}
+    trust = (
+        "run/config.yaml: trust_remote_code is true … add trust_remote_code=true … otherwise trust_remote_code=false"
+    )
+    key = "trainer.batch_increase_function"
+    code = f"run/config.yaml: {key} names code … add {key}=evil:grow … otherwise {key}=null"
+
+    require_trust_said_again(load_config(minimal()).config, [], where)
+    config = load_config(minimal(trust_remote_code=True)).config
+    with refused(trust):
+        require_trust_said_again(config, ["trainer.type=none"], where)
+    require_trust_said_again(config, ["trust_remote_code=true"], where)
+
+    config = load_config(minimal(trainer=trainer)).config
+    with refused(code):
+        require_trust_said_again(config, [], where, begins=True)
+    require_trust_said_again(config, [f"{key}=evil:grow"], where, begins=True)
+    require_trust_said_again(config, [], where)  # predicting, and going on, call no function
+
+    config = load_config(minimal(trainer=trainer, trust_remote_code=True)).config
+    with refused("… trust_remote_code", "… evil:grow"):
+        require_trust_said_again(config, [], where, begins=True)
+
+
+# Whatever is done to a valid configuration, it loads or is refused with a place
+
+VALID = {
+    "model_type": "llm", "base_model": "model", "backend": {"type": "local"},
+    "input_features": [{"name": "prompt", "type": "text", "preprocessing": {"max_sequence_length": 8}}],
+    "output_features": [{"name": "answer", "type": "text", "decoder": {"type": "text_extractor"}}],
+    "prompt": {"template": "{question}"},
+    "adapter": {"type": "lora", "target_modules": ["q"], "postprocessor": {"progressbar": False}},
+    "trainer": {
+        "type": "finetune", "batch_size": 2, "effective_batch_size": 8, "batch_search": "binary", "noise_scale_every": 5,
+        "enable_gradient_checkpointing": "auto", "optimizer": {"type": "adam", "betas": [0.9, 0.99]},
+        "batch_rampup": {"length": "0.1dur", "from": 2, "shape": "linear", "increment": 2}, "batch_beta2_scaling": True,
+        "learning_rate_scheduler": {"decay": "wsd", "warmup_length": "5ba", "decay_length": "0.2dur"},
+        "gradient_clipping": {"clipvalue": 1.0},
+    },
+    "generation": {"temperature": 0.5, "sequence_bias": [[[1], 2.0]], "eos_token_id": [1]},
+    "preprocessing": {"split": {"type": "hash", "column": "c", "probabilities": [0.5, 0.25, 0.25]}},
+    "memory": {"budget": "14 GiB", "margin": 0.05},
+}  # fmt: skip
+
+
+def _paths(value, path=()):
+    yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _paths(item, (*path, key))
+
+
+PATHS = [path for path in _paths(VALID) if path]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["auto", "lora", "none", "dpo", "", "{a.b}", datetime.date(2001, 1, 1), b"x", {1}, object()])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def _problems(source, overrides=()):
+    """The problems with which a configuration is refused; none if it loads. Any other exception fails the test."""
+    try:
+        load_config(source, overrides)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+@st.composite
+def mutated(draw):
+    """A valid configuration with a few values replaced, keys misspelt, or entries taken out."""
+    config = copy.deepcopy(VALID)
+    for _ in range(draw(st.integers(1, 3))):
+        *parents, last = draw(st.sampled_from(PATHS))
+        at = config
+        try:
+            for part in parents:
+                at = at[part]
+            value = at[last]
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change took it away
+        if isinstance(at, str):
+            continue  # an earlier change put a text there
+        change = draw(st.sampled_from(["replace", "misspell", "remove", "add"]))
+        if change == "replace" or not isinstance(at, dict):
+            at[last] = draw(VALUES)
+        elif change == "misspell":
+            position = draw(st.integers(0, len(last)))
+            at[last[:position] + draw(st.text(min_size=1, max_size=2)) + last[position:]] = at.pop(last)
+        elif change == "remove":
+            del at[last]
+        elif isinstance(value, dict):
+            value[draw(st.text(max_size=10))] = draw(VALUES)
+    return config
+
+
+@examples(300)
+@given(mutated())
+def test_a_changed_configuration_loads_or_is_refused_with_a_place(config):
+    problems = _problems(config)
+    assert all(problem.what and problem.where for problem in problems)
+    assert not any("Input should be" in problem.what for problem in problems)
+
+
+@examples(200)
+@given(
+    st.sampled_from([".".join(str(part) for part in path) for path in PATHS]) | st.text(max_size=10),
+    st.text(max_size=20),
+)
+def test_any_override_is_taken_or_refused_with_a_place(key, value):
+    assert all(problem.what and problem.where for problem in _problems(VALID, [f"{key}={value}"]))
+
+
+@examples(300)
+@given(
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
+    | st.text(alphabet="ab:-[]{}&*!'\"#|>\n ?%,<", max_size=40)
+)
+def test_any_text_is_read_or_refused(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("text") / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert all(problem.what and problem.where.startswith(str(path)) for problem in _problems(path))

@@ -1,93 +1,48 @@
-"""What a prompt's keys ask of each other."""
+"""What a prompt's keys ask of each other; categories; and the label that a text stands for."""
+
+from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
+from tests.messages import refused, says
 
-from brim.config import load_config
+from brim.config import LabelReader, Reading, dump, load_config
+from brim.config.schema import OutputFeature
+from brim.config.template import characters_within
 
 SEMANTIC = {"type": "semantic", "k": 2, "model_name": "folder"}
+TEMPLATE, RETRIEVAL = "prompt.template", "prompt.retrieval"
+REFUSED_PROMPTS = [  # the prompt's keys, and the place and the decisive words
+    ({"task": "Classify.", "template": "{question}"}, f"{TEMPLATE}: prompt.task is set, … put {{__task__}} into the template"),
+    ({"template": "{__task__} {question}"}, f"{TEMPLATE}: … has {{__task__}}, and prompt.task is not set … set prompt.task"),
+    ({"template": "{question}", "retrieval": {"type": "random"}},
+     f"{TEMPLATE}: {RETRIEVAL} is set, … put {{__context__}} into the template"),
+    ({"template": "{__context__} {question}", "retrieval": {"type": None, "k": 0}},
+     f"{TEMPLATE}: … has {{__context__}}, and {RETRIEVAL} is not set … such as {{type: random, k: 2}}"),
+    ({"template": "Guess {__context__}", "retrieval": {"type": "random"}}, f"{TEMPLATE}: … names no column: nothing tells one"),
+    ({"task": "Classify.", "retrieval": {"k": 2}}, f"{RETRIEVAL}.k: … no effect without {RETRIEVAL}.type … or remove k"),
+    ({"task": "Classify.", "retrieval": {"model_name": "x"}}, f"{RETRIEVAL}.model_name: … no effect without {RETRIEVAL}.type"),
+    ({"retrieval": {"type": "random"}}, f"{RETRIEVAL}: … neither a prompt.task nor a prompt.template … add prompt.task"),
+    ({"task": "Classify.", "retrieval": {"type": "semantic"}},
+     f"{RETRIEVAL}.type: … no model that compares inputs … a sentence-transformers model … add model_name"),
+    ({"task": "Classify.", "retrieval": {"type": "random", "model_name": "x"}},
+     f"{RETRIEVAL}.model_name: … no effect on rows that are drawn by chance"),
+    ({"task": "Classify.", "template": "{__task__} {__context__} {answer}", "retrieval": SEMANTIC},
+     f"{TEMPLATE}: … names the output column answer"),
+    ({"task": "Classify.", "retrieval": {"type": "nearest"}}, f"{RETRIEVAL}.type: … is 'nearest' … random, semantic or null"),
+    ({"task": "Classify.", "retrieval": {**SEMANTIC, "index_name": "../mine"}},
+     f"{RETRIEVAL}.index_name: … is '../mine' … letters, digits, dots, dashes and underscores, or null"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        (
-            {"task": "Classify.", "template": "{question}"},
-            "prompt.template: prompt.task is set, and prompt.template does not say where it goes\n"
-            "  expected: {__task__} in the template\n"
-            "  fix: put {__task__} into the template, or remove prompt.task",
-        ),
-        (
-            {"template": "{__task__} {question}"},
-            "prompt.template: prompt.template has {__task__}, and prompt.task is not set\n"
-            "  fix: set prompt.task, or take {__task__} out of the template",
-        ),
-        (
-            {"template": "{question}", "retrieval": {"type": "random"}},
-            "prompt.template: prompt.retrieval is set, and prompt.template does not say where it goes\n"
-            "  expected: {__context__} in the template\n"
-            "  fix: put {__context__} into the template, or remove prompt.retrieval",
-        ),
-        (
-            {"template": "{__context__} {question}", "retrieval": {"type": None, "k": 0}},
-            "prompt.template: prompt.template has {__context__}, and prompt.retrieval is not set\n"
-            "  fix: set prompt.retrieval, such as {type: random, k: 2}, or take {__context__} out of the template",
-        ),
-        (
-            {"template": "Guess {__context__}", "retrieval": {"type": "random"}},
-            "prompt.template: prompt.retrieval is set, and prompt.template names no column: nothing tells one row from "
-            "another\n  expected: a column's name in braces, or {__sample__}",
-        ),
-        (
-            {"task": "Classify.", "retrieval": {"k": 2}},
-            "prompt.retrieval.k: prompt.retrieval.k has no effect without prompt.retrieval.type\n"
-            "  fix: set prompt.retrieval.type to random or semantic, or remove k",
-        ),
-        (
-            {"task": "Classify.", "retrieval": {"model_name": "x"}},
-            "prompt.retrieval.model_name: prompt.retrieval.model_name has no effect without prompt.retrieval.type\n"
-            "  fix: set prompt.retrieval.type to random or semantic, or remove model_name",
-        ),
-        (
-            {"retrieval": {"type": "random"}},
-            "prompt.retrieval: prompt.retrieval is set, and there is neither a prompt.task nor a prompt.template\n"
-            "  expected: a task (for the built-in template), or a template with {__context__}\n"
-            '  fix: add prompt.task, such as "Classify the input"',
-        ),
-        (
-            {"task": "Classify.", "retrieval": {"type": "semantic"}},
-            "prompt.retrieval.type: prompt.retrieval.type is semantic, and there is no model that compares inputs\n"
-            "  expected: prompt.retrieval.model_name: a sentence-transformers model, as a folder or a Hub id\n"
-            "  fix: add model_name, or set prompt.retrieval.type: random",
-        ),
-        (
-            {"task": "Classify.", "retrieval": {"type": "random", "model_name": "x"}},
-            "prompt.retrieval.model_name: prompt.retrieval.model_name has no effect on rows that are drawn by chance\n"
-            "  fix: remove model_name, or set prompt.retrieval.type: semantic",
-        ),
-        (
-            {"task": "Classify.", "template": "{__task__} {__context__} {answer}", "retrieval": SEMANTIC},
-            "prompt.template: prompt.template names the output column answer: the prompt would give the answer away\n"
-            "  fix: take {answer} out of the template",
-        ),
-        (
-            {"task": "Classify.", "retrieval": {"type": "nearest"}},
-            "prompt.retrieval.type: prompt.retrieval.type is 'nearest'\n  expected: random, semantic or null",
-        ),
-        (
-            {"task": "Classify.", "retrieval": {**SEMANTIC, "index_name": "../mine"}},
-            "prompt.retrieval.index_name: prompt.retrieval.index_name is '../mine'\n"
-            "  expected: a name of letters, digits, dots, dashes and underscores, or null",
-        ),
-    ],
-)
-def test_what_is_refused(minimal, problems, prompt, message):
-    features = {"input_features": [{"name": "question", "type": "text"}]}
-    assert problems(minimal(**features, prompt=prompt)) == [message]
+def test_prompts_that_are_refused(minimal):
+    for prompt, words in REFUSED_PROMPTS:
+        with refused(words):
+            load_config(minimal(input_features=[{"name": "question", "type": "text"}], prompt=prompt))
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
+def test_prompts_that_are_accepted(minimal):
+    for prompt in [
         {"task": "Classify."},
         {"task": "Classify.", "retrieval": None},
         {"task": "Classify.", "retrieval": {"type": None, "k": 0, "model_name": None, "index_name": None}},
@@ -95,11 +50,9 @@ def test_what_is_refused(minimal, problems, prompt, message):
         {"task": "Classify.", "retrieval": SEMANTIC},
         {"task": "Classify.", "template": "{__task__} {__context__} {__sample__}", "retrieval": SEMANTIC},
         {"template": "{__context__} {a column}", "retrieval": {"type": "random", "k": 3}},
-    ],
-)
-def test_what_is_accepted(minimal, prompt):
-    read = load_config(minimal(prompt=prompt)).config.prompt
-    assert (read.task, read.template) == (prompt.get("task"), prompt.get("template"))
+    ]:
+        read = load_config(minimal(prompt=prompt)).config.prompt
+        assert (read.task, read.template) == (prompt.get("task"), prompt.get("template"))
 
 
 def test_a_type_without_a_number_asks_for_one_example(minimal):
@@ -109,9 +62,211 @@ def test_a_type_without_a_number_asks_for_one_example(minimal):
     assert (number(), number(type="random"), number(type="random", k=0), number(type="random", k=4)) == (0, 1, 1, 4)
 
 
-def test_conversations_have_no_task_and_no_examples(problems):
-    told = problems({"base_model": "m", "chat": {}, "prompt": {"task": "x", "retrieval": {"type": "random"}}})
-    assert [problem.split(",")[0] for problem in told] == [
-        "prompt.task: prompt.task has no effect on conversations",
-        "prompt.retrieval: prompt.retrieval has no effect on conversations",
+# Categories
+
+MATCH = {
+    "positive": {"type": "contains", "value": "positive"},
+    "neutral": {"type": "regex", "value": r"\bneutral\b"},
+    "negative": {"type": "contains", "value": "negative"},
+}
+DECODER = {"type": "category_extractor", "match": MATCH}
+
+
+@pytest.fixture
+def category(minimal):
+    """A configuration with a category, with keys of the feature added or replaced."""
+
+    def build(decoder=DECODER, preprocessing=None, **keys):
+        feature = {
+            "name": "answer",
+            "type": "category",
+            "preprocessing": {"fallback_label": "neutral"} if preprocessing is None else preprocessing,
+            "decoder": decoder,
+        }
+        return minimal(output_features=[feature], **keys)
+
+    return build
+
+
+def _feature(source):
+    return load_config(source).config.output_features[0]
+
+
+def test_labels_are_those_of_the_rules_of_vocab_or_of_the_data(category, minimal):
+    assert _feature(category()).labels == ("positive", "neutral", "negative")
+    assert _feature(category(preprocessing={"fallback_label": "none of them"})).labels == (*MATCH, "none of them")
+    vocab = ("negative", "neutral", "positive", "x")
+    assert _feature(category(preprocessing={"fallback_label": "neutral", "vocab": list(vocab)})).labels == vocab
+    vocab = ("red", "very red", "light red", "other")
+    feature = _feature(category(decoder={}, preprocessing={"fallback_label": "other", "vocab": list(vocab)}))
+    assert feature.labels == vocab
+    assert [(label, rule.type, rule.value) for label, rule in feature.rules.items()] == [
+        (label, "contains", label) for label in ("light red", "very red", "red", "other")
     ]
+    feature = _feature(category(decoder={}, preprocessing={}))
+    assert (feature.labels, dict(feature.rules)) == ((), {})
+    assert _feature(category(decoder={}, preprocessing={"fallback_label": "other"})).labels == ()
+    feature = _feature(minimal())  # a text
+    assert (feature.labels, feature.categories, feature.fallback_label) == ((), None, None)
+    given = category(preprocessing={}, decoder={**DECODER, "fallback_label": "neutral"})
+    assert _feature(given).fallback_label == "neutral"
+    assert _feature(category(decoder={"match": MATCH})) == _feature(category())
+
+
+def test_a_dumped_category_loads_back(category):
+    source = category(decoder={**DECODER, "constrain_to_vocabulary": True})
+    config = load_config(source).config
+    assert load_config(config.model_dump()).config == config
+    assert list(config.model_dump()["output_features"][0]["decoder"]["match"]) == list(MATCH)
+    assert "constrain_to_vocabulary: true" in dump(config)
+
+
+def test_labels_of_a_file_keep_their_places(file):
+    text = """\
+base_model: m
+output_features:
+  - name: label
+    type: category
+    preprocessing: {fallback_label: "1"}
+    decoder:
+      match:
+        1: {type: contains, value: one}
+        yes: {type: contians, value: yes}
+        2: {type: regex, value: "two("}
+        3: word
+        4: {type: json_schema, value: "4"}
+"""
+    match = "output_features.0.decoder.match"
+    with refused(
+        f"config.yaml:9: {match}.yes.type is 'contians' … contains or regex … did you mean contains?",
+        f"config.yaml:10: {match}.2.value is refused as a regular expression … position 3 … use type: contains",
+        f"config.yaml:11: {match}.3 is 'word' … a mapping",
+        f"config.yaml:12: {match}.4.type: json_schema is not supported yet … contains or regex",
+    ):
+        load_config(file(text))
+
+
+FALLBACK = "output_features.0.preprocessing.fallback_label"
+DECODING, MATCHING = "output_features.0.decoder", "output_features.0.decoder.match"
+REFUSED_CATEGORIES = [
+    ({"preprocessing": {}}, f"{FALLBACK}: … is missing … add it, such as fallback_label: positive"),
+    ({"decoder": {**DECODER, "fallback_label": "negative"}},
+     f"{DECODING}.fallback_label: two fallback labels: 'neutral' in preprocessing and 'negative'"),
+    ({"decoder": {"match": {}}}, f"{MATCHING}: … is an empty mapping … labels to rules, such as … or null"),
+    ({"decoder": "text_extractor"}, f"{DECODING}: … type category … category_extractor … give decoder.match"),
+    ({"decoder": {"match": {"neutral": MATCH["neutral"]}}}, f"{MATCHING}: 'neutral' is the only label … at least two"),
+    ({"decoder": {"match": {**MATCH, " mixed": {"type": "contains", "value": "mixed"}}}},
+     f"{MATCHING}. mixed: the label ' mixed' begins or ends with white space"),
+    ({"preprocessing": {"fallback_label": "neutral", "vocab": ["positive", "neutral"]}},
+     f"{MATCHING}.negative: the label 'negative' has a rule and does not stand in … positive, neutral … add it there"),
+    ({"decoder": {"match": {**MATCH, "negative": {"type": "regex", "value": "(no+)+$"}}}},
+     f"{MATCHING}.negative.value: … a repeat or a choice stands inside a repeat … use type: contains"),
+    ({"decoder": {**DECODER, "constrain_to_vocabulary": True}, "generation": {"min_new_tokens": 2}},
+     "generation.min_new_tokens: … decoder.constrain_to_vocabulary both say … remove generation.min_new_tokens"),
+]  # fmt: skip
+
+
+def test_categories_that_are_refused(category, minimal):
+    for keys, words in REFUSED_CATEGORIES:
+        with refused(words):
+            load_config(category(**keys))
+    text = {"name": "answer", "type": "text"}
+    with refused(f"{FALLBACK}: … no effect on a text … set output_features.0.type: category"):
+        load_config(minimal(output_features=[{**text, "preprocessing": {"fallback_label": "x"}}]))
+    with refused(f"{DECODING}.type: … category_extractor, and … text … output_features.0.type: category"):
+        load_config(minimal(output_features=[{**text, "decoder": DECODER}]))
+
+
+def test_labels_that_the_model_writes_must_be_read_as_themselves(category):
+    swapped = {"bad": {"type": "contains", "value": "poor"}, "very bad": {"type": "contains", "value": "very bad"}}
+    fallback = {"fallback_label": "very bad"}
+    for keys, why in [
+        ({"decoder": {"match": swapped, "constrain_to_vocabulary": True}}, "decoder.constrain_to_vocabulary lets it"),
+        ({"decoder": {"match": swapped}, "trainer": {"type": "finetune"}}, "it learns to"),
+    ]:
+        with refused(f"{MATCHING}.bad: the model's text 'bad', which {why} write, … the label 'very bad'"):
+            load_config(category(preprocessing=fallback, **keys))
+    load_config(category(decoder={"match": swapped}, preprocessing=fallback))
+
+
+def test_labels_that_are_never_found_are_noted(category):
+    source = category(preprocessing={"fallback_label": "none", "vocab": [*MATCH, "mixed"]})
+    (note,) = load_config(source).notes
+    assert says(note, "output_features.0.preprocessing.vocab: the label 'mixed' is never found, since it has no rule")
+    match = {
+        "good": {"type": "contains", "value": "Good"},
+        "very good": {"type": "contains", "value": "very good"},
+        "bad": {"type": "regex", "value": "bad"},
+        "neutral": {"type": "regex", "value": "bad"},
+    }
+    good, bad = load_config(category(decoder={"match": match})).notes
+    assert says(good, f"{MATCHING}.very good: … never found, since the rule of 'good' stands before its own")
+    assert says(bad, f"{MATCHING}.neutral: … never found, since the rule of 'bad' stands before its own")
+
+
+# The label that a text stands for
+
+SPOKEN = {
+    "positive": {"type": "contains", "value": "Positive"},
+    "neutral": {"type": "regex", "value": r"\bneutral\b"},
+    "mixed": {"type": "regex", "value": r"(?-i:MIX)"},
+    "negative": {"type": "contains", "value": "negative"},
+}
+
+
+def reader(match=SPOKEN, fallback="neutral"):
+    feature = {"name": "label", "type": "category", "preprocessing": {"fallback_label": fallback}}
+    return LabelReader(OutputFeature.model_validate({**feature, "decoder": {"match": match}}))
+
+
+def test_the_first_rule_that_fits_decides_and_the_fallback_is_told_from_its_own_rule():
+    for text, label in [
+        ("positive", "positive"),
+        ("It is POSITIVE.", "positive"),
+        ("negative, not positive", "positive"),  # the first rule decides, wherever its value stands
+        (" Neutral!", "neutral"),
+        ("MIX", "mixed"),
+        ("rather negative", "negative"),
+    ]:
+        assert reader().read(text) == Reading(label=label)
+    for text in ["", "neutrality", "mix", "posi tive"]:
+        assert reader().read(text) == Reading(label="neutral", is_fallback=True)
+
+
+def _as_ludwig_does(text, match, fallback):
+    """Written from the description of Ludwig's matcher: the text in lower case, the value as it is."""
+    import re
+
+    text = text.lower()
+    for label, rule in match.items():
+        found = rule["value"] in text if rule["type"] == "contains" else re.findall(rule["value"], text)
+        if found:
+            return label
+    return fallback
+
+
+@given(
+    text=st.text(alphabet="aAbB c", max_size=12), values=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1)
+)
+def test_rules_in_lower_case_mean_what_they_mean_to_ludwig(text, values):
+    match = {
+        f"label {number}": {"type": "regex" if number % 2 else "contains", "value": value}
+        for number, value in enumerate(values)
+    }
+    assert reader(match, "none").read(text).label == _as_ludwig_does(text, match, "none")
+
+
+def test_an_expression_sees_the_beginning_of_a_text_that_could_take_for_ever():
+    slow = r"\w*\s*\w*!"
+    within = characters_within(slow, 10_000_000)
+    assert within == 124  # (10^7 · 4!)^(1/4)
+    match = {"loud": {"type": "regex", "value": slow}, "last": {"type": "contains", "value": "end"}}
+    loud, quiet = "a" * (within - 1) + "!", "a" * within + "!"
+    assert reader(match, "other").read(loud) == Reading(label="loud")
+    assert reader(match, "other").read(quiet) == Reading(label="other", is_fallback=True, is_partial=True)
+    assert reader(match, "other").read(quiet + "end") == Reading(label="last", is_partial=True)
+
+
+def test_more_repeats_see_less():
+    for pattern, characters in {"word": 10_000_000, "one|two": 5_000_000, r"\w+!": 4472, r".*word.*": 391}.items():
+        assert characters_within(pattern, 10_000_000) == characters

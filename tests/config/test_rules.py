@@ -1,161 +1,117 @@
-"""Values that are fine alone and contradict each other."""
+"""Values that are fine alone and contradict each other, section by section."""
 
 from __future__ import annotations
 
-import pytest
+import datetime
 
-from brim.config import load_config
+import pytest
+from tests.messages import refused, says
+
+from brim.config import DeviceFacts, dump, load_config, resolve
+from brim.config.schema import ChatConfig, Config
+from brim.errors import ConfigError
 
 SCHEDULE = "trainer.learning_rate_scheduler"
+CPU = DeviceFacts(kind="cpu", bf16=False)
+CONTRADICTIONS = [  # keys of the root, and the place and the decisive words
+    ({"prompt": {"template": "{question} {answer}"}}, "prompt.template: … names the output column answer … take {answer} out"),
+    ({"prompt": {"template": "{x.y}"}}, "prompt.template: prompt.template: {x.y} is not a plain name"),
+    ({"input_features": [{"name": "answer", "type": "text"}]}, "output_features.0.name: … both called answer"),
+    ({"input_features": [{"name": "prompt", "type": "text", "column": "answer"}]},
+     "output_features.0.name: … both read the column answer … two columns, or a prompt.template"),
+    ({"preprocessing": {"sample_size": 3, "sample_ratio": 0.5}},
+     "preprocessing.sample_size: … sample_ratio are both given … keep one"),
+    ({"preprocessing": {"split": {"type": "random", "probabilities": [0.7, 0.1, 0.1]}}},
+     "preprocessing.split.probabilities: … [0.7, 0.1, 0.1] sum to 0.9 … such as [0.7, 0.1, 0.2]"),
+    ({"preprocessing": {"split": {"type": "random", "probabilities": [0.0, 0.5, 0.5]}}, "trainer": {"type": "finetune"}},
+     "preprocessing.split.probabilities: … no row to train on … a first share above 0"),
+    ({"generation": {"temperature": 0.0}},
+     "generation.temperature: … 0 and do_sample is true … set generation.do_sample: false"),
+    ({"generation": {"min_new_tokens": 9, "max_new_tokens": 8}},
+     "generation.min_new_tokens: … is 9 … at most generation.max_new_tokens, 8"),
+    ({"precision": "bf16-true", "adapter": {"type": "lora", "bias_type": "all"}},
+     "precision: adapter.bias_type all trains biases … 16 bits … set precision: bf16-mixed"),
+    ({"adapter": "lora", "initialize": "random"},
+     "… an adapter on random weights (initialize: random) would be saved without those weights"),
+    ({"quantization": {"bits": 4}, "initialize": "random", "trainer": {"type": "finetune"}},
+     "initialize: random weights (initialize: random) cannot be quantised … remove quantization"),
+    ({"quantization": {"bits": 8}, "adapter": {"type": "lora", "bias_type": "all"}},
+     "adapter.bias_type: … all trains biases, which bitsandbytes' layers cannot do … adapter.bias_type: none"),
+    ({"adapter": {"type": "lora", "target_modules": "(a+)+$"}},
+     "adapter.target_modules: … is refused as a regular expression: a repeat"),
+]  # fmt: skip
+IN_THE_TRAINER = [
+    ({"steps_per_checkpoint": 10, "checkpoints_per_epoch": 2},
+     "trainer.steps_per_checkpoint: … checkpoints_per_epoch are both given … keep one"),
+    ({"early_stop": 0}, "trainer.early_stop: … is 0 … -1 (off), or a whole number of at least 1"),
+    ({"early_stop": -2}, "trainer.early_stop: … is -2 … -1 (off)"),
+    ({"validation_field": "prompt"}, "trainer.validation_field: … is 'prompt' … the output feature answer, or combined"),
+    ({"optimizer": {"type": "sgd", "nesterov": True}},
+     "trainer.optimizer.nesterov: … momentum above 0 and dampening 0 … momentum: 0.9"),
+    ({"batch_size": 3, "effective_batch_size": 32},
+     "trainer.effective_batch_size: … 32 is no multiple of batch_size 3 … × processes … 30 or 33"),
+    ({"effective_batch_size": 64, "max_batch_size": 32},
+     "trainer.max_batch_size: … 64 rows is above trainer.max_batch_size 32 … max_batch_size: 64"),
+    ({"batch_size": "auto", "gradient_accumulation_steps": 4},
+     "trainer.batch_size: … trainer.effective_batch_size is not set … add trainer.effective_batch_size: 32"),
+    ({"batch_size": 2, "use_maximum_batch_size": True},
+     "trainer.use_maximum_batch_size: … trainer.batch_size 2 fixes it … remove trainer.batch_size"),
+    ({"gradient_accumulation_steps": 2, "effective_batch_size": 8, "use_maximum_batch_size": True},
+     "trainer.use_maximum_batch_size: … trainer.gradient_accumulation_steps 2 fixes it … remove trainer.grad"),
+]  # fmt: skip
+IN_THE_SCHEDULE = [
+    ({"decay": "cosine", "eta_min": 0.01}, "eta_min: … 0.01 is above trainer.learning_rate 0.001"),
+    ({"warmup_length": "5ba", "warmup_fraction": 0.1}, "warmup_length: … warmup_fraction are both given"),
+    ({"decay": "wsd", "decay_length": "5ba", "decay_fraction": 0.2}, "decay_length: … decay_fraction are both given"),
+    ({"decay": "cosine", "decay_length": "5ba"}, f"decay_length: … decay is cosine … {SCHEDULE}.decay: wsd"),
+    ({"warmup_length": "5"}, "warmup_length: … '5' is no duration: … such as 500ba"),
+    ({"decay": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5},
+     "warmup_fraction: warmup_fraction 0.6 and decay_fraction 0.5 overlap … at most 1"),
+    ({"decay": "wsd", "warmup_length": "0.6dur", "decay_length": "0.5dur"},
+     "warmup_length: warmup_length 0.6dur and decay_length 0.5dur overlap"),
+    ({"decay": "wsd", "warmup_fraction": 0.6, "decay_length": "0.5dur"},
+     "warmup_fraction: warmup_fraction 0.6 and decay_length 0.5dur overlap"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"prompt": {"template": "{question} {answer}"}},
-            "prompt.template: prompt.template names the output column answer: the prompt would give the answer away\n"
-            "  fix: take {answer} out of the template",
-        ),
-        (
-            {"prompt": {"template": "{x.y}"}},
-            "prompt.template: prompt.template: {x.y} is not a plain name\n"
-            "  expected: a column's name in braces, without dots, brackets or conversions",
-        ),
-        (
-            {"input_features": [{"name": "answer", "type": "text"}]},
-            "output_features.0.name: the input and the output feature are both called answer\n  expected: two names",
-        ),
-        (
-            {"input_features": [{"name": "prompt", "type": "text", "column": "answer"}]},
-            "output_features.0.name: the input and the output feature both read the column answer\n"
-            "  expected: two columns, or a prompt.template that makes the input",
-        ),
-        (
-            {"preprocessing": {"sample_size": 3, "sample_ratio": 0.5}},
-            "preprocessing.sample_size: preprocessing.sample_size and sample_ratio are both given\n"
-            "  fix: keep one of them",
-        ),
-        (
-            {"preprocessing": {"split": {"type": "random", "probabilities": [0.7, 0.1, 0.1]}}},
-            "preprocessing.split.probabilities: preprocessing.split.probabilities [0.7, 0.1, 0.1] sum to 0.9\n"
-            "  expected: train, validation and test shares that sum to 1, such as [0.7, 0.1, 0.2]",
-        ),
-        (
-            {"generation": {"temperature": 0.0}},
-            "generation.temperature: generation.temperature is 0 and do_sample is true\n"
-            "  expected: a temperature above 0 for sampling\n"
-            "  fix: set generation.do_sample: false, which always takes the likeliest token",
-        ),
-        (
-            {"generation": {"min_new_tokens": 9, "max_new_tokens": 8}},
-            "generation.min_new_tokens: generation.min_new_tokens is 9\n"
-            "  expected: at most generation.max_new_tokens, 8",
-        ),
-        (
-            {"precision": "bf16-true", "adapter": {"type": "lora", "bias_type": "all"}},
-            "precision: adapter.bias_type all trains biases, and precision bf16-true has them in 16 bits, which round "
-            "small updates away\n"
-            "  fix: set precision: bf16-mixed, or adapter.bias_type: none",
-        ),
-    ],
-)
-def test_contradictions(minimal, problems, keys, message):
-    assert problems(minimal(**keys)) == [message]
+def test_contradictions(minimal):
+    for keys, words in CONTRADICTIONS:
+        with refused(words):
+            load_config(minimal(**keys))
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"steps_per_checkpoint": 10, "checkpoints_per_epoch": 2},
-            "trainer.steps_per_checkpoint: trainer.steps_per_checkpoint and checkpoints_per_epoch are both given\n"
-            "  fix: keep one of them",
-        ),
-        (
-            {"early_stop": 0},
-            "trainer.early_stop: trainer.early_stop is 0\n  expected: -1 (off), or a whole number of at least 1",
-        ),
-        (
-            {"early_stop": -2},
-            "trainer.early_stop: trainer.early_stop is -2\n  expected: -1 (off), or a whole number of at least 1",
-        ),
-        (
-            {"validation_field": "prompt"},
-            "trainer.validation_field: trainer.validation_field is 'prompt'\n"
-            "  expected: the output feature answer, or combined",
-        ),
-        (
-            {"learning_rate_scheduler": {"decay": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5}},
-            f"{SCHEDULE}.warmup_fraction: warmup_fraction 0.6 and decay_fraction 0.5 overlap\n"
-            "  expected: a sum of at most 1",
-        ),
-        (
-            {"learning_rate_scheduler": {"decay": "cosine", "eta_min": 0.01}},
-            f"{SCHEDULE}.eta_min: learning_rate_scheduler.eta_min 0.01 is above trainer.learning_rate 0.001\n"
-            "  expected: a lower end for the decay than its start",
-        ),
-        (
-            {"optimizer": {"type": "sgd", "nesterov": True}},
-            "trainer.optimizer.nesterov: trainer.optimizer.nesterov needs momentum above 0 and dampening 0\n"
-            "  fix: set trainer.optimizer.momentum: 0.9",
-        ),
-        (
-            {"batch_size": 3, "effective_batch_size": 32},
-            "trainer.effective_batch_size: trainer.effective_batch_size 32 is no multiple of batch_size 3\n"
-            "  expected: effective_batch_size = batch_size × gradient_accumulation_steps × processes\n"
-            "  fix: set trainer.effective_batch_size: 30 or 33",
-        ),
-        (
-            {"effective_batch_size": 64, "max_batch_size": 32},
-            "trainer.max_batch_size: the effective batch of 64 rows is above trainer.max_batch_size 32\n"
-            "  fix: set trainer.max_batch_size: 64, or a smaller effective batch",
-        ),
-    ],
-)
-def test_contradictions_in_the_trainer(finetune, problems, keys, message):
-    assert problems(finetune(**keys)) == [message]
+def test_contradictions_in_the_trainer(finetune):
+    for keys, words in IN_THE_TRAINER:
+        with refused(words):
+            load_config(finetune(**keys))
+    for keys, words in IN_THE_SCHEDULE:
+        with refused(f"{SCHEDULE}.{words}"):
+            load_config(finetune(learning_rate_scheduler=keys))
 
 
-def test_no_row_to_train_on(minimal, problems):
-    split = {"split": {"type": "random", "probabilities": [0.0, 0.5, 0.5]}}
-    load_config(minimal(preprocessing=split))  # without training, that is fine
-    assert problems(minimal(preprocessing=split, trainer={"type": "finetune"})) == [
-        "preprocessing.split.probabilities: preprocessing.split.probabilities leave no row to train on\n"
-        "  expected: a first share above 0"
-    ]
-
-
-_NO_BATCH = (
-    "trainer.batch_size: trainer.batch_size: auto cuts an effective batch, and trainer.effective_batch_size is not "
-    "set: the memory of the device would decide what is learned\n"
-    "  expected: trainer.effective_batch_size as a number: the rows of one update\n"
-    "  fix: add trainer.effective_batch_size: 32, or as many rows as an update shall see"
-)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"batch_size": "auto", "gradient_accumulation_steps": 4}, _NO_BATCH),
-        (
-            {"batch_size": 2, "use_maximum_batch_size": True},
-            "trainer.use_maximum_batch_size: trainer.use_maximum_batch_size asks for the largest micro-batch that "
-            "fits, and trainer.batch_size 2 fixes it\n"
-            "  fix: remove trainer.batch_size (with trainer.effective_batch_size as it shall be), or "
-            "use_maximum_batch_size",
-        ),
-        (
-            {"gradient_accumulation_steps": 2, "effective_batch_size": 8, "use_maximum_batch_size": True},
-            "trainer.use_maximum_batch_size: trainer.use_maximum_batch_size asks for the largest micro-batch that "
-            "fits, and trainer.gradient_accumulation_steps 2 fixes it\n"
-            "  fix: remove trainer.gradient_accumulation_steps (with trainer.effective_batch_size as it shall be), or "
-            "use_maximum_batch_size",
-        ),
-    ],
-)
-def test_a_cut_is_of_a_batch_and_chosen_once(finetune, problems, keys, message):
-    assert problems(finetune(**keys)) == [message]
+def test_what_looks_like_a_contradiction_and_is_none(minimal, finetune):
+    for keys in [
+        {"prompt": {"template": "{question}"}, "input_features": [{"name": "p", "type": "text", "column": "answer"}]},
+        {"preprocessing": {"sample_size": 3, "sample_ratio": 1.0}},
+        {"preprocessing": {"split": {"type": "random", "probabilities": [1.0, 0, 0]}}},
+        {"preprocessing": {"split": {"type": "random", "probabilities": [0.0, 0.5, 0.5]}}},  # nothing is trained
+        {"generation": {"temperature": 0.0, "do_sample": False}},
+        {"trainer": {"type": "finetune", "validation_field": "combined", "early_stop": -1}},
+        {"trainer": {"type": "finetune", "validation_field": "answer", "validation_metric": "token_accuracy"}},
+        {"trainer": {"type": "finetune", "optimizer": {"type": "sgd", "nesterov": True, "momentum": 0.9}}},
+    ]:
+        load_config(minimal(**keys))
+    for keys in [
+        {"warmup_length": "5ba"},
+        {"warmup_length": "1ep", "warmup_fraction": 0.0},
+        {"decay": "wsd", "warmup_length": "0.6dur", "decay_length": "0.4dur"},
+        {"decay": "wsd", "warmup_fraction": 0.7, "decay_fraction": 0.3},  # 0.7 + 0.3 in binary is 1
+        {"decay": "wsd", "warmup_fraction": 0.9, "decay_fraction": 0.1},
+        {"decay": "wsd", "warmup_length": "1ep", "decay_length": "100sp"},  # compared once the run's length is known
+        {"decay": "wsd", "decay_length": "100tok"},
+    ]:
+        config = load_config(finetune(learning_rate_scheduler=keys)).config
+        assert load_config(config.model_dump(mode="json", exclude={"trainer": {"batch_size"}})).config == config
 
 
 def test_a_cut_by_length_may_be_spelled_out(finetune):
@@ -167,36 +123,140 @@ def test_a_cut_by_length_may_be_spelled_out(finetune):
 def test_a_search_without_a_choice_is_told(finetune):
     searched = {"batch_search": "halving", "effective_batch_size": 32, "epochs": 1}
     assert load_config(finetune(**searched)).notes == ()
-    assert load_config(finetune(**searched, batch_size=4)).notes == (
-        "trainer.batch_search: trainer.batch_search has no effect, trainer.batch_size decides",
-    )
+    (note,) = load_config(finetune(**searched, batch_size=4)).notes
+    assert says(note, "trainer.batch_search: … no effect, trainer.batch_size decides")
 
 
-def test_a_faulty_value_is_not_reported_twice(finetune, problems):
-    assert problems(finetune(batch_size=0, effective_batch_size=32, validation_field="x", validation_metric="y")) == [
-        "trainer.batch_size: trainer.batch_size is 0\n  expected: a whole number of at least 1, or auto",
-        "trainer.validation_field: trainer.validation_field is 'x'\n  expected: the output feature answer, or combined",
-        "trainer.validation_metric: trainer.validation_metric is 'y'\n"
-        "  expected: loss, perplexity, token_accuracy, sequence_accuracy or null",
+def test_a_faulty_value_is_not_reported_twice(finetune):
+    with refused(
+        "trainer.batch_size: … is 0 … a whole number of at least 1, or auto",
+        "trainer.validation_field: … is 'x'",
+        "trainer.validation_metric: … is 'y' … loss, perplexity, token_accuracy, sequence_accuracy or null",
+    ):
+        load_config(finetune(batch_size=0, effective_batch_size=32, validation_field="x", validation_metric="y"))
+
+
+# Memory
+
+BUDGET = "expected: auto, a size with its unit such as 14 GiB, or a share of the device above 0 and up to 1 such as 0.9"
+NO_BUDGETS = [  # the value, as it is shown, and the fix
+    (14, "14", "write the unit: 14 GiB or 14 MiB, or 0.14 for the share"),
+    ("14", "'14'", "write the unit: 14 GiB or 14 MiB, or 0.14 for the share"),
+    (1.5, "1.5", "write the unit: 1.5 GiB or 1.5 MiB"), (15_000_000_000, "15000000000", "write the unit: 15000000000 B"),
+    ("90%", "'90%'", "write 0.9"), ("0.9", "'0.9'", "write 0.9 without quotes"), (-1, "-1", ""), ("-2 GiB", "'-2 GiB'", ""),
+    (0, "0", "leave it out"), ("0 GiB", "'0 GiB'", "leave it out"), (10**30, str(10**30), ""),
+    ("9" * 400 + " GiB", "'" + "9" * 59 + "…'", ""), ("2000000 TiB", "'2000000 TiB'", "no device has so much memory"),
+    ("auot", "'auot'", "did you mean auto?"), ("much", "'much'", ""), (True, "true", ""), (None, "null", ""),
+    ([], "an empty list", ""),
+]  # fmt: skip
+
+
+def test_a_budget_and_a_margin_of_memory(minimal, problems):
+    for key, values in {
+        "budget": ["auto", "14 GiB", "14GiB", "500 MiB", 0.9, 1, 1.0, "1 B"],
+        "margin": ["auto", "1.5 GiB", "0 B", 0, 0.05],
+    }.items():
+        for value in values:
+            assert getattr(load_config(minimal(memory={key: value})).config.memory, key) == value
+    for value, shown, fix in NO_BUDGETS:
+        (text,) = problems(minimal(memory={"budget": value}))
+        assert text.startswith(f"memory.budget: memory.budget is {shown}\n  {BUDGET}")
+        assert f"\n  fix: {fix}" in text if fix else "fix:" not in text, text
+    with refused("memory.margin: … is 1 … below 1 such as 0.05 … nothing would be left; set 0.05"):
+        load_config(minimal(memory={"margin": 1}))
+
+
+# Quantization
+
+
+def test_ludwigs_defaults_but_for_the_compute_dtype(minimal):
+    assert load_config(minimal()).config.quantization is None
+    assert load_config(minimal(quantization={})).config.quantization.model_dump() == {
+        "backend": "bitsandbytes",
+        "bits": 4,
+        "llm_int8_threshold": 6.0,
+        "llm_int8_has_fp16_weight": False,
+        "bnb_4bit_compute_dtype": "auto",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_quant_type": "nf4",
+    }
+
+
+def test_keys_of_other_bits_are_noted(minimal):
+    def noted(**keys):
+        return [
+            note.split(":")[0]
+            for note in load_config(minimal(quantization=keys)).notes
+            if "no effect with bits" in note
+        ]
+
+    assert noted(bits=4, llm_int8_threshold=5.0) == ["quantization.llm_int8_threshold"]
+    assert noted(bits=8, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype="float16") == [
+        "quantization.bnb_4bit_compute_dtype",
+        "quantization.bnb_4bit_quant_type",
     ]
+    spelled_out = {"bits": 8, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    assert load_config(minimal(quantization=spelled_out)).notes == ()
+
+
+def test_what_comes_quantised_is_held_to_the_same_rules(minimal):
+    """The base model's folder can bring quantization that the configuration does not name."""
+    from brim.config.schema import QuantizationConfig
+
+    config = load_config(minimal(adapter={"type": "lora", "bias_type": "all"})).config
+    quantised = config.model_copy(update={"quantization": QuantizationConfig(bits=8)})
+    with pytest.raises(ConfigError, match="trains biases, which bitsandbytes' layers cannot do"):
+        resolve(quantised, CPU)
+
+
+# Conversations
+
+
+def chat(value, **keys):
+    return {"base_model": "model", "chat": value, **keys}
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [
-        {"prompt": {"template": "{question}"}, "input_features": [{"name": "p", "type": "text", "column": "answer"}]},
-        {"preprocessing": {"sample_size": 3, "sample_ratio": 1.0}},
-        {"preprocessing": {"split": {"type": "random", "probabilities": [1.0, 0, 0]}}},
-        {"generation": {"temperature": 0.0, "do_sample": False}},
-        {"trainer": {"type": "finetune", "validation_field": "combined", "early_stop": -1}},
-        {"trainer": {"type": "finetune", "validation_field": "answer", "validation_metric": "token_accuracy"}},
-        {"trainer": {"type": "finetune", "optimizer": {"type": "sgd", "nesterov": True, "momentum": 0.9}}},
-    ],
+    "value", [{}, {"supervise": "last", "tools": "t", "template": "/a/b.jinja", "date": "2026-01-31"}]
 )
-def test_what_looks_like_a_contradiction_and_is_none(minimal, keys):
-    load_config(minimal(**keys))
+def test_it_comes_back_from_its_file(tmp_path, value):
+    config = resolve(load_config(chat(value)).config, DeviceFacts(kind="cpu", bf16=False)).config
+    text = dump(config, tmp_path / "config.yaml")
+    assert "features" not in text
+    loaded = load_config(tmp_path / "config.yaml")
+    assert (loaded.config, loaded.notes) == (config, ())
+    assert loaded.config.chat == ChatConfig.model_validate(value)
+    assert Config.model_validate(config.model_dump(exclude_unset=True)) == config
 
 
-def test_an_adapter_needs_a_base_that_can_be_had_again(minimal, problems):
-    (message,) = problems(minimal(adapter="lora", initialize="random"))
-    assert "an adapter on random weights (initialize: random) would be saved without those weights" in message
+def test_conversations_are_off_by_default_and_an_override_turns_them_on():
+    assert load_config({"base_model": "model"}).config.chat is None
+    assert load_config({"base_model": "model"}, ["chat={}"]).config.chat == ChatConfig()
+    assert load_config({"base_model": "model"}, ["chat.supervise=last"]).config.chat == ChatConfig(supervise="last")
+    assert load_config(chat({})).config.answer_name == "assistant"
+    assert load_config(chat(None)).config.answer_name == "completion"
+    with refused("chat: chat is 'messages' … {} for all defaults, a mapping such as {messages: COLUMN}, or null"):
+        load_config(chat("messages"))
+
+
+def test_keys_of_prompts_and_answers_may_not_stand_beside_conversations():
+    features = {"input_features": [{"name": "q", "type": "text"}], "output_features": [{"name": "a", "type": "text"}]}
+    with refused(
+        "input_features: … no effect on conversations … remove input_features … or remove chat",
+        "output_features: … no effect on conversations",
+        "prompt.template: … no effect on conversations",
+    ):
+        load_config(chat({}, **features, prompt={"template": "{q}"}))
+    with refused("prompt.task: … no effect on conversations", "prompt.retrieval: … no effect on conversations"):
+        load_config(chat({}, prompt={"task": "x", "retrieval": {"type": "random"}}))
+    load_config(chat({}, prompt={"template": None}))
+    load_config(chat(None, **features))
+
+
+def test_a_day_is_a_date_with_or_without_quotes(file):
+    for text in ("2026-01-31", "'2026-01-31'"):
+        assert load_config(file(f"base_model: m\nchat: {{date: {text}}}\n")).config.chat.date == "2026-01-31"
+    assert ChatConfig(date=datetime.date(2026, 1, 31)).date == "2026-01-31"
+    for day in ("2026-02-30", "31.01.2026", "20260131", "today"):
+        with refused(f"chat.date: chat.date is '{day}' … a day such as 2026-01-31, or null"):
+            load_config(chat({"date": day}))

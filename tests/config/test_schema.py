@@ -1,4 +1,4 @@
-"""The schema agrees with the libraries whose keys it takes over, and explains every key."""
+"""The schema agrees with the libraries whose keys it takes over, explains every key, and so does the page of all keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import re
 import pydantic
 import pytest
 import torch
+from docs.generate import EXAMPLE, reference_page
 
-from brim.config import all_keys, expected, json_schema
+from brim.config import KEYS, all_keys, expected, json_schema, load_config
+from brim.config.foreign import FOREIGN_KEYS
 from brim.config.schema import AdamWConfig, Config, GenerationConfig, SGDConfig
 from brim.config.schema.optimizer import AdafactorConfig, AdamConfig
 
@@ -44,54 +46,23 @@ def test_every_key_is_explained():
         assert not set(key.description) & set("\n\t"), key.path
 
 
+BRIMS_OWN = """
+    initialize precision chat chat.messages chat.tools chat.template chat.supervise chat.date dataset generation.engine
+    memory memory.budget memory.margin model_parameters.attn_implementation
+    preprocessing.drop_unlearnable preprocessing.max_dropped_fraction preprocessing.on_bad_row preprocessing.on_overlong
+    trainer.batch_adaptation trainer.batch_adaptation.max trainer.batch_adaptation.min trainer.batch_adaptation.type
+    trainer.batch_beta2_scaling trainer.batch_increase_function trainer.batch_lr_scaling trainer.batch_rampup
+    trainer.batch_rampup.from trainer.batch_rampup.increment trainer.batch_rampup.length trainer.batch_rampup.shape
+    trainer.batch_schedule trainer.batch_search trainer.chunked_loss trainer.dropout_by_row trainer.noise_scale_every
+    trainer.initial_effective_batch_size trainer.on_nonfinite trainer.train_samples trainer.use_maximum_batch_size
+    trainer.learning_rate_scheduler.decay_fraction trainer.learning_rate_scheduler.decay_length
+    trainer.learning_rate_scheduler.warmup_length
+    trainer.optimizer.beta2_decay trainer.optimizer.d trainer.optimizer.min_8bit_size
+"""
+
+
 def test_brims_own_keys_are_few():
-    assert {".".join(key.path) for key in all_keys() if key.is_brims_own} == {
-        "initialize",
-        "precision",
-        "chat",
-        "chat.messages",
-        "chat.tools",
-        "chat.template",
-        "chat.supervise",
-        "chat.date",
-        "model_parameters.attn_implementation",
-        "memory",
-        "memory.budget",
-        "memory.margin",
-        "dataset",
-        "generation.engine",
-        "preprocessing.drop_unlearnable",
-        "preprocessing.max_dropped_fraction",
-        "preprocessing.on_bad_row",
-        "preprocessing.on_overlong",
-        "trainer.batch_adaptation",
-        "trainer.batch_adaptation.max",
-        "trainer.batch_adaptation.min",
-        "trainer.batch_adaptation.type",
-        "trainer.batch_beta2_scaling",
-        "trainer.batch_increase_function",
-        "trainer.batch_lr_scaling",
-        "trainer.batch_rampup",
-        "trainer.batch_rampup.from",
-        "trainer.batch_rampup.increment",
-        "trainer.batch_rampup.length",
-        "trainer.batch_rampup.shape",
-        "trainer.batch_schedule",
-        "trainer.initial_effective_batch_size",
-        "trainer.learning_rate_scheduler.decay_length",
-        "trainer.learning_rate_scheduler.warmup_length",
-        "trainer.noise_scale_every",
-        "trainer.train_samples",
-        "trainer.use_maximum_batch_size",
-        "trainer.batch_search",
-        "trainer.chunked_loss",
-        "trainer.dropout_by_row",
-        "trainer.on_nonfinite",
-        "trainer.learning_rate_scheduler.decay_fraction",
-        "trainer.optimizer.beta2_decay",
-        "trainer.optimizer.d",
-        "trainer.optimizer.min_8bit_size",
-    }
+    assert {".".join(key.path) for key in all_keys() if key.is_brims_own} == set(BRIMS_OWN.split())
 
 
 def test_a_configuration_is_frozen(minimal):
@@ -120,3 +91,41 @@ def test_the_json_schema_allows_bare_types_and_tells_types_apart():
     assert "type" in definitions["FinetuneTrainer"]["required"]
     assert "type" not in definitions["NoTrainer"].get("required", [])
     assert definitions["HashSplit"]["required"] == ["column", "type"]
+
+
+# The page of all keys
+
+
+def test_the_example_loads(file):
+    loaded = load_config(file(EXAMPLE))
+    assert loaded.notes == ()
+
+
+def test_every_key_is_on_the_page():
+    page = reference_page()
+    tables = page.split("\n## ")
+    for key in all_keys():
+        heading = "`" + ".".join(key.path[:-1]) + "`" if len(key.path) > 1 else "The root"
+        table = next(part for part in tables if part.startswith(heading))
+        assert f"\n| `{key.name}` |" in table, key.path
+    for entry in KEYS:
+        assert f"`{entry.key}`" in page
+    for foreign in FOREIGN_KEYS:
+        assert all(f"`{name}`" in page for name in foreign.names)
+
+
+def test_links_lead_to_headings():
+    page = reference_page()
+    headings = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", page, re.M)}
+    links = set(re.findall(r"\]\(#([^)]*)\)", page))
+    assert links
+    assert links <= headings
+
+
+def test_rows_of_tables_have_equal_numbers_of_cells():
+    counts = []
+    for line in reference_page().splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if cells and counts and counts[-1]:
+            assert cells == counts[-1], line
+        counts.append(cells)

@@ -1,13 +1,30 @@
-"""The grammar of prompt templates."""
+"""The grammar of prompt templates, the template that a prompt section stands for, and patterns that end."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, strategies as st
+import re
+import time
 
-from brim.config import names, render
+from hypothesis import given, strategies as st
+from tests.messages import refused, says
+from tests.properties import examples
+
+from brim.config import (
+    dump,
+    load_config,
+    names,
+    pattern_fault,
+    prompt_columns,
+    prompt_parts,
+    render,
+    template_text,
+    template_with_task,
+)
+from brim.config.schema import Config, PromptConfig
 from brim.config.template import Placeholder, parse_template
 from brim.errors import ConfigError, DataError
+
+RANDOM = {"type": "random"}
 
 
 def test_literals_placeholders_formats_and_escapes():
@@ -25,68 +42,38 @@ def test_literals_placeholders_formats_and_escapes():
     assert render(parts, values) == 'Say "x" for 3.00 EUR, as {json}: {y}'
 
 
-@pytest.mark.parametrize("name", ["a", "Review Text", "größe", "x-1", "total (EUR)", "a/b", "0", "a_b", "_"])
-def test_columns_may_be_called_what_they_like(name):
-    assert parse_template("{" + name + "}") == (Placeholder(name=name),)
-
-
-def test_nothing_and_text_alone():
+def test_columns_may_be_called_what_they_like_and_text_stands_alone():
+    for name in ["a", "Review Text", "größe", "x-1", "total (EUR)", "a/b", "0", "a_b", "_"]:
+        assert parse_template("{" + name + "}") == (Placeholder(name=name),)
     assert parse_template("") == ()
     assert parse_template("a {{}} b") == ("a {} b",)
 
 
-_PLAIN = "  expected: a column's name in braces, without dots, brackets or conversions"
-_BRACES = "  fix: write {{ and }} for literal braces"
+BRACES = "write {{ and }} for literal braces"
+NO_TEMPLATES = [
+    ("{x.__class__}", "{x.__class__} is not a plain name … a column's name in braces"),
+    ("{x[0]}", "{x[0]} is not a plain name"), ("{x!r}", "{x!r} is not a plain name"),
+    ("{}", f"{{}} is not a plain name … {BRACES}"), ('{"a": 1}', f'{{"a": 1}} is not a plain name … {BRACES}'),
+    ("{ a }", f"{{ a }} is not a plain name … {BRACES}"),
+    ("{x:9999999f}", "'9999999f' in {x:9999999f} is no number format … such as {x:.2f}"),
+    ("{x:}", "'' in {x:} is no number format"),
+    ("a {b", f"a {{ is never closed near '{{b' … {BRACES}"), ("a } b", "a } closes nothing near 'a }'"),
+    ("{__task__:>9}", "{__task__:>9} is text, which takes no format … write {__task__}"),
+    ("{__dict__}", "{__dict__} is no placeholder … {__sample__}, {__task__}, {__context__}, {__labels__}"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{x.__class__}", f"prompt.template: {{x.__class__}} is not a plain name\n{_PLAIN}"),
-        ("{x[0]}", f"prompt.template: {{x[0]}} is not a plain name\n{_PLAIN}"),
-        ("{x!r}", f"prompt.template: {{x!r}} is not a plain name\n{_PLAIN}"),
-        ("{}", f"prompt.template: {{}} is not a plain name\n{_PLAIN}\n{_BRACES}"),
-        ('{"a": 1}', f'prompt.template: {{"a": 1}} is not a plain name\n{_PLAIN}\n{_BRACES}'),
-        ("{ a }", f"prompt.template: {{ a }} is not a plain name\n{_PLAIN}\n{_BRACES}"),
-        (
-            "{x:{y}}",
-            f"prompt.template: {{x:{{y}} is not a plain name\n{_PLAIN}\n"
-            f"prompt.template: a }} closes nothing near '{{x:{{y}}}}'\n{_BRACES}",
-        ),
-        (
-            "{x:9999999f}",
-            "prompt.template: '9999999f' in {x:9999999f} is no number format\n"
-            f"  expected: a format such as {{x:.2f}}\n{_BRACES}",
-        ),
-        (
-            "{x:}",
-            f"prompt.template: '' in {{x:}} is no number format\n  expected: a format such as {{x:.2f}}\n{_BRACES}",
-        ),
-        ("a {b", f"prompt.template: a {{ is never closed near '{{b'\n{_BRACES}"),
-        ("a } b", f"prompt.template: a }} closes nothing near 'a }}'\n{_BRACES}"),
-        (
-            "{__task__:>9}",
-            "prompt.template: {__task__:>9} is text, which takes no format\n  fix: write {__task__}",
-        ),
-        (
-            "{__dict__}",
-            "prompt.template: {__dict__} is no placeholder\n"
-            "  fix: use a column's name, or one of {__sample__}, {__task__}, {__context__}, {__labels__}",
-        ),
-    ],
-)
-def test_what_is_refused(template, message):
-    with pytest.raises(ConfigError) as caught:
-        parse_template(template)
-    assert str(caught.value) == message
+def test_what_is_no_template():
+    for template, words in NO_TEMPLATES:
+        with refused(f"prompt.template: {words}", by=ConfigError):
+            parse_template(template)
+    with refused("prompt.template: {x:{y} is not a plain name", "prompt.template: a } closes nothing", by=ConfigError):
+        parse_template("{x:{y}}")
 
 
 def test_a_value_that_does_not_fit_its_format():
-    with pytest.raises(DataError) as caught:
+    with refused("column x holds 'many', which the format {x:.2f} … a number", by=DataError):
         render(parse_template("{x:.2f}"), {"x": "many"})
-    assert str(caught.value) == (
-        "column x holds 'many', which the format {x:.2f} of prompt.template does not fit\n  expected: a number"
-    )
 
 
 @given(st.text(alphabet="{}ab.[]!:_09f \"'\n", max_size=30))
@@ -110,3 +97,172 @@ def test_rendering_agrees_with_str_format_where_both_are_safe(pieces):
     template = "".join(pieces)
     values = {"a": 1.25, "b c": "two {braces}"}
     assert render(parse_template(template), values) == template.format(**values)
+
+
+# The template that a prompt section stands for
+
+
+def config_of(**prompt):
+    return Config.model_validate({"base_model": "m", "prompt": prompt})
+
+
+def filled(values, **prompt):
+    parts = prompt_parts(config_of(**prompt))
+    assert parts is not None
+    return render(parts, values)
+
+
+def test_a_task_is_asked_in_ludwigs_words_and_a_given_template_goes_first():
+    values = {"__sample__": "I am happy", "__context__": "[{'text': 'Oh no', 'label': 'sad'}]"}
+    asked = "SAMPLE INPUT: I am happy\n\nUSER: Complete the following task: sentiment analysis\n\nASSISTANT:\n"
+    assert filled(values, task="sentiment analysis") == asked
+    assert filled(values, task="sentiment analysis", retrieval=RANDOM) == (
+        "Below is relevant context:\n\n"
+        "CONTEXT: [{'text': 'Oh no', 'label': 'sad'}]\n\n"
+        "CONTEXT is comprised of labeled samples whose embeddings were similar to that of the sample input. The labels "
+        "in\nthese samples could aid you in your final prediction. Given this and no prior knowledge, follow the "
+        f"instructions\nbelow.\n\n{asked}"
+    )
+    task = "Say {q}, {__sample__} or {{}}"  # whose braces are its own
+    assert filled({"q": "{x}"}, task=task, template="{__task__}: {q}") == f"{task}: {{x}}"
+
+
+def test_a_template_with_its_task_stands_for_itself_and_nothing_for_none():
+    config = config_of(task="Say {q}.", template="{__task__} {q:.2f} {{__task__}} {b}")
+    assert template_with_task(config) == "Say {{q}}. {q:.2f} {{__task__}} {b}"
+    config = config_of(task="T", template="{__context__}{__task__}", retrieval=RANDOM)
+    assert prompt_parts(config) == (Placeholder(name="__context__"), "T")
+    assert (template_with_task(config_of()), prompt_parts(config_of())) == (None, None)
+    assert template_text(PromptConfig()) is None
+
+
+def test_the_columns_that_a_prompt_reads():
+    feature = {"name": "q", "type": "text", "column": "question"}
+    for prompt, columns in [
+        ({}, ("question",)),
+        ({"task": "T"}, ("question",)),
+        ({"task": "T", "retrieval": RANDOM}, ("question",)),
+        ({"template": "{b} {__sample__} {a:.1f} {b} {question}"}, ("b", "question", "a")),
+        ({"template": "{__task__} {__context__}", "task": "T", "retrieval": RANDOM}, ()),
+    ]:
+        config = Config.model_validate({"base_model": "m", "input_features": [feature], "prompt": prompt})
+        assert prompt_columns(config) == columns
+
+
+# Several inputs
+
+
+def tickets(**keys):
+    return {
+        "base_model": "m",
+        "input_features": [{"name": name, "type": "text"} for name in ("Ticket-Nr.", "Betreff", "Beschreibung")],
+        "output_features": [{"name": "Kategorie", "type": "category"}],
+        "trainer": {"type": "finetune"},
+        **keys,
+    }
+
+
+def test_several_inputs_are_named_in_a_line_each_and_load_back(tmp_path):
+    loaded = load_config(tickets())
+    assert loaded.config.prompt.template == (
+        "Ticket-Nr.: {Ticket-Nr.}\nBetreff: {Betreff}\nBeschreibung: {Beschreibung}\nKategorie:\n"
+    )
+    assert prompt_columns(loaded.config) == ("Ticket-Nr.", "Betreff", "Beschreibung")
+    assert loaded.notes == ()
+    dump(loaded.config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml").config == loaded.config
+
+
+def test_several_inputs_with_a_task_other_columns_and_braces_in_their_names():
+    config = load_config(tickets(prompt={"task": "Sort {it}."})).config
+    assert template_with_task(config) == (
+        "SAMPLE INPUT:\nTicket-Nr.: {Ticket-Nr.}\nBetreff: {Betreff}\nBeschreibung: {Beschreibung}\n\n"
+        "USER: Complete the following task: Sort {{it}}.\n\nASSISTANT:\n"
+    )
+    features = [{"name": "{x}", "type": "text", "column": "a"}, {"name": "b", "type": "number"}]
+    loaded = load_config(tickets(input_features=features))
+    assert loaded.config.prompt.template == "{{x}}: {a}\nb: {b}\nKategorie:\n"
+    (note,) = loaded.notes
+    assert says(note, "input_features.1.type: the number b is read as text")
+    (note,) = load_config(tickets(prompt={"template": "{Betreff} {Beschreibung} {Kunde}"})).notes
+    assert says(note, "input_features.0: the model does not read Ticket-Nr., since prompt.template does not name")
+
+
+def test_several_inputs_that_cannot_be_put_together():
+    a, cut = {"name": "a", "type": "text"}, {"max_sequence_length": 9}
+    for keys, words in [
+        (
+            {"prompt": {"template": "{__sample__}{Betreff}"}},
+            "prompt.template: … has {__sample__}, and … write {Ticket-Nr.} {Betreff} {Beschreibung}",
+        ),
+        (
+            {"input_features": [a, {"name": "b", "type": "text", "column": "b[0]"}]},
+            "input_features.1.column: the column 'b[0]' cannot stand in a template … rename the column",
+        ),
+        (
+            {"input_features": [a, {"name": "a", "type": "text", "column": "b"}]},
+            "input_features.1.name: two input features are called a",
+        ),
+        (
+            {"input_features": [a, {"name": "b", "type": "text", "preprocessing": cut}]},
+            "input_features.1.preprocessing.max_sequence_length: … set preprocessing.global_max_sequence_length",
+        ),
+    ]:
+        with refused(words):
+            load_config(tickets(**keys))
+
+
+def test_labels_stand_in_the_prompt_as_they_are_and_a_text_has_none():
+    labels = {"vocab": ["a {x}", "b"], "fallback_label": "c"}
+    feature = {"name": "Kategorie", "type": "category", "preprocessing": labels}
+    config = load_config(
+        tickets(output_features=[feature], prompt={"template": "One of {__labels__}: {Betreff}"})
+    ).config
+    assert template_with_task(config) == "One of a {{x}}, b, c: {Betreff}"
+    text = [{"name": "Kategorie", "type": "text"}]
+    with refused("prompt.template: … {__labels__}, … is a text … output_features.0.type: category"):
+        load_config(tickets(output_features=text, prompt={"template": "{__labels__} {Betreff}"}))
+
+
+# Regular expressions that end, and those that may not
+
+UNSLOTH = (
+    r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense).*?"
+    r"(?:k_proj|v_proj|q_proj|out_proj|fc1|fc2|o_proj|gate_proj|up_proj|down_proj).*?)"
+    r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn)\.(?:(?:q_proj|k_proj|v_proj)))"
+)
+NESTED = "a repeat or a choice stands inside a repeat"
+FOR_EVER = {
+    **dict.fromkeys(["(a+)+$", "(.+)+Z", "(ab|ab)*c", "(a{1,3})*b", "((a?)?)*", "(?=(a+)+)b", "(a+){2,}", "(.*){3}Z"], NESTED),
+    ".*" * 5 + "Z": "5 open repeats follow each other, which can take for ever; 4 may",
+    "a?" * 20 + "b": "it has 1,048,576 ways to match, more than 10,000",
+    "x" * 2001: "it has 2,001 characters, more than 2,000",
+    "(": "it is no regular expression: missing ), unterminated subpattern at position 0",
+    "a{99999999999999}": "it is no regular expression: the repetition number is too large",
+}  # fmt: skip
+
+
+def test_plain_patterns_are_taken_and_what_can_take_for_ever_is_refused():
+    plain = [
+        "q_proj",
+        "q_proj|v_proj",
+        r".*\.(q|v)_proj",
+        r"model\.layers\.(\d+)\.mlp\..*",
+        r"(a)\1",
+        "(a|b)*c",
+        "",
+        UNSLOTH,
+    ]
+    assert [pattern_fault(pattern) for pattern in plain] == [None] * len(plain)
+    for pattern, fault in FOR_EVER.items():
+        assert (pattern_fault(pattern) or "").startswith(fault), pattern
+
+
+@examples(150)
+@given(st.text(alphabet="ab()|*+?.{},12\\", max_size=14))
+def test_what_is_taken_ends(pattern):
+    if pattern_fault(pattern) is None:
+        started = time.process_time()
+        re.fullmatch(pattern, "ab" * 8 + "c")
+        re.fullmatch(pattern, "a" * 24 + "c")
+        assert time.process_time() - started < 5

@@ -17,7 +17,6 @@ from brim.data.tokens import TextEncoder, load_encoder
 from brim.models import locate
 
 BOS, EOS, PAD = 0, 1, 2
-
 MakeFolder = Callable[..., Path]
 
 

@@ -1,11 +1,74 @@
-"""The ledger as a file and as lines for people."""
+"""Rows that cannot be used: an error with their places, or entries of the ledger, as a file and as lines for people."""
+
+from __future__ import annotations
 
 import pyarrow.parquet as pq
 import pytest
+from tests.messages import refused, says
 
-from brim.data.read import Entry, Ledger
-from brim.errors import WriteError
+from brim.data.read import Entry, Ledger, RowFaults
+from brim.errors import DataError, Problem, WriteError
 from brim.notes import short_of
+
+
+def faults_in(*keys):
+    faults = RowFaults(locate=lambda key: f"data.jsonl:{key + 1}")
+    for key in keys:
+        faults.add(key, Problem(what=f"fault {key}", expected="none"))
+    return faults
+
+
+def settle(faults, policy, num_rows=20):
+    return faults.settle(policy, num_rows=num_rows, name="data.jsonl", split_of=lambda key: "train")
+
+
+DROP = "set preprocessing.on_bad_row: drop to go on without such rows"
+
+
+def test_error_tells_the_first_places_counts_the_others_and_names_the_policy_where_it_would_help():
+    with refused(
+        *(f"data.jsonl:{key + 1}: fault {key} … none" for key in range(1, 6)),
+        f"data.jsonl: 2 more rows are bad … {DROP}",
+    ):
+        settle(faults_in(9, 1, 2, 3, 4, 5, 6), "error")
+    for num_bad, is_told in [(10, True), (11, False)]:
+        with pytest.raises(DataError) as caught:
+            settle(faults_in(*range(num_bad)), "error")
+        assert ("on_bad_row" in str(caught.value)) == is_told
+    faults = RowFaults(locate=lambda key: "here")
+    faults.add(0, Problem(what="half a character", fix="remove it"))
+    with refused(f"here: half a character … remove it; or {DROP}"):
+        settle(faults, "error")
+
+
+def test_drop_gives_entries_in_the_order_of_the_rows():
+    entries = settle(faults_in(9, 1), "drop")
+    assert entries == [
+        Entry(key=1, split="train", event="dropped_bad", why="data.jsonl:2: fault 1"),
+        Entry(key=9, split="train", event="dropped_bad", why="data.jsonl:10: fault 9"),
+    ]
+    (line,) = Ledger(num_rows=20, entries=entries).summary()
+    assert says(line, "2 of 20 rows were dropped, … (data.jsonl:2: fault 1; data.jsonl:10: fault 9)")
+    (line,) = Ledger(num_rows=20, entries=settle(faults_in(*range(5)), "drop")).summary()
+    assert line.endswith("; data.jsonl:3: fault 2; and 2 more)")
+    assert [settle(faults_in(), policy) for policy in ("error", "drop")] == [[], []]
+
+
+def test_half_of_the_rows_may_be_bad_and_no_more():
+    assert len(settle(faults_in(*range(10)), "drop")) == 10
+    with pytest.raises(DataError) as caught:
+        settle(faults_in(*range(11)), "drop")
+    assert says(str(caught.value.problems[-1]), "data.jsonl: 11 of 20 rows are bad, … at most half … look at the first")
+    assert caught.value.problems[0].where == "data.jsonl:1"
+
+
+def test_the_first_problem_of_a_row_counts():
+    faults = faults_in(1)
+    faults.add(1, Problem(what="another"))
+    assert [entry.why for entry in settle(faults, "drop")] == ["data.jsonl:2: fault 1"]
+
+
+# The ledger
 
 WHY = "preprocessing.global_max_sequence_length is 512"
 
@@ -31,25 +94,21 @@ def test_the_file_holds_every_entry(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.parquet"]
 
 
-def test_an_empty_ledger_is_a_file_with_all_columns(tmp_path):
+def test_an_empty_ledger_is_a_file_with_all_columns_and_a_place_that_cannot_be_written_is_told(tmp_path):
     Ledger(num_rows=1).write(tmp_path / "ledger.parquet")
     table = pq.read_table(tmp_path / "ledger.parquet")
     assert table.num_rows == 0
     assert table.column_names == ["key", "split", "event", "why", "tokens_before", "tokens_after"]
+    with refused("… the ledger could not be written: No such file or directory", by=WriteError):
+        Ledger(num_rows=1).write(tmp_path / "nowhere" / "ledger.parquet")
 
 
 def test_the_summary_counts_and_names_the_longest():
     dropped = Entry(key=9, split="test", event="dropped_missing", why="no value in `a`")
-    assert Ledger(num_rows=4000, entries=[cut(3, 700), dropped, cut(5, 3211)]).summary() == [
-        "1 of 4,000 rows were dropped: a cell that the prompt or the answer needs is missing (no value in `a`)",
-        f"2 of 4,000 rows were cut as a whole (prompt and answer together): the longest from 3,211 to 512 tokens ({WHY})",
-    ]
+    first, second = Ledger(num_rows=4000, entries=[cut(3, 700), dropped, cut(5, 3211)]).summary()
+    assert says(first, "1 of 4,000 rows were dropped: … (no value in `a`)")
+    assert says(second, f"2 of 4,000 rows were cut as a whole … the longest from 3,211 to 512 tokens ({WHY})")
     assert Ledger(num_rows=3).summary() == []
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(WriteError, match="the ledger could not be written: No such file or directory"):
-        Ledger(num_rows=1).write(tmp_path / "nowhere" / "ledger.parquet")
 
 
 def test_beside_others_a_line_gives_the_count_and_the_reason_that_all_rows_share():

@@ -1,16 +1,131 @@
-"""From data and a configuration to token rows, with everything that happened on the way."""
+"""From data and a configuration to prompts, to token rows, and to what `brim check` tells, with all that happened."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from tests.messages import refused, says
 
-from brim.data import prepare, prompts_of, texts_as_source
-from brim.data.read import read
-from brim.errors import DataError
+from brim.data import check_data, prepare, prompter, prompts_of, texts_as_source
+from brim.data.check import Lengths, Segment
+from brim.data.read import BATCH_ROWS, cell_texts, read
+from brim.errors import DataError, Problem
 from brim.notes import kind_of, short_of, topic_of
 
 BOS, EOS = 0, 1
 EVERY_ROW_TRAINS = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
+
+
+# Cells as text, and templates over them
+
+
+def texts_of(config, source, keys=None):
+    asked = prompter(config, source, with_answers=True)
+    keys = np.arange(source.table.num_rows) if keys is None else np.asarray(keys)
+    batches = list(asked.texts(keys))
+    assert [key for batch in batches for key in batch.keys.tolist()] == keys.tolist()
+    return [text for batch in batches for text in batch.prompts], [text for batch in batches for text in batch.answers]
+
+
+def test_cells_as_text():
+    for cells, kind, texts in [
+        ([3, -4, None], pa.int64(), ["3", "-4", "?"]),
+        ([0.5, 3.0, float("nan"), 1e20], pa.float64(), ["0.5", "3.0", "?", "1e+20"]),
+        ([0.1, None, 3.0], pa.float32(), ["0.1", "?", "3.0"]),
+        ([True, False], pa.bool_(), ["True", "False"]),
+        (["x", "", None], pa.large_string(), ["x", "", "?"]),
+        ([datetime.date(2024, 1, 31)], pa.date32(), ["2024-01-31"]),
+        ([decimal.Decimal("1.10")], pa.decimal128(5, 2), ["1.10"]),
+        ([None], pa.null(), ["?"]),
+    ]:
+        assert cell_texts(pa.chunked_array([pa.array(cells, kind)]), fill="?") == texts
+
+
+def test_a_prompt_is_the_column_or_the_filled_template(make_config):
+    def texts(columns, **changes):
+        return texts_of(make_config(**changes), read(columns))
+
+    assert texts({"q": ["one {a}", "two"], "a": ["x", "y"]}) == (["one {a}", "two"], ["x", "y"])
+    renamed = {"input__name": "prompt", "output__name": "completion"}
+    assert texts({"prompt": ["one"], "completion": ["x"]}, **renamed) == (["one"], ["x"])
+    named = {"input__column": "Frage", "output__column": "Antwort"}
+    assert texts({"Frage": ["one"], "Antwort": ["x"]}, **named) == (["one"], ["x"])
+    template = "{q} at {price:.2f} ({price}), {n:03d}: {{x}} {__sample__}"
+    columns = {"q": ["tea"], "price": ["1.5"], "n": [7], "a": ["x"]}
+    assert texts(columns, prompt__template=template)[0] == ["tea at 1.50 (1.5), 007: {x} tea"]
+    absent = {"input__name": "prompt", "prompt__template": "say {word}"}
+    assert texts({"word": ["hi"], "a": ["x"]}, **absent)[0] == ["say hi"]
+    assert texts({"q": ["{a} {q.x} }{"], "a": ["x"]}, prompt__template="<{q}>")[0] == ["<{a} {q.x} }{>"]
+
+
+def test_chosen_rows_keep_their_keys_across_batches(make_config):
+    num_rows = 2 * BATCH_ROWS + 10
+    source = read({"q": [f"q{number}" for number in range(num_rows)], "a": ["x"] * num_rows})
+    keys = [0, 5, BATCH_ROWS - 1, BATCH_ROWS, num_rows - 1]
+    assert texts_of(make_config(), source, keys)[0] == [f"q{key}" for key in keys]
+
+
+NO_COLUMNS = "the given columns: no column "
+UNUSABLE = [  # changes, columns, and the words of each problem
+    ({"prompt__template": "{Q} {n}"}, {"q": ["x"], "m": [1], "answer": ["y"]}, [
+        f"{NO_COLUMNS}`Q`, which prompt.template names … `q`, `m`, `answer` … did you mean `q`?",
+        f"{NO_COLUMNS}`n`, which prompt.template names … name a column of the data, or add this one",
+        f"{NO_COLUMNS}`a`, which output_features[0] names"]),
+    ({"output__name": "completion"}, {"q": ["x"], "messages": ["y"]}, [
+        f"{NO_COLUMNS}`completion` … set chat: {{}} to learn from the conversations in `messages`"]),
+    ({"output__name": "Category"}, {"q": ["x"], "Customer": ["y"], "categories_of": ["z"]}, [
+        f"{NO_COLUMNS}`Category` … name a column of the data"]),
+    ({"output__name": "anser"}, {"q": ["x"], "answer": ["y"]}, [f"{NO_COLUMNS}`anser` … did you mean `answer`?"]),
+    ({}, {"q": [["x"]], "a": [{"text": "y"}]}, [
+        "the given columns: column `q` holds lists, which are no text … write what the model should read as a text column",
+        "the given columns: column `a` holds objects, which are no text"]),
+    ({}, {"q": [b"x"], "a": ["y"]}, ["the given columns: column `q` holds bytes, which are no text"]),
+]  # fmt: skip
+
+
+def test_columns_that_cannot_be_used_are_told(make_config):
+    for changes, columns, words in UNUSABLE:
+        with refused(*words, by=DataError):
+            texts_of(make_config(**changes), read(columns))
+
+
+def test_a_row_that_does_not_fit_the_template_is_left_out_and_told(make_config):
+    source = read({"n": ["1", "x", "3"], "a": ["y", "z", "w"]})
+    asked = prompter(make_config(prompt__template="{n:.2f}"), source, with_answers=True)
+    (texts,) = asked.texts(np.arange(3))
+    assert (texts.keys.tolist(), texts.prompts, texts.answers) == ([0, 2], ["1.00", "3.00"], ["y", "w"])
+    assert asked.faults.problems == {
+        1: Problem(
+            what="column n holds 'x', which the format {n:.2f} of prompt.template does not fit", expected="a number"
+        )
+    }
+
+
+def test_a_sample_is_written_as_json_without_its_quotes_as_in_ludwig(make_config):
+    texts = ["plain", 'say "hi"', "two\nlines", "größe", "back\\slash", "3.5", "it's {x}"]
+    asked = prompter(make_config(prompt__template="<{__sample__}>"), read({"q": texts}), with_answers=False)
+    (made,) = asked.texts(np.arange(len(texts)))
+    assert made.prompts == [f"<{json.dumps(text, indent=2).strip(chr(34))}>" for text in texts]
+    assert made.prompts[:4] == ["<plain>", '<say \\"hi\\>', "<two\\nlines>", "<gr\\u00f6\\u00dfe>"]
+    (note,) = asked.notes()
+    assert (kind_of(note), topic_of(note)) == ("warning", "rows")
+    assert says(note, "{__sample__} writes line breaks … as in Ludwig, … 4 rows; in a template, {q} is the plain text")
+
+
+def test_plain_samples_are_nothing_to_tell(make_config):
+    asked = prompter(make_config(prompt__task="T"), read({"q": ["x", "1"]}), with_answers=False)
+    (made,) = asked.texts(np.arange(2))
+    assert made.prompts[1] == "SAMPLE INPUT: 1\n\nUSER: Complete the following task: T\n\nASSISTANT:\n"
+    assert asked.notes() == []
+
+
+# Rows of tokens
 
 
 def ids(text):
@@ -43,35 +158,23 @@ def test_loss_is_on_the_answer_and_its_end(prepared):
 
 
 def test_set_lengths_cut_and_the_ledger_tells(prepared):
-    made = prepared(
-        {"q": ["abc", "abcdef"], "a": ["xyz", "xyzuvw"]},
-        input__preprocessing__max_sequence_length=5,
-        output__preprocessing__max_sequence_length=4,
-        preprocessing__global_max_sequence_length=9,
-        context_length=100,
-    )
+    limits = {"input__preprocessing__max_sequence_length": 5, "output__preprocessing__max_sequence_length": 4}
+    limits |= {"preprocessing__global_max_sequence_length": 9, "context_length": 100}
+    made = prepared({"q": ["abc", "abcdef"], "a": ["xyz", "xyzuvw"]}, **limits)
     assert [len(row.input_ids) for row in made.splits["train"]] == [8, 9]
     assert made.splits["train"][1].num_supervised == 4
-    assert entries(made) == [
-        (1, "train", "cut_prompt", 7, 5),
-        (1, "train", "cut_answer", 6, 4),
-        (1, "train", "cut_joined", 10, 9),
-    ]
-    assert [entry.why for entry in made.ledger] == [
-        "input_features[0].preprocessing.max_sequence_length is 5",
+    cuts = [("cut_prompt", 7, 5), ("cut_answer", 6, 4), ("cut_joined", 10, 9)]
+    assert entries(made) == [(1, "train", *cut) for cut in cuts]
+    whys = ["input_features[0].preprocessing.max_sequence_length is 5"]
+    whys += [
         "output_features[0].preprocessing.max_sequence_length is 4",
         "preprocessing.global_max_sequence_length is 9",
     ]
-    assert made.ledger.summary()[0] == (
-        "1 of 2 rows had their prompt cut: the longest from 7 to 5 tokens "
-        "(input_features[0].preprocessing.max_sequence_length is 5)"
-    )
+    assert [entry.why for entry in made.ledger] == whys
+    assert says(made.ledger.summary()[0], f"1 of 2 rows had their prompt cut: … from 7 to 5 tokens ({whys[0]})")
 
-
-def test_a_global_length_beyond_the_context_counts_as_the_context(prepared):
-    made = prepared(
-        {"q": ["ab", "a"], "a": ["x" * 20, "y"]}, preprocessing__global_max_sequence_length=50, context_length=8
-    )
+    columns = {"q": ["ab", "a"], "a": ["x" * 20, "y"]}
+    made = prepared(columns, preprocessing__global_max_sequence_length=50, context_length=8)
     assert made.splits["train"].lengths.tolist() == [8, 4]
     why = "preprocessing.global_max_sequence_length is 50, the model's context 8"
     assert [entry.why for entry in made.ledger] == [why]
@@ -101,63 +204,46 @@ def test_a_sample_is_drawn_before_splitting(prepared):
 def test_fixed_hash_and_stratified_splits(prepared):
     columns = {"q": list("abcdefghij"), "a": ["x"] * 10, "part": ["train"] * 6 + ["val"] * 2 + ["test"] * 2}
     columns["split"] = [0, 1, 2, 0, 0, 0, 0, 0, 0, 0]
-    split = {"type": "fixed"}
-    assert {n: len(r) for n, r in prepared(columns, preprocessing__split=split).splits.items()} == {
-        "train": 8,
-        "validation": 1,
-        "test": 1,
-    }
-    made = prepared(columns, preprocessing__split={"type": "fixed", "column": "part"})
-    assert made.splits["validation"].keys.tolist() == [6, 7]
-    made = prepared(columns, preprocessing__split={"type": "hash", "column": "q"})
-    assert [made.splits[name].keys.tolist() for name in ("validation", "test")] == [[3], [8]]
-    made = prepared(
-        columns, preprocessing__split={"type": "stratify", "column": "part", "probabilities": [0.5, 0.0, 0.5]}
-    )
-    assert sorted(key // 2 for key in made.splits["test"].keys.tolist() if key > 5) == [3, 4]
-    assert len(made.splits["test"]) == 5
+
+    def keys(**split):
+        made = prepared(columns, preprocessing__split=split).splits
+        return [made[name].keys.tolist() for name in ("validation", "test")]
+
+    assert keys(type="fixed") == [[1], [2]]
+    assert keys(type="fixed", column="part") == [[6, 7], [8, 9]]
+    assert keys(type="hash", column="q") == [[3], [8]]
+    validation, test = keys(type="stratify", column="part", probabilities=[0.5, 0.0, 0.5])
+    assert (validation, len(test)) == ([], 5)
+    assert sorted(key // 2 for key in test if key > 5) == [3, 4]
 
 
 def test_a_column_split_that_is_not_used_is_noted(prepared):
-    note = (
-        "the data has a column `split`, which is not used, since preprocessing.split.type is random; "
-        "to use it, set preprocessing.split: fixed"
-    )
-    assert note in prepared({"q": ["x"], "a": ["y"], "split": [0]}).notes
-    answers = prepared({"q": ["x"], "split": ["y"]}, output__name="split")
-    assert not any("not used" in each for each in answers.notes)
-    template = prepared({"q": ["x"], "a": ["y"], "split": ["z"]}, prompt__template="{q} {split}")
-    assert not any("not used" in each for each in template.notes)
+    def noted(columns, **changes):
+        return [note for note in prepared(columns, **changes).notes if "not used" in note]
+
+    (note,) = noted({"q": ["x"], "a": ["y"], "split": [0]})
+    assert says(note, "the data has a column `split`, which is not used, … is random; … set preprocessing.split: fixed")
+    assert noted({"q": ["x"], "split": ["y"]}, output__name="split") == []
+    assert noted({"q": ["x"], "a": ["y"], "split": ["z"]}, prompt__template="{q} {split}") == []
 
 
-def test_a_missing_input_is_an_empty_text_and_a_missing_answer_leaves_its_row_out(prepared):
+def test_missing_cells_are_filled_or_dropped_by_default_and_as_asked(prepared):
+    def missing(made):
+        return [(e.key, e.event.removesuffix("_missing"), e.why.removeprefix("no value in ")) for e in made.ledger]
+
     made = prepared({"q": ["a", None, "c", ""], "a": ["x", "y", None, "z"]})
     assert made.splits["train"].keys.tolist() == [0, 1, 3]
-    assert [(e.key, e.event, e.why) for e in made.ledger] == [
-        (1, "filled_missing", "no value in `q`"),
-        (2, "dropped_missing", "no value in `a`"),
-    ]
-    assert made.ledger.summary() == [
-        "1 of 4 rows had missing cells, which were filled (no value in `q`)",
-        "1 of 4 rows were dropped: a cell that the prompt or the answer needs is missing (no value in `a`)",
-    ]
+    assert missing(made) == [(1, "filled", "`q`"), (2, "dropped", "`a`")]
+    filled, dropped = made.ledger.summary()
+    assert says(filled, "1 of 4 rows had missing cells, which were filled (no value in `q`)")
+    assert says(dropped, "1 of 4 rows were dropped: … missing (no value in `a`)")
 
-
-def test_missing_cells_are_dropped_or_filled_as_asked(prepared):
     frame = pd.DataFrame({"q": ["a", None, "c", None], "a": [1.0, 2.0, float("nan"), None]})
-    made = prepared(
-        frame,
-        input__preprocessing={"missing_value_strategy": "fill_with_const", "fill_value": "ZZ"},
-        output__preprocessing={"missing_value_strategy": "drop_row"},
-    )
+    fill = {"missing_value_strategy": "fill_with_const", "fill_value": "ZZ"}
+    made = prepared(frame, input__preprocessing=fill, output__preprocessing={"missing_value_strategy": "drop_row"})
     rows = made.splits["train"]
-    assert rows.keys.tolist() == [0, 1]
-    assert rows.num_prompt_tokens.tolist() == [2, 3]
-    assert [(e.key, e.event, e.why) for e in made.ledger] == [
-        (1, "filled_missing", "no value in `q`"),
-        (2, "dropped_missing", "no value in `a`"),
-        (3, "dropped_missing", "no value in `q`, `a`"),
-    ]
+    assert (rows.keys.tolist(), rows.num_prompt_tokens.tolist()) == ([0, 1], [2, 3])
+    assert missing(made) == [(1, "filled", "`q`"), (2, "dropped", "`a`"), (3, "dropped", "`q`, `a`")]
 
 
 def test_rows_with_nothing_to_learn_are_dropped_as_asked(prepared):
@@ -170,137 +256,78 @@ def test_rows_with_nothing_to_learn_are_dropped_as_asked(prepared):
     assert entries(made) == [(0, "train", "cut_joined", 11, 6), (0, "train", "dropped_unlearnable", 6, 0)]
 
 
-def test_an_empty_prompt_is_text_to_learn_from_scratch(prepared):
+def test_an_empty_prompt_is_text_to_learn_from_scratch_and_an_empty_answer_is_named(prepared):
     (row,) = prepared({"q": [""], "a": ["xyz"]}).splits["train"]
     assert row.num_supervised == 4
+    notes = prepared({"q": ["hi", "you"], "a": ["A", " "]}).notes
+    assert any(says(note, "the answer of 1 row is empty, so that the model learns to end at once") for note in notes)
+    assert not any("is empty" in note for note in prepared({"q": ["hi"], "a": ["A"]}).notes)
 
 
 def test_special_tokens_in_the_data_are_noted_but_not_those_of_the_template(prepared):
     columns = {"q": ["one", "two</s>", "three"], "a": ["x", "y", "<pad>"]}
-    note = (
-        "the text of 2 rows spells out special tokens (such as </s>), which the model reads as those tokens: "
-        "the given columns, row 1, the given columns, row 2"
-    )
-    (told,) = [each for each in prepared(columns, prompt__template="[</s>] {q}").notes if each == note]
+    words = "the text of 2 rows spells out special tokens (such as </s>) … the given columns, row 1, the given columns, row 2"
+    (told,) = [note for note in prepared(columns, prompt__template="[</s>] {q}").notes if says(note, words)]
     assert (kind_of(told), topic_of(told)) == ("warning", "rows")
-    assert short_of(told) == note.partition(",")[0]
+    assert short_of(told) == told.partition(",")[0]
     assert len(prepared({"q": ["x"], "a": ["y"]}, prompt__template="</s> {q}").notes) == 2
-
-
-def test_a_doubled_beginning_is_noted(prepared):
-    made = prepared({"q": ["one"], "a": ["x"]}, prompt__template="<s>{q}")
-    assert made.notes[-1] == (
-        "the prompt of 1 row begins with the beginning-of-sequence token twice: the text has it and the tokenizer adds it"
-    )
-    assert kind_of(made.notes[-1]) == "warning"
+    doubled = prepared({"q": ["one"], "a": ["x"]}, prompt__template="<s>{q}").notes[-1]
+    assert says(doubled, "the prompt of 1 row begins with the beginning-of-sequence token twice")
+    assert kind_of(doubled) == "warning"
 
 
 def test_prompts_to_continue_need_no_answer_and_no_split(encoder, make_config):
     config = make_config(generation__max_new_tokens=5, input__preprocessing__max_sequence_length=4)
     made = prompts_of(read({"q": ["ab", "abcdef"]}), config, encoder)
-    assert made.rows.keys.tolist() == [0, 1]
-    assert made.rows.lengths.tolist() == [3, 4]
+    assert (made.rows.keys.tolist(), made.rows.lengths.tolist()) == ([0, 1], [3, 4])
     assert made.rows.num_supervised.tolist() == [0, 0]
     assert entries(made) == [(1, "full", "cut_prompt", 7, 4)]
-
-
-def test_prompts_of_a_split(encoder, make_config):
     config = make_config(generation__max_new_tokens=5, preprocessing__split={"type": "fixed"})
     made = prompts_of(read({"q": list("abcd"), "split": [2, 0, 2, 1]}), config, encoder, only="test")
-    assert made.rows.keys.tolist() == [0, 2]
-    assert made.notes == ()
+    assert (made.rows.keys.tolist(), made.notes) == ([0, 2], ())
 
 
-def test_finished_texts_are_rows_to_continue(encoder):
+def test_finished_texts_are_rows_to_continue_and_a_chat_templates_are_left_as_they_are(encoder):
     rows = texts_as_source(["ab", ""], encoder)
     assert [row.input_ids.tolist() for row in rows] == [[BOS, *ids("ab")], [BOS]]
     assert rows.num_supervised.tolist() == [0, 0]
     assert len(texts_as_source([], encoder)) == 0
-
-
-def test_nothing_is_added_to_prompts_that_a_chat_template_has_written(encoder):
     (row,) = texts_as_source(["ab"], encoder, are_chats=True)
-    assert row.input_ids.tolist() == texts_as_source(["ab"], encoder)[0].input_ids.tolist()[1:]
-    assert row.num_prompt_tokens == 2
+    assert (row.input_ids.tolist(), row.num_prompt_tokens) == (ids("ab"), 2)
 
 
-BAD = {
-    "over the context": (
-        {"q": ["x" * n for n in (3, 30, 20, 40, 25, 22, 21)], "a": ["y"] * 7},
-        {"context_length": 12},
-        "the given columns, row 3 (43 tokens), the given columns, row 1 (33 tokens), the given columns, row 4 (28 tokens), "
-        "the given columns, row 5 (25 tokens), the given columns, row 6 (24 tokens) and 1 more: "
-        "6 of 7 rows are longer than the model's context\n"
-        "  expected: at most 12 tokens of prompt, answer and end of sequence\n"
-        "  fix: set preprocessing.on_overlong: truncate to cut them, or drop to leave them out (each is counted); "
-        "or set max_sequence_length of a feature to cut prompts or answers alone",
-    ),
-    "nothing to learn": (
-        {"q": ["abcdefgh", "a"], "a": ["x", "y"]},
-        {"preprocessing__global_max_sequence_length": 6},
-        "the given columns, row 0: 1 of 2 rows have nothing to learn from: no token of the answer is left\n"
-        "  expected: at least one token of the answer after all cuts\n"
-        "  fix: raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
-    ),
-    "template too long": (
-        {"q": ["a"], "a": ["x"]},
-        {"prompt__template": "0123456789{q}", "preprocessing__global_max_sequence_length": 10},
-        "prompt.template: the prompt template alone takes 11 tokens, and preprocessing.global_max_sequence_length is 10\n"
-        "  expected: a length that leaves room for the row's values\n  fix: raise the length or shorten the template",
-    ),
-    "missing cells": (
-        {"q": ["a", None, "b"], "a": [float("nan"), 1.0, None]},
-        {f"{side}__preprocessing__missing_value_strategy": "error" for side in ("input", "output")},
-        "the given columns, row 1: column `q` is empty in 1 row\n  expected: a value in every row\n"
-        "  fix: fill the cells, or set input_features[0].preprocessing.missing_value_strategy to drop_row or "
-        "fill_with_const\n"
-        "the given columns, row 0, the given columns, row 2: column `a` is empty in 2 rows\n"
-        "  expected: a value in every row\n"
-        "  fix: fill the cells, or set output_features[0].preprocessing.missing_value_strategy to drop_row or "
-        "fill_with_const",
-    ),
-    "no such split column": (
-        {"q": ["a"], "a": ["x"], "Split": [0]},
-        {"preprocessing__split": {"type": "fixed"}},
-        "the given columns: no column `split`, which preprocessing.split.column names\n"
-        "  expected: one of the columns that are there: `q`, `a`, `Split`\n  fix: did you mean `Split`?",
-    ),
-    "unknown splits": (
-        {"q": list("abcd"), "a": list("wxyz"), "split": ["train", "tset", "3", "tset"]},
-        {"preprocessing__split": {"type": "fixed"}},
-        "the given columns, row 1, the given columns, row 3: column `split` holds 'tset' in 2 rows, which is no split\n"
-        "  expected: 0, 1, 2 or train, validation, test\n"
-        "  fix: correct the cells, or name another column in preprocessing.split.column\n"
-        "the given columns, row 2: column `split` holds '3' in 1 row, which is no split\n"
-        "  expected: 0, 1, 2 or train, validation, test\n"
-        "  fix: correct the cells, or name another column in preprocessing.split.column",
-    ),
-    "a split spelt in two ways": (
-        {"q": list("abc"), "a": list("xyz"), "split": ["train", "0", "test"]},
-        {"preprocessing__split": {"type": "fixed"}},
-        "the given columns: column `split` writes the train split in 2 ways: '0', 'train'\n"
-        "  expected: one way of writing each split\n  fix: write it the same in all rows",
-    ),
-    "empty split cells": (
-        {"q": list("abc"), "a": list("xyz"), "split": [0, None, 1]},
-        {"preprocessing__split": {"type": "hash", "column": "split"}},
-        "the given columns, row 1: column `split`, by which the data is split, is empty in 1 row\n"
-        "  expected: a value in every row\n  fix: fill the cells, or split by another column or at random",
-    ),
-    "nothing to train on": (
-        {"q": list("ab"), "a": list("xy"), "split": [1, 2]},
-        {"preprocessing__split": {"type": "fixed"}},
-        "the given columns: no rows are left to train on\n  expected: at least one row in the train split\n"
-        "  fix: look at preprocessing.split and at what was dropped",
-    ),
-}
+FIXED = {"preprocessing__split": {"type": "fixed"}}
+MISSING = {f"{side}__preprocessing__missing_value_strategy": "error" for side in ("input", "output")}
+COLUMNS = "the given columns"
+BAD = [  # columns, changes, and the words of each problem
+    ({"q": ["x" * n for n in (3, 30, 20, 40, 25, 22, 21)], "a": ["y"] * 7}, {"context_length": 12}, [
+        f"{COLUMNS}, row 3 (43 tokens), {COLUMNS}, row 1 (33 tokens), … row 6 (24 tokens) and 1 more: 6 of 7 rows are "
+        "longer than the model's context … at most 12 tokens … on_overlong: truncate … or drop"]),
+    ({"q": ["abcdefgh", "a"], "a": ["x", "y"]}, {"preprocessing__global_max_sequence_length": 6}, [
+        f"{COLUMNS}, row 0: 1 of 2 rows have nothing to learn from … drop_unlearnable: true"]),
+    ({"q": ["a"], "a": ["x"]}, {"prompt__template": "0123456789{q}", "preprocessing__global_max_sequence_length": 10}, [
+        "prompt.template: … alone takes 11 tokens, and preprocessing.global_max_sequence_length is 10 … shorten the template"]),
+    ({"q": ["a", None, "b"], "a": [float("nan"), 1.0, None]}, MISSING, [
+        f"{COLUMNS}, row 1: column `q` is empty in 1 row … input_features[0].preprocessing.missing_value_strategy to drop_row",
+        f"{COLUMNS}, row 0, {COLUMNS}, row 2: column `a` is empty in 2 rows … output_features[0].preprocessing"]),
+    ({"q": ["a"], "a": ["x"], "Split": [0]}, FIXED, [
+        f"{COLUMNS}: no column `split`, which preprocessing.split.column names … did you mean `Split`?"]),
+    ({"q": list("abcd"), "a": list("wxyz"), "split": ["train", "tset", "3", "tset"]}, FIXED, [
+        f"{COLUMNS}, row 1, {COLUMNS}, row 3: column `split` holds 'tset' in 2 rows … 0, 1, 2 or train, validation, test",
+        f"{COLUMNS}, row 2: column `split` holds '3' in 1 row … name another column in preprocessing.split.column"]),
+    ({"q": list("abc"), "a": list("xyz"), "split": ["train", "0", "test"]}, FIXED, [
+        f"{COLUMNS}: column `split` writes the train split in 2 ways: '0', 'train'"]),
+    ({"q": list("abc"), "a": list("xyz"), "split": [0, None, 1]}, {"preprocessing__split": {"type": "hash", "column": "split"}}, [
+        f"{COLUMNS}, row 1: column `split`, by which the data is split, is empty in 1 row"]),
+    ({"q": list("ab"), "a": list("xy"), "split": [1, 2]}, FIXED, [
+        f"{COLUMNS}: no rows are left to train on … look at preprocessing.split and at what was dropped"]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("columns", "changes", "message"), BAD.values(), ids=BAD)
-def test_data_that_cannot_be_learned_from_is_told(prepared, columns, changes, message):
-    with pytest.raises(DataError) as caught:
-        prepared(columns, **changes)
-    assert str(caught.value) == message
+def test_data_that_cannot_be_learned_from_is_told(prepared):
+    for columns, changes, words in BAD:
+        with refused(*words, by=DataError):
+            prepared(columns, **changes)
 
 
 def test_nothing_to_train_on_is_fine_where_nothing_is_trained(prepared):
@@ -309,9 +336,58 @@ def test_nothing_to_train_on_is_fine_where_nothing_is_trained(prepared):
     assert [len(rows) for rows in made.splits.values()] == [0, 1, 1]
 
 
-def test_an_empty_answer_is_named(prepared):
-    made = prepared({"q": ["hi", "you"], "a": ["A", " "]})
-    assert any(
-        note.startswith("the answer of 1 row is empty, so that the model learns to end at once") for note in made.notes
+# What `brim check` tells about the data
+
+
+@pytest.fixture
+def source():
+    return read({"q": ["x" * n for n in range(1, 11)], "a": [f"answer {n}" for n in range(10)]})
+
+
+def test_the_report_counts_rows_and_tokens_and_is_json(source, encoder, make_config):
+    config = make_config(preprocessing__global_max_sequence_length=16, output__preprocessing__max_sequence_length=7)
+    report = check_data(config, source, encoder, context_length=64)
+    assert [(part.name, part.num_rows) for part in report.splits] == [("train", 7), ("validation", 1), ("test", 2)]
+    prompts = [1 + n for n in range(1, 11)]
+    totals = [min(n + 8, 16) for n in prompts]
+    assert sum(part.num_tokens for part in report.splits) == sum(totals)
+    assert sum(part.num_supervised_tokens for part in report.splits) == sum(totals) - sum(prompts)
+    assert max(part.total.max for part in report.splits if part.total) == 16
+    answers, rows = report.events
+    assert says(answers, "10 of 10 rows had their answer cut: the longest from 8 to 7 tokens")
+    assert says(rows, "3 of 10 rows were cut as a whole … the longest from 19 to 16 tokens")
+    assert report.samples == ()
+
+    report = check_data(make_config(), source, encoder, context_length=np.int64(64).item(), show=1)
+    told = json.loads(json.dumps(report.as_dict()))
+    assert (told["name"], told["num_rows"], told["splits"][0]["name"]) == ("the given columns", 10, "train")
+    assert set(told["samples"][0]) == {"key", "where", "segments"}
+    assert told["samples"][0]["segments"][1]["supervised"] is True
+
+
+def test_lengths_are_quantiles_of_real_rows(source, encoder, make_config):
+    config = make_config(preprocessing__split={"type": "random", "probabilities": [1.0, 0.0, 0.0]})
+    train, validation, _ = check_data(config, source, encoder, context_length=None).splits
+    assert train.prompt == Lengths(median=7, p95=11, p99=11, max=11)
+    assert train.answer == Lengths(median=9, p95=9, p99=9, max=9)
+    assert train.total == Lengths(median=16, p95=20, p99=20, max=20)
+    assert (validation.num_rows, validation.total) == (0, None)
+    assert type(train.total.median) is int
+
+
+def test_samples_are_decoded_from_what_is_learned(source, encoder, make_config):
+    config = make_config(
+        preprocessing__split={"type": "random", "probabilities": [0.2, 0.0, 0.8]},
+        prompt__template="Q: {q}\nA:",
+        output__preprocessing__max_sequence_length=6,
     )
-    assert not any("is empty" in note for note in prepared({"q": ["hi"], "a": ["A"]}).notes)
+    report = check_data(config, source, encoder, context_length=None, show=3)
+    assert len(report.samples) == 3
+    for sample in report.samples:
+        assert sample.where == f"the given columns, row {sample.key}"
+        assert sample.segments == (
+            Segment(text=f"<s>Q: {'x' * (sample.key + 1)}\nA:", supervised=False),
+            Segment(text="answer</s>", supervised=True),
+        )
+    train_keys = [sample.key for sample in report.samples][:2]
+    assert train_keys == sorted(train_keys)

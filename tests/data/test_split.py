@@ -1,10 +1,11 @@
 """Splits: exact counts, the same on every machine, and nothing lost."""
 
+from __future__ import annotations
+
 import random
 import tracemalloc
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from brim.data.read import spellings
@@ -14,9 +15,8 @@ DEFAULT = (0.7, 0.1, 0.2)
 probabilities = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda shares: sum(shares) > 0.01)
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "shares", "counts"),
-    [
+def test_largest_remainder():
+    for num_rows, shares, counts in [
         (10, DEFAULT, [7, 1, 2]),
         (4000, DEFAULT, [2800, 400, 800]),
         (3, DEFAULT, [2, 0, 1]),
@@ -25,10 +25,8 @@ probabilities = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda 
         (7, (1.0, 0.0, 0.0), [7, 0, 0]),
         (100, (0.29, 0.57, 0.14), [29, 57, 14]),  # 0.29 * 100 is 28.999999999999996
         (2, (1 / 3, 1 / 3, 1 / 3), [1, 1, 0]),
-    ],
-)
-def test_largest_remainder(num_rows, shares, counts):
-    assert largest_remainder(num_rows, shares) == counts
+    ]:
+        assert largest_remainder(num_rows, shares) == counts
 
 
 @given(num_rows=st.integers(0, 5000), shares=probabilities)
@@ -51,8 +49,11 @@ def test_a_random_split_depends_on_the_seed_alone():
     assert split_at_random(10, DEFAULT, seed=43).tolist() != split_at_random(10, DEFAULT, seed=42).tolist()
 
 
-def test_a_hash_split_is_the_same_on_every_machine():
+def test_a_hash_split_is_the_same_on_every_machine_and_comes_near_its_shares():
     assert split_by_hash("abcdefghij", DEFAULT).tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 2, 0]
+    counts = np.bincount(split_by_hash([f"row {number}" for number in range(10_000)], DEFAULT), minlength=3)
+    assert np.abs(counts - [7000, 1000, 2000]).max() < 150  # more than three standard deviations
+    assert set(split_by_hash([str(number) for number in range(500)], (0.5, 0.0, 0.5)).tolist()) == {0, 2}
 
 
 @given(texts=st.lists(st.text(max_size=5), max_size=40), seed=st.integers(0, 100))
@@ -62,16 +63,6 @@ def test_a_hash_split_does_not_depend_on_order_or_company(texts, seed):
     random.Random(seed).shuffle(shuffled)
     some = shuffled[: len(shuffled) // 2 + 1]
     assert split_by_hash(some, DEFAULT).tolist() == [of_text[text] for text in some]
-
-
-def test_a_hash_split_comes_near_its_shares():
-    counts = np.bincount(split_by_hash([f"row {number}" for number in range(10_000)], DEFAULT), minlength=3)
-    assert np.abs(counts - [7000, 1000, 2000]).max() < 150  # more than three standard deviations
-
-
-def test_a_hash_split_gives_an_empty_share_nothing():
-    codes = split_by_hash([str(number) for number in range(500)], (0.5, 0.0, 0.5))
-    assert set(codes.tolist()) == {0, 2}
 
 
 @given(classes=st.lists(st.sampled_from(["a", "b", "", "ü"]), max_size=200), seed=st.integers(0, 1000))
@@ -97,19 +88,12 @@ def test_classes_that_differ_in_trailing_zero_bytes_are_two():
     assert codes[::2].sum() == codes[1::2].sum() != 0
 
 
-def test_a_given_split_knows_numbers_and_names():
+def test_a_given_split_knows_numbers_and_names_and_tells_what_it_does_not_know():
     texts = ["0", "1", "2", "train", "Validation", "val", " test ", "1.0", "dev"]
     codes, unknown = split_as_given(texts)
-    assert codes.tolist() == [0, 1, 2, 0, 1, 1, 2, 1, 1]
-    assert unknown == []
-
-
-def test_a_given_split_tells_what_it_does_not_know():
+    assert (codes.tolist(), unknown) == ([0, 1, 2, 0, 1, 1, 2, 1, 1], [])
     _, unknown = split_as_given(["0", "3", "tset", "3"])
     assert [(each.value, each.rows) for each in unknown] == [("3", (1, 3)), ("tset", (2,))]
-
-
-def test_spellings_tell_splits_that_are_written_in_several_ways():
     assert spellings(["0", "train", "1", "test", "0", "other"]) == {"train": ["0", "train"]}
     assert spellings(["0", "0.0", "1", "2"]) == {}
 

@@ -1,0 +1,426 @@
+"""Keys that brim does not know: misspelt ones, Ludwig's that are not supported yet, and other tools'."""
+
+from __future__ import annotations
+
+import pytest
+from tests.messages import refused
+
+from brim.config import KEYS, VALUES, all_keys, line, load_config, misspelt
+from brim.config.foreign import FOREIGN_KEYS, FOREIGN_VALUES
+from brim.config.yaml import contains
+from brim.errors import ConfigError
+from brim.notes import kind_of
+
+UNKNOWN = [  # the section, the key, and the decisive words
+    ("", "base-model", "did you mean base_model?"), ("", "Adapter", "did you mean adapter?"),
+    ("", "epochs", "write trainer.epochs: 1"), ("", "r", "write adapter.r: 1"), ("", "seed", "write random_seed: 1"),
+    ("", "template", "template belongs elsewhere: prompt.template or chat.template"),
+    ("", "max_sequence_length", "belongs elsewhere: input_features.0.preprocessing.max_sequence_length or output_feat"),
+    ("trainer", "learning_rat", "did you mean trainer.learning_rate?"),
+    ("adapter", "lora_alpha", "write adapter.alpha: 1"), ("adapter", "epochs", "write trainer.epochs: 1"),
+    ("trainer", "warmup_fraction", "write trainer.learning_rate_scheduler.warmup_fraction: 1"),
+    ("trainer", "precision", "precision belongs to the root"),
+    ("prompt", "xyz", "one of template, task, retrieval … remove it"),
+]  # fmt: skip
+
+
+def test_unknown_keys(minimal):
+    for section, key, words in UNKNOWN:
+        source = minimal(adapter={"type": "lora"}, trainer={"type": "finetune"}, prompt={})
+        (source[section] if section else source)[key] = 1
+        dotted = f"{section}.{key}" if section else key
+        with refused(f"{dotted}: unknown key {dotted} … {words}"):
+            load_config(source)
+
+
+def test_keys_of_another_type_of_the_section(minimal):
+    for keys, words in [
+        (
+            {"trainer": {"optimizer": {"type": "adam"}}},
+            "trainer.optimizer … trainer.type: none … trainer.type: finetune",
+        ),
+        (
+            {"preprocessing": {"split": {"type": "random", "column": "id"}}},
+            "preprocessing.split.column … preprocessing.split.type: random … preprocessing.split.type: fixed",
+        ),
+    ]:
+        with refused(words.replace(" … ", ": … has no place with ", 1)):
+            load_config(minimal(**keys))
+
+
+def test_a_misspelt_key_is_named_whole_wherever_it_stands(minimal, problems):
+    source = minimal(trainer={"type": "finetune", "optimizer": {"type": "adam", "weigth_decay": 0.1}})
+    source["input_features"][0]["nmae"] = "q"
+    told = [text.rsplit("\n", 1)[1] for text in problems(source)]
+    assert "  fix: did you mean trainer.optimizer.weight_decay?" in told
+    assert "  fix: did you mean input_features.0.name?" in told
+
+
+def test_a_misspelt_keys_value_is_checked_too(minimal):
+    with refused("random_sed: unknown key … mean random_seed?", "random_sed: random_seed is -1 … at least 0"):
+        load_config(minimal(random_sed=-1))
+
+
+def test_no_guess_is_better_than_a_wrong_one(minimal, problems):
+    for source in [
+        {"learning_rat": 1},  # a key of another section
+        {"trainer": {"type": "finetune", "epoch": [3]}},  # a number's key for a list
+        {"trainer": {"type": "finetune", "train_stepz": {}}},
+        {"preprocessing": {"sample_rise": "many"}},  # a number's key for a text
+        {"memory": {"bud": 3}},
+    ]:
+        (text,) = problems(minimal(**source))
+        assert "did you mean" not in text
+        assert "write" not in text
+
+
+def test_a_slip_of_the_keyboard():
+    names = ("finetune", "type", "min", "main", "train_steps", "gradient_clipping")
+    for name, meant in {
+        "finetun": "finetune", "fientune": "finetune", "typ": "type", "tpye": "type",
+        "xype": None,  # no slip of type: another word, as rat and cat are
+        "finetine": "finetune", "ty": None,
+        "mian": None,  # as near to min as to main
+        "save_steps": None, "gradient_clippings": "gradient_clipping", "gradiant_cliping": "gradient_clipping",
+        "gradiant_clipin": None,
+    }.items():  # fmt: skip
+        assert misspelt(name, names) == meant
+    assert misspelt("Fine-Tune", (*names, "fine_tune")) == "fine_tune"
+
+
+# Ludwig's
+
+SECTIONS = {
+    "trainer": {"type": "finetune"},
+    "adapter": {"type": "lora"},
+    "backend": {"type": "local"},
+    "quantization": {"bits": 8},
+}
+
+
+def with_key(minimal, key, value):
+    """The least configuration with a dotted key set, `*` being the first entry of a list, or a label."""
+    source = minimal(**{name: dict(section) for name, section in SECTIONS.items()})
+    at = source
+    *parents, last = key.split(".")
+    for part in parents:
+        if part == "*":
+            at = at[0] if isinstance(at, list) else at.setdefault("0", {"value": "text"})
+        else:
+            at = at.setdefault(part, {})
+    at[last] = value
+    return source
+
+
+def test_every_key_of_ludwigs_that_is_not_supported_is_named_and_off_is_accepted(minimal):
+    plain = load_config(with_key(minimal, "random_seed", 42)).config
+    for entry in KEYS:
+        dotted = entry.key.replace("*", "0")
+        with refused(f"{dotted}: {dotted} is not supported yet ({entry.about})\n  fix: {entry.instead or 'remove it'}"):
+            load_config(with_key(minimal, entry.key, "something"))
+        for off in (None, *entry.off, *(({"type": None, "k": 0}, {}) if entry.off_when_empty else ())):
+            if not contains(SECTIONS, tuple(entry.key.split("."))):
+                assert load_config(with_key(minimal, entry.key, off)).config.model_dump() == plain.model_dump(), dotted
+
+
+def test_every_value_of_ludwigs_that_is_not_supported_is_named(minimal):
+    for entry in VALUES:
+        dotted = entry.key.replace("*", "0") + (".type" if entry.is_type else "")
+        for value in entry.values:
+            shown = {True: "true", False: "false", None: "null"}.get(value, value)
+            words = f"{dotted}: {dotted}: {shown} is not supported yet … {entry.expected} … {entry.instead or ''}"
+            for given in (value, *([{"type": value}] if entry.is_type else [])):
+                with refused(words):
+                    load_config(with_key(minimal, entry.key, given))
+
+
+def test_no_supported_key_is_in_the_table():
+    supported = {".".join(key.path) for key in all_keys()}
+    assert supported & {entry.key for entry in KEYS} == set()
+    assert {entry.key for entry in VALUES} <= supported
+
+
+def test_the_messages_on_ludwigs_keys_read_well(file, problems, golden):
+    text = """\
+base_model: m
+input_features: [{name: a, type: text}]
+output_features: [{name: b, type: number}]
+quantization: {backend: torchao}
+trainer:
+  type: finetune
+  compile: true
+  use_mixed_precision: true
+"""
+    golden("config/unsupported.txt", "\n".join(problems(file(text))))
+
+
+def test_an_encoder_and_a_search_are_no_unknown_keys_to_remove(minimal, problems):
+    encoder = {"type": "bert", "trainable": True, "pretrained_model_name_or_path": "m", "adapter": "lora"}
+    source = minimal(hyperopt={"parameters": {"trainer.epochs": [1, 2]}})
+    source["input_features"][0]["encoder"] = encoder
+    texts = problems(source)
+    assert len(texts) == 5
+    assert all(" is not supported yet" in text and "unknown" not in text for text in texts)
+    assert "\n  fix: compare written configurations with `brim compare`" in texts[-1]
+    assert not any("remove it" in text for text in texts)
+
+
+# Other tools'
+
+IDLE = "asks for nothing that brim does not do by itself: it may go"  # said in a note; the key is accepted
+QLORA = [
+    ("model_type=AutoModelForCausalLM", "remove it: the base model's folder says"),
+    ("tokenizer_type=AutoTokenizer", "remove it: brim takes the tokenizer that comes with base_model"),
+    ("load_in_8bit=false", IDLE),
+    ("load_in_4bit=true", "write quantization.bits=4"),
+    ("strict=false", IDLE),
+    ("datasets=[{path: tatsu-lab/alpaca, type: alpaca}]", "--dataset FILE"),
+    ("val_set_size=0", "write 'preprocessing.split.probabilities=[1.0, 0.0, 0.0]'"),
+    ("output_dir=./outputs/qlora-out", "brim train CONFIG --output-directory DIR"),
+    ("adapter=qlora", "write adapter.type=lora and quantization.bits=4"),
+    ("sequence_len=4096", "write preprocessing.global_max_sequence_length=4096"),
+    ("sample_packing=true", "remove it: brim cuts each effective batch by its rows' lengths"),
+    ("pad_to_sequence_len=true", "remove it: brim cuts each effective batch by its rows' lengths"),
+    ("lora_r=32", "write adapter.r=32 and adapter.type=lora"),
+    ("lora_alpha=16", "write adapter.alpha=16 and adapter.type=lora"),
+    ("lora_dropout=0.05", "write adapter.dropout=0.05 and adapter.type=lora"),
+    ("lora_target_linear=true", "write adapter.target_modules=all-linear and adapter.type=lora"),
+    ("gradient_accumulation_steps=4", "write trainer.gradient_accumulation_steps=4"),
+    ("micro_batch_size=2", "write trainer.batch_size=2"),
+    ("num_epochs=4", "write trainer.epochs=4"),
+    ("optimizer=paged_adamw_32bit", "write trainer.optimizer.type=paged_adamw"),
+    ("lr_scheduler=cosine", "write trainer.learning_rate_scheduler.decay=cosine"),
+    ("learning_rate=0.0002", "write trainer.learning_rate=0.0002"),
+    ("train_on_inputs=false", IDLE),
+    ("group_by_length=false", IDLE),
+    ("bf16=auto", IDLE),
+    ("tf32=false", IDLE),
+    ("gradient_checkpointing=true", "write trainer.enable_gradient_checkpointing=true"),
+    ("logging_steps=1", "remove it: metrics.jsonl in the run's folder has a line for each update"),
+    ("flash_attention=true", "write model_parameters.attn_implementation=flash_attention_2"),
+    ("warmup_steps=10", "write trainer.learning_rate_scheduler.warmup_length=10ba"),
+    ("evals_per_epoch=4", "write trainer.checkpoints_per_epoch=4"),
+    ("saves_per_epoch=1", "write trainer.checkpoints_per_epoch=1"),
+    ("weight_decay=0.0", "write trainer.optimizer.weight_decay=0.0"),
+    ("special_tokens.pad_token=<|end_of_text|>", "remove it: brim takes the tokens that come with base_model"),
+    ("wandb_project=tickets", "remove it: brim writes metrics.jsonl and TensorBoard files"),
+    ("early_stopping_patience=3", "write trainer.early_stop=3"),
+    ("resume_from_checkpoint=./outputs/qlora-out/checkpoint-100", "brim train CONFIG --resume"),
+    ("dataset_prepared_path=last_run_prepared", "remove it: brim reads and prepares the data by itself"),
+    ("save_steps=500", "write trainer.steps_per_checkpoint=500"),
+    ("optimizer=adamw_torch", "write trainer.optimizer.type=adamw"),
+]
+
+
+def test_axolotls_forty_overrides_are_answered_and_what_is_to_be_written_loads(finetune):
+    assert len(QLORA) == len({override for override, _ in QLORA}) == 40
+    for override, helps in QLORA:
+        if helps is IDLE:
+            notes = [note for note in load_config(finetune(), [override]).notes if IDLE in note]
+            assert notes == [f"override {override}: {override.partition('=')[0]} {IDLE}"]
+            continue
+        with refused(f"override {override}: ") as caught:
+            load_config(finetune(), [override])
+        fix = caught.value.problems[0].fix
+        assert fix.startswith(helps) or (helps.startswith(("--", "brim ")) and helps in fix)
+        if fix.startswith("write "):
+            written = [text.strip("'") for text in fix.removeprefix("write ").split(" (")[0].split(" and ")]
+            load_config(finetune(), written)
+
+
+ENTRIES = [(name, entry) for entry in FOREIGN_KEYS for name in entry.names]
+
+
+def test_the_table_has_each_of_the_tools_keys_once_and_every_target_is_a_key_of_the_schema():
+    names = [name for name, _ in ENTRIES]
+    assert len(names) == len(set(names)) > 200
+    keys = {".".join(key.path) for key in all_keys()}
+    assert {entry.target for entry in (*FOREIGN_KEYS, *FOREIGN_VALUES) if entry.target} <= keys
+
+
+def _given(minimal, name, value):
+    """The least configuration with another tool's key."""
+    at = source = minimal()
+    *parents, last = ("trainer." + name if "." in name else name).split(".")
+    for parent in parents:
+        at = at.setdefault(parent, {"type": "finetune"} if parent == "trainer" else {})
+    at[last] = value
+    return source
+
+
+def with_lines(source, lines):
+    for key, value in lines:
+        *parents, last = key.split(".")
+        at = source
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    return source
+
+
+def _lines_of(fix):
+    """The keys and values of a fix, read as YAML."""
+    from brim.config import read_yaml
+
+    texts = fix.removeprefix("write ").split(" (")[0].split(" and ") if fix.startswith("write ") else []
+    return [(key, read_yaml(value, "fix")[0]) for key, value in (text.split(": ", 1) for text in texts)]
+
+
+def test_what_is_to_be_written_in_place_of_another_tools_key_loads(minimal):
+    for name, entry in ENTRIES:
+        if not entry.target:
+            continue
+        with pytest.raises(ConfigError) as caught:
+            load_config(_given(minimal, name.lstrip("."), entry.example))
+        (problem,) = caught.value.problems
+        lines = _lines_of(problem.fix)
+        assert lines, problem.fix
+        rows = 16 if entry.target == "trainer.batch_schedule" else 32  # which the schedule ends with
+        base = {"base_model": "model", "trainer": {"type": "finetune", "effective_batch_size": rows}}
+        if "initial" in entry.target:
+            base["trainer"]["batch_rampup"] = "0.1dur"
+        loaded = load_config(with_lines(base, lines)).config
+        assert entry.target.split(".")[0] in loaded.model_fields_set, name
+        if not isinstance(entry.example, dict):
+            assert all(line(key, value) in problem.fix for key, value in lines)
+
+
+def test_what_has_no_key_says_what_does_it(minimal):
+    for name, entry in ENTRIES:
+        name = name.replace("*", "x")
+        if not entry.target:
+            with refused(f"{name}: unknown key {name}\n  fix: {entry.answer(True).words}"):
+                load_config({**minimal(), name: True})
+
+
+def test_a_key_is_known_wherever_it_stands(minimal):
+    sections = {
+        "trainer": {"type": "finetune"},
+        "adapter": {"type": "lora"},
+        "preprocessing": {},
+        "quantization": {"bits": 4},
+    }
+    for section in ("", *sections):
+        source = minimal(**{name: dict(keys) for name, keys in sections.items()})
+        (source[section] if section else source)["micro_batch_size"] = 2
+        with refused("… fix: write trainer.batch_size: 2"):
+            load_config(source)
+
+
+FIXES = [  # another tool's key, its value, and the fix
+    ("warmup_steps", 0.1, "write trainer.learning_rate_scheduler.warmup_fraction: 0.1 and trainer.type: finetune"),
+    ("num_train_epochs", 3.0, "write trainer.epochs: 3"),
+    ("num_train_epochs", 2.5, "the key is trainer.epochs: a whole number of at least 1"),
+    ("max_duration", "500ba", "write trainer.train_steps: 500"),
+    ("eval_interval", "1ep", "remove it: brim evaluates and saves at the end of each epoch"),
+    ("save_steps", 0.1, "shares of the run have no key; trainer.checkpoints_per_epoch"),
+    ("device_train_microbatch_size", "auto", "remove it: brim cuts each effective batch (trainer.effective_batch_size)"),
+    ("val_set_size", 0.05, "write preprocessing.split.probabilities: [0.95, 0.05, 0.0]"),
+    ("val_set_size", 200, "the key is preprocessing.split.probabilities: the shares of train, validation and test"),
+    ("lora_target", "q_proj,v_proj", "write adapter.target_modules: [q_proj, v_proj] and adapter.type: lora"),
+    ("lora_target", "all", "write adapter.target_modules: all-linear and adapter.type: lora"),
+    ("bf16", True, "write precision: bf16-mixed (left out, brim takes bfloat16 wherever the GPU has it)"),
+    ("load_in_4bit", "yes", "write quantization.bits: 4"),
+    ("gradient_checkpointing", "no", "write trainer.enable_gradient_checkpointing: false and trainer.type: finetune"),
+    ("gradient_checkpointing", "unsloth", "write trainer.enable_gradient_checkpointing: true and trainer.type: finetune"),
+    ("lr_scheduler_type", "cosine_with_restarts", "a cosine with restarts is not supported yet"),
+    ("lr_scheduler_type", "tanh", "the key is trainer.learning_rate_scheduler.decay: constant, linear, cosine, wsd or null"),
+    ("optimizer", {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
+     "write trainer.optimizer: {type: adamw} and trainer.learning_rate: 2e-05 and trainer.type: finetune"),
+    ("max_grad_norm", 0, "write trainer.gradient_clipping: null and trainer.type: finetune"),
+    ("datasets", [{"path": "rows.jsonl", "type": "alpaca"}], "write dataset: rows.jsonl"),
+    ("datasets", [{"path": "one.jsonl"}, {"path": "json", "data_files": ["two.jsonl", "three.jsonl"]}],
+     "write dataset: [one.jsonl, two.jsonl, three.jsonl]"),
+    ("datasets", [{"path": "one.jsonl"}, {"path": "org/rows"}], "save the rows to local files and name them: dataset: FILE"),
+    ("finetuning_type", "full", "leave the adapter out: without one all weights are trained"),
+    ("use_maximum_batch_size", True, "write trainer.use_maximum_batch_size: true and trainer.type: finetune"),
+    ("inital_global_train_batch_size", 8, "write trainer.initial_effective_batch_size: 8 and … (trainer.batch_rampup"),
+]  # fmt: skip
+OF_BRIMS_OWN_KEYS = [  # a key of brim's with another tool's value
+    ("adapter", "qlora", "write adapter.type: lora and quantization.bits: 4"),
+    ("adapter", {"type": "qlora", "r": 4}, "write adapter.type: lora and quantization.bits: 4"),
+    ("trainer", {"type": "finetune", "optimizer": "adamw_torch"}, "write trainer.optimizer.type: adamw"),
+    ("trainer", {"type": "finetune", "optimizer": {"type": "adamw_bnb_8bit"}}, "write trainer.optimizer.type: adamw_8bit"),
+    ("trainer", {"type": "finetune", "learning_rate_scheduler": {"decay": "constant_with_warmup"}},
+     "write trainer.learning_rate_scheduler.decay: constant"),
+    ("trainer", {"type": "finetune", "learning_rate_scheduler": "cosine"},
+     "write trainer.learning_rate_scheduler.decay: cosine"),
+    ("trainer", {"type": "finetune", "gradient_clipping": 1.0}, "write trainer.gradient_clipping.clipglobalnorm: 1.0"),
+    ("quantization", "nf4", "write quantization.bits: 4"),
+    ("model_parameters", {"attn_implementation": "fa2"}, "write model_parameters.attn_implementation: flash_attention_2"),
+    ("precision", "amp_bf16", "write precision: bf16-mixed"),
+    ("trainer", {"type": "finetune", "optimizer": {"type": "adam", "params": {"lr": 0.001, "betas": [0.9, 0.95]}}},
+     "write trainer.learning_rate: 0.001 and trainer.optimizer.betas: [0.9, 0.95] (one level up)"),
+    ("trainer", {"type": "finetune", "optimizer": {"type": "adam", "params": {"bits": 3}}},
+     "the key is trainer.optimizer.betas: two numbers from 0 to below 1, such as [0.9, 0.999]"),
+]  # fmt: skip
+
+
+def test_values_are_written_in_brims_form(minimal):
+    for key, value, fix in FIXES:
+        with refused(f"{key}: unknown key {key}\n  fix: {fix}"):
+            load_config({**minimal(), key: value})
+    for key, value, fix in OF_BRIMS_OWN_KEYS:
+        with refused(key) as caught:
+            load_config({**minimal(), key: value})
+        assert caught.value.problems[0].fix == fix
+
+
+IDLE_KEYS = {
+    "torch_compile": [False, None, "no"], "label_smoothing_factor": [0, 0.0, None], "deepspeed": [None, "", {}],
+    "fsdp": [[], None], "fp16": [False], "wandb_project": ["", None], "report_to": ["none", []],
+    "special_tokens": [{}, {"pad_token": None, "bos_token": ""}], "load_in_4bit": [False, "no"], "warmup_steps": [0],
+    "max_steps": [-1], "flash_attention": [False], "lora_r": [None], "assistant_only_loss": [None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("section", ["", "trainer"])
+def test_a_key_that_asks_for_nothing_is_accepted_with_a_note(finetune, section):
+    plain = load_config(finetune())
+    for key, values in IDLE_KEYS.items():
+        name = f"{section}.{key}" if section else key
+        for value in values:
+            source = finetune()
+            (source[section] if section else source)[key] = value
+            loaded = load_config(source)
+            assert loaded.config == plain.config
+            assert set(loaded.notes) - set(plain.notes) == {f"{name}: {name} {IDLE}"}
+            assert kind_of(next(note for note in loaded.notes if IDLE in note)) == "warning"
+
+
+def test_many_of_them_are_one_note_in_the_order_of_the_file(finetune, tmp_path):
+    import json
+
+    file = tmp_path / "c.yaml"
+    idle = "deepspeed:\nfp16: false\ngroup_by_length: false\n"
+    file.write_text(f"# axolotl\n{idle}" + "".join(f"{key}: {json.dumps(each)}\n" for key, each in finetune().items()))
+    (note,) = (note for note in load_config(file).notes if "asks" in note or "ask " in note)
+    assert note == (
+        f"{file}:2: deepspeed, fp16, group_by_length ask for nothing that brim does not do by itself: they may go"
+    )
+
+
+def test_what_asks_for_something_though_it_is_off_stays_an_error(minimal):
+    off = ["bf16", "shuffle", "assistant_only_loss", "load_best_model_at_end", "save_safetensors", "use_fast_tokenizer"]
+    off += ["gradient_checkpointing", "a_key_of_nobodys"]
+    others = [
+        ("save_strategy", "no"),
+        ("adam_beta1", 0),
+        ("lora_dropout", 0),
+        ("max_grad_norm", 0),
+        ("torch_compile", True),
+    ]
+    for key, value in [*((key, False) for key in off), *others, ("a_key_of_nobodys", None)]:
+        with refused(f"{key}: unknown key {key}\n"):
+            load_config({**minimal(), key: value})
+
+
+def test_beside_a_mistake_only_the_mistake_is_told(minimal, problems):
+    (text,) = problems({**minimal(), "deepspeed": None, "torch_compile": False, "micro_batch_size": 2})
+    assert "write trainer.batch_size: 2" in text
+
+
+def test_no_secret_is_written_out(minimal, problems):
+    token = "hf_" + "a1B2" * 8 + "c3"
+    (text,) = problems(minimal(run_name=token, model_id=token))[1:]
+    assert token not in text

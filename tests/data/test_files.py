@@ -1,0 +1,407 @@
+"""Several files as one data set, data sets of `datasets`, and large data on disk, equal to what small data would be."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, DatasetDict
+from hypothesis import HealthCheck, given, settings, strategies as st
+from tests.messages import refused, says
+
+from brim.config import dump, load_config
+from brim.data import prepare
+from brim.data.read import cell_texts, json as read_jsonl, read, spill
+from brim.data.read.columns import BATCH_ROWS
+from brim.errors import DataError, OutputError, Problem
+
+# Several files
+
+WHOLE = {"preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, in which files are written: folder(name, text)."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def jsonl(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_rows_follow_each_other_in_the_order_of_the_list(folder):
+    folder("b.csv", "q,a\n1,x\n\n2,y\n")
+    folder("a.csv", "a,q\nz,3\n")
+    source = read(["b.csv", "a.csv"])
+    assert source.table.to_pylist() == [{"q": 1, "a": "x"}, {"q": 2, "a": "y"}, {"q": 3, "a": "z"}]
+    assert [source.locate(row) for row in range(3)] == ["b.csv:2", "b.csv:4", "a.csv:2"]
+    assert source.name == "b.csv and 1 more"
+
+
+def test_a_glob_is_its_files_in_alphabetical_order(folder):
+    for name in ("data/c.jsonl", "data/a.jsonl", "data/b.jsonl", "data/other.csv"):
+        folder(name, jsonl({"q": name}))
+    for given_as in ("data/*.jsonl", ["data/*.jsonl"], ["data/[ab].jsonl", "data/c.jsonl"]):
+        assert read(given_as).table["q"].to_pylist() == ["data/a.jsonl", "data/b.jsonl", "data/c.jsonl"]
+    assert read("data/[a].jsonl").name == "a.jsonl"
+
+
+def test_a_name_with_a_bracket_is_a_file_and_one_name_is_told_apart_by_its_folders(folder):
+    folder("what[1].csv", "q\nx\n")
+    folder("what1.csv", "q\ny\n")
+    assert read("what[1].csv").table["q"].to_pylist() == ["x"]
+    folder("new/data.csv", "q,a\n1,x\n")
+    folder("old/data.csv", "q,a\n1,x\nbroken\n2,y\n")
+    source = read(["new/data.csv", "old/data.csv"])
+    places = ["new/data.csv:2", "old/data.csv:2", "old/data.csv:3", "old/data.csv:4"]
+    assert [source.locate(row) for row in range(4)] == places
+    assert list(source.faults) == [2]
+
+
+def test_a_fault_and_a_dropped_row_name_their_file(folder, make_config, encoder):
+    folder("a.csv", "q,a\nx,y\nz,\n")
+    folder("b.jsonl", jsonl({"q": "v", "a": "w"}) + "{broken\n" + jsonl({"q": "s", "a": "t"}))
+    with pytest.raises(DataError) as caught:
+        prepare(read(["a.csv", "b.jsonl"]), make_config(**WHOLE), encoder, context_length=64)
+    assert [problem.where for problem in caught.value.problems] == ["b.jsonl:2"]
+    config = make_config(**WHOLE, preprocessing__on_bad_row="drop")
+    made = prepare(read(["a.csv", "b.jsonl"]), config, encoder, context_length=64)
+    assert made.splits["train"].keys.tolist() == [0, 2, 4]
+    assert [(entry.key, entry.event) for entry in made.ledger] == [(1, "dropped_missing"), (3, "dropped_bad")]
+    assert made.ledger.entries[1].why.startswith("b.jsonl:2: not valid JSON")
+
+
+def test_formats_may_be_mixed_and_a_column_of_several_types_is_text_as_each_file_has_it(folder, tmp_path):
+    folder("a.csv", "q;a\nGröße;1\n")
+    folder("b.jsonl", jsonl({"q": None, "a": 2}))
+    pq.write_table(pa.table({"q": ["p"], "a": [3]}), tmp_path / "c.parquet")
+    source = read(["a.csv", "b.jsonl", "c.parquet"])
+    assert source.table.to_pylist() == [{"q": "Größe", "a": 1}, {"q": None, "a": 2}, {"q": "p", "a": 3}]
+    (note,) = source.notes
+    assert says(note, "a.csv is read with semicolons between its fields")
+    for name, cells in {"d.csv": "x,3\ny,", "e.csv": "x,3.5", "f.csv": "x,none"}.items():
+        folder(name, f"q,n\n{cells}\n")
+    assert read(["d.csv", "e.csv"]).table["n"].to_pylist() == ["3", None, "3.5"]
+    assert read(["d.csv", "e.csv", "f.csv"]).table["n"].to_pylist() == ["3", None, "3.5", "none"]
+
+
+def test_a_mixed_column_of_one_file_is_told_with_its_place(folder, make_config, encoder):
+    folder("a.jsonl", jsonl({"q": "x", "a": "y"}, {"q": "z", "a": "y"}))
+    folder("b.jsonl", jsonl({"q": "x", "a": "y"}, {"q": 3, "a": "y"}))
+    source = read(["a.jsonl", "b.jsonl"])
+    with pytest.raises(DataError, match=r"b\.jsonl:2: column `q` changes its type"):
+        prepare(source, make_config(**WHOLE), encoder, context_length=64)
+    drop = make_config(**WHOLE, preprocessing__on_bad_row="drop")
+    assert prepare(source, drop, encoder, context_length=64).splits["train"].keys.tolist() == [0, 1, 2]
+
+
+def test_lists_beside_text_are_told_where_they_are_used(folder, make_config, encoder):
+    folder("a.jsonl", jsonl({"q": "x", "a": "y", "m": [1]}))
+    folder("b.jsonl", jsonl({"q": "x", "a": "y", "m": "text"}))
+    folder("c.jsonl", jsonl({"q": "x", "a": "y", "m": None}))
+    source = read(["a.jsonl", "b.jsonl", "c.jsonl"])
+    said = "column `m` holds lists or objects in one form here and in another in a.jsonl"
+    made = prepare(source, make_config(**WHOLE), encoder, context_length=64)
+    assert f"b.jsonl: {said}; it is not used, and was read as text" in made.notes
+    with pytest.raises(DataError, match=f"^b.jsonl: {said}"):
+        prepare(source, make_config(**WHOLE, input__column="m"), encoder, context_length=64)
+    assert read(["a.jsonl", "c.jsonl"]).table["m"].to_pylist() == ["[1]", None]
+
+
+WRONG = [  # files, what is given as the data set, and the decisive words
+    ({"a.csv": "q,a\n1,2\n", "b.csv": "q,A\n1,2\n"}, ["a.csv", "b.csv"],
+     "b.csv: the file has no column `a` and a column `A` of its own, otherwise than a.csv … `q`, `a` … alike in all files"),
+    ({"a.csv": "q,a\n1,2\n", "b.csv": "q\n1\n2\n"}, ["a.csv", "b.csv"], "b.csv: the file has no column `a`, otherwise than"),
+    ({"a.csv": "q,a\n1,2\n"}, ["a.csv", "./*.csv"], "./a.csv: the file is named twice … a glob names it, too"),
+    ({"data/.a.csv.job": "", "data/a.csv": "q\n1\n", "data/b.csv": "q\n1\n"}, "data/*.jsonl",
+     "no file matches data/*.jsonl … a file in data, which has a.csv, b.csv … put it in quotes"),
+    ({"a.csv": "q\n1\n"}, ["a.csv", "missing.csv"], "no such file: missing.csv"),
+    ({}, [], "an empty list was given as the data set … at least one file"),
+]  # fmt: skip
+
+
+def test_files_that_do_not_go_together(folder):
+    for files, given_as, words in WRONG:
+        for name, text in files.items():
+            folder(name, text)
+        with refused(words, by=DataError):
+            read(given_as)
+
+
+def test_a_configuration_names_several(tmp_path):
+    config = load_config({"base_model": "m", "dataset": ["a.csv", "b/*.csv"]}).config
+    assert config.dataset == ("a.csv", "b/*.csv")
+    dump(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml").config == config
+    assert load_config({"base_model": "m"}, ["dataset=[a.csv, b.csv]"]).config.dataset == ("a.csv", "b.csv")
+
+
+@given(
+    parts=st.lists(
+        st.lists(st.tuples(st.integers(0, 9), st.text("xyü,;\n", max_size=4)), max_size=6), min_size=1, max_size=4
+    ),
+    formats=st.lists(st.sampled_from(["csv", "jsonl", "parquet"]), min_size=4, max_size=4),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+def test_any_files_are_what_they_are_alone(tmp_path, parts, formats):
+    names = []
+    for number, (part, ending) in enumerate(zip(parts, formats, strict=False)):
+        rows = [{"n": n, "text": f"t{text}"} for n, text in part] or [{"n": 0, "text": "t"}]
+        path = tmp_path / f"{number}.{ending}"
+        frame = pd.DataFrame(rows)
+        {"csv": frame.to_csv, "parquet": frame.to_parquet}.get(ending, lambda *_, **__: None)(path, index=False)
+        if ending == "jsonl":
+            path.write_text(jsonl(*rows))
+        names.append(path)
+    alone = [read(name) for name in names]
+    whole = read(names)
+    for column in ("n", "text"):
+        texts = [text for each in alone for text in cell_texts(each.table[column])]
+        assert cell_texts(whole.table[column]) == texts
+    located = [each.locate(row) for each in alone for row in range(each.table.num_rows)]
+    assert [whole.locate(row) for row in range(len(located))] == located
+
+
+# Data sets of `datasets`
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    import datasets
+
+    datasets.disable_progress_bars()
+
+
+def test_a_saved_data_set_is_read_with_its_selection_and_its_splits_become_a_column(tmp_path):
+    Dataset.from_dict({"q": ["x", "y", "z"], "n": [1, 2, 3]}).select([2, 0]).save_to_disk(tmp_path / "saved")
+    source = read(tmp_path / "saved")
+    assert source.table.to_pylist() == [{"q": "z", "n": 3}, {"q": "x", "n": 1}]
+    assert source.locate(1) == "saved, row 1"
+    parts = {"train": ["a", "b"], "validation": ["c"], "test": ["d"]}
+    splits = DatasetDict({name: Dataset.from_dict({"q": values}) for name, values in parts.items()})
+    splits.save_to_disk(tmp_path / "splits")
+    table = read(tmp_path / "splits").table
+    assert table.to_pydict() == {"q": ["a", "b", "c", "d"], "split": [0, 0, 1, 2]}
+
+
+def test_a_data_set_in_memory_is_read_with_its_selection_and_all_its_columns():
+    whole = Dataset.from_dict({"q": ["x", "y", "z"], "n": [1, 2, 3]})
+    chosen = whole.select([2, 0]).with_format("numpy", columns=["n"])
+    source = read(chosen)
+    assert source.table.to_pylist() == [{"q": "z", "n": 3}, {"q": "x", "n": 1}]
+    assert source.locate(1) == "the data set, row 1"
+    parts = DatasetDict({"train": whole.shuffle(seed=1), "test": whole.filter(lambda row: row["n"] == 2)})
+    table = read(parts).table.to_pylist()
+    assert [row["split"] for row in table] == [0, 0, 0, 2]
+    assert [row["q"] for row in table] == [*parts["train"]["q"], "y"]
+    with pytest.raises(DataError, match="the data set: splits of the data set have unknown names: more"):
+        read(DatasetDict({"more": whole}))
+    with pytest.raises(DataError, match=r"cannot be of the type IterableDataset(.|\n)*make a list of it"):
+        read(whole.to_iterable_dataset())
+
+
+def test_splits_that_cannot_be_joined_are_told(tmp_path):
+    for number, (parts, words) in enumerate([
+        ({"train": {"q": ["a"]}, "unsupervised": {"q": ["b"]}}, "splits of the data set have unknown names: unsupervised"),
+        ({"train": {"q": ["a"], "split": [0]}}, "the data set has splits and also a column `split` … rename the column"),
+        ({"val": {"q": ["a"]}, "validation": {"q": ["b"]}}, "the data set has the validation split twice: val, validation"),
+        ({"train": {"q": ["a"]}, "test": {"q": [1]}}, "the splits of the data set differ in their columns"),
+    ]):  # fmt: skip
+        saved = tmp_path / f"saved {number}"
+        DatasetDict({name: Dataset.from_dict(columns) for name, columns in parts.items()}).save_to_disk(saved)
+        with refused(f"saved {number}: {words}", by=DataError):
+            read(saved)
+
+
+def test_other_folders_are_told_and_links_in_a_saved_one_are_not_followed(tmp_path):
+    with refused(f"{tmp_path}: the folder is no saved data set … save_to_disk … name a file in it instead"):
+        read(tmp_path)
+    (tmp_path / "state.json").write_text("{}")
+    with refused("… the saved data set cannot be read: ", by=DataError):
+        read(tmp_path)
+    folder = tmp_path / "saved"
+    Dataset.from_dict({"q": ["a"], "a": ["b"]}).save_to_disk(folder)
+    (file,) = folder.glob("*.arrow")
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with refused("… .arrow is missing, or no regular file"):
+        read(folder)
+
+
+def test_what_the_small_files_may_not_say(tmp_path):
+    folder = tmp_path / "saved"
+    Dataset.from_dict({"q": ["a"], "a": ["b"]}).save_to_disk(folder)
+    no_files = "state.json does not name Arrow files of this folder"
+    for name, content, words in [
+        ("state.json", {"_data_files": [{"filename": "../outside.arrow"}]}, no_files),
+        ("state.json", {"_data_files": [{"filename": "/etc/passwd"}]}, no_files),
+        ("state.json", {"_data_files": [{"filename": 3}]}, no_files),
+        ("state.json", {"_data_files": 3}, no_files),
+        ("state.json", {"_data_files": []}, no_files),
+        ("state.json", {"_data_files": [{"filename": "no.arrow"}]}, "no.arrow is missing, or no regular file"),
+        ("state.json", [], "state.json holds no mapping"),
+        ("dataset_info.json", [], "dataset_info.json holds no mapping"),
+        ("dataset_info.json", {"features": {"a": {"_type": "os.system"}}}, ""),
+        ("dataset_dict.json", {"splits": ["../train"]}, "dataset_dict.json does not name the folders of its splits"),
+        ("dataset_dict.json", {"splits": 3}, "dataset_dict.json does not name the folders of its splits"),
+    ]:
+        before = (folder / name).read_text() if (folder / name).exists() else None
+        (folder / name).write_text(json.dumps(content))
+        with refused(f"… the saved data set cannot be read: {words} … save it anew with save_to_disk", by=DataError):
+            read(folder)
+        (folder / name).unlink() if before is None else (folder / name).write_text(before)
+    assert read(folder).table.num_rows == 1
+
+
+# Large data lies on disk, memory-mapped
+
+NUM_ROWS = 3 * BATCH_ROWS
+
+
+def rows():
+    return [{"q": f"question {number} " * 8, "n": number, "a": f"answer {number}"} for number in range(NUM_ROWS)]
+
+
+def write_jsonl(path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+
+
+WRITERS = {
+    "data.csv": lambda path: pd.DataFrame(rows()).to_csv(path, index=False),
+    "data.jsonl": write_jsonl,
+    "data.json": lambda path: path.write_text(json.dumps(rows())),
+    "data.parquet": lambda path: pq.write_table(pa.Table.from_pylist(rows()), path, row_group_size=BATCH_ROWS),
+}
+
+
+def make_small(monkeypatch):
+    monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
+    monkeypatch.setattr("brim.data.read.csv.BLOCK_BYTES", 2**16)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_spilled_file_equals_one_in_memory_and_its_buffers_are_mapped_not_allocated(
+    tmp_path, monkeypatch, cache, name
+):
+    WRITERS[name](tmp_path / name)
+    small = read(tmp_path / name).table
+    assert not cache.exists()
+    make_small(monkeypatch)
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    large = read(tmp_path / name).table
+    gc.collect()
+    assert large.nbytes > 1_500_000
+    assert pa.total_allocated_bytes() - before < 0.02 * large.nbytes
+    assert large.equals(small)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_spilled_file_is_read_once_until_it_changes_or_is_damaged(tmp_path, monkeypatch, cache):
+    path = tmp_path / "data.jsonl"
+    write_jsonl(path)
+    make_small(monkeypatch)
+    whole = read(path).table.to_pylist()
+    (kept,) = cache.iterdir()
+    written = kept.stat().st_mtime_ns
+    assert kept.stat().st_mode & 0o077 == 0
+    assert read(path).table.num_rows == NUM_ROWS
+    assert kept.stat().st_mtime_ns == written
+    kept.write_bytes(kept.read_bytes()[:5000])
+    assert read(path).table.to_pylist() == whole
+    path.write_text(json.dumps({"q": "more", "n": 1, "a": "x"}) + "\n" + path.read_text())
+    os.utime(path, ns=(1, 1))
+    assert read(path).table.num_rows == NUM_ROWS + 1
+    (kept_now,) = cache.iterdir()
+    assert kept_now != kept
+
+
+def test_a_failure_while_spilling_leaves_nothing_behind(tmp_path, monkeypatch, cache):
+    write_jsonl(tmp_path / "data.jsonl")
+    make_small(monkeypatch)
+
+    def failing(path):
+        yield from json.loads(f"[{','.join(path.read_text().splitlines())}]")
+        raise DataError(Problem(what="on purpose"))
+
+    monkeypatch.setattr(read_jsonl, "_quick_lines", failing)
+    with pytest.raises(DataError, match="on purpose"):
+        read(tmp_path / "data.jsonl")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_kept_copy_keeps_what_is_wrong_with_rows(tmp_path, monkeypatch, cache):
+    write_jsonl(tmp_path / "data.jsonl")
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write('{broken\n{"q": 3}\n')
+    small = read(tmp_path / "data.jsonl")
+    make_small(monkeypatch)
+    made, kept = read(tmp_path / "data.jsonl"), read(tmp_path / "data.jsonl")
+    assert len(list(cache.iterdir())) == 1
+    for source in (small, made, kept):
+        assert {row: problem.what for row, problem in source.faults.items()} == {
+            12288: "not valid JSON: Expecting property name enclosed in double quotes at character 2"
+        }
+        assert source.kinds["q"].to_pylist()[-3:] == ["text", None, "a number"]
+        assert source.table.equals(small.table)
+
+
+def test_a_later_batch_may_widen_the_columns(tmp_path, monkeypatch):
+    late = [{"q": "x", "n": 0.5, "new": "late", "a": "z"}]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"q": None, "n": 1}] * BATCH_ROWS + late))
+    small = read(path).table
+    assert small.slice(BATCH_ROWS).to_pylist() == [{"q": "x", "n": 0.5, "new": "late", "a": "z"}]
+    assert small.slice(0, 1).to_pylist() == [{"q": None, "n": 1.0, "new": None, "a": None}]
+    make_small(monkeypatch)
+    assert read(path).table.equals(small)
+
+
+def test_token_rows_are_mapped_and_leave_no_file(monkeypatch, cache, encoder, make_config):
+    columns = {name: [row[name] for row in rows()[:5000]] for name in ("q", "a")}
+    source, config = read(columns), make_config()
+    small = prepare(source, config, encoder, context_length=None).splits["train"]
+    make_small(monkeypatch)
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    large = prepare(source, config, encoder, context_length=None).splits["train"]
+    gc.collect()
+    assert large.lengths.sum() * 4 > 1_500_000
+    assert pa.total_allocated_bytes() - before < 100_000
+    assert list(cache.iterdir()) == []
+    for figures in ("keys", "lengths", "num_supervised"):
+        assert getattr(large, figures).tolist() == getattr(small, figures).tolist()
+    for position in (0, 1, 1023, 1024, len(small) - 1):
+        np.testing.assert_array_equal(large[position].input_ids, small[position].input_ids)
+        np.testing.assert_array_equal(large[position].supervised, small[position].supervised)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without_and_a_full_disk_is_told(tmp_path, monkeypatch, cache):
+    write_jsonl(tmp_path / "data.jsonl")
+    make_small(monkeypatch)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with refused("… the memory-mapped copy of the data cannot be written: File too large", by=OutputError):
+            read(tmp_path / "data.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(cache.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert read(tmp_path / "data.jsonl").table.num_rows == NUM_ROWS

@@ -1,0 +1,456 @@
+"""Tokenizers, the tokens of rows and labels, their tables, their order, and their tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from tests.messages import refused
+
+from brim.config import load_config
+from brim.data.tokens import (
+    SCHEMA,
+    Limit,
+    Limits,
+    TokenRow,
+    TokenRows,
+    batch_of,
+    collate,
+    collate_prompts,
+    label_room,
+    label_tokens,
+    load_encoder,
+    random_order,
+    rows_of_step,
+)
+from brim.data.tokens.tokenization import cut
+from brim.errors import ModelError
+from brim.models import locate
+
+# The tokenizer of a base model's folder, without transformers, does what transformers would do
+
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def load(folder):
+    return load_encoder(locate(str(folder), initialize="random"))
+
+
+def test_a_prompt_begins_as_the_tokenizer_begins_and_an_answer_does_not(encoder):
+    assert encoder.encode(["a", ""], special_tokens=True) == [[0, ord("a") - 30], [0]]
+    assert encoder.encode(["a", ""], special_tokens=False) == [[ord("a") - 30], []]
+    assert encoder.encode([], special_tokens=True) == []
+    assert (encoder.bos_id, encoder.eos_id, encoder.pad_id) == (0, 1, 2)
+    assert (encoder.count_special("a</s>b<s><s>"), encoder.count_special("a < s > b")) == (3, 0)
+
+
+def test_text_comes_back(encoder):
+    text = "Ünï\n two  spaces."
+    (ids,) = encoder.encode([text], special_tokens=True)
+    assert encoder.decode([*ids, 1], skip_special_tokens=True) == text
+    assert encoder.decode([*ids, 1], skip_special_tokens=False) == f"<s>{text}</s>"
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])
+def test_prompts_are_those_of_transformers_without_the_end(make_folder, flags):
+    from transformers import AutoTokenizer
+
+    tokenizer_class = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for template in [None, "<s> $A", "<s> $A </s>", "$A </s>", "<s> <s> $A"]:
+        folder = make_folder(template=template, tokenizer_config={**NAMED, **flags, **tokenizer_class})
+        theirs = AutoTokenizer.from_pretrained(folder)("one two")["input_ids"]
+        if theirs[-1] == 1:
+            theirs = theirs[:-1]
+        assert load(folder).encode(["one two"], special_tokens=True) == [theirs]
+
+
+def test_eos_is_found_in_any_of_the_files_and_stands_in_for_padding(make_folder):
+    for files in [
+        {"tokenizer_config": {"eos_token": "</s>"}},
+        {"tokenizer_config": {"eos_token": {"content": "</s>", "special": True}}},
+        {"tokenizer_config": {}, "special_tokens_map": {"eos_token": "</s>"}},
+        {"tokenizer_config": {}, "special_tokens_map": {"eos_token": {"content": "</s>"}}},
+        {"tokenizer_config": {"eos_token": "<unknown>"}, "generation_config": {"eos_token_id": 1}},
+        {"tokenizer_config": {"eos_token": None}, "generation_config": {"eos_token_id": [1, 2]}},
+        {"tokenizer_config": {}, "config": {"model_type": "llama", "eos_token_id": 1}},
+    ]:
+        encoder = load(make_folder(**files))
+        assert (encoder.eos_id, encoder.pad_id) == (1, 1)
+
+
+def test_limits_within_tokenizer_json_are_lifted(make_folder):
+    path = make_folder() / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    fixed = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    content["padding"] = {**fixed, "pad_id": 2, "pad_type_id": 0, "pad_token": "<pad>"}
+    path.write_text(json.dumps(content))
+    assert [len(ids) for ids in load(path.parent).encode(["abcdefghijkl", "a"], special_tokens=True)] == [13, 2]
+
+
+def test_many_texts_are_encoded_in_order(encoder):
+    texts = [str(number) for number in range(3000)]
+    encoded = encoder.encode(texts, special_tokens=False)
+    assert [encoder.decode(ids, skip_special_tokens=True) for ids in encoded] == texts
+
+
+def test_without_tokenizer_json_transformers_reads_the_tokenizer(make_folder, tmp_path):
+    whole = make_folder(template=None)
+    model = json.loads((whole / "tokenizer.json").read_text())["model"]
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    settings = {"tokenizer_class": "GPT2Tokenizer", **NAMED, "unk_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    old, new = load(tmp_path), load(whole)
+    assert (old.bos_id, old.eos_id, old.pad_id) == (0, 1, 2)
+    for texts in ([], ["one two", "", "</s>x"]):
+        assert old.encode(texts, special_tokens=True) == new.encode(texts, special_tokens=True)
+        assert old.encode(texts, special_tokens=False) == new.encode(texts, special_tokens=False)
+    assert old.decode([1, 70], skip_special_tokens=False) == new.decode([1, 70], skip_special_tokens=False)
+    assert old.count_special("</s><pad>") == 2
+
+
+def test_a_tokenizer_that_cannot_be_used_is_told(make_folder, tmp_path):
+    with refused('… names no end-of-sequence token … add e.g. "eos_token": "</s>"', by=ModelError):
+        load(make_folder(tokenizer_config={"bos_token": "<s>"}))
+    for number in (10**30, -1, True, "1"):
+        with refused("… names no end-of-sequence token"):
+            load(make_folder(tokenizer_config={}, config={"model_type": "llama", "eos_token_id": number}))
+    for token in (3, ["x"], {"content": 3}, {"text": "x"}, True):
+        with refused("… eos_token in tokenizer_config.json or … is no token"):
+            load(make_folder(tokenizer_config={"eos_token": token}))
+    for name, words in [
+        ("tokenizer.json", "… tokenizer.json: the tokenizer cannot be read: "),
+        ("tokenizer_config.json", "… tokenizer_config.json cannot be read: "),
+    ]:
+        folder = make_folder()
+        (folder / name).write_text("{")
+        with refused(words):
+            load(folder)
+    shutil.copy(make_folder() / "config.json", tmp_path)
+    (tmp_path / "tokenizer.model").write_text("no model")
+    with refused("… transformers cannot read the tokenizer: "):
+        load(tmp_path)
+    folder = make_folder(tokenizer_config=NAMED)  # one that breaks at its first text
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content |= {"model": {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "nope"}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with refused("… tokenizer.json: the tokenizer cannot be read: "):
+        load(folder)
+
+
+@pytest.fixture
+def with_code(tmp_path):
+    """A folder whose tokenizer is its own Python code, and the file that this code leaves behind when it runs."""
+    trace = tmp_path / "ran"
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "own"}')
+    (folder / "vocab.txt").write_text("a\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}})
+    )
+    (folder / "tokenization_own.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n")
+    return folder, trace
+
+
+def test_a_tokenizers_own_code_is_not_run_and_nobody_is_asked(with_code, monkeypatch):
+    folder, trace = with_code
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ModelError) as caught:
+        load(folder)
+    (problem,) = caught.value.problems
+    assert problem.what == "the base model asks for its own code to be run (auto_map in tokenizer_config.json)"
+    assert problem.where == str(folder / "tokenizer_config.json")
+    assert not trace.exists()
+
+
+def test_a_tokenizers_own_code_runs_where_it_is_trusted(with_code, monkeypatch, tmp_path):
+    folder, trace = with_code
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    with pytest.raises(ModelError):  # it runs, and is no tokenizer
+        load_encoder(locate(str(folder), initialize="random", trust_remote_code=True), trust_remote_code=True)
+    assert trace.exists()
+
+
+def test_tokens_that_the_model_does_not_have(make_folder):
+    def folder(vocab_size):
+        return make_folder(tokenizer_config=NAMED, config={"model_type": "llama", "vocab_size": vocab_size})
+
+    few = folder(5)
+    encoder = load(few)
+    assert encoder.encode([""], special_tokens=False) == [[]]
+    with refused(f"{few / 'tokenizer.json'}: … makes the token … the base model has only tokens 0 to 4", by=ModelError):
+        encoder.encode(["hello"], special_tokens=False)
+    with refused("… the end-of-sequence token is 1, and the base model has only tokens 0 to 0"):
+        load(folder(1))
+    encoder = load(folder(2))  # padding is the end instead
+    assert (encoder.eos_id, encoder.pad_id) == (1, 1)
+
+
+# Rows are cut where a length is set, and every cut is told
+
+END = 1
+
+
+def limit(num_tokens):
+    return None if num_tokens is None else Limit(num_tokens=num_tokens, why="a limit")
+
+
+def cut_row(prompt, answer, /, **limits):
+    row, cuts = cut(prompt, answer, eos_id=END, limits=Limits(**{name: limit(n) for name, n in limits.items()}))
+    return row.input_ids.tolist(), row.supervised.tolist(), [(each.event, each.tokens_before) for each in cuts]
+
+
+def test_prompt_answer_and_end_are_joined_and_the_first_tokens_are_kept():
+    for limits_given, ids, prompt, cuts in [
+        ({}, [5, 6, 7, 8, END], 2, []),
+        ({"prompt": 1}, [5, 7, 8, END], 1, [("cut_prompt", 2)]),
+        ({"answer": 1}, [5, 6, 7, END], 2, [("cut_answer", 2)]),
+        ({"joined": 4}, [5, 6, 7, 8], 2, [("cut_joined", 5)]),
+        ({"joined": 2}, [5, 6], 2, [("cut_joined", 5)]),
+        ({"prompt": 2, "answer": 2, "joined": 5}, [5, 6, 7, 8, END], 2, []),
+    ]:
+        supervised = [False] * prompt + [True] * (len(ids) - prompt)
+        assert cut_row([5, 6], [7, 8], **limits_given) == (ids, supervised, cuts)
+    ids, supervised, cuts = cut_row([5, 6, 9], [7, 8], prompt=2, answer=1, joined=3)
+    assert (ids, supervised) == ([5, 6, 7], [False, False, True])
+    assert cuts == [("cut_prompt", 3), ("cut_answer", 2), ("cut_joined", 4)]
+    assert cut_row([5, 6, 7], None, prompt=2) == ([5, 6], [False, False], [("cut_prompt", 3)])  # no target and no end
+    row, _ = cut([], [7, 8], eos_id=END, limits=Limits())
+    assert (row.supervised.tolist(), row.num_supervised) == ([True] * 3, 2)  # the first token is untaught
+
+
+limits = st.none() | st.integers(1, 12)
+
+
+@given(prompt=st.integers(0, 10), answer=st.integers(0, 10), of_prompt=limits, of_answer=limits, joined=limits)
+def test_no_limit_is_exceeded_and_the_kept_tokens_are_the_first(prompt, answer, of_prompt, of_answer, joined):
+    ids, supervised, _ = cut_row([5] * prompt, [7] * answer, prompt=of_prompt, answer=of_answer, joined=joined)
+    kept_prompt = min(prompt, of_prompt or prompt)
+    expected = [5] * kept_prompt + [7] * min(answer, of_answer or answer) + [END]
+    assert ids == expected[: joined or len(expected)]
+    assert supervised == (np.arange(len(ids)) >= kept_prompt).tolist()
+
+
+# Token rows over an Arrow table
+
+
+def token_row(key, ids, supervised):
+    return TokenRow(
+        key=key, input_ids=np.asarray(ids, dtype=np.int32), supervised=np.asarray(supervised, dtype=np.bool_)
+    )
+
+
+@st.composite
+def any_rows(draw):
+    rows = []
+    for key in range(draw(st.integers(0, 12))):
+        marks = draw(st.lists(st.booleans(), max_size=9))
+        rows.append(
+            token_row(key * 3, draw(st.lists(st.integers(0, 50), min_size=len(marks), max_size=len(marks))), marks)
+        )
+    return rows
+
+
+def as_tuples(rows):
+    return [(each.key, each.input_ids.tolist(), each.supervised.tolist()) for each in rows]
+
+
+@given(rows=any_rows(), cut=st.integers(0, 12), data=st.data())
+def test_rows_and_their_figures_survive_any_chunking_and_order(rows, cut, data):
+    table = pa.Table.from_batches([batch_of(rows[:cut]), batch_of(rows[cut:])], schema=SCHEMA)
+    indices = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10)) if rows else []
+    taken = TokenRows(table).take(indices)
+    expected = [rows[index] for index in indices]
+    assert as_tuples(taken) == as_tuples(expected)
+    assert taken.keys.tolist() == [each.key for each in expected]
+    assert taken.lengths.tolist() == [len(each.input_ids) for each in expected]
+    assert taken.num_supervised.tolist() == [each.num_supervised for each in expected]
+    assert taken.num_supervised.tolist() == [sum(each.supervised.tolist()[1:]) for each in expected]
+    assert taken.num_prompt_tokens.tolist() == [each.num_prompt_tokens for each in expected]
+    assert as_tuples(taken.prompts()) == as_tuples(each.prompt() for each in expected)
+
+
+def test_the_prompt_is_what_stands_before_the_first_target():
+    rows = TokenRows.from_rows(
+        [token_row(5, [7, 8, 9], [False, False, True]), token_row(6, [4], [True]), token_row(7, [3, 2], [False] * 2)]
+    )
+    assert as_tuples(rows.prompts()) == [(5, [7, 8], [False, False]), (6, [], []), (7, [3, 2], [False, False])]
+    assert rows.num_supervised.tolist() == [1, 0, 0]
+
+
+def test_rows_know_their_types_and_slices():
+    rows = TokenRows.from_rows([token_row(number, [number] * number, [True] * number) for number in range(5)])
+    assert rows[4].input_ids.dtype == np.int32
+    assert rows[4].supervised.dtype == np.bool_
+    assert rows.keys.dtype == rows.lengths.dtype == rows.num_supervised.dtype == np.int64
+    assert rows[1:3].keys.tolist() == [1, 2]
+    assert rows[-1].key == 4
+    assert rows.take([3, 1]).take([1]).keys.tolist() == [1]
+    assert len(TokenRows.from_rows([])) == 0
+
+
+# Every row once an epoch, whatever the batch sizes
+
+
+@given(
+    num_rows=st.integers(1, 60),
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=40),
+)
+def test_each_epoch_holds_every_row_once_and_no_batch_crosses_its_end(num_rows, seed, sizes):
+    consumed, epochs = 0, {}
+    for size in sizes:
+        epoch, rows = rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=consumed, size=size)
+        assert 1 <= len(rows) <= size
+        assert epoch == consumed // num_rows == (consumed + len(rows) - 1) // num_rows
+        epochs.setdefault(epoch, []).extend(rows.tolist())
+        consumed += len(rows)
+    for epoch, rows in epochs.items():
+        assert len(set(rows)) == len(rows)
+        if epoch < max(epochs):
+            assert sorted(rows) == list(range(num_rows))
+
+
+@given(num_rows=st.integers(1, 60), first=st.integers(1, 60), size=st.integers(1, 60))
+def test_the_order_does_not_depend_on_how_it_was_consumed(num_rows, first, size):
+    whole = rows_of_step(num_rows=num_rows, seed=7, consumed_samples=0, size=num_rows)[1]
+    start = first % num_rows
+    _, rows = rows_of_step(num_rows=num_rows, seed=7, consumed_samples=start, size=size)
+    assert rows.tolist() == whole[start : start + size].tolist()
+
+
+def test_the_last_batch_of_an_epoch_is_partial_and_the_order_the_same_on_every_machine():
+    made, consumed = [], 0
+    for _ in range(4):
+        epoch, rows = rows_of_step(num_rows=10, seed=1, consumed_samples=consumed, size=4)
+        made.append((epoch, len(rows)))
+        consumed += len(rows)
+    assert made == [(0, 4), (0, 4), (0, 2), (1, 4)]
+    assert rows_of_step(num_rows=8, seed=42, consumed_samples=0, size=8)[1].tolist() == [4, 1, 3, 6, 0, 7, 2, 5]
+    assert rows_of_step(num_rows=8, seed=42, consumed_samples=8, size=8)[1].tolist() == [1, 2, 5, 3, 6, 0, 4, 7]
+
+
+def test_random_order_is_a_permutation_of_its_entropy():
+    assert sorted(random_order(1000, 3, 5).tolist()) == list(range(1000))
+    assert random_order(1000, 3, 5).tolist() != random_order(1000, 5, 3).tolist()
+    assert random_order(0, 1).tolist() == []
+    # A shuffle that left most rows near their place would still be a permutation.
+    assert 300 < np.abs(random_order(1000, 1) - np.arange(1000)).mean() < 370
+
+
+# Rows as padded tensors
+
+
+def positions(ids, num_prompt):
+    return token_row(0, ids, np.arange(len(ids)) >= num_prompt)
+
+
+def test_rows_are_padded_on_the_right_and_learned_by_position():
+    pad_and_eos = 1
+    batch = collate([positions([5, 6, 7, pad_and_eos], 2), positions([8, pad_and_eos], 1)], pad_id=pad_and_eos)
+    assert batch.input_ids.dtype == batch.targets.dtype == batch.logit_positions.dtype == torch.int64
+    assert batch.input_ids.tolist() == [[5, 6, 7, 1], [8, 1, 1, 1]]
+    assert batch.targets.tolist() == [7, 1, 1]
+    assert batch.target_rows.tolist() == [0, 0, 1]
+    assert batch.num_logits == 4
+    assert batch.logit_positions.tolist() == [1, 2, 4]
+
+
+def test_no_logits_are_asked_for_where_all_rows_are_prompt_and_the_first_token_is_no_target():
+    batch = collate([positions([5, 6, 7, 8, 9], 3), positions([5, 6, 7, 8], 3)], pad_id=1)
+    assert batch.num_logits == 3  # positions 2, 3 and 4 predict the tokens 3 and 4, and nothing
+    assert batch.targets.tolist() == [8, 9, 8]
+    assert batch.logit_positions.tolist() == [0, 1, 3]
+    assert collate([positions([5, 6], 0)], pad_id=1).targets.tolist() == [6]
+    assert collate([], pad_id=0).input_ids.shape == collate_prompts([], pad_id=0).input_ids.shape == (0, 0)
+
+
+def test_prompts_are_padded_on_the_left_and_end_before_the_answer():
+    batch = collate_prompts([positions([5, 6, 7, 1], 3), positions([8, 1], 1), positions([9], 0)], pad_id=1)
+    assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
+    assert batch.input_ids.tolist() == [[5, 6, 7], [1, 1, 8], [1, 1, 1]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
+
+
+# Labels as tokens, compared with what a tokenizer makes of them at the end of a prompt
+
+LABELS = ("positive", "negative", "very positive", "1", "ñandú", "好")
+TEXTS = ["It was positive: a very positive day.", "negative. The label is negative, 1 of 2"] * 20
+
+
+def byte_level(folder):
+    """Words with the space before them, as in GPT-2."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+
+
+def with_pieces(folder):
+    """A space put before every text, as in Llama 2."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["</s>", "<unk>", *(f"<0x{number:02X}>" for number in range(256))]
+    return tokenizer, trainers.BpeTrainer(vocab_size=500, special_tokens=special, max_token_length=9)
+
+
+@pytest.fixture(
+    scope="module", params=[byte_level, with_pieces], ids=["words with a space", "a space before every text"]
+)
+def tokenizer(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer, trainer = request.param(folder)
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    # Bytes are written as such, although the trainer took them for special tokens.
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"] = [each for each in content["added_tokens"] if not each["content"].startswith("<0x")]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return load_encoder(locate(str(folder), initialize="random"))
+
+
+def test_tokens_are_those_of_the_label_behind_a_prompt_and_read_as_the_label(tokenizer):
+    made = label_tokens(LABELS, tokenizer)
+    assert tuple(made) == LABELS
+    for label, forms in made.items():
+        assert len(forms) == len(set(forms)) == 2
+        assert {tokenizer.decode(form, skip_special_tokens=True).strip() for form in forms} == {label}
+        for prompt, space in [("ASSISTANT:", " "), ("the label is\n", ""), ("the label (", "")]:
+            [before], [whole] = (
+                tokenizer.encode([text], special_tokens=False) for text in (prompt, prompt + space + label)
+            )
+            assert whole[: len(before)] == before
+            assert tuple(whole[len(before) :]) in forms
+    with refused("… the base model's tokenizer cannot write the label '</s>'"):
+        label_tokens(["positive", "</s>"], tokenizer)
+
+
+@pytest.mark.parametrize("is_constrained", [True, False])
+def test_room_for_the_longest_label_and_its_end(tokenizer, is_constrained):
+    rules = {label: {"type": "contains", "value": label} for label in ("very positive", "1")}
+    decoder = {"match": rules, "constrain_to_vocabulary": is_constrained}
+    feature = {"name": "a", "type": "category", "preprocessing": {"fallback_label": "1"}, "decoder": decoder}
+    config = load_config({"base_model": "base", "output_features": [feature]}).config
+    longest = max(map(len, label_tokens(["very positive"], tokenizer)["very positive"]))
+    assert label_room(config, tokenizer) == (longest + 1 if is_constrained else None)
