@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -398,6 +400,31 @@ def test_what_may_never_end_is_not_read(minimal, tmp_path):
 
 def test_a_byte_order_mark_is_no_fault(file):
     assert load_config(file(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())).config.base_model == "model"
+
+
+PAIRS = [{"q": "é", "a": "1"}, {"q": "y", "a": "2"}]
+DATA = {
+    "rows.jsonl": "\n".join(map(json.dumps, PAIRS)).encode(), "one row.jsonl": b'{"base_model": "m"}\n',
+    "windows.csv": "q,a\né,1\n".encode("cp1252"), "sixteen.csv": "q,a\né,1\n".encode("utf-16"),
+    "rows.parquet": b"PAR1\x15\x04\x00\xff", "rows.pq": b"PAR1\x15\x04\x00\xff", "large.tsv": b"q\ta\n" + b"x\t1\n" * MAX_BYTES,
+    "list.json": json.dumps(PAIRS).encode("utf-16"), "lines.json": "\n".join(map(json.dumps, PAIRS)).encode(),
+    "columns.json": json.dumps({"q": ["x", "y"], "a": ["1", "2"]}).encode(), "large.json": b"[" + b'"x",' * MAX_BYTES + b"1]",
+}  # fmt: skip
+
+
+def test_data_given_as_the_configuration_is_told_as_data_with_the_command(problems, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in DATA.items():
+        Path(name).write_bytes(content)
+        command = f"`brim train config.yaml --dataset {shlex.quote(name)}`"
+        with refused(f"{name}: this is data, not a configuration … a YAML configuration … {command}"):
+            load_config(name)
+    for text in (
+        '{"base_model": "m", "trainer": {"type": "none"}, "input_features": []}',
+        '{"base_model": "m",\n "trainer": {"type" "none"}}',
+    ):
+        Path("c.json").write_text(text)  # a configuration in JSON is a configuration
+        assert not any("this is data" in each for each in problems("c.json"))
 
 
 # A run's folder does not decide that code runs here

@@ -131,7 +131,7 @@ WRONG = [  # files, what is given as the data set, and the decisive words
     ({"data/.a.csv.job": "", "data/a.csv": "q\n1\n", "data/b.csv": "q\n1\n"}, "data/*.jsonl",
      "no file matches data/*.jsonl … a file in data, which has a.csv, b.csv … put it in quotes"),
     ({"a.csv": "q\n1\n"}, ["a.csv", "missing.csv"], "no such file: missing.csv"),
-    ({}, [], "an empty list was given as the data set … at least one file"),
+    ({}, [], "an empty list was given as the data set … at least one row, a dict each, or at least one file … look at what makes"),
 ]  # fmt: skip
 
 

@@ -95,6 +95,30 @@ def test_columns_that_cannot_be_used_are_told(make_config):
             texts_of(make_config(**changes), read(columns))
 
 
+TURNS = {
+    "messages": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 2,
+    "conversations": [None, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]],
+}
+
+
+@pytest.mark.parametrize(("column", "section"), [("messages", "{}"), ("conversations", "{messages: conversations}")])
+def test_features_over_conversations_are_answered_with_chat(make_config, tmp_path, column, section):
+    columns = {"id": [1, 2], column: TURNS[column]}
+    rows = [{"id": number, column: turns} for number, turns in zip(*columns.values(), strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fix = (
+        f"set chat: {section} to learn from the conversations in `{column}`, without input_features and output_features"
+    )
+    for data in (columns, tmp_path / "rows.jsonl"):
+        for asked, answer in [("messages", "answer"), ("conversations", "answer"), ("question", "reply")]:
+            with pytest.raises(DataError) as caught:
+                texts_of(make_config(input__name=asked, output__name=answer), read(data))
+            assert {problem.fix for problem in caught.value.problems} == {fix}
+    with pytest.raises(DataError) as caught:  # a list that is no conversation
+        texts_of(make_config(), read({"question": ["x"], "tags": [["y"]], "spans": [[{"start": 1}]]}))
+    assert {problem.fix for problem in caught.value.problems} == {"name a column of the data, or add this one"}
+
+
 def test_a_row_that_does_not_fit_the_template_is_left_out_and_told(make_config):
     source = read({"n": ["1", "x", "3"], "a": ["y", "z", "w"]})
     asked = prompter(make_config(prompt__template="{n:.2f}"), source, with_answers=True)

@@ -90,10 +90,11 @@ DROP = "set preprocessing.on_bad_row: drop to go on without such rows"
 HALF = f"column `q` holds half of a character … write the whole character, or remove it; or {DROP}"
 JSON = "expected: a list of objects (one a row), or one object of lists (one a column)"
 ENDINGS = "csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`"
+NO_ROWS = "the data set has no rows … at least one row of data … look at what makes it, such as a filter"
 BAD_FILES = [  # a name, its content, and the words of each problem; a row of which a line is wrong may be dropped
     ("data.jsonl", "", ["data.jsonl: the file is empty … at least one row of data"]),
-    ("data.jsonl", "\n\n", ["data.jsonl: the data set has no rows"]),
-    ("data.json", "[]", ["data.json: the data set has no rows"]),
+    ("data.jsonl", "\n\n", [f"data.jsonl: {NO_ROWS}"]),
+    ("data.json", "[]", [f"data.json: {NO_ROWS}"]),
     ("data.json", " \n", ["data.json: the file is empty"]),
     ("data.csv", "\n\n", ["data.csv: the file is empty … a header line and at least one row"]),
     ("data.csv", "q,a\n", ["data.csv: there is a header but no rows"]),
@@ -170,8 +171,8 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 
 
 BAD_DATA = [
-    ({}, "the given columns: the data set has no rows"),
-    ({"q": []}, "the given columns: the data set has no rows … at least one row of data"),
+    ({}, f"the given columns: {NO_ROWS}"),
+    ({"q": []}, f"the given columns: {NO_ROWS}"),
     ({"q": "xyz"}, "the given columns: not a list: `q` … a list a column"),
     ({"q": [1, 2], "a": [1]}, "the given columns: the columns differ in length: `q` 2, `a` 1"),
     (pd.DataFrame([[1, 2]], columns=["q", "q"]), "the data frame: column names stand twice: `q` … rename"),
