@@ -28,11 +28,16 @@ class Edit:
 
     path: str
     content: bytes | None = None  # None: what `how` says
-    how: Literal["write", "remove", "folder", "fifo", "link", "sparse"] = "write"
+    how: Literal["write", "remove", "folder", "fifo", "link", "sparse", "cut", "change"] = "write"
     target: str = ""  # of a link
+    old: bytes = b""  # what a change replaces by `content`
+    num_bytes: int = 0  # that a cut leaves
 
     def apply(self, folder: Path) -> None:
         path = folder / self.path
+        if self.how in ("cut", "change"):
+            path.write_bytes(self._edited(path.read_bytes()))
+            return
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -50,6 +55,13 @@ class Edit:
             with path.open("wb") as file:
                 file.truncate(_SPARSE_BYTES)
 
+    def _edited(self, content: bytes) -> bytes:
+        if self.how == "cut":
+            return content[: self.num_bytes]
+        if self.old not in content:
+            raise ValueError(f"{self.path} does not hold {self.old!r}")
+        return content.replace(self.old, self.content or b"")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadInput:
@@ -62,12 +74,16 @@ class BadInput:
     dataset: str | None = DATA
     model: str = "config.yaml"  # or a run
     says: tuple[str, ...] = ()  # the place: one of these must stand in the message
+    words: tuple[str, ...] = ()  # all of these must; blanks and line ends are alike, but in words with a line end
+    arguments: tuple[str, ...] = ()  # of the command, where it is not made of the above
     verbs: tuple[Verb, ...] = ALL
     may_pass: tuple[Verb, ...] = ()  # verbs that need not notice
     codes: tuple[int, ...] = (2,)
 
     def command(self, verb: Verb) -> list[str]:
         """The arguments of `brim`."""
+        if self.arguments:
+            return list(self.arguments)
         data = [] if self.dataset is None else ["--dataset", self.dataset]
         ends = {
             "train": ["--output-directory", "new"],
@@ -82,7 +98,7 @@ class BadInput:
 
 
 def fault_of(bad: BadInput, verb: Verb, done: Done, left: Iterable[str]) -> str:
-    """What is wrong with brim's answer; empty where nothing is. left: files that were not there before."""
+    """What is wrong with brim's answer; empty where nothing is. left: files that were not there before, or changed."""
     said = done.out + done.err
     if done.timed_out:
         return f"still running after {done.seconds:.0f} s"
@@ -112,6 +128,9 @@ def _fault_of_message(bad: BadInput, err: str) -> str:
         return f"a line of {max(map(len, message.splitlines()))} characters"
     if bad.says and not any(place in message for place in bad.says):
         return f"the place is not named: {message[:200]}"
+    missing = [word for word in bad.words if word not in (message if "\n" in word else " ".join(message.split()))]
+    if missing:
+        return f"{missing} is not said: {message[:500]}"
     if not any(word in message for word in ("\n  expected: ", "\n  fix: ", "Usage: ")):
         return f"no way out is named: {message[:200]}"
     if any(ord(character) < 32 and character != "\n" for character in message):
@@ -121,4 +140,20 @@ def _fault_of_message(bad: BadInput, err: str) -> str:
 
 def _fault_of_rest(left: Iterable[str]) -> str:
     names = sorted(left)
-    return f"left behind: {', '.join(names[:5])}" if names else ""
+    return f"left behind, or changed: {', '.join(names[:5])}" if names else ""
+
+
+def state_of(folder: Path) -> set[tuple[str, int, int]]:
+    """What is below a folder: names, and of what is no folder its size and the time of its last change."""
+    found = set()
+    for path in folder.rglob("*"):
+        about = path.lstat()
+        is_folder = path.is_dir() and not path.is_symlink()
+        size_and_time = (0, 0) if is_folder else (about.st_size, about.st_mtime_ns)
+        found.add((str(path.relative_to(folder)), *size_and_time))
+    return found
+
+
+def touched(before: set[tuple[str, int, int]], after: set[tuple[str, int, int]]) -> set[str]:
+    """The names of what was made, changed or deleted."""
+    return {name for name, *_ in before ^ after}

@@ -158,7 +158,7 @@ CATALOGUE = (
         rows=(
             Row(
                 name="bad-rows",
-                fault="rows too long, of a wrong type, undecodable, empty",
+                fault="rows too long, of a wrong type, undecodable, empty, broken",
                 where="train, evaluate, predict; csv, tsv, json, jsonl, parquet",
                 promise="exit code 2 with the place and the way out; under the policy the job goes on with all "
                 "other rows, and the ledger names those",
@@ -168,6 +168,12 @@ CATALOGUE = (
     Fault(
         name="inputs",
         rows=(
+            Row(
+                name="mistakes",
+                fault="mistakes of a user",
+                where="every verb, as people type it",
+                promise="exit code 2; one message with the decisive words, place and fix; nothing changed",
+            ),
             Row(
                 name="bad-configs",
                 fault="generated bad configurations and overrides",

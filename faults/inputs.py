@@ -1,4 +1,4 @@
-"""Bad configurations, data and folders, drawn by hypothesis and given to every verb: refused, with place and fix.
+"""Bad input: the table of mistakes, and configurations, data and folders that hypothesis draws for every verb.
 
 python -m faults --only inputs
 """
@@ -15,23 +15,29 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as 
 from faults import Settings, Trial
 from faults.bad_configs import bad_configs
 from faults.bad_data import bad_data
-from faults.bad_input import BadInput, Verb, fault_of
+from faults.bad_input import BadInput, Verb, fault_of, state_of, touched
 from faults.bad_models import bad_models, bad_runs
+from faults.cases import spread
 from faults.forked import Brim
+from faults.mistakes import MISTAKES
 from faults.workshop import build
 
 NUM_INPUTS = {"configurations": 200, "data": 110, "models": 100, "runs": 50}
-NUM_SHORT = {"configurations": 10, "data": 8, "models": 8, "runs": 4}
+NUM_SHORT_MISTAKES = 3  # the suite gives brim all of them in a process of its own
+NUM_SHORT = {"configurations": 6, "data": 5, "models": 6, "runs": 4}
 
 Drawn = TypeVar("Drawn")
 
 
 def run(campaign: Settings) -> Iterator[Trial]:
-    """Every input with every verb that it is for."""
+    """Every mistake, then every drawn input with every verb that it is for."""
     project = campaign.folder / "project"
     project.mkdir()
     build(project, campaign.brim)
-    trials = [
+    num_mistakes = NUM_SHORT_MISTAKES if campaign.short else len(MISTAKES)
+    mistakes = [MISTAKES[number] for number in spread(len(MISTAKES), num_mistakes, seed=campaign.seed)]
+    trials = [(bad, bad.verbs[0]) for bad in mistakes]
+    trials += [
         (bad, verb)
         for number, bad in enumerate(inputs(short=campaign.short, from_seed=campaign.seed))
         # In short, each input with one verb, another one from input to input.
@@ -83,12 +89,10 @@ def trial(bad: BadInput, verb: Verb, brim: Brim, project: Path, copy: Path) -> T
     shutil.copytree(project, copy, symlinks=True)
     for edit in bad.edits:
         edit.apply(copy)
-    before = _files(copy)
+    before = state_of(copy)
     done = brim(*bad.command(verb), folder=copy, limit_s=20)
-    left = set() if verb == "resume" else _files(copy) - before  # a run that goes on writes into its folder
+    # A run that goes on writes into its folder; what passes may write.
+    left = set() if verb == "resume" or done.code == 0 else touched(before, state_of(copy))
     why = fault_of(bad, verb, done, left)
-    return Trial(row=bad.row, case=f"{verb}: {bad.name}", outcome="failed" if why else "passed", why=why)
-
-
-def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    case = bad.name if bad.arguments else f"{verb}: {bad.name}"
+    return Trial(row=bad.row, case=case, outcome="failed" if why else "passed", why=why)

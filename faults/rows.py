@@ -1,4 +1,6 @@
-"""Rows that cannot be used, among good ones: an error with their places, or left out and named, by policy.
+"""The table of bad rows: among good ones, each is an error with its place, or left out and named, by policy.
+
+The campaign gives each to every verb; the suite reads and prepares each (`tests/data/test_bad_rows.py`).
 
 python -m faults --only rows
 """
@@ -22,13 +24,13 @@ from faults.forked import Brim, Done
 from faults.workshop import CONFIG, ROWS, as_yaml, build
 
 BAD = (3, 12)  # rows, 0-based; a row for training and one for training or evaluation
-NUM_SHORT = 6
+NUM_SHORT = 4
 
 _OVERLONG = "add 1 and 2 = " * 40  # the base model's context has 128 tokens
 _UNDECODABLE = b"add \xff\xfe ="
-_MARK = "?undecodable?"  # stands for those bytes until the file is written
 
-Table = list[dict[str, Any]]
+Sections = dict[str, Any]
+_DROP_BAD: Sections = {"preprocessing": {"on_bad_row": "drop"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,35 +38,80 @@ class Kind:
     """One way in which a row is bad."""
 
     name: str
-    question: Any  # instead of the row's own
     endings: tuple[str, ...]  # of the formats that can hold it
-    policy: dict[str, Any]  # sections of the configuration under which the job goes on
-    event: str  # in the ledger
-    strict: dict[str, Any] = field(default_factory=dict)  # sections under which it is refused, where that is no default
+    says: str  # of the row, in the ledger
+    row: bytes | None = None  # the row as it stands in the file: JSON, or cells between commas, which are tabs in a tsv
+    question: Any = None  # where that is None: instead of the row's own question
+    column: str = "question"  # the one that is bad; answers do not matter where texts are predicted
+    event: str = "dropped_bad"  # in the ledger
+    policy: Sections = field(default_factory=lambda: _DROP_BAD)  # of the configuration, under which the job goes on
+    strict: Sections = field(default_factory=dict)  # under which it is refused, where that is no default
 
 
-_DROP_BAD = {"preprocessing": {"on_bad_row": "drop"}}
-_DROP_OVERLONG = {"preprocessing": {"on_overlong": "drop"}}
-_DROP_MISSING = {
-    "input_features": [{"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}]
-}
-_MISSING_REFUSED = {
-    "input_features": [{"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "error"}}]
-}
+def _missing(strategy: str) -> Sections:
+    cells = {"missing_value_strategy": strategy}
+    return {"input_features": [{"name": "question", "type": "text", "preprocessing": cells}]}
+
+
 _ALL = ("csv", "tsv", "json", "jsonl", "parquet")
+_JSON, _LINES, _CELLS = ("json", "jsonl"), ("jsonl",), ("csv", "tsv")
+_HALF = "column `question` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold"
+_HERE = "column `question` holds {} here and text in most rows"
+
+# name, formats, the row as it stands in the file, what is said of it
+_WRITTEN: tuple[tuple[str, tuple[str, ...], bytes, str], ...] = (
+    ("broken", _LINES, b"{broken", "not valid JSON: Expecting property name enclosed in double quotes at character 2"),
+    ("cut short", _LINES, b'{"question": "x", "a', "not valid JSON: Unterminated string starting at at character 19"),
+    (
+        "a key twice", _JSON, b'{"question": "x", "question": "y", "answer": "z", "split": 0}',
+        "JSON that cannot be read: the key 'question' stands twice in one object",
+    ),
+    ("half a character", _JSON, b'{"question": "\\ud83d", "answer": "x", "split": 0}', _HALF),
+    ("half a character in a list", _JSON, b'{"question": ["\\ud83d"], "answer": "x", "split": 0}', _HALF),
+    (
+        "a name with NUL", _JSON, b'{"\\u0000fault": "x", "question": "x", "answer": "x", "split": 0}',
+        "a column's name begins with the character NUL",
+    ),
+    ("a number", _JSON, b'{"question": 3, "answer": "x", "split": 0}', _HERE.format("a number")),
+    ("a huge number", _JSON, b'{"question": 1' + b"0" * 30 + b', "answer": "x", "split": 0}', _HERE.format("a number")),
+    ("a list", _JSON, b'{"question": ["x"], "answer": "x", "split": 0}', _HERE.format("a list")),
+    ("an object", _JSON, b'{"question": {"b": "x"}, "answer": "x", "split": 0}', _HERE.format("an object")),
+    (
+        "a truth", _JSON, b'{"question": "x", "answer": true, "split": 0}',
+        "column `answer` holds true or false here and text in most rows",
+    ),
+    ("a list alone", _JSON, b"[1]", " is a list"),
+    ("null alone", _JSON, b"null", " is null"),
+    ("text alone", _JSON, b'"x"', " is text"),
+    ("a number alone", _JSON, b"3", " is a number"),
+    ("too few cells", _CELLS, b"x", "1 field where the header has 3"),
+    ("too many cells", _CELLS, b"x,y,0,z", "4 fields where the header has 3"),
+    ("Latin-1 after UTF-8", _CELLS, b"\xc3\xb6\xc3\xa4\xc3\xbcf\xe9,x,0", "byte 0xE9 is not UTF-8 text; the file"),
+    ("a NUL", _CELLS, b"x\0,y,0", "byte 0x00 (NUL) is no text"),
+    ("a stray quote", _CELLS, b'"x" y",z,"w",0', "text follows a closing quote"),
+)  # fmt: skip
 
 KINDS = (
-    Kind(name="too long", question=_OVERLONG, endings=_ALL, policy=_DROP_OVERLONG, event="dropped_overlong"),
-    Kind(name="undecodable", question=_MARK, endings=_ALL, policy=_DROP_BAD, event="dropped_bad"),
-    Kind(name="a list for a text", question=[1], endings=("json", "jsonl"), policy=_DROP_BAD, event="dropped_bad"),
-    Kind(name="a number for a text", question=7, endings=("json", "jsonl"), policy=_DROP_BAD, event="dropped_bad"),
+    Kind(
+        name="too long",
+        endings=_ALL,
+        question=_OVERLONG,
+        says="preprocessing.on_overlong is drop",
+        policy={"preprocessing": {"on_overlong": "drop"}},
+        event="dropped_overlong",
+    ),
+    Kind(name="undecodable", endings=_ALL, question=_UNDECODABLE, says="not UTF-8 text"),
     Kind(
         name="empty",
-        question=None,
         endings=("json", "jsonl", "parquet"),
-        policy=_DROP_MISSING,
+        says="no value in `question`",
+        policy=_missing("drop_row"),
         event="dropped_missing",
-        strict=_MISSING_REFUSED,
+        strict=_missing("error"),
+    ),
+    *(
+        Kind(name=name, endings=endings, row=row, says=says, column="answer" if "`answer`" in says else "question")
+        for name, endings, row, says in _WRITTEN
     ),
 )
 VERBS = {"train": ["--output-directory", "new"], "evaluate": ["--split", "full", "--json"], "predict": []}
@@ -90,6 +137,7 @@ def _cases(project: Path, brim: Brim) -> list[Case]:
         )
         for kind in KINDS
         for ending, verb, (policy, judge) in product(kind.endings, VERBS, judges)
+        if (kind.column, verb) != ("answer", "predict")
     ]
 
 
@@ -100,7 +148,7 @@ def _judge_refused(project: Path, brim: Brim, kind: Kind, ending: str, verb: str
     done = brim(*(part for part in command if part != "--json"), folder=project)  # an error as JSON goes to stdout
     if done.code != 2 or "Traceback" in done.err:
         return f"exit code {done.code}: {done.err[-300:]}"
-    if not any(place in done.err for place in _places(data, BAD[0])):
+    if place_of(BAD[0], data) not in done.err:
         return f"the place is not named: {done.err[-300:]}"
     if "\n  fix: " not in done.err:
         return f"no way out is named: {done.err[-300:]}"
@@ -143,8 +191,9 @@ def _of_predictions(project: Path, done: Done, kind: Kind) -> str:
 def _fault_of_ledger(path: Path, kind: Kind) -> str:
     import pyarrow.parquet as pq
 
-    entries = [(entry["key"], entry["event"]) for entry in pq.read_table(path).to_pylist()]
-    return "" if entries == [(row, kind.event) for row in BAD] else f"the ledger holds {entries}"
+    entries = [(entry["key"], entry["event"], entry["why"]) for entry in pq.read_table(path).to_pylist()]
+    rows = [(key, event) for key, event, why in entries if kind.says in why]
+    return "" if rows == [(row, kind.event) for row in BAD] else f"the ledger holds {entries}"
 
 
 def _prepared(project: Path, kind: Kind, ending: str, verb: str, *, policy: dict[str, Any]) -> tuple[str, list[str]]:
@@ -152,9 +201,8 @@ def _prepared(project: Path, kind: Kind, ending: str, verb: str, *, policy: dict
     shutil.rmtree(project / "new", ignore_errors=True)
     for path in project.glob("new.*"):
         path.unlink()
-    table = [{**row, "question": kind.question} if number in BAD else row for number, row in enumerate(ROWS)]
     data = f"bad.{ending}"
-    (project / data).write_bytes(_WRITERS[ending](table).replace(_MARK.encode(), _UNDECODABLE))
+    (project / data).write_bytes(file_of(kind, ending))
     config = {**CONFIG, **policy}
     if "preprocessing" in policy:
         config["preprocessing"] = {**CONFIG["preprocessing"], **policy["preprocessing"]}
@@ -163,48 +211,55 @@ def _prepared(project: Path, kind: Kind, ending: str, verb: str, *, policy: dict
     return data, [verb, "bad.yaml", "--dataset", data, *ends]
 
 
-def _places(data: str, row: int) -> tuple[str, ...]:
-    """How a row may be named: by its line (csv has a header), or by its number."""
-    line = row + (1 if data.endswith(".jsonl") else 2)
-    return f"{data}:{line}", f"{data}, row {row}", f"{data}, row {row + 1}"
+def place_of(row: int, data: str) -> str:
+    """How a message names a row, numbered from 0, of a data file: by its line (csv has a header) or by its number."""
+    if data.endswith(("json", "parquet")):
+        return f"{data}, row {row}"
+    return f"{data}:{row + (1 if data.endswith('jsonl') else 2)}"
 
 
-def _separated(delimiter: str) -> Callable[[Table], bytes]:
-    def write(table: Table) -> bytes:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(table[0]), delimiter=delimiter, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-        return text.getvalue().encode()
-
-    return write
-
-
-def _json(table: Table) -> bytes:
-    return json.dumps(table, indent=1).encode()
+def file_of(kind: Kind, ending: str) -> bytes:
+    """The workshop's rows, of which those in BAD are bad in this way, as a file of a format."""
+    if ending == "parquet":
+        return _parquet(kind)
+    write = _as_json if ending.startswith("json") else _as_cells
+    rows = [write(kind, row) if number in BAD else write(None, row) for number, row in enumerate(ROWS)]
+    if ending == "json":
+        return b"[" + b",\n".join(rows) + b"]"
+    lines = rows if ending == "jsonl" else [b"question,answer,split", *rows]
+    content = b"".join(line + b"\n" for line in lines)
+    return content.replace(b",", b"\t") if ending == "tsv" else content
 
 
-def _json_lines(table: Table) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in table).encode()
+def _as_json(kind: Kind | None, row: dict[str, Any]) -> bytes:
+    if kind is None:
+        return json.dumps(row).encode()
+    if kind.row is not None:
+        return kind.row
+    if isinstance(kind.question, bytes):
+        return json.dumps({**row, "question": "MARK"}).encode().replace(b"MARK", kind.question)
+    return json.dumps({**row, "question": kind.question}).encode()
 
 
-def _parquet(table: Table) -> bytes:
+def _as_cells(kind: Kind | None, row: dict[str, Any]) -> bytes:
+    if kind is not None and kind.row is not None:
+        return kind.row
+    if kind is not None and isinstance(kind.question, bytes):
+        return kind.question + f",{row['answer']},{row['split']}".encode()
+    text = io.StringIO()
+    cells = row if kind is None else {**row, "question": kind.question}
+    csv.writer(text, lineterminator="").writerow(cells.values())
+    return text.getvalue().encode()
+
+
+def _parquet(kind: Kind) -> bytes:
     """Plain and uncompressed, with undecodable bytes in a text column, as careless writers leave them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: pa.array([row[name] for row in table]) for name in table[0]}
-    texts = [_UNDECODABLE if row["question"] == _MARK else row["question"] for row in table]
+    columns = {name: pa.array([row[name] for row in ROWS]) for name in ROWS[0]}
+    texts = [kind.question if number in BAD else row["question"] for number, row in enumerate(ROWS)]
     columns["question"] = pa.array(texts, type=pa.binary()).view(pa.string())
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer)
     return buffer.getvalue()
-
-
-_WRITERS: dict[str, Callable[[Table], bytes]] = {
-    "csv": _separated(","),
-    "tsv": _separated("\t"),
-    "json": _json,
-    "jsonl": _json_lines,
-    "parquet": _parquet,
-}

@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,37 @@ def tiny_base(shared_folder: Path) -> Path:
             make_tokenizer(folder)
             make_llama(folder)
     return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def brim(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """brim("check", "config.yaml") as the shell would run it, but for the process."""
+    from brim.cli import main
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["brim", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "80")
+        capfd.readouterr()
+        code: object = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        out, err = capfd.readouterr()
+        assert isinstance(code, int)
+        assert "Traceback" not in out + err
+        return Done(code=code, out=out, err=err)
+
+    return run
 
 
 @pytest.fixture

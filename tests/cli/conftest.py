@@ -1,16 +1,14 @@
-"""The command line, run in this process: exit code, what it printed, and what it did to the files around it."""
+"""What the tests of the command line share: a project, a finished run, digests of files."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from brim.cli import main
+from tests.gallery import Gallery
 
 CONFIG = """\
 model_type: llm
@@ -36,39 +34,6 @@ trainer:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
-Brim = Callable[..., Done]
-
-
-@pytest.fixture
-def brim(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Brim:
-    """brim("check", "config.yaml") as the shell would run it, but for the process."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["brim", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "80")
-        capfd.readouterr()
-        code: object = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        out, err = capfd.readouterr()
-        assert isinstance(code, int)
-        assert "Traceback" not in out + err
-        return Done(code=code, out=out, err=err)
-
-    return run
-
-
 @pytest.fixture
 def project(tmp_path: Path, sums_file: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: config.yaml and sums.jsonl (28 rows to train on, 4 to validate, 8 to test)."""
@@ -78,16 +43,24 @@ def project(tmp_path: Path, sums_file: Path, tiny_base: Path, monkeypatch: pytes
     return tmp_path
 
 
-@pytest.fixture(scope="session")
-def finished_run(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step. Never written to."""
-    from brim import Model
+@pytest.fixture
+def untrained(project: Path) -> Path:
+    """The project, whose configuration takes the base model as it is."""
+    text = (project / "config.yaml").read_text().replace("adapter: lora\n", "")
+    (project / "config.yaml").write_text(text[: text.index("trainer:")] + "trainer:\n  type: none\n")
+    return project
 
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "config.yaml").write_text(CONFIG.format(base=tiny_base))
-    rows = {"question": ["add 1 and 2 =", "add 2 and 2 ="], "answer": [" 3", " 4"], "split": [0, 1]}
-    Model(folder / "config.yaml", overrides=["trainer.train_steps=1"]).train(rows, output_directory=folder / "run")
-    return folder / "run"
+
+@pytest.fixture
+def finished_run(gallery: Gallery) -> Path:
+    """A run of eight steps. Never written to."""
+    return gallery("lora").run
+
+
+@pytest.fixture
+def run(project: Path, finished_run: Path) -> Path:
+    """A finished run in the current folder that may be written to."""
+    return shutil.copytree(finished_run, project / "run")
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
-"""`brim check`: what it says about the data, in 80 columns and as JSON."""
+"""`brim check`: what it says about the data, in 80 columns and as JSON, and input that is odd but right."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -23,6 +20,11 @@ generation: {{temperature: 0.1, max_new_tokens: 20}}
 preprocessing: {{split: {{type: fixed}}}}
 trainer: {{type: none}}
 """
+CHECK = ("check", "config.yaml", "--dataset")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -32,88 +34,54 @@ def leaking(project):
     rows += [{"question": f"add {n} and {n + 1} =", "answer": f" {2 * n + 1}", "split": 1} for n in range(30)]
     rows += [{"question": f"add {n} and {n + 2} =", "answer": f" {2 * n + 2}", "split": 2} for n in range(38)]
     rows += [{**rows[3], "split": 2}, {**rows[5], "answer": " 7", "split": 2}, {**rows[7], "answer": " 1"}]
-    (project / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(project / "sums.jsonl", rows)
     return project
 
 
-def test_advice_is_numbered_wrapped_and_placed(brim, leaking):
-    done = brim("check", "config.yaml", "--dataset", "sums.jsonl")
+def test_advice_is_numbered_wrapped_and_placed(brim, leaking, golden):
+    done = brim(*CHECK, "sums.jsonl")
     assert (done.code, done.err) == (0, "")
-    told = done.out.split("advice (")[1].splitlines()[1:]
-    assert told == [
-        " 1. 2 of 40 test rows (5.0%) have a prompt that stands in train (1 with the same",
-        "    answer)",
-        "    → take these rows out (`brim check … --rows FILE` lists them), or set",
-        "      preprocessing.split: {type: hash, column: question}",
-        "    sums.jsonl:109 (as 4), 110 (as 6)",
-        " 2. 2 of 41 rows (4.9%) ask the same as another and are answered differently (1",
-        "    prompt)",
-        "    → keep one answer a prompt, or add to the prompt what makes them differ",
-        "    sums.jsonl:111 (as 8)",
-    ]
+    golden("cli/check_advice.txt", "advice (" + done.out.split("advice (")[1])
     assert max(map(len, done.out.splitlines()[1:])) <= 80
-
-
-def test_an_output_that_does_not_take_every_sign_gets_question_marks(leaking):
-    command = [sys.executable, "-c", "from brim.cli import main; main()"]
-    done = subprocess.run(
-        [*command, "check", "config.yaml", "--dataset", "sums.jsonl", "--show", "1"],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        capture_output=True,
-        encoding="latin-1",
-        check=True,
-    )
-    assert done.stderr == ""
-    assert "    ? keep one answer a prompt" in done.stdout
-
-
-def test_no_advice_is_one_line(brim, project):
-    rows = [{"question": f"add {n} and {n} =", "answer": f" {2 * n}", "split": 0} for n in range(40)]
-    (project / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = brim("check", "config.yaml", "--dataset", "plain.jsonl")
-    assert done.out.endswith("\nadvice: none\n")
-
-
-def test_json_has_every_row(brim, leaking):
-    told = json.loads(brim("check", "config.yaml", "--dataset", "sums.jsonl", "--json").out)["data"]
-    assert told["advice"][0] == {
+    told = json.loads(brim(*CHECK, "sums.jsonl", "--json").out)["data"]
+    leakage, different = told["advice"]
+    assert {key: value for key, value in leakage.items() if key not in ("fix", "why")} == {
         "kind": "leakage",
         "what": "2 of 40 test rows (5.0%) have a prompt that stands in train (1 with the same answer)",
-        "why": "a model that has seen the answers scores better there than on new prompts",
-        "fix": told["advice"][0]["fix"],
         "num_rows": 2,
         "rows": [108, 109],
         "like": [3, 5],
         "places": ["sums.jsonl:109 (as sums.jsonl:4)", "sums.jsonl:110 (as sums.jsonl:6)"],
     }
-    assert told["advice"][1]["rows"] == [7, 110]
+    assert different["rows"] == [7, 110]
     assert told["cuts"] == []
     assert sum(each["num_rows"] for each in told["lengths"]) == 111
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_rows_go_to_a_file(brim, leaking, ending):
-    file = f"rows.{ending}"
-    done = brim("check", "config.yaml", "--dataset", "sums.jsonl", "--rows", file)
-    assert done.code == 0
+def test_rows_go_to_a_file(brim, leaking):
     readers = {"csv": pd.read_csv, "jsonl": lambda path: pd.read_json(path, lines=True), "parquet": pd.read_parquet}
-    frame = readers[ending](leaking / file)
-    assert frame.to_dict("list") == {
-        "advice": ["leakage", "leakage", "different_answers"],
-        "row": [108, 109, 110],
-        "place": ["sums.jsonl:109", "sums.jsonl:110", "sums.jsonl:111"],
-        "like_row": [3, 5, 7],
-        "like_place": ["sums.jsonl:4", "sums.jsonl:6", "sums.jsonl:8"],
-    }
-    again = brim("check", "config.yaml", "--dataset", "sums.jsonl", "--rows", file)
+    for ending, read in readers.items():
+        file = f"rows.{ending}"
+        assert brim(*CHECK, "sums.jsonl", "--rows", file).code == 0
+        assert read(leaking / file).to_dict("list") == {
+            "advice": ["leakage", "leakage", "different_answers"],
+            "row": [108, 109, 110],
+            "place": ["sums.jsonl:109", "sums.jsonl:110", "sums.jsonl:111"],
+            "like_row": [3, 5, 7],
+            "like_place": ["sums.jsonl:4", "sums.jsonl:6", "sums.jsonl:8"],
+        }
+    again = brim(*CHECK, "sums.jsonl", "--rows", file)
     assert again.code == 2
     assert "the output file exists already; nothing was changed" in again.err
 
 
-def test_the_cut_is_told_once(brim, project):
+def test_no_advice_is_one_line_and_a_cut_is_told_once(brim, project):
+    rows = [{"question": f"add {n} and {n} =", "answer": f" {2 * n}", "split": 0} for n in range(40)]
+    write(project / "plain.jsonl", rows)
+    assert brim(*CHECK, "plain.jsonl").out.endswith("\nadvice: none\n")
     rows = [{"question": f"add {n} =", "answer": f" {n}" * (1 + 8 * (n == 3)), "split": 0} for n in range(40)]
-    (project / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = brim("check", "config.yaml", "--dataset", "long.jsonl", "preprocessing.global_max_sequence_length=10")
+    write(project / "long.jsonl", rows)
+    done = brim(*CHECK, "long.jsonl", "preprocessing.global_max_sequence_length=10")
     assert "were cut as a whole" not in done.out
     assert " 1. 1 of 40 rows (2.5%) are cut at 10 tokens; " in done.out
     assert "    → set preprocessing.global_max_sequence_length: " in done.out
@@ -125,26 +93,21 @@ def test_prompts_alone_are_checked_where_nothing_is_trained(brim, project, tiny_
     (project / "dialogues.csv").write_text("dialogue\n" + "".join(f"hello number {n}\n" for n in range(20)))
     done = brim("check", "predict.yaml", "--dataset", "dialogues.csv")
     assert (done.code, done.err) == (0, "")
-    assert "the data has no column `summary`: the prompts alone were checked, as for predict" in " ".join(
-        done.out.split()
-    )
+    told = " ".join(done.out.split())
+    assert "the data has no column `summary`: the prompts alone were checked, as for predict" in told
     assert max(map(len, done.out.splitlines()[1:])) <= 80
     assert re.search(r"^full +20 ", done.out, flags=re.MULTILINE)
     assert "advice: none\n" in done.out
 
 
-def test_what_the_data_says_does_not_steer_the_terminal(brim, project):
-    (project / "odd.jsonl").write_text('{"question": "a\\u001b[31m\\tb", "answer": "c\\u202e", "split": 0}\n')
-    done = brim("check", "config.yaml", "--dataset", "odd.jsonl", "--show", "1")
+def test_what_the_data_says_is_shown_as_it_is_and_does_not_steer_the_terminal(brim, project):
+    odd = {"question": "a\x1b[31m\tb", "answer": "c\u202e", "split": 0}
+    write(project / "odd.jsonl", [odd, {"question": "[red]a[/red]", "answer": "[/]", "split": 0}])
+    done = brim(*CHECK, "odd.jsonl", "--show", "2")
     assert "a\\x1b[31m" in done.out
     assert "«c\\u202e" in done.out
     assert not {"\x1b", "\u202e"} & set(done.out)
-
-
-def test_rows_without_data_is_told(brim, project):
-    done = brim("check", "config.yaml", "--rows", "rows.csv")
-    assert done.code == 2
-    assert "--rows writes about data, and none was given" in done.err
+    assert "[red]a[/red]«[/]<|end|>»" in done.out
 
 
 def test_a_histogram_is_aligned_and_its_fullest_bin_is_as_wide_as_it_may_be():
@@ -161,7 +124,7 @@ def test_a_histogram_is_aligned_and_its_fullest_bin_is_as_wide_as_it_may_be():
 def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, project, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     optimizer = "trainer.optimizer.type=paged_adamw"
-    done = brim("check", "config.yaml", "--dataset", "sums.jsonl", optimizer)
+    done = brim(*CHECK, "sums.jsonl", optimizer)
     assert done.code == 0
     assert done.out.startswith("trainer.optimizer.type: paged_adamw needs a CUDA device, and there is none here: ")
     assert "config.yaml: the configuration is right, but not for this machine; llama with " in done.out
@@ -172,17 +135,53 @@ def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, pr
     assert "needs a CUDA device" in stopped.err
 
 
-@pytest.mark.parametrize("verb", ["check", "memory", "plan", "train"])
-def test_experts_with_dropout_are_told_before_data_is_read_and_a_model_built(brim, project, tiny_base, verb):
+def test_experts_with_dropout_are_told_before_data_is_read_and_a_model_built(brim, project, tiny_base):
     """The rows are bad, too, and would be told by a verb that reads them."""
-    folder = project / "mixtral"
-    shutil.copytree(tiny_base, folder)
+    folder = shutil.copytree(tiny_base, project / "mixtral")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "mixtral", "num_local_experts": 4}))
     (project / "rows.jsonl").write_text('{"question": 1}\n')
-    data = () if verb == "memory" else ("--dataset", "rows.jsonl")
-    done = brim(verb, "config.yaml", "base_model=mixtral", "adapter.target_modules=all-linear", *data)
-    assert done.code == 2
-    assert "adapter.dropout is 0.05, and experts are among the target modules" in done.err
-    assert "set adapter.dropout: 0" in done.err
-    assert ("answer" in done.err) == (verb == "check"), "which tells all at once"
+    for verb in ("check", "memory", "plan", "train"):
+        data = () if verb == "memory" else ("--dataset", "rows.jsonl")
+        done = brim(verb, "config.yaml", "base_model=mixtral", "adapter.target_modules=all-linear", *data)
+        assert done.code == 2
+        assert "adapter.dropout is 0.05, and experts are among the target modules" in done.err
+        assert "set adapter.dropout: 0" in done.err
+        assert ("answer" in done.err) == (verb == "check"), "which tells all at once"
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.replace("question\n", "&q question\n").replace("answer\n", "answer\n    column: answer\n").encode(),
+        lambda text: text.replace("adapter: lora", "adapter: &a {type: lora}").encode(),
+    ],
+    ids=["CRLF", "byte order mark", "anchors", "flow style"],
+)  # fmt: skip
+def test_yaml_may_be_written_in_many_ways(brim, project, encode):
+    config = project / "config.yaml"
+    config.write_bytes(encode(config.read_text()))
+    done = brim(*CHECK, "sums.jsonl")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("config.yaml: the configuration is right; llama with 128 tokens of context\n")
+
+
+def test_data_files_may_have_odd_names_and_windows_line_ends(brim, project):
+    names = ["my data.csv", "Zahlen – größer.csv", "a'b\"c.csv", "[bold].csv", "UPPER.CSV"]
+    for number, name in enumerate(names):
+        head = b"\xef\xbb\xbf" if number % 2 else b""
+        (project / name).write_bytes(head + b"question,answer,split\r\nwhat,this,0\r\n")
+        done = brim(*CHECK, name, "--show", "1")
+        assert (done.code, done.err) == (0, "")
+        assert f"\n{name}: 1 row\n" in done.out
+        assert "what«this<|end|>»" in done.out
+
+
+def test_check_takes_a_run_too_and_tells_json(brim, project, finished_run):
+    done = brim("check", finished_run, "--dataset", "sums.jsonl", "--json")
+    assert (done.code, done.err) == (0, "")
+    told = json.loads(done.out)
+    assert told["config"] == str(finished_run / "config.yaml")
+    assert [split["num_rows"] for split in told["data"]["splits"]] == [28, 4, 8]

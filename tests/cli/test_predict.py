@@ -1,28 +1,108 @@
-"""`brim predict` as a job: stopped, gone on with, and what is refused."""
+"""`brim predict`, `brim evaluate` and `brim embed`: of runs and of base models, with labels, examples and bad rows."""
 
+from __future__ import annotations
+
+import ast
 import json
-import shlex
-import sys
+import re
+import shutil
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from brim.infer import Journal
 
-ZERO_SHOT = ("adapter=null", "trainer={type: none, batch_size: 4}")
+pytestmark = pytest.mark.run
+DATA = ("--dataset", "sums.jsonl")
+
+
+def records(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+# Predictions
+
+
+def test_predict_needs_no_answers_and_keeps_order_and_columns(brim, project, finished_run):
+    prompts = ["add 1 and 2 =", "x " * 40, "a", "größer? 数", "add 3 and 4 ="]
+    pd.DataFrame({"id": ["e", "d", "c", "b", "a"], "question": prompts}).to_csv(project / "in put.csv", index=False)
+    done = brim("predict", finished_run, "--dataset", "in put.csv", "--output", "deep/er/out.jsonl")
+    assert done.code == 0
+    rows = records("deep/er/out.jsonl")
+    assert [row["row"] for row in rows] == [0, 1, 2, 3, 4]
+    assert "".join(row["id"] for row in rows) == "edcba"
+    assert [row["question"] for row in rows] == prompts
+    assert list(rows[0]) == [
+        "row", "id", "question", "answer_response", "finish_reason", "num_prompt_tokens", "num_response_tokens",
+    ]  # fmt: skip
+    tokens = sum(row["num_response_tokens"] for row in rows)
+    stopped = sum(row["finish_reason"] == "stop" for row in rows)
+    assert done.out.startswith(f"5 rows, {tokens:,} tokens in ")
+    ended = f"; {stopped} ended by themselves, {5 - stopped} at max_new_tokens\npredictions: deep/er/out.jsonl\n"
+    assert ended in done.out
+
+
+def test_predict_takes_a_split_and_tells_json(brim, project, finished_run):
+    done = brim("predict", finished_run, *DATA, "--split", "validation", "--output", "new/out.jsonl", "--json")
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert told.pop("seconds") > 0
+    rows = records("new/out.jsonl")
+    assert [row["row"] for row in rows] == [7, 17, 27, 37]
+    assert told == {
+        "output": "new/out.jsonl",
+        "ledger": None,
+        "summary": "new/out.jsonl.summary.json",
+        "num_rows": 4,
+        "num_response_tokens": sum(row["num_response_tokens"] for row in rows),
+        "num_stopped": sum(row["finish_reason"] == "stop" for row in rows),
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["num_beams=2"],
+        ["num_beams=2", "early_stopping=never", "length_penalty=-1"],
+        ["temperature=0"],
+        ["do_sample=true", "temperature=1.5", "top_k=null", "top_p=0.5"],
+        ["prompt_lookup_num_tokens=3"],
+        ["sequence_bias=[[[12, 7], -1.5]]", "bad_words_ids=[[3, 4]]", "suppress_tokens=[5]"],
+        ["bad_words_ids=[]"],
+        ["pad_token_id=1", "eos_token_id=[0, 5]"],
+        ["eos_token_id=7", "forced_eos_token_id=7", "exponential_decay_length_penalty=[2, 1.05]"],
+        ["guidance_scale=1.5", "repetition_penalty=1.2", "no_repeat_ngram_size=2", "use_cache=false"],
+    ],
+    ids=" ".join,
+)
+def test_every_generation_setting_reaches_transformers(brim, project, finished_run, settings):
+    overrides = [f"generation.{each}" for each in settings]
+    done = brim("predict", finished_run, *overrides, *DATA, "--split", "test", "--output", "o.csv")
+    assert done.code == 0
+    # The plan, and not a word of libraries.
+    said = {line.split(":")[0] for line in done.err.splitlines()}
+    assert said <= {"plan", "memory", "time", "note", "launch", "engine"}
+    assert len(pd.read_csv("o.csv")) == 8
+
+
+# A prediction as a job
 
 
 @pytest.fixture
-def predict(brim, project):
-    """predict("--resume", …): of sums.jsonl to out.csv, zero-shot."""
-    return lambda *more: brim(
-        "predict", "config.yaml", *ZERO_SHOT, "--dataset", "sums.jsonl", "--output", "out.csv", *more
-    )
+def predict(brim, untrained):
+    """predict("--resume", …): of sums.jsonl to out.csv."""
+    return lambda *more: brim("predict", "config.yaml", "trainer.batch_size=4", *DATA, "--output", "out.csv", *more)
 
 
-@pytest.fixture
-def interrupted(monkeypatch):
-    """Ctrl-C, once some responses are written."""
+def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, project, monkeypatch):
     append = Journal.append
 
     def then_ctrl_c(self, records):
@@ -30,23 +110,15 @@ def interrupted(monkeypatch):
         if len(self) >= 8:
             raise KeyboardInterrupt
 
-    def command(run):
-        with monkeypatch.context() as patched:
-            patched.setattr(Journal, "append", then_ctrl_c)
-            return run()
-
-    return command
-
-
-def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, interrupted, project):
     whole = predict()
     assert whole.code == 0
     expected = (project / "out.csv").read_bytes()
     (project / "out.csv").unlink()
-    done = interrupted(predict)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "append", then_ctrl_c)
+        done = predict()
     assert done.code == 130
-    assert "\nbrim: out.csv: stopped after " in done.err
-    assert done.err.endswith(f"  fix: continue with `{shlex.join(['brim', *sys.argv[1:]])} --resume`\n")
+    assert done.err.endswith("fix: continue with --resume, in Python with resume=True\n")
     refused = predict()
     assert refused.code == 2
     assert "a prediction to this output was begun and not finished; nothing was changed" in refused.err
@@ -60,56 +132,462 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, interrupted, project)
     assert (summary["num_resumed"], summary["num_killed"], summary["num_rows"]) == (1, 0, 40)
 
 
-def test_scores_and_keys_are_options(predict, project):
-    rows = [{**json.loads(line), "id": n} for n, line in enumerate(Path("sums.jsonl").read_text().splitlines())]
-    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert predict("--scores", "--key", "id").code == 0
+def test_scores_and_keys_are_options(predict, project, sums):
+    write(project / "sums.jsonl", [{**row, "id": n} for n, row in enumerate(sums)])
+    assert predict("--scores", "--key", "id", "--split", "test").code == 0
     assert (project / "out.csv").read_text().splitlines()[0].endswith(',"log_probability"')
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (("--on-error", "ignore"), "--on-error: 'ignore' is not known\n  expected: stop, skip\n"),
-        (("--on-overlong", "drop"), "--on-overlong: 'drop' is not known\n  expected: error, truncate_left, skip\n"),
-        (("--key", "id"), "sums.jsonl: there is no column `id` to know rows by\n"),
-        (("--key", "split"), "a value in `split` that an earlier row has, too: '0' stands in sums.jsonl:1 first\n"),
-        (("generation.max_new_tokens=128",), "generation.max_new_tokens leaves no room for a prompt: it is 128, the "),
-    ],
-)
-def test_what_cannot_be_is_one_message_and_leaves_nothing(predict, project, digests, more, says):
-    before = digests(project)
-    done = predict(*more)
-    assert done.code == 2
-    assert says in done.err
-    assert digests(project) == before
-
-
-@pytest.mark.parametrize("kind", ["a link", "a folder of somebody's"])
-def test_nothing_is_written_where_a_job_cannot_be(predict, project, kind):
+def test_nothing_is_written_where_a_job_cannot_be(predict, project):
     outside = project / "outside"
     outside.mkdir()
-    (outside / "theirs.txt").write_text("precious")
     job = project / ".out.csv.job"
-    if kind == "a link":
-        (outside / "theirs.txt").unlink()
-        job.symlink_to(outside)
-    else:
-        outside.rename(job)
-    done = predict("--resume")
-    assert done.code == 2
-    assert "the folder for what is needed to go on holds other things; nothing was changed" in done.err
-    assert sum(path.is_file() for path in job.rglob("*")) == (kind != "a link")
+    for kind in ("a link", "a folder of somebody's"):
+        if kind == "a link":
+            job.symlink_to(outside)
+        else:
+            job.unlink()
+            (outside / "theirs.txt").write_text("precious")
+            outside.rename(job)
+        done = predict("--resume")
+        assert done.code == 2
+        assert "the folder for what is needed to go on holds other things; nothing was changed" in done.err
+        assert sum(path.is_file() for path in job.rglob("*")) == (kind != "a link")
 
 
 def test_a_prediction_without_a_data_set_names_the_one_that_it_takes(brim, project):
     """The configuration's own, of which the larger part trains."""
-    own = ("predict", "config.yaml", "dataset=sums.jsonl", "--output")
+    own = ("predict", "config.yaml", "dataset=sums.jsonl")
     told = "no data set was named (--dataset, in Python dataset=…): {} of sums.jsonl are predicted, {}"
     whole = told.format("40 rows", "all splits of the configuration's own data, those that it trains on among them")
-    assert brim(*own, "whole.csv").err.splitlines()[0].strip() == whole
+    assert whole in " ".join(brim(*own, "--plan").err.split())
     test = told.format("8 rows", "the split test of the configuration's own data")
-    assert brim(*own, "test.csv", "--split", "test").err.splitlines()[0].strip() == test
-    assert whole in " ".join(brim("predict", "config.yaml", "dataset=sums.jsonl", "--plan").err.split())
-    named = brim("predict", "config.yaml", "--dataset", "sums.jsonl", "--output", "named.csv")
+    assert brim(*own, "--output", "test.csv", "--split", "test").err.splitlines()[0].strip() == test
+    named = brim("predict", "config.yaml", *DATA, "--split", "test", "--output", "named.csv")
     assert (named.code, "no data set was named" in named.err) == (0, False)
+
+
+def test_the_plan_is_tables_in_80_columns_or_json_before_anything_is_loaded(brim, untrained, monkeypatch):
+    monkeypatch.setattr("brim.models.load.load_base", None)  # nothing is loaded
+    plan = ("predict", "config.yaml", *DATA, "--plan")
+    done = brim(*plan, "--device", "t4")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].endswith(": generate for 40 rows, on t4")
+    assert lines[2].startswith("40 rows, ")
+    assert max(map(len, lines)) <= 80
+    shapes = lines[lines.index("from row  rows together  tokens    GiB") + 1]
+    assert shapes.split()[:2] == ["0", "40"]
+    for line in ("memory +14.6 GiB", "rows +40: all rows together", r"time +about .* \(estimated\)"):
+        assert re.search(rf"^{line}", done.out, flags=re.MULTILINE)
+    (time,) = re.findall(r"^time.*(?:\n .*)*", done.out, flags=re.MULTILINE)
+    assert "at most" not in time, "an estimate is no bound"
+    assert "loading and starting" in " ".join(time.split())
+    told = json.loads(brim(*plan, "--json", "trainer.batch_size=3").out)
+    assert (told["shapes"][0]["rows"], told["fixed_rows"], told["would_take"]) == (3, 3, 40)
+    assert (told["max_new_tokens"], told["engine"]) == (6, "slots")
+
+
+# Figures
+
+
+def test_evaluate_prints_figures_for_people_and_for_programs(brim, project, finished_run):
+    people = brim("evaluate", finished_run, *DATA)
+    assert people.code == 0
+    assert re.fullmatch(r"evaluation: 1 batch of up to 40 × \d+ tokens, .* GiB; about .*\n", people.err)
+    programs = json.loads(brim("evaluate", finished_run, *DATA, "--json").out)
+    low, high = programs["loss_interval"]
+    assert low < programs["loss"] < high
+    assert f"loss               {programs['loss']:.4f} ({low:.3f} to {high:.3f})" in people.out
+    assert programs["intervals"].keys() == {"loss", "perplexity", "token_accuracy", "sequence_accuracy"}
+    assert (programs["split"], programs["num_rows"]) == ("full", 40)
+    command = ("evaluate", finished_run, *DATA, "--split", "test", "--texts", "--rows", "new/rows.csv", "--json")
+    told = json.loads(brim(*command).out)
+    assert {"bleu", "rouge1", "rouge2", "rougeL", "exact_match"} < told.keys()
+    rows = pd.read_csv(project / "new" / "rows.csv")
+    assert rows["row"].tolist() == [8, 9, 18, 19, 28, 29, 38, 39]
+    assert rows["loss"].sum() / rows["num_supervised"].sum() == pytest.approx(told["loss"], rel=1e-12)
+
+
+def test_a_configuration_that_was_not_trained_is_told_from_a_run(brim, project):
+    done = brim("evaluate", "config.yaml", *DATA)
+    assert done.code == 0
+    untrained = "this is the model before training; for what a run has learned, name the run's folder\n"
+    assert done.err.startswith(f"{untrained}evaluation: ")
+    none = brim("evaluate", "config.yaml", "trainer={type: none}", "adapter=null", *DATA)
+    assert (none.code, none.out) == (0, done.out)
+    assert none.err.startswith("evaluation: ")
+
+
+def test_evaluate_compares_with_the_base_for_people_and_for_programs(brim, project, finished_run):
+    command = ("evaluate", finished_run, *DATA, "--against-base")
+    people, told = brim(*command), json.loads(brim(*command, "--json").out)
+    against = told["against"]
+    assert told["loss"] - against["metrics"]["loss"] == pytest.approx(against["differences"]["loss"])
+    low, high = against["difference_intervals"]["loss"]
+    lines = people.out.splitlines()
+    assert lines[0].startswith("full: 40 rows; the other model is ")
+    assert re.fullmatch(r" +base +this model +difference, paired", lines[2])
+    assert lines[3].startswith("loss ")
+    assert lines[3].endswith(f"{against['differences']['loss']:+.4f} ({low:+.3f} to {high:+.3f})")
+
+
+def test_figures_that_are_no_numbers_are_still_json(brim, untrained, tiny_base):
+    base = shutil.copytree(tiny_base, untrained / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    done = brim("evaluate", "config.yaml", "base_model=base", *DATA, "--json")
+    told = json.loads(done.out, parse_constant=pytest.fail)
+    assert (told["loss"], told["perplexity"], told["loss_interval"]) == (None, None, [None, None])
+    assert told["num_rows"] == 40
+
+
+# Embeddings
+
+
+def test_vectors_in_the_order_of_the_input_with_options_and_json(brim, project, finished_run, digests):
+    embed = ("embed", finished_run, *DATA)
+    done = brim(*embed, "--output", "new/emb.parquet")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].startswith("40 rows, ")
+    assert ", 32 numbers a vector, in " in lines[0]
+    assert lines[1:] == ["embeddings: new/emb.parquet"]
+    table = pq.read_table("new/emb.parquet")
+    assert table.column_names == ["row", "embedding"]
+    assert table["row"].to_pylist() == list(range(40))
+
+    few = (*embed, "--split", "validation", "--json")
+    told = json.loads(brim(*few, "--output", "1.parquet", "--layer", "-1", "--pooling", "last", "--normalize").out)
+    num_tokens = told.pop("num_tokens")
+    assert told.pop("seconds") > 0
+    assert told == {
+        "output": "1.parquet", "ledger": None, "layer": "-1", "pooling": "last", "normalized": True, "width": 32,
+        "num_rows": 4,
+    }  # fmt: skip
+    vectors = np.array(pq.read_table("1.parquet")["embedding"].to_pylist())
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.ones(4), rtol=1e-5)
+    by_token = brim(*few, "--output", "2.parquet", "--layer", "layers.0.mlp", "--pooling", "none")
+    assert json.loads(by_token.out)["pooling"] is None
+    rows = pq.read_table("2.parquet")["embedding"].to_pylist()
+    assert sum(map(len, rows)) == num_tokens
+    before = digests(project)
+    again = brim(*few[:-1], "--output", "1.parquet")
+    assert again.code == 2
+    assert "the output file exists already; nothing was changed" in again.err
+    assert digests(project) == before
+
+
+# Categories
+
+CATEGORIES = """\
+model_type: llm
+base_model: {base}
+prompt:
+  task: Say whether the sum is odd or even.
+input_features:
+  - {{name: question, type: text}}
+output_features:
+  - name: kind
+    type: category
+    preprocessing:
+      fallback_label: even
+    decoder:
+      type: category_extractor
+      match:
+        odd: {{type: contains, value: odd}}
+        even: {{type: regex, value: \\beven\\b}}
+generation:
+  do_sample: false
+trainer:
+  type: none
+"""
+LABELS = ("config.yaml", "output_features.0.decoder.constrain_to_vocabulary=true", "--dataset", "rows.jsonl")
+
+
+@pytest.fixture
+def labelled(project, tiny_base):
+    """config.yaml, and rows.jsonl with labels."""
+    (project / "config.yaml").write_text(CATEGORIES.format(base=tiny_base))
+    rows = [{"question": f"{a} + {b}", "kind": ("even", "odd")[(a + b) % 2]} for a in range(3) for b in range(4)]
+    write(project / "rows.jsonl", rows)
+    return project
+
+
+def test_predictions_are_labels(brim, labelled):
+    done = brim("predict", *LABELS, "--output", "labels.jsonl")
+    assert done.code == 0
+    rows = records("labels.jsonl")
+    assert [list(row)[:5] for row in rows] == [["row", "question", "kind", "kind_response", "kind_predictions"]] * 12
+    assert [row["kind_response"].strip() for row in rows] == [row["kind_predictions"] for row in rows]
+    assert {row["finish_reason"] for row in rows} == {"stop"}
+    labels = [row["kind_predictions"] for row in rows]
+    counted = sorted(((labels.count(label), label) for label in set(labels)), reverse=True)
+    assert f"labels: {', '.join(f'{label} {count}' for count, label in counted)}" in done.out
+
+
+def test_an_unknown_label_is_told_by_check_and_a_column_of_their_name_is_refused(brim, labelled):
+    with (labelled / "rows.jsonl").open("a") as file:
+        file.write('{"question": "1 + 1", "kind": "evne"}\n')
+    done = brim("check", *LABELS)
+    assert (done.code, done.out) == (2, "")
+    what = "column `kind` holds the label 'evne', which is unknown (did you mean even?)"
+    assert done.err.startswith(f"brim: rows.jsonl:13: {what}\n  expected: odd, even\n  fix: ")
+    (labelled / "rows.jsonl").write_text('{"question": "1 + 1", "kind_predictions": "odd"}\n')
+    done = brim("predict", *LABELS, "--output", "labels.jsonl")
+    assert done.code == 2
+    assert "the data has a column `kind_predictions`, a name that predictions use themselves" in done.err
+
+
+def test_evaluation_shows_the_accuracy_of_labels_without_being_asked(brim, labelled):
+    done = brim("evaluate", *LABELS, "--rows", "each.jsonl", "--json")
+    assert done.code == 0
+    told = json.loads(done.out)
+    right = [a["label"] == b["kind"] for a, b in zip(records("each.jsonl"), records("rows.jsonl"), strict=True)]
+    assert told["category_accuracy"] == sum(right) / 12
+    low, high = told["intervals"]["category_accuracy"]
+    assert low <= told["category_accuracy"] <= high
+    assert "bleu" not in told
+    for command in (("evaluate", *LABELS), ("train", *LABELS, "preprocessing.split=random")):
+        printed = brim(*command)
+        assert printed.code == 0
+        assert "category accuracy" in printed.out
+        assert "--texts" not in printed.out
+
+
+# Examples from the training split
+
+RANDOM = "prompt.retrieval={type: random, k: 2}"
+
+
+@pytest.fixture
+def few_shot(untrained):
+    """The configuration without training; sums.jsonl is its data, new.jsonl asks for two rows more."""
+    text = (untrained / "config.yaml").read_text()
+    prompt = 'prompt:\n  template: "{__context__} {question}"\n'
+    (untrained / "config.yaml").write_text(f"{text}dataset: sums.jsonl\n{prompt}")
+    write(untrained / "new.jsonl", [{"question": "add 9 and 9 ="}, {"question": "add 1 and 1 ="}])
+    return untrained
+
+
+def test_check_shows_rows_with_their_examples_and_loads_no_model_of_sentences(brim, few_shot, sums):
+    done = brim("check", "config.yaml", RANDOM, "--show", "1")
+    assert (done.code, done.err) == (0, "")
+    (context,) = re.findall(r"^\[.*\](?= add 0 and 0 =« 0<\|end\|>»$)", done.out, re.MULTILINE)
+    labelled = {row["question"]: row["answer"] for row in sums if row["split"] == 0}
+    examples = ast.literal_eval(context)
+    assert len(examples) == 2
+    assert all(labelled[example["question"]] == example["answer"] for example in examples)
+    done = brim("check", "config.yaml", "prompt.retrieval={type: semantic, k: 2, model_name: /no/model}")
+    assert (done.code, done.err) == (0, "")
+    assert "prompt.retrieval is semantic, and its model is not loaded for a check" in done.out
+    done = brim("check", "config.yaml", "prompt={task: Add.}", "--show", "1")
+    assert "SAMPLE INPUT: add 0 and 0 =\n\nUSER: Complete the following task: Add.\n\nASSISTANT:\n« 0" in done.out
+
+
+def test_predictions_with_examples_are_the_same_for_a_split_and_among_others(brim, few_shot):
+    assert brim("predict", "config.yaml", RANDOM, "--output", "all.jsonl").code == 0
+    assert brim("predict", "config.yaml", RANDOM, "--split", "test", "--output", "test.jsonl").code == 0
+    both = [pd.read_json(few_shot / name, lines=True) for name in ("all.jsonl", "test.jsonl")]
+    assert len(both[1]) == 8
+    in_both = both[0][both[0]["row"].isin(both[1]["row"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(in_both, both[1])
+    assert both[0]["num_prompt_tokens"].min() > 70  # with two examples
+
+
+def test_new_rows_get_examples_of_the_configurations_data_or_are_refused(brim, few_shot):
+    command = ("predict", "config.yaml", RANDOM, "--dataset", "new.jsonl", "--output", "new.parquet")
+    refused = brim(*command, "dataset=null")
+    assert (refused.code, refused.out) == (2, "")
+    assert "prompt.retrieval takes examples from the training split, and it is not said of which data" in refused.err
+    assert not (few_shot / "new.parquet").exists()
+    done = brim(*command)
+    assert done.code == 0
+    assert "1 row has its very input in the training split of sums.jsonl" in done.err
+    frame = pd.read_parquet(few_shot / "new.parquet")
+    assert frame["question"].tolist() == ["add 9 and 9 =", "add 1 and 1 ="]
+    assert (frame["num_prompt_tokens"] > 70).all()
+
+
+def test_a_run_with_examples_is_trained_evaluated_and_asked_anew(brim, project):
+    prompt = 'prompt={template: "{__context__} {question}", retrieval: {type: random, k: 1}}'
+    train = ("train", "config.yaml", prompt, "trainer.train_steps=1", *DATA, "--output-directory", "run")
+    assert brim(*train).code == 0
+    (project / "new.jsonl").write_text('{"question": "add 9 and 9 ="}\n')
+    done = brim("predict", "run", "--dataset", "new.jsonl", "--output", "new.parquet")
+    assert done.code == 0
+    assert pd.read_parquet(project / "new.parquet")["num_prompt_tokens"].item() > 40
+    evaluated = brim("evaluate", "run", "--split", "test", "--json")
+    assert (evaluated.code, json.loads(evaluated.out)["num_rows"]) == (0, 8)
+
+
+# Bad rows; each kind of them in each format stands in faults/rows.py
+
+DROP = "preprocessing.on_bad_row=drop"
+BROKEN = "bad.jsonl:{line}: not valid JSON: Expecting property name enclosed in double quotes at character 2"
+DROPPED = [
+    (3, BROKEN.format(line=4)),
+    (21, BROKEN.format(line=22)),
+    (32, "bad.jsonl:33: column `question` holds a number here and text in most rows"),
+]
+SUMMARY = f"3 of 42 rows were dropped, since they cannot be read or used ({'; '.join(why for _, why in DROPPED)})"
+ENDS = {"train": ["--output-directory", "run"], "predict": ["--output", "out.jsonl"], "evaluate": [], "check": []}
+
+
+def ledger(path):
+    return [(entry["key"], entry["event"], entry["why"]) for entry in pq.read_table(path).to_pylist()]
+
+
+@pytest.fixture
+def bad_file(project, sums):
+    """The 40 sums with a broken line before each of rows 3 and 20 (lines 4 and 22), a number for a text in row 30."""
+    lines = [json.dumps(row) for row in sums]
+    lines[30] = json.dumps({**sums[30], "question": 3})
+    lines.insert(20, "{broken")
+    lines.insert(3, "{broken")
+    (project / "bad.jsonl").write_text("\n".join(lines) + "\n")
+    return project / "bad.jsonl"
+
+
+def test_by_default_bad_rows_are_an_error_with_their_places(brim, project, bad_file):
+    before = set(project.iterdir())
+    for verb, ends in ENDS.items():
+        done = brim(verb, "config.yaml", "--dataset", bad_file.name, *ends)
+        assert done.code == 2
+        go_on = "set preprocessing.on_bad_row: drop to go on without such rows\n"
+        assert done.err.endswith(
+            f"brim: {DROPPED[0][1]}\n  expected: one JSON object a line\n"
+            f"{DROPPED[1][1]}\n  expected: one JSON object a line\n  fix: {go_on}"
+            "bad.jsonl:33: column `question` changes its type: a number here, text in bad.jsonl:1\n"
+            "  expected: one type in all rows of a column\n"
+            f"  fix: write all of its values in the same type, e.g. all as text; or {go_on}"
+        )
+        assert set(project.iterdir()) == before
+
+
+def test_where_they_are_to_be_dropped_every_verb_goes_on_and_names_them(brim, project, bad_file, sums):
+    bad = ("config.yaml", DROP, "--dataset", bad_file.name)
+    expected = [(key, "dropped_bad", why) for key, why in DROPPED]
+    done = brim("check", *bad)
+    assert done.code == 0
+    assert SUMMARY in " ".join(done.out.split())  # wrapped at the terminal's width
+    done = brim("evaluate", *bad, "--split", "full", "--json")
+    assert (done.code, SUMMARY in done.err, json.loads(done.out)["num_rows"]) == (0, True, 39)
+    done = brim("predict", *bad, "--output", "out.jsonl")
+    assert (done.code, SUMMARY in done.err) == (0, True)
+    assert done.out.endswith("predictions: out.jsonl\ncut or left out: out.jsonl.ledger.parquet\n")
+    assert ledger("out.jsonl.ledger.parquet") == expected
+    rows = records("out.jsonl")
+    assert [row["row"] for row in rows] == [key for key in range(42) if key not in dict(DROPPED)]
+    assert [row["question"] for row in rows] == [row["question"] for number, row in enumerate(sums) if number != 30]
+    done = brim("train", *bad, "trainer.epochs=1", "--output-directory", "run")
+    assert (done.code, SUMMARY in done.err) == (0, True)
+    assert ledger("run/ledger.parquet") == expected
+    assert json.loads((project / "run" / "plan.json").read_text())["rows"] == {"train": 27, "validation": 4, "test": 8}
+
+
+def test_without_bad_rows_there_is_no_ledger_and_an_earlier_one_is_not_written_over(brim, untrained, bad_file):
+    predict = ("predict", "config.yaml", DROP, "--output", "out.jsonl", "--split", "test", "--dataset")
+    done = brim(*predict, "sums.jsonl")
+    assert (done.code, "left out" in done.out) == (0, False)
+    taken = untrained / "out.jsonl.ledger.parquet"
+    assert not taken.exists()
+    (untrained / "out.jsonl").unlink()
+    taken.write_text("mine")
+    done = brim(*predict[:5], "--dataset", "bad.jsonl")
+    assert done.code == 2
+    told = "out.jsonl.ledger.parquet: the output file exists already; nothing was changed\n"
+    assert done.err.startswith(f"brim: {told}")
+    assert taken.read_text() == "mine"
+    assert not (untrained / "out.jsonl").exists()
+
+
+# Prompts that cannot be continued: the tiny model's context is 128 tokens, and 6 new ones are asked for
+
+PROMPTS = ["add 1 and 2 =", "", "x" * 300, "y" * 122, "z"]
+PREDICT = ("predict", "config.yaml", "--dataset", "prompts.csv", "--output", "out.csv")
+OVERLONG = "and the context less generation.max_new_tokens is 122 tokens"
+
+
+@pytest.fixture
+def prompts(project):
+    rows = pd.DataFrame({"question": PROMPTS, "answer": [" 3"] * 5, "split": [2] * 5})
+    rows.to_csv(project / "prompts.csv", index=False)
+    return project
+
+
+def test_prompts_that_cannot_be_continued_are_errors_that_name_the_policies(brim, prompts, golden):
+    done = brim(*PREDICT)
+    assert done.code == 2
+    golden("cli/prompts_that_cannot_be_continued.txt", done.err[done.err.index("brim: ") :])
+    assert "1 prompt is too long" in brim(*PREDICT, DROP).err
+    assert "1 prompt is empty" in brim(*PREDICT, "preprocessing.on_overlong=drop").err
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate"])
+def test_prompts_that_cannot_be_continued_are_left_out_or_cut(brim, prompts, policy):
+    done = brim(*PREDICT, DROP, f"preprocessing.on_overlong={policy}")
+    assert done.code == 0
+    rows = pd.read_csv(prompts / "out.csv")
+    assert rows["row"].tolist() == ([0, 3, 4] if policy == "drop" else [0, 2, 3, 4])
+    assert rows["num_prompt_tokens"].max() == 122
+    event = "dropped_overlong" if policy == "drop" else "cut_prompt"
+    entries = pq.read_table(prompts / "out.csv.ledger.parquet").to_pylist()
+    assert entries == [
+        {"key": 1, "split": "full", "event": "filled_missing", "why": "no value in `question`",
+         "tokens_before": None, "tokens_after": None},
+        {"key": 1, "split": "full", "event": "dropped_bad", "why": "prompts.csv:3: the prompt is empty",
+         "tokens_before": None, "tokens_after": None},
+        {"key": 2, "split": "full", "event": event, "why": f"preprocessing.on_overlong is {policy}, {OVERLONG}",
+         "tokens_before": 300, "tokens_after": 0 if policy == "drop" else 122},
+    ]  # fmt: skip
+    if policy == "truncate":
+        (prompts / "cut.csv").write_text(f'question,answer,split\n"{"x" * 122}", 3,2\n')
+        assert brim("predict", "config.yaml", "--dataset", "cut.csv", "--output", "alone.csv").code == 0
+        assert pd.read_csv(prompts / "alone.csv")["answer_response"][0] == rows["answer_response"][1]
+
+
+def test_evaluate_leaves_out_what_it_would_have_to_continue(brim, prompts):
+    arguments = ("evaluate", "config.yaml", "--dataset", "prompts.csv", "preprocessing.on_overlong=drop", "--json")
+    assert json.loads(brim(*arguments).out)["num_rows"] == 4  # the empty prompt has an answer to score
+    with_texts = brim(*arguments, "--texts", DROP)
+    assert (with_texts.code, json.loads(with_texts.out)["num_rows"]) == (0, 3)
+    told = "1 of 5 rows were dropped, since they cannot be read or used (prompts.csv:3: the prompt is empty)"
+    assert told in with_texts.err
+    assert brim(*arguments, "--texts").code == 2
+
+
+def test_train_drops_or_cuts_rows_beyond_the_context(brim, prompts):
+    settings = (
+        "preprocessing.split={type: random, probabilities: [1.0, 0.0, 0.0]}",
+        "preprocessing.drop_unlearnable=true",
+    )
+    train = ("train", "config.yaml", "--dataset", "prompts.csv", "trainer.epochs=1", *settings, "--output-directory")
+    refused = brim(*train, "run")
+    assert refused.code == 2
+    assert "fix: set preprocessing.on_overlong: truncate to cut them, or drop to leave them out" in refused.err
+    for policy, expected in {
+        "drop": [(2, "dropped_overlong", 302, 0)],
+        "truncate": [(2, "cut_joined", 302, 128), (2, "dropped_unlearnable", 128, 0)],
+    }.items():
+        assert brim(*train, policy, f"preprocessing.on_overlong={policy}").code == 0
+        entries = pq.read_table(prompts / policy / "ledger.parquet").to_pylist()
+        told = [(e["key"], e["event"], e["tokens_before"], e["tokens_after"]) for e in entries]
+        assert told == [(1, "filled_missing", None, None), *expected]
+
+
+def test_evaluate_takes_the_rows_that_train_took(brim, project):
+    """One row of 200 is longer than the context; of a second one, the prompt leaves the answer too little room."""
+    questions = [f"add 1 and {n} =" for n in range(200)]
+    questions[4], questions[7] = "x" * 300, "y" * 124
+    pd.DataFrame({"question": questions, "answer": " 3", "split": 0}).to_csv(project / "few.csv", index=False)
+    steps = ("trainer.train_steps=1", "trainer.effective_batch_size=100", "--output-directory", "run")
+    assert brim("train", "config.yaml", "--dataset", "few.csv", *steps).code == 0
+    dropped = "{} of 200 rows were dropped, since the model's context is too short for them"
+    for more, number in (([], 1), (["--texts"], 2)):
+        done = brim("evaluate", "run", "--split", "train", "--json", *more)
+        assert (done.code, json.loads(done.out)["num_rows"]) == (0, 200 - number)
+        assert dropped.format(number) in done.err
+    refused = brim("predict", "run", "--split", "train", "--output", "out.csv")
+    assert (refused.code, "2 prompts are too long" in refused.err) == (2, True)

@@ -6,102 +6,25 @@ import math
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from faults.rows import BAD, KINDS, file_of, place_of
+from faults.workshop import ROWS
 from hypothesis import HealthCheck, assume, given, strategies as st
 from tests.properties import examples
 
-from brim.config.schema import PreprocessingConfig
+from brim.config.schema import Config, PreprocessingConfig
 from brim.data import prepare, prompter, prompts_of
 from brim.data.read import cell_texts, read
 from brim.data.usable import usable
 from brim.errors import DataError
 
-GOOD = [(f"q{number}", f"a{number}") for number in range(4)]
 ANYTHING = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
 HALF = "column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold"
+GOOD = [number for number in range(len(ROWS)) if number not in BAD]
 
 
 def line(**cells):
     return json.dumps(cells)
-
-
-def jsonl(bad):
-    return "\n".join([line(q=q, a=a) for q, a in GOOD[:2]] + [bad] + [line(q=q, a=a) for q, a in GOOD[2:]]) + "\n"
-
-
-def json_list(bad):
-    return "[" + ",\n".join([line(q=q, a=a) for q, a in GOOD[:2]] + [bad] + [line(q=q, a=a) for q, a in GOOD[2:]]) + "]"
-
-
-def separated(bad, separator):
-    return "\n".join(["q,a"] + [f"{q},{a}" for q, a in GOOD[:2]] + [bad] + [f"{q},{a}" for q, a in GOOD[2:]]).replace(
-        ",", separator
-    )
-
-
-def undecodable(byte):
-    return f"byte 0x{byte:02X} is not UTF-8 text; the file looks like WINDOWS-1252"
-
-
-BAD_IN_LINES = {
-    "broken": ("{broken", "not valid JSON: Expecting property name enclosed in double quotes at character 2"),
-    "cut short": ('{"q": "x", "a', "not valid JSON: Unterminated string starting at at character 12"),
-}
-BAD_IN_JSON = {
-    "a key twice": (
-        '{"q": "x", "q": "y", "a": "z"}',
-        "JSON that cannot be read: the key 'q' stands twice in one object",
-    ),
-    "half a character": ('{"q": "\\ud83d", "a": "x"}', HALF),
-    "half a character in a list": ('{"q": ["\\ud83d"], "a": "x"}', HALF),
-    "a name with NUL": ('{"\\u0000fault": "x", "q": "x", "a": "x"}', "a column's name begins with the character NUL"),
-    "a number": ('{"q": 3, "a": "x"}', "column `q` holds a number here and text in most rows"),
-    "a list": ('{"q": ["x"], "a": "x"}', "column `q` holds a list here and text in most rows"),
-    "an object": ('{"q": {"b": "x"}, "a": "x"}', "column `q` holds an object here and text in most rows"),
-    "a truth": ('{"q": "x", "a": true}', "column `a` holds true or false here and text in most rows"),
-    "a huge number": (f'{{"q": {10**30}, "a": "x"}}', "column `q` holds a number here and text in most rows"),
-    "undecodable": (b'{"q": "caf\xe9", "a": "x"}', undecodable(0xE9)),
-}
-NO_OBJECTS = {
-    "a list": ("[1]", "a list"),
-    "null": ("null", "null"),
-    "text": ('"x"', "text"),
-    "number": ("3", "a number"),
-}
-BAD_IN_CSV = {
-    "too few": ("x", "1 field where the header has 2"),
-    "too many": ("x,y,z", "3 fields where the header has 2"),
-    "undecodable": (b"\xc3\xb6\xc3\xa4\xc3\xbcf\xe9,x", "byte 0xE9 is not UTF-8 text; the file looks like"),
-    "a NUL": ("x\0,y", "byte 0x00 (NUL) is no text"),
-    "a stray quote": ('"x" y",z,"w"', "text follows a closing quote"),
-}
-
-
-def cases():
-    for name, (bad, what) in {**BAD_IN_LINES, **BAD_IN_JSON}.items():
-        yield pytest.param("data.jsonl", jsonl, bad, "data.jsonl:3", what, id=f"jsonl, {name}")
-    for name, (bad, what) in BAD_IN_JSON.items():
-        yield pytest.param("data.json", json_list, bad, "data.json, row 2", what, id=f"json, {name}")
-    for name, (bad, kind) in NO_OBJECTS.items():
-        yield pytest.param("data.jsonl", jsonl, bad, "data.jsonl:3", f"this line is {kind}", id=f"jsonl, {name} alone")
-        what = f"this is {kind}, not an object"
-        yield pytest.param("data.json", json_list, bad, "data.json, row 2", what, id=f"json, {name} alone")
-    for ending, separator in (("csv", ","), ("tsv", "\t")):
-        for name, (bad, what) in BAD_IN_CSV.items():
-            yield pytest.param(
-                f"data.{ending}",
-                lambda row, separator=separator: separated(row, separator),
-                bad,
-                f"data.{ending}:4",
-                what,
-                id=f"{ending}, {name}",
-            )
-
-
-def write(path, lay_out, bad):
-    text = lay_out(bad.decode("latin-1") if isinstance(bad, bytes) else bad)
-    path.write_bytes(text.encode("latin-1" if isinstance(bad, bytes) else "utf-8"))
 
 
 def entries(ledger):
@@ -114,25 +37,42 @@ def texts_of(source, config):
     return [pair for batch in batches for pair in zip(batch.prompts, batch.answers, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "lay_out", "bad", "where", "what"), list(cases()))
-def test_a_bad_row_of_a_file(tmp_path, encoder, make_config, name, lay_out, bad, where, what):
-    write(tmp_path / name, lay_out, bad)
-    drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
-    made = prepare(read(tmp_path / name), drop, encoder, context_length=64)
-    assert made.splits["train"].keys.tolist() == [0, 1, 3, 4]
-    ((key, split, event, why),) = entries(made.ledger)
-    assert (key, split, event) == (2, None, "dropped_bad")
-    assert why.startswith(f"{where}: {what}")
-    assert made.ledger.summary() == [f"1 of 5 rows were dropped, since they cannot be read or used ({why})"]
-    assert texts_of(read(tmp_path / name), drop) == GOOD
-    asked = prompts_of(read(tmp_path / name), drop, encoder).rows.keys.tolist()
-    assert asked == ([0, 1, 2, 3, 4] if what.startswith("column `a`") else [0, 1, 3, 4])  # answers are not asked for
-    with pytest.raises(DataError) as caught:
-        prepare(read(tmp_path / name), make_config(**ANYTHING), encoder, context_length=64)
-    (problem,) = caught.value.problems
-    assert problem.where == where
-    assert problem.what.startswith(what) or problem.what.startswith(f"column `{what.split('`')[1]}` changes its type: ")
-    assert problem.fix.endswith("set preprocessing.on_bad_row: drop to go on without such rows")
+def config_of(sections):
+    """The workshop's columns, all rows to train on; sections: of the configuration."""
+    features = [[{"name": name, "type": "text"}] for name in ("question", "answer")]
+    config = {"base_model": "base", "input_features": features[0], "output_features": features[1], **sections}
+    split = {"type": "random", "probabilities": [1.0, 0.0, 0.0]}
+    config["preprocessing"] = {"split": split, **config.get("preprocessing", {})}
+    return Config.model_validate({**config, "adapter": "lora", "trainer": {"type": "finetune"}})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_bad_row_of_a_file_is_left_out_and_named_or_an_error_with_its_place(tmp_path, encoder, kind):
+    for ending in kind.endings:
+        file = tmp_path / f"bad.{ending}"
+        file.write_bytes(file_of(kind, ending))
+        made = prepare(read(file), config_of(kind.policy), encoder, context_length=64)
+        assert made.splits["train"].keys.tolist() == GOOD
+        assert [(entry.key, entry.event) for entry in made.ledger] == [(row, kind.event) for row in BAD]
+        assert all(kind.says in entry.why for entry in made.ledger)
+        (summary,) = made.ledger.summary()
+        assert summary.startswith(f"{len(BAD)} of {len(ROWS)} rows were dropped")
+        with pytest.raises(DataError) as caught:
+            prepare(read(file), config_of(kind.strict), encoder, context_length=64)
+        where = caught.value.problems[0].where.replace(" (564 tokens)", "")
+        assert where in (", ".join(place_of(row, file.name) for row in BAD), place_of(BAD[0], file.name))
+        assert any("preprocessing" in problem.fix for problem in caught.value.problems)
+        if kind.event != "dropped_bad":
+            continue
+        assert [entry.why.split(": ")[0] for entry in made.ledger] == [place_of(row, file.name) for row in BAD]
+        assert summary.count(": ".join(entries(made.ledger)[0][3].split(": ")[:2])) == 1
+        good = [(ROWS[row]["question"], ROWS[row]["answer"]) for row in GOOD]
+        assert texts_of(read(file), config_of(kind.policy)) == good
+        asked = prompts_of(read(file), config_of(kind.policy), encoder).rows.keys.tolist()
+        assert asked == (list(range(len(ROWS))) if kind.column == "answer" else GOOD)  # answers are not asked for
+        problem, told = caught.value.problems[0], kind.says.split("`")
+        assert kind.says in problem.what or problem.what.startswith(f"column `{told[1]}` changes its type: ")
+        assert caught.value.problems[-1].fix.endswith("preprocessing.on_bad_row: drop to go on without such rows")
 
 
 BAD_IN_MEMORY = {
@@ -144,42 +84,27 @@ BAD_IN_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("kind", [dict, pd.DataFrame])
 @pytest.mark.parametrize(("values", "what"), BAD_IN_MEMORY.values(), ids=BAD_IN_MEMORY)
-def test_a_bad_row_in_memory(encoder, make_config, kind, values, what):
-    source = read(kind({"q": pd.Series(values, dtype=object) if kind is pd.DataFrame else values, "a": list("abcde")}))
-    made = prepare(source, make_config(**ANYTHING, preprocessing__on_bad_row="drop"), encoder, context_length=64)
-    assert made.splits["train"].keys.tolist() == [0, 1, 2, 3]
-    assert entries(made.ledger) == [(4, None, "dropped_bad", f"{source.name}, row 4: {what}")]
-    with pytest.raises(DataError, match=f"{source.name}, row 4: column `q`"):
-        prepare(source, make_config(**ANYTHING), encoder, context_length=64)
-
-
-def damaged(values, kind=pa.string):
-    """Text whose last value holds a byte that is none, as other writers of parquet leave it."""
-    joined = [*values[:-1], values[-1] + b"\xff"]
-    return pa.array(joined, type=pa.binary()).view(pa.string()).cast(kind())
-
-
-def test_undecodable_text_in_parquet(tmp_path, encoder, make_config):
-    bad = damaged([b"w", b"x", b"y", b"z"])
-    pq.write_table(pa.table({"q": bad, "a": list("abcd"), "n": [1, 2, 3, 4]}), tmp_path / "data.parquet")
-    what = "data.parquet, row 3: column `q` holds bytes that are not UTF-8 text"
-    for source in (read(tmp_path / "data.parquet"), read(pa.table({"q": bad, "a": list("abcd")}))):
+def test_a_bad_row_in_memory(encoder, make_config, values, what):
+    for kind in (dict, pd.DataFrame):
+        column = pd.Series(values, dtype=object) if kind is pd.DataFrame else values
+        source = read(kind({"q": column, "a": list("abcde")}))
         made = prepare(source, make_config(**ANYTHING, preprocessing__on_bad_row="drop"), encoder, context_length=64)
-        assert made.splits["train"].keys.tolist() == [0, 1, 2]
-        assert entries(made.ledger) == [(3, None, "dropped_bad", what.replace("data.parquet", source.name))]
-        with pytest.raises(DataError, match=what.replace("data.parquet", source.name)):
+        assert made.splits["train"].keys.tolist() == [0, 1, 2, 3]
+        assert entries(made.ledger) == [(4, None, "dropped_bad", f"{source.name}, row 4: {what}")]
+        with pytest.raises(DataError, match=f"{source.name}, row 4: column `q`"):
             prepare(source, make_config(**ANYTHING), encoder, context_length=64)
 
 
-def test_undecodable_text_within_lists(encoder, make_config):
-    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3]), damaged([b"x", b"y", b"z"]))
-    source = read(pa.table({"q": list("abc"), "tags": lists}))
-    assert {row: problem.what for row, problem in source.faults.items()} == {
-        2: "column `tags` holds bytes that are not UTF-8 text"
-    }
-    assert source.table["tags"].to_pylist() == [["x"], ["y"], None]
+def test_undecodable_text_in_tables_and_within_lists():
+    damaged = pa.array([b"x", b"y", b"z\xff"], type=pa.binary()).view(pa.string())  # as other writers leave it
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3]), damaged)
+    for column, texts in ((damaged, ["x", "y", None]), (lists, [["x"], ["y"], None])):
+        source = read(pa.table({"q": list("abc"), "tags": column}))
+        assert {row: problem.what for row, problem in source.faults.items()} == {
+            2: "column `tags` holds bytes that are not UTF-8 text"
+        }
+        assert source.table["tags"].to_pylist() == texts
 
 
 def test_a_column_whose_texts_do_not_fit_together_is_refused():
@@ -199,42 +124,6 @@ def test_names_that_no_table_can_have(tmp_path, name):
     assert list(read(tmp_path / "data.jsonl").faults) == [0]
 
 
-# What every file of another kind says, whatever the policy: it is refused while it is read.
-PICKLE = b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00]\x94(\x8c\x01x\x94\x8c\x01y\x94e."
-NOT_UTF8 = r"data\.\w+:1: byte 0x\w\w \(byte \d+ of the file\) is not UTF-8 text; the file looks like"
-ANOTHER_KIND = {
-    "a pickle as jsonl": ("data.jsonl", PICKLE * 50, NOT_UTF8),
-    "a pickle as csv": ("data.csv", PICKLE * 50, NOT_UTF8),
-    "UTF-16 as jsonl": ("data.jsonl", (jsonl("{}") * 9).encode("utf-16"), f"{NOT_UTF8} UTF-16\n"),
-    "UTF-16 as tsv, without a mark": ("data.tsv", ("q\ta\n" + "x\ty\n" * 50).encode("utf-16-le"), NOT_UTF8),
-    "UTF-16 as json": ("data.json", "[{}]".encode("utf-16"), NOT_UTF8),
-    "csv as jsonl": ("data.jsonl", b"q,a\n" + b"x,y\n" * 50, r"data\.jsonl: none of the first 20 rows can be read"),
-    "a short csv as jsonl": ("data.jsonl", b"q,a\nx,y\n", r"data\.jsonl: 2 of 2 rows are bad, more than preprocessing"),
-    "json as jsonl": ("data.jsonl", b'[\n{"q": "x"},\n{"q": "y"}\n]\n', r"the file is one JSON list"),
-    "prose as csv": (
-        "data.csv",
-        b"Title\n\n" + b"Well, this is, as you see, prose.\n" * 50,
-        "none of the first 20 rows",
-    ),
-    "mostly broken": (
-        "data.jsonl",
-        b'{"q": "x"}\n' * 30 + b"{\n" * 31,
-        r"data\.jsonl:31: not valid(.|\n)*data\.jsonl: 26 more rows are bad\ndata\.jsonl: 31 of 61 rows are bad",
-    ),
-    "broken json": ("data.json", b'[{"q": "x"},\n{"q": }]', r"data\.json:2: not valid JSON: Expecting value"),
-    "undecodable json beside the texts": ("data.json", b'[{"q": "x"}\xff, {"q": "y"}]', NOT_UTF8),
-    "undecodable columns": ("data.json", b'{"q": ["x", "\xff"]}', NOT_UTF8),
-    "undecodable header": ("data.csv", b"caf\xe9,a\n" + "x,\u00e4\n".encode() * 9, NOT_UTF8),
-}
-
-
-@pytest.mark.parametrize(("name", "content", "message"), ANOTHER_KIND.values(), ids=ANOTHER_KIND)
-def test_a_file_of_another_kind_is_one_error(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / name)
-
-
 def test_the_first_rows_may_be_bad_where_most_are_not(tmp_path):
     (tmp_path / "data.jsonl").write_text("{\n" * 19 + '{"q": "x"}\n' * 19)
     assert list(read(tmp_path / "data.jsonl").faults) == list(range(19))
@@ -243,7 +132,7 @@ def test_the_first_rows_may_be_bad_where_most_are_not(tmp_path):
 def test_a_column_of_which_most_is_no_text_is_the_wrong_column(tmp_path, encoder, make_config):
     drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
     (tmp_path / "data.jsonl").write_text(
-        jsonl("{}").replace('"q1"', "[1]").replace('"q2"', "[1]").replace('"q3"', "[1]")
+        "".join(line(q=[1] if number in (1, 3, 4) else "x", a="y") + "\n" for number in range(5))
     )
     with pytest.raises(DataError, match="column `q` holds lists, which are no text"):
         prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
@@ -291,7 +180,8 @@ def test_a_template_that_does_not_fit_a_row(encoder, make_config):
 
 
 def test_a_mixed_column_that_nobody_reads_drops_nothing(tmp_path, encoder, make_config):
-    (tmp_path / "data.jsonl").write_text(jsonl(line(q="x", a="y", id=3)).replace("}", ', "id": "x"}', 1))
+    rows = [line(q="x", a="y", id=number or "x") for number in (0, 0, 3, 0, 0)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
     drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
     made = prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
     assert len(made.splits["train"]) == 5

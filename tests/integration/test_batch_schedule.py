@@ -1,17 +1,26 @@
 """Whole runs whose effective batch moves: sizes, points, events, and what must not change with them."""
 
+from __future__ import annotations
+
 import json
 import math
+import random
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from tests.integration.test_training_run import config, log, stop_after, without_time
+from tests.batching.cost_examples import linear_costs
+from tests.gallery import stopped_after, usual
+from tests.integration.test_training_run import log, told as told_by
 from tests.train.scarce import LENGTHS, Given, Run, Shortage, Watched, equal
 
 import brim
+from brim.batching import ByLength, ByRows, constant, doubling, equal_steps, linear, num_steps, schedule_of
+from brim.data.tokens import rows_of_step
 
+pytestmark = pytest.mark.run
 SGD = {"optimizer": {"type": "sgd"}}
 RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "20sp", "from": 2}, **SGD}
 NOISE = {
@@ -35,7 +44,9 @@ def events(run, kind):
 
 def told(run):
     """All that two equal runs say alike."""
-    return without_time(record for record in run.log.records if record.get("event") != "checkpoint")
+    timed = ("seconds", "peak_bytes")
+    records = (record for record in run.log.records if record.get("event") != "checkpoint")
+    return [{key: value for key, value in record.items() if key not in timed} for record in records]
 
 
 # Two epochs of 20 rows.
@@ -142,32 +153,25 @@ def test_a_run_whose_batch_stays_has_no_points_and_no_changes(tmp_path):
     assert events(run, "point") == events(run, "schedule") == []
 
 
-def test_a_schedule_of_one_size_is_no_schedule_to_the_bit(tiny_base, sums_file, tmp_path):
-    for name, keys in (("none", {}), ("one size", {"batch_schedule": "0sp:8"})):
-        brim.Model(config(tiny_base, trainer=keys)).train(sums_file, output_directory=tmp_path / name)
-    none, same = (tmp_path / name for name in ("none", "one size"))
-    assert without_time(log(none)) == without_time(log(same))
-    for file in none.rglob("*.safetensors"):
-        assert file.read_bytes() == (same / file.relative_to(none)).read_bytes()
-    states = [
-        json.loads((run / "checkpoints" / "step-00000008" / "state.json").read_text())["train"] for run in (none, same)
-    ]
-    assert states[0] == states[1]
+def test_a_schedule_of_one_size_is_no_schedule_to_the_bit(gallery, tmp_path):
+    none, same = gallery("lora"), tmp_path / "one size"
+    trainer = {**none.config["trainer"], "batch_schedule": "0sp:8"}
+    brim.Model({**none.config, "trainer": trainer}).train(none.data, output_directory=same, say=None)
+    assert told_by(none.run) == told_by(same)
+    for file in none.run.rglob("*.safetensors"):
+        assert file.read_bytes() == (same / file.relative_to(none.run)).read_bytes()
+    states = [(run / "checkpoints" / "step-00000008" / "state.json").read_text() for run in (none.run, same)]
+    assert json.loads(states[0])["train"] == json.loads(states[1])["train"]
 
 
-def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(
-    tiny_base, sums_file, tmp_path, monkeypatch
-):
+def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(tiny_base, sums_file, tmp_path):
     keys = {"batch_rampup": "0.6dur", "initial_effective_batch_size": 3, "batch_lr_scaling": "linear"}
-    adapter = {"type": "lora", "dropout": 0.0}
-    settings = [config(tiny_base, trainer={**keys, "batch_size": rows}, adapter=adapter) for rows in (4, 3)]
+    settings = [usual(tiny_base, trainer={**keys, "batch_size": rows}) for rows in (4, 3)]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    brim.Model(settings[0]).train(sums_file, output_directory=whole)
-    with monkeypatch.context() as patch:
-        observer = stop_after(8, patch)
-        with pytest.raises(KeyboardInterrupt):
-            brim.Model(settings[0]).train(sums_file, output_directory=parts, observer=observer)
-    brim.Model(settings[1]).train(sums_file, output_directory=parts, resume=True)
+    brim.Model(settings[0]).train(sums_file, output_directory=whole, say=None)
+    with stopped_after(8) as observer, pytest.raises(KeyboardInterrupt):
+        brim.Model(settings[0]).train(sums_file, output_directory=parts, observer=observer, say=None)
+    brim.Model(settings[1]).train(sums_file, output_directory=parts, resume=True, say=None)
     steps, others = ([r for r in log(run) if r.get("split") == "train"] for run in (whole, parts))
     # 28 rows: the stages of 3 and 6 rows share 34 samples, the first of which ends at 17.
     assert [step["effective_batch_size"] for step in steps] == [3, 3, 3, 3, 3, 3, 6, 4, 6, 8, 8, 6]
@@ -180,14 +184,14 @@ def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(
     np.testing.assert_allclose([o["loss"] for o in other_points], [p["loss"] for p in points], rtol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 20])
-def test_losses_of_a_ramp_do_not_depend_on_the_micro_batches(tmp_path, rows):
+def test_losses_of_a_ramp_do_not_depend_on_the_micro_batches(tmp_path):
     clean = Run(tmp_path / "2", trainer=RAMP).train()
-    other = Run(tmp_path / "other", trainer=RAMP, cutter=Watched(max_rows=rows)).train()
-    assert [step["num_micro_batches"] for step in other.log.steps] == [-(-size // rows) for size in sizes(other)]
-    np.testing.assert_allclose(other.log.losses, clean.log.losses, rtol=1e-5)
-    mine, theirs = ([point["loss"] for point in events(run, "point")] for run in (other, clean))
-    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    for rows in (1, 3, 20):
+        other = Run(tmp_path / str(rows), trainer=RAMP, cutter=Watched(max_rows=rows)).train()
+        assert [step["num_micro_batches"] for step in other.log.steps] == [-(-size // rows) for size in sizes(other)]
+        np.testing.assert_allclose(other.log.losses, clean.log.losses, rtol=1e-5)
+        mine, theirs = ([point["loss"] for point in events(run, "point")] for run in (other, clean))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
 # Micro-batches of two rows: passes 1 to 5 are steps of 2 rows, 6 to 9 of 4, 10 of what the epoch leaves, 11 to 14 of 8.
@@ -287,3 +291,74 @@ def test_the_loss_scale_of_fp16_moves_with_updates_and_is_kept_over_a_switch(tmp
         second = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", checkpoint=first.newest()).train()
         assert told(first) + told(second) == told(whole)
         assert equal(second.weights, whole.weights)
+
+
+# Whatever the schedule, the data, the batch and the micro-batches: every row goes in once an epoch
+
+NUM_CASES = 10_000
+
+
+def drawn_schedule(chance, total_samples):
+    """A schedule of a random kind, up or down, with sizes up to twice what a small epoch holds."""
+    initial, final = chance.randint(1, 24), chance.randint(1, 24)
+    length = chance.randint(0, total_samples)
+    match chance.randrange(5):
+        case 0:
+            return constant(final)
+        case 1:
+            return doubling(initial=initial, final=final, length_samples=length)
+        case 2:
+            return equal_steps(initial=initial, final=final, length_samples=length)
+        case 3:
+            return linear(initial=initial, final=final, length_samples=length, increment=chance.randint(1, 8))
+        case _:
+            starts = sorted(chance.sample(range(1, total_samples + 2), min(chance.randint(1, 4), total_samples)))
+            return schedule_of([(0, initial), *((start, chance.randint(1, 24)) for start in starts)])
+
+
+def drawn_cutter(chance):
+    if chance.random() < 0.75:  # the other one takes ten times as long
+        return ByRows(max_rows=chance.randint(1, 12))
+    return ByLength(costs=COSTS, cap_bytes=1000 + 10 * chance.randint(20, 200), most_rows=chance.choice([None, 5]))
+
+
+COSTS = linear_costs(seconds=20.0)
+
+
+def walk_case(number):
+    """Walk a random run as the loop does; how often each cutter cut, and how often memory ran out."""
+    chance = random.Random(number)
+    num_rows = chance.randint(1, 24)
+    total = num_rows * chance.randint(1, 3) - chance.choice([0, 0, chance.randrange(num_rows)])
+    schedule, cutter = drawn_schedule(chance, total), drawn_cutter(chance)
+    lengths = np.array([chance.randint(1, 40) for _ in range(num_rows)])
+    consumed, steps, num_lowered = 0, 0, 0
+    seen = Counter()
+    while consumed < total:
+        size = schedule.size_at(consumed)
+        epoch, indices = rows_of_step(
+            num_rows=num_rows, seed=number, consumed_samples=consumed, size=min(size, total - consumed)
+        )
+        cut = cutter.cut(lengths[indices])
+        if chance.random() < 0.1:
+            num_lowered += cutter.lower(cut[0]) is not None
+            cut = cutter.cut(lengths[indices])
+        seen.update((epoch, row) for micro_batch in cut for row in indices[micro_batch.rows].tolist())
+        consumed, steps = consumed + len(indices), steps + 1
+        assert len(indices) == size or consumed % num_rows == 0 or consumed == total
+    epochs, rest = divmod(total, num_rows)
+    assert set(seen.values()) == {1}
+    assert Counter(epoch for epoch, _ in seen) == {
+        **dict.fromkeys(range(epochs), num_rows), **({epochs: rest} if rest else {})
+    }  # fmt: skip
+    assert steps == num_steps(schedule, num_rows=num_rows, total_samples=total)
+    return Counter({type(cutter).__name__: 1, "lowered": num_lowered, "phases": len(schedule.phases)})
+
+
+def test_every_sample_goes_in_once_an_epoch_in_ten_thousand_cases():
+    walked = sum((walk_case(number) for number in range(NUM_CASES)), Counter())
+    assert walked["ByRows"] + walked["ByLength"] == NUM_CASES
+    # The cases are worth their time: both cutters, moving batches, memory that runs out.
+    assert walked["ByLength"] > 0.2 * NUM_CASES
+    assert walked["phases"] > 2 * NUM_CASES
+    assert walked["lowered"] > 0.1 * NUM_CASES

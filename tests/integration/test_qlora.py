@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.gallery import stopped_after, usual
 
 import brim
 
+pytestmark = pytest.mark.run
 ROOT = Path(__file__).parents[2]
 FOUR, EIGHT = {"bits": 4}, {"bits": 8}
 EACH = pytest.mark.parametrize("quantization", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
 
 
 def config(base, quantization, **changes):
-    trainer = {
-        "type": "finetune",
-        "epochs": 2,
-        "effective_batch_size": 8,
-        "batch_size": 4,
-        "learning_rate": 0.01,
-        **changes.pop("trainer", {}),
-    }
-    return {
-        "base_model": str(base),
-        "quantization": quantization,
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "adapter": {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"},
-        "preprocessing": {"split": {"type": "fixed"}},
-        "generation": {"max_new_tokens": 6, "do_sample": False},
-        **changes,
-        "trainer": trainer,
-    }
+    adapter = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
+    return usual(base, **{"quantization": quantization, "adapter": adapter, **changes})
+
+
+def untrained(base, quantization):
+    return {**config(base, quantization, adapter=None), "trainer": {"type": "none"}}
 
 
 def losses(run):
@@ -52,8 +37,9 @@ def adapter(run):
     return load_file(run / "model" / "adapter_model.safetensors")
 
 
-@EACH
-@pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("quantization", "precision"), [(FOUR, "fp32"), (EIGHT, "fp32"), (FOUR, "bf16-true"), (EIGHT, "bf16-mixed")]
+)
 def test_it_learns_in_each_precision_and_the_run_opens_again(
     teachable_base, sums_file, tmp_path, quantization, precision
 ):
@@ -75,8 +61,9 @@ def test_it_learns_in_each_precision_and_the_run_opens_again(
 def test_losses_do_not_depend_on_the_micro_batch(tiny_base, sums_file, tmp_path, quantization, precision, tolerance):
     """On a CPU. A GPU's 8-bit kernel sees the whole micro-batch, and is held to the tolerance of bf16."""
     sequences = []
-    for rows in (1, 4, 8):
-        settings = config(tiny_base, quantization, precision=precision, trainer={"batch_size": rows})
+    for rows in (1, 8):
+        trainer = {"batch_size": rows, "epochs": 1}
+        settings = config(tiny_base, quantization, precision=precision, trainer=trainer)
         brim.Model(settings).train(sums_file, output_directory=tmp_path / str(rows))
         sequences.append(losses(tmp_path / str(rows)))
     for other in sequences[1:]:
@@ -87,77 +74,46 @@ def test_losses_do_not_depend_on_the_micro_batch(tiny_base, sums_file, tmp_path,
 def test_evaluating_on_the_way_changes_nothing(tiny_base, sums_file, tmp_path, quantization):
     """bitsandbytes' evaluation kernels would repack the weights on some CPUs (see models/quantization.py)."""
     for name, changes in {"with": {"steps_per_checkpoint": 1}, "without": {"skip_all_evaluation": True}}.items():
-        settings = config(tiny_base, quantization, trainer={"early_stop": -1, **changes})
-        settings["preprocessing"] = {"split": {"type": "fixed"}}
+        settings = config(tiny_base, quantization, trainer={"early_stop": -1, "epochs": 1, **changes})
         brim.Model(settings).train(sums_file, output_directory=tmp_path / name)
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
     last = [sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("with", "without")]
-    assert [folder.name for folder in last] == ["step-00000008"] * 2
+    assert [folder.name for folder in last] == ["step-00000004"] * 2
     assert (last[0] / "model.safetensors").read_bytes() == (last[1] / "model.safetensors").read_bytes()
 
 
-class StopAfter:
-    """An observer that asks for a stop after a step, as Ctrl-C would."""
-
-    def __init__(self, step):
-        self.step, self.event = step, threading.Event()
-
-    def start(self, *, first_step, total_steps, total_samples): ...
-
-    def write(self, record):
-        if record["step"] == self.step:
-            self.event.set()
-
-    def close(self): ...
-
-    @contextmanager
-    def request(self):
-        yield self.event
-
-
-@EACH
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit"])
-def test_a_run_with_8_bit_states_continues_to_the_bit(
-    tiny_base, sums_file, tmp_path, monkeypatch, quantization, optimizer
-):
-    trainer = {"optimizer": {"type": optimizer, "min_8bit_size": 256}, "learning_rate": 0.003}
+@pytest.mark.parametrize(("quantization", "optimizer"), [(FOUR, "adamw_8bit"), (EIGHT, "lion_8bit")])
+def test_a_run_with_8_bit_states_continues_to_the_bit(tiny_base, sums_file, tmp_path, quantization, optimizer):
+    trainer = {"optimizer": {"type": optimizer, "min_8bit_size": 256}, "learning_rate": 0.003, "epochs": 1}
     settings = config(tiny_base, quantization, trainer=trainer)
     settings["adapter"]["dropout"] = 0.1
-    said = []
-    brim.Model(settings).train(sums_file, output_directory=tmp_path / "whole", say=said.append)
+    said, whole, parts = [], tmp_path / "whole", tmp_path / "parts"
+    brim.Model(settings).train(sums_file, output_directory=whole, say=said.append)
     assert (
         f"{optimizer}: 4 of 28 trained weights, 512 elements in all, have fewer than 256 elements and keep 32-bit "
         "states (trainer.optimizer.min_8bit_size)"
     ) in said
-    parts = tmp_path / "parts"
-    with monkeypatch.context() as patch:
-        observer = StopAfter(3)
-        patch.setattr("brim.workflows.training.training.stop_request", observer.request)
-        with pytest.raises(KeyboardInterrupt):
-            brim.Model(settings).train(sums_file, output_directory=parts, observer=observer)
-    states = load_file(parts / "checkpoints" / "step-00000003" / "optimizer.safetensors")
+    with stopped_after(2) as observer, pytest.raises(KeyboardInterrupt):
+        brim.Model(settings).train(sums_file, output_directory=parts, observer=observer)
+    states = load_file(parts / "checkpoints" / "step-00000002" / "optimizer.safetensors")
     assert {tensor.dtype for name, tensor in states.items() if name.endswith("state1")} == {torch.uint8, torch.float32}
     brim.Model(settings).train(sums_file, output_directory=parts, resume=True)
-    assert losses(parts) == losses(tmp_path / "whole")
-    for file in ("model/adapter_model.safetensors", "checkpoints/step-00000008/optimizer.safetensors"):
-        assert (parts / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    assert losses(parts) == losses(whole)
+    for file in ("model/adapter_model.safetensors", "checkpoints/step-00000004/optimizer.safetensors"):
+        assert (parts / file).read_bytes() == (whole / file).read_bytes()
 
 
 @EACH
 def test_texts_do_not_depend_on_the_batch(tiny_base, sums_file, quantization):
     """Greedy and in fp32, on a CPU: with bitsandbytes' own evaluation kernel for 8 bits they would."""
-    settings = config(tiny_base, quantization, adapter=None, trainer={"type": "none"})
-    settings["trainer"] = {"type": "none"}
-    model = brim.Model(settings)
+    model = brim.Model(untrained(tiny_base, quantization))
     alone, together = (model.predict(sums_file, batch_size=size).predictions for size in (1, 8))
     assert alone["answer_response"].tolist() == together["answer_response"].tolist()
 
 
 @EACH
 def test_a_saved_quantised_model_opens_and_is_the_same(teachable_base, sums_file, tmp_path, quantization):
-    settings = config(teachable_base, quantization, adapter=None)
-    settings["trainer"] = {"type": "none"}
-    model = brim.Model(settings)
+    model = brim.Model(untrained(teachable_base, quantization))
     before = model.evaluate(sums_file, split="test").rows["loss"].tolist()
     model.save(tmp_path / "saved")
     stored = json.loads((tmp_path / "saved" / "model" / "config.json").read_text())["quantization_config"]
@@ -183,12 +139,13 @@ def test_without_an_adapter_there_is_nothing_to_train(tiny_base, sums_file, tmp_
     assert len(model.predict(sums_file).predictions) == 40
 
 
-def brim_command(*arguments):
-    command = [Path(sys.executable).with_name("brim"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def command(request):
+    """The command line, in this process, under a name that is not the package's."""
+    return request.getfixturevalue("brim")
 
 
-def test_ludwigs_users_configuration_predicts(tiny_base, tmp_path):
+def test_ludwigs_users_configuration_predicts(command, tiny_base, tmp_path):
     """As they have it, with paths to local folders; and nothing but what brim says reaches the terminal."""
     settings = config(tiny_base, EIGHT, trainer={"train_steps": 2, "skip_all_evaluation": True})
     settings["input_features"], settings["output_features"] = (
@@ -213,10 +170,10 @@ trainer: {{type: none}}
 """
     )
     predict = ("predict", tmp_path / "config.yaml", "--dataset", tmp_path / "dialogues.jsonl", "--output")
-    done = brim_command(*predict, tmp_path / "out.jsonl", "generation.max_new_tokens=8")
-    assert done.returncode == 0
+    done = command(*predict, tmp_path / "out.jsonl", "generation.max_new_tokens=8")
+    assert done.code == 0
     # The plan, and not a word of libraries.
-    said = {line.split(":")[0] for line in done.stderr.splitlines()}
+    said = {line.split(":")[0] for line in done.err.splitlines()}
     assert said <= {"plan", "memory", "time", "note", "launch", "engine"}
     told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["dialogue"] for row in told] == dialogues[:4]
@@ -224,14 +181,14 @@ trainer: {{type: none}}
     assert all(isinstance(row["summary_response"], str) for row in told)
 
 
-def test_training_prints_nothing_of_libraries(tiny_base, sums_file, tmp_path):
+def test_training_prints_nothing_of_libraries(command, tiny_base, sums_file, tmp_path):
     settings = config(tiny_base, FOUR, trainer={"train_steps": 2, "optimizer": "adamw_8bit"})
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
-    done = brim_command(
+    done = command(
         "train", tmp_path / "config.yaml", "--dataset", sums_file, "--output-directory", tmp_path / "run", "--verbose"
     )
-    assert done.returncode == 0
-    told = [line.split(" ")[0] for line in done.stderr.splitlines()]
+    assert done.code == 0
+    told = [line.split(" ")[0] for line in done.err.splitlines()]
     planned = told.index("plan:")
     assert told[planned : planned + 3] == ["plan:", "memory:", "time:"]
     last_choice = told.index("model_parameters.attn_implementation:")

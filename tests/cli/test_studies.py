@@ -1,0 +1,169 @@
+"""`brim compare` and `brim verify-resume`: tables, JSON and exit codes. What they do stands in tests/api."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.api.hand_made_proof import DIFFERENCE, PROOF, differing
+from tests.report.hand_made_runs import two_by_three
+
+from brim.workflows.compare import CompareResult
+from brim.workflows.compare.results import ComparedRun
+from brim.workflows.verify_resume.comparison import Promise
+
+# compare
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """What `brim.compare` was asked for, and gives: a list of its arguments, and of results to give."""
+
+    class Stand:
+        def __init__(self):
+            self.asked = []
+            self.failed = ()
+
+        def __call__(self, files, **options):
+            self.asked.append((files, options))
+            runs = [
+                ComparedRun(name=name, seed=seed, outcome="finished", figures=run, rows={}, error=None)
+                for name, found in two_by_three().items()
+                for seed, run in found.items()
+            ]
+            return CompareResult(
+                output_directory=Path("out"),
+                files={"a": "a.yaml", "b": "b.yaml"},
+                digests={"a": "1", "b": "2"},
+                seeds=(0, 1, 2),
+                changes=(),
+                runs=(*runs, *self.failed),
+            )
+
+    stand = Stand()
+    monkeypatch.setattr("brim.workflows.compare.run.compare", stand)
+    return stand
+
+
+def test_configurations_and_overrides_in_any_order(brim, compared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("r=8.yaml").touch()
+    command = ("compare", "a.yaml", "x=1", "r=8.yaml", "y.z=[1, 2]", "--seeds", 5, "--dataset", "d.csv", "--resume")
+    assert brim(*command, "--output-directory", "out").code == 0
+    ((files, options),) = compared.asked
+    assert files == ["a.yaml", "r=8.yaml"]
+    assert options["overrides"] == ["x=1", "y.z=[1, 2]"]
+    assert (options["seeds"], options["dataset"], options["resume"]) == (5, ["d.csv"], True)
+    assert options["output_directory"] == Path("out")
+
+
+def test_tables_markdown_and_json(brim, compared):
+    done = brim("compare", "a.yaml", "b.yaml")
+    assert (done.code, done.err) == (0, "")
+    lines = [line.rstrip() for line in done.out.splitlines()]
+    assert lines[:4] == [
+        "Final loss on the validation rows, and how it differs from that of a",
+        "configuration             loss        difference  what the seeds show",
+        "a              2.1000 ± 0.2484",
+        "b              1.9010 ± 0.2509  -0.1990 ± 0.0025                lower",
+    ]
+    assert "b                 20    40  1,000–1,002  2.0 s  3.0 MiB" in lines
+    assert lines[-1] == "folder: out"
+    assert compared.asked[0][1]["seeds"] == 3
+    done = brim("compare", "a.yaml", "b.yaml", "--markdown")
+    assert "| b | 1.9010 ± 0.2509 | -0.1990 ± 0.0025 | lower |" in done.out.splitlines()
+    told = json.loads(brim("compare", "a.yaml", "b.yaml", "--json").out)
+    assert told["summaries"][1]["differences"]["validation"]["says"] == "lower"
+    assert "train_curve" not in told["runs"][0]["figures"]
+
+
+def test_a_failed_run_is_exit_code_1_and_the_tables_are_there(brim, compared):
+    compared.failed = (ComparedRun(name="b", seed=3, outcome="failed", figures=None, rows={}, error="it broke\nfix"),)
+    done = brim("compare", "a.yaml", "b.yaml")
+    assert done.code == 1
+    assert "- b, seed 3, failed: it broke\n" in done.out
+    assert "1.9010" in done.out
+
+
+# verify-resume
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """told(proof): what the command is answered; the list of what it asked for."""
+    asked = []
+
+    def answer(proof):
+        verify = "brim.workflows.verify_resume.run.verify_resume"
+        monkeypatch.setattr(verify, lambda *a, **k: asked.append((a, k)) or proof)
+        return asked
+
+    return answer
+
+
+def test_a_promise_that_is_kept_is_a_table_and_exit_code_0(brim, tmp_path, told, golden):
+    asked = told(PROOF)
+    done = brim("verify-resume", tmp_path, "memory.budget=1GiB", "--steps", 4, "--from-step", 10, "--keep")
+    assert (done.code, done.err) == (0, "")
+    golden("cli/verify_resume.txt", done.out)
+    (arguments, options) = asked[0]
+    assert arguments == (tmp_path,)
+    assert options == {
+        "steps": 4, "from_step": 10, "dataset": None, "overrides": ["memory.budget=1GiB"], "keep": True
+    }  # fmt: skip
+
+
+def test_a_promise_that_is_broken_names_what_differs_and_is_exit_code_1(brim, tmp_path, told):
+    told(differing(PROOF, "optimizer"))
+    done = brim("verify-resume", tmp_path)
+    assert done.code == 1
+    assert "optimizer       24 tensors  equal     differs by 0.5\n" in done.out
+    words = " ".join(done.out.split())
+    where = "first at 0.exp_avg[7]: 0.25 without a break, 0 with; 1,200 values differ; at most by 0.5"
+    assert f"optimizer: {where}" in words
+    assert words.endswith("the interruption changed what it must not: optimizer (12.0 s)")
+    done = brim("verify-resume", tmp_path, "--json")
+    assert done.code == 1
+    proof = json.loads(done.out)
+    assert (proof["holds"], proof["run"], proof["folder"]) == (False, "results/demo", None)
+    assert proof["effective_batch_sizes"] == [4, 4, 8, 8]
+    (wrong,) = (check for check in proof["checks"] if not check["holds"])
+    assert wrong["name"] == "optimizer"
+    assert wrong["difference"] == {
+        "where": "0.exp_avg[7]", "undisturbed": "0.25", "disturbed": "0", "num": 1_200, "max_abs": 0.5, "relative": None
+    }  # fmt: skip
+
+
+def test_what_is_not_promised_may_differ(brim, tmp_path, told):
+    why = "on a GPU, not on a CPU"
+    close = Promise(states="open", figures="close", loss_tolerance=1e-5, same_cut=True, why=why)
+    near = replace(DIFFERENCE, relative=1e-6)
+    proof = differing(replace(PROOF, promise=close), "losses", promise="close", tolerance=1e-5, difference=near)
+    told(differing(proof, "optimizer", promise="open"))
+    done = brim("verify-resume", tmp_path)
+    assert done.code == 0
+    assert "losses          4 steps     within 1e-05  differs by 1e-06 of its size\n" in done.out
+    assert "optimizer       24 tensors  nothing       differs by 0.5 " in done.out
+    assert f"the interruption changed nothing that is promised (12.0 s): {why}" in " ".join(done.out.split())
+    assert not differing(proof, "losses", promise="close", tolerance=1e-7, difference=near).holds
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_as_by_ctrl_c_and_not_where_that_is_ignored(brim, tmp_path, monkeypatch, number):
+    def ended(*arguments, **options):
+        os.kill(os.getpid(), number)
+        return PROOF
+
+    monkeypatch.setattr("brim.workflows.verify_resume.run.verify_resume", ended)
+    before = signal.getsignal(number)
+    assert brim("verify-resume", tmp_path).code == 130
+    assert signal.getsignal(number) == before
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        assert brim("verify-resume", tmp_path).code == 0
+    finally:
+        signal.signal(number, before)

@@ -1,0 +1,372 @@
+"""`brim plan` and `brim train`: tables and JSON, what is printed before the first step, what goes on and what does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+
+import pytest
+from tests.chatml import conversation
+
+from brim import Model
+from brim.planning import TrainingPlan
+
+TRAIN = ("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "new")
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+# Plans
+
+ONE_WAY = ("trainer.enable_gradient_checkpointing=false", "trainer.chunked_loss=false")  # each way takes a few traces
+BY_LENGTH = ("trainer.batch_size=auto", "trainer.effective_batch_size=8", *ONE_WAY)
+DATA = ("--dataset", "sums.jsonl")
+
+
+@pytest.fixture
+def plan(brim, project):
+    """plan(…): the plan on a T4, from its JSON."""
+
+    def made(*more):
+        done = brim("plan", "config.yaml", *more, "--device", "t4", "--json")
+        assert done.code == 0, done.err
+        return TrainingPlan.from_dict(json.loads(done.out))
+
+    return made
+
+
+def test_the_plan_is_a_table_in_80_columns(brim, project):
+    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, "--device", "t4")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].endswith(": train, updates of 8 rows, on t4")
+    assert lines[2].startswith("28 rows, ")
+    assert max(map(len, lines)) <= 80
+    (taken,) = [line for line in lines if line.startswith("→")]
+    assert taken.split()[1:3] == ["off", "whole"]
+    assert re.search(r"^why +the only way that is left open *$", done.out, flags=re.MULTILINE)
+    assert re.search(r"^time +8 steps, about .* without evaluation \(estimated", done.out, flags=re.MULTILINE)
+    memory = ("--memory", "667MiB", "memory.margin=0")  # 666 MiB of it are the CUDA context
+    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory)
+    assert done.code == 0
+    assert re.search(r"^taken +none: no row is short enough *$", done.out, flags=re.MULTILINE)
+
+
+def test_the_second_plan_is_found_and_a_number_of_rows_is_planned_as_it_is(plan):
+    arguments = (*BY_LENGTH, "trainer.epochs=3", *DATA)
+    first, second, third = (plan(*arguments, *more) for more in ((), (), ("--replan",)))
+    assert (first.effective_batch_size, first.total_steps, first.lengths.num_rows) == (8, 12, 28)
+    assert [each.from_cache for each in (first, second, third)] == [False, True, False]
+    assert second.candidates == first.candidates
+    assert third.chosen is not None
+    fixed = plan(*ONE_WAY, *DATA).chosen
+    assert fixed.widest[0] == 4
+    assert fixed.micro_batches_per_step == 7 / 4  # 28 rows in steps of 8, 8, 8 and 4
+
+
+def test_rows_that_are_not_there_yet_are_planned_from_config_json_alone(brim, project, plan, tiny_base):
+    """And as data that is alike. So is the memory."""
+    folder = project / "later"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tiny_base / "config.json").read_bytes())
+    rows = ("--rows", 42, "--sequence-length", 20)
+    for base in (folder, folder / "config.json"):
+        made = plan(*BY_LENGTH, f"base_model={base}", *rows)
+        assert (made.lengths.num_rows, made.lengths.shortest, made.lengths.longest) == (42, 20, 20)
+        assert (made.effective_batch_size, made.total_steps, made.total_samples) == (8, 12, 84)
+        assert (made.chosen.padding, made.chosen.widest) == (1.0, (8, 20))
+    (project / "alike.jsonl").write_text('{"question": "1 + 1 =", "answer": "2", "split": 0}\n' * 24)
+    read = plan(*BY_LENGTH, "--replan", "--dataset", "alike.jsonl")
+    length = read.lengths.longest
+    assert plan(*BY_LENGTH, "--replan", "dataset=alike.jsonl", "--rows", 24, "--sequence-length", length) == read
+    done = brim("memory", "config.yaml", f"base_model={folder}", "--device", "t4", "--json")
+    assert (done.code, json.loads(done.out)["fits"]) == (0, True)
+
+
+# Before the first step: eight lines at most, and among them all that changes what is learned
+
+LONG = "add 1 and 1 = " * 20
+ROWS = [
+    *({"question": f"add {n % 7} and {n % 5} =", "answer": f" {n % 7 + n % 5}", "split": 0} for n in range(30)),
+    {"question": None, "answer": " 4", "split": 0},
+    {"question": "add 2 and 2 =", "answer": "", "split": 0},
+    {"question": LONG, "answer": " 5", "split": 0},
+    {"question": "write </s> and <|end|>", "answer": " 6", "split": 0},
+    *({"question": f"add 9 and {n} =", "answer": f" {9 + n}", "split": 1} for n in range(4)),
+]
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role + ': ' + message.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def text_rows():
+    """Rows of which some are cut, dropped or odd, with columns that nothing reads."""
+    return [{**row, **{f"column {n}": n for n in range(9)}, "mixed": [n] if n % 2 else n} for n, row in enumerate(ROWS)]
+
+
+def chat_rows():
+    rows = [{"conversations": conversation(n, 0)[1:], "split": n % 2} for n in range(20)]
+    rows[0]["conversations"] = [{"from": "human", "value": "add 0"}, {"from": "gpt", "value": "1"}]
+    thoughts = {"role": "assistant", "content": "2", "reasoning_content": "1 and 1"}
+    rows.append({"conversations": [{"role": "user", "content": "add"}, thoughts], "split": 0})
+    rows.append({"conversations": [{"role": "user", "content": "alone"}], "split": 0})
+    return rows
+
+
+def sized_rows():
+    return [{"question": f"a number {n}", "size": ["small", "large"][n % 2], "split": n % 2} for n in range(24)]
+
+
+def config(base, **changes):
+    cells = {"missing_value_strategy": "drop_row"}
+    return {
+        "base_model": str(base),
+        "input_features": [{"name": "question", "type": "text", "preprocessing": cells}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "adapter": {"type": "lora"},
+        "preprocessing": {"split": "fixed", "global_max_sequence_length": 40, "drop_unlearnable": True},
+        "ludwig_version": "0.10",
+        **changes,
+        "trainer": {
+            "type": "finetune", "train_steps": 2, "epochs": 5, "effective_batch_size": 4, "batch_size": 2,
+            "batch_search": "linear", "early_stop": -1, "steps_per_checkpoint": 1, "batch_lr_scaling": "linear",
+            **changes.get("trainer", {}),
+        },
+    }  # fmt: skip
+
+
+def moving(base):
+    schedule = {"batch_rampup": "6ba", "initial_effective_batch_size": 2, "effective_batch_size": 8}
+    return config(base, trainer={**schedule, "train_steps": 20, "batch_size": "auto"})
+
+
+def chat(base):
+    made = config(base, chat={"messages": "conversations", "template": "template.jinja"})
+    preprocessing = {"split": "fixed", "on_bad_row": "drop"}
+    return {key: value for key, value in {**made, "preprocessing": preprocessing}.items() if "features" not in key}
+
+
+def category(base):
+    match = {label: {"type": "contains", "value": label} for label in ("small", "large")}
+    preprocessing = {"fallback_label": "none"}
+    feature = {"name": "size", "type": "category", "preprocessing": preprocessing, "decoder": {"match": match}}
+    return config(base, output_features=[feature])
+
+
+CASES = {
+    "rows of every kind": (config, text_rows, []),
+    "at random": (config, text_rows, ["preprocessing.split={type: random}"]),
+    "a ramp": (moving, text_rows, []),
+    "defaults": (config, text_rows, ["trainer={type: finetune, epochs: 1, steps_per_checkpoint: 1}"]),
+    "its own loss": (config, text_rows, ["adapter.dropout=0.1", "trainer.dropout_by_row=true", "trainer.batch_size=auto"]),
+    "8 bits": (config, text_rows, ["quantization={bits: 8, bnb_4bit_use_double_quant: false}", "trainer.optimizer.type=adamw_8bit"]),
+    "scarce": (config, text_rows, ["memory={budget: 1500MiB}", "trainer.batch_size=auto"]),
+    "chat": (chat, chat_rows, []),
+    "a category": (category, sized_rows, []),
+}  # fmt: skip
+
+
+@pytest.fixture
+def make(project, tiny_base):
+    """Write the configuration and the data of a case; the command that trains it."""
+
+    def written(name):
+        configured, rows, overrides = CASES[name]
+        (project / "config.yaml").write_text(json.dumps(configured(tiny_base)))  # JSON is YAML, too
+        (project / "template.jinja").write_text(TEMPLATE)
+        write(project / "rows.jsonl", rows())
+        return ("train", "config.yaml", *overrides, "--dataset", "rows.jsonl", "--output-directory", "run")
+
+    return written
+
+
+def before_first_step(done):
+    """What was printed on either stream until the first evaluation was told."""
+    assert done.code == 0, done.err
+    lines = done.err.splitlines()
+    steps = [number for number, line in enumerate(lines) if re.match(r"step \d", line)]
+    assert steps, "nothing was evaluated"
+    return lines[: steps[0]]
+
+
+def notes(project):
+    return (project / "run/notes.txt").read_text().splitlines()[1:]
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("name", CASES)
+def test_there_are_eight_lines_at_most_and_every_note_is_kept(brim, project, make, name):
+    shown, kept = before_first_step(brim(*make(name))), notes(project)
+    assert len(shown) <= 8
+    assert len(kept) > 8, "there is too much to be told"
+    more = re.fullmatch(r"(\d+) more notes: run/notes.txt or --verbose", shown[-1])
+    told = "; ".join(shown[:-1])
+    hidden = [line for line in kept if line not in told]
+    assert more
+    assert len(hidden) - sum("kept the weights" in line for line in kept) == int(more[1])
+    rows = re.compile(r"[\d,]+ of [\d,]+ rows|the answer of 1 row is empty")
+    assert Counter(rows.findall(told)) == Counter(rows.findall("; ".join(kept))), "told, if only in short"
+    for words in ("has no effect, the", "decides", "never found", "drops the thoughts", "Ludwig's"):
+        assert not [line for line in hidden if words in line]
+    on_speed = [line for line in kept if line.startswith("a step is bound by ")]
+    assert all(line in hidden for line in on_speed), "of use to few"
+
+
+@pytest.mark.run
+def test_a_run_that_goes_on_prints_no_more_verbose_prints_all_and_python_as_the_command(brim, project, make, capfd):
+    command = make("rows of every kind")
+    shown = before_first_step(brim(*command, "-v"))
+    assert shown == [line for line in notes(project) if "kept the weights" not in line]
+    again = (*command, "--resume", "trainer.early_stop=9", "generation.max_new_tokens=3", "trainer.batch_size=1")
+    done = brim(*again, "memory.budget=3GiB")
+    assert done.code == 0
+    shown = done.err.splitlines()
+    assert len(shown) <= 8
+    assert "nothing is left to train: the run ended after step 2 (8 samples)" in "; ".join(shown)
+    assert "trainer.early_stop is now 9; it was -1" in "; ".join(shown)
+    Model("config.yaml").train("rows.jsonl", output_directory="other")
+    out, err = capfd.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len([line for line in lines if not re.match("step|kept", line)]) <= 8
+    assert any(re.fullmatch(r"\d+ more notes: other/notes.txt", line) for line in lines)
+
+
+# Runs that begin, go on and end
+
+
+@pytest.mark.run
+def test_train_prints_its_result_alone_and_tells_json(brim, project):
+    people = brim(*TRAIN, "trainer.train_steps=2")
+    assert people.code == 0
+    assert [line.split()[0] for line in people.out.splitlines()] == [
+        "validation", "loss", "perplexity", "token", "sequence", "rows", "supervised", "2", "run", "model:",
+    ]  # fmt: skip
+    programs = brim(*TRAIN[:-1], "two", "trainer.train_steps=2", "--json")
+    told = json.loads(programs.out)
+    assert told.pop("seconds") > 0
+    metrics = told.pop("metrics")
+    assert told == {
+        "output_directory": "two",
+        "num_steps": 2,
+        "num_new_steps": 2,
+        "best_step": 2,
+        "num_rows": {"train": 28, "validation": 4, "test": 8},
+    }
+    assert list(metrics) == ["validation", "test"]
+    shown = next(line.split()[1:] for line in people.out.splitlines() if line.startswith("loss"))
+    assert shown == [f"{metrics[split]['loss']:.4f}" for split in metrics]
+    for done in (people, programs):
+        assert "\nplan: " in done.err
+        assert "step 2  validation: loss " in done.err
+
+
+@pytest.mark.run
+def test_a_finished_run_says_so_and_a_continued_one_counts_its_own_steps(brim, project):
+    """It knows its data; and where that moved, it is named."""
+    failed = brim(*TRAIN, "trainer.train_steps=2", "adapter.target_modules=[q_prj]")
+    first = brim(*TRAIN, "trainer.train_steps=2")
+    assert (failed.code, first.code) == (2, 0), "a start that failed can be repeated in the same folder"
+    assert re.search(r"^2 steps in \d", first.out, re.MULTILINE)
+
+    (project / "config.yaml").unlink()
+    again = brim("train", "new", "--resume")
+    assert again.code == 0
+    assert "no step was left to make: the run had ended after step 2\n" in again.out
+    assert " steps in " not in again.out
+    assert (
+        "nothing is left to train: the run ended after step 2 (16 samples), and its model and figures are written "
+        "once more; `brim train new --resume trainer.train_steps=4` trains it for longer\n"
+    ) in again.err
+    assert "continuing" not in again.err
+
+    longer = brim("train", "new", "--resume", "trainer.train_steps=3", "--json")
+    told = json.loads(longer.out)
+    assert (told["num_steps"], told["num_new_steps"]) == (3, 1)
+    assert "continuing after step 2 (16 samples)" in longer.err
+    evaluated = json.loads(brim("evaluate", "new", "--json").out)
+    assert (evaluated["split"], evaluated["num_rows"]) == ("test", 8)
+    (project / "sums.jsonl").rename(project / "moved.jsonl")
+    last = brim("train", "new", "--resume", "trainer.train_steps=4", "--dataset", "moved.jsonl")
+    assert re.search(r"^1 step in \d.*, 4 in all$", last.out, re.MULTILINE)
+
+
+@pytest.mark.run
+def test_resume_starts_anew_with_any_configuration_where_no_step_was_saved(brim, run):
+    shutil.rmtree(run / "checkpoints")
+    done = brim(*TRAIN[:-1], "run", "trainer.train_steps=1", "trainer.learning_rate=0.5", "--resume")
+    assert done.code == 0
+    assert "nothing to continue in run: the run starts anew\n" in done.err
+    assert "learning_rate: 0.5\n" in (run / "config.yaml").read_text()
+
+
+@pytest.mark.run
+def test_a_run_that_ended_early_says_so(brim, project):
+    early = ("trainer.early_stop=1", "trainer.train_steps=12", "trainer.learning_rate=1e-30")
+    brim(*TRAIN, *early)
+    again = brim("train", "new", "--resume")
+    assert "the run was ended early by trainer.early_stop: 1, after step 8 (56 samples)" in again.err
+    assert "`brim train new --resume trainer.early_stop=-1` trains it for longer" in again.err
+    longer = brim("train", "new", "--resume", "trainer.early_stop=-1")
+    assert re.search(r"^4 steps in \d.*, 12 in all$", longer.out, re.MULTILINE)
+
+
+@pytest.mark.run
+def test_one_row_is_enough_and_an_effective_batch_beyond_the_data_is_one_step_an_epoch(brim, project):
+    (project / "one.csv").write_text("question,answer,split\nwhat,this,0\n")
+    done = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "one")
+    assert done.code == 0
+    assert "the validation split has no rows\nthe test split has no rows\n" in done.err
+    assert "2 steps in " in done.out
+    assert (project / "one" / "model" / "adapter_model.safetensors").exists()
+    done = brim(*TRAIN, "trainer.batch_size=100", "trainer.effective_batch_size=1000")
+    assert done.code == 0
+    assert "2 steps in " in done.out
+    steps = [record for record in records(project / "new" / "metrics.jsonl") if "learning_rate" in record]
+    assert [(step["effective_batch_size"], step["num_micro_batches"]) for step in steps] == [(28, 1), (28, 1)]
+
+
+@pytest.mark.run
+def test_a_function_that_prints_does_so_once_an_epoch_and_never_on_stdout(brim, project):
+    (project / "brim_test_printing.py").write_text(
+        "def increase(epoch, current_batch_size):\n    print('asked', epoch)\n    return 2\n"
+    )
+    function = "trainer.batch_increase_function=brim_test_printing:increase"
+    done = brim(*TRAIN, "--json", "trainer.batch_size=auto", function)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["num_steps"] > 0
+    assert [line for line in done.err.splitlines() if "asked" in line] == ["asked 0", "asked 1"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["no checkpoint", "checkpoints of another folder"])
+def test_a_given_run_that_does_not_go_on_calls_no_function_by_itself(brim, project, run, elsewhere):
+    (project / "grow.py").write_text('open("called", "w").close()\ndef grow(epoch, size): return 0\n')
+    config = run / "config.yaml"
+    text = config.read_text().replace("gradient_accumulation_steps: 2", "gradient_accumulation_steps: auto")
+    config.write_text(text.replace("batch_increase_function: null", "batch_increase_function: grow:grow"))
+    if not elsewhere:
+        shutil.rmtree(run / "checkpoints")
+        (run / "checkpoints" / "step-1").mkdir(parents=True)
+    where = ["--output-directory", "other"] if elsewhere else []
+    done = brim("train", "run", "--resume", "--dataset", "sums.jsonl", *where)
+    assert done.code == 2
+    assert "trainer.batch_increase_function names code in the configuration of a run" in done.err
+    assert not (project / "called").exists()
+
+
+@pytest.mark.run
+def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, project, digests):
+    before = digests(project)
+    done = brim("train", "config.yaml", "trainer={type: none}", "adapter=null", "--dataset", "sums.jsonl")
+    assert done.code == 0
+    assert done.out.splitlines()[0].split() == ["validation", "test"]
+    assert digests(project) == before

@@ -1,0 +1,532 @@
+"""Memory that runs out: whole runs that are told so, and processes under a real limit, which go on and learn the same.
+
+RLIMIT_AS makes the allocator itself fail, at any allocation, as a full device does. Each case is a process of its own,
+forked from one that has imported PyTorch: a limit is not raised again, and what others touched would decide what fits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.conftest import make_llama, make_tokenizer
+from tests.gallery import OUT, Scarce, stopped_after, usual
+from tests.integration.test_training_run import MODEL, log, losses
+from tests.train.scarce import apart
+
+import brim
+from brim.infer import evaluate as evaluating
+from brim.train import checkpoint as checkpoints, gradient, job as exporting
+
+pytestmark = pytest.mark.run
+linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux alone")
+
+
+def config(base, *, trainer=None, **changes):
+    return usual(base, trainer={"eval_batch_size": 4, **(trainer or {})}, **changes)
+
+
+def named(folder, event):
+    return [record for record in log(folder) if record.get("event") == event]
+
+
+@pytest.fixture
+def clean(gallery):
+    """The run of which nothing ran out."""
+    return gallery("lora").run
+
+
+def test_a_run_that_runs_out_learns_the_same_and_tells_it(tiny_base, sums_file, tmp_path, monkeypatch, clean):
+    run, said = tmp_path / "run", []
+    monkeypatch.setattr(gradient, "next_token_loss", Scarce(gradient.next_token_loss, 1))
+    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, say=said.append)
+    np.testing.assert_allclose(losses(run), losses(clean), rtol=1e-5)
+    assert [event["step"] for event in named(run, "oom")] == [1, 1]
+    assert [len(event["rows"]) for event in named(run, "oom")] == [4, 2]
+    assert [(event["before"], event["after"]) for event in named(run, "cap")] == [(4, 2), (2, 1)]
+    assert [event["num_micro_batches"] for event in named(run, "replay")] == [4, 8]
+    assert [r["num_micro_batches"] for r in log(run) if r.get("split") == "train"] == [8, 8, 8, 4] * 2
+    assert said[-1] == (
+        "memory ran out 2 times in training, which was made up for: each step was made once, on all of its rows. Look "
+        "for `oom` in metrics.jsonl"
+    )
+    before, after = (load_file(folder / MODEL) for folder in (clean, run))
+    assert apart(after, before) < 1e-4
+
+
+def test_an_evaluation_shrinks_once_and_never_the_training_batch(tiny_base, sums_file, tmp_path, monkeypatch, clean):
+    run, scarce = tmp_path / "run", Scarce(evaluating.next_token_scores, 2)
+    monkeypatch.setattr(evaluating, "next_token_scores", scarce)
+    result = brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
+    (event,) = named(run, "oom")
+    assert (event["step"], event["where"], event["rows_at_once"]) == (4, "evaluation", 2)
+    assert len(event["rows"]) == 4
+    assert max(scarce.tried[1:]) == 2
+    assert losses(run) == losses(clean)
+    scores = [[r["loss"] for r in log(folder) if r.get("split") == "validation"] for folder in (clean, run)]
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
+    assert result.metrics["validation"]["num_rows"] == 4
+
+
+def test_a_row_that_cannot_be_evaluated_is_named_and_nothing_is_lost(
+    tiny_base, sums_file, tmp_path, monkeypatch, clean
+):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluating, "next_token_scores", Scarce(evaluating.next_token_scores, 0))
+        with pytest.raises(brim.BrimError, match="evaluation of a single row runs out of memory") as caught:
+            brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
+    problem = caught.value.problems[0]
+    assert problem.where in {f"row {key} (numbered from 0)" for key in (7, 17, 27, 37)}
+    assert problem.fix.endswith("The checkpoint of step 4 holds all that was learned")
+    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, resume=True)
+    timed = ("seconds", "peak_bytes")
+    records = [
+        [{k: v for k, v in r.items() if k not in timed} for r in log(folder) if "event" not in r]
+        for folder in (run, clean)
+    ]
+    assert records[0] == records[1]
+    assert (run / MODEL).read_bytes() == (clean / MODEL).read_bytes()
+
+
+def test_the_limit_goes_with_the_run_unless_the_batch_size_is_another(
+    tiny_base, sums_file, tmp_path, monkeypatch, clean
+):
+    with monkeypatch.context() as patch, stopped_after(2) as observer, pytest.raises(KeyboardInterrupt):
+        patch.setattr(gradient, "next_token_loss", Scarce(gradient.next_token_loss, 1))
+        brim.Model(config(tiny_base)).train(sums_file, output_directory=tmp_path / "4", observer=observer)
+    shutil.copytree(tmp_path / "4", tmp_path / "2")
+    for batch_size, rest in ((4, [8, 4, 8, 8, 8, 4]), (2, [4, 2, 4, 4, 4, 2])):
+        run = tmp_path / str(batch_size)
+        other = config(tiny_base, trainer={"batch_size": batch_size})
+        brim.Model(other).train(sums_file, output_directory=run, resume=True)
+        assert [r["num_micro_batches"] for r in log(run) if r.get("split") == "train"] == [8, 8, *rest]
+        np.testing.assert_allclose(losses(run), losses(clean), rtol=1e-5)
+
+
+def failing_once_or_twice(monkeypatch, module, name, num_failures):
+    whole, calls = getattr(module, name), []
+
+    def call(*given, **named_ones):
+        calls.append(name)
+        if len(calls) <= num_failures:
+            raise MemoryError
+        return whole(*given, **named_ones)
+
+    monkeypatch.setattr(module, name, call)
+
+
+def test_the_model_is_written_at_the_second_try_or_from_the_checkpoints(
+    tiny_base, sums_file, tmp_path, monkeypatch, clean
+):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        failing_once_or_twice(patch, exporting, "write_manifest", 2)
+        with pytest.raises(brim.BrimError, match="memory ran out twice when the model was written: MemoryError"):
+            brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
+    assert not (run / "model").exists()
+    failing_once_or_twice(monkeypatch, exporting, "write_manifest", 1)
+    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, resume=True)
+    assert (run / MODEL).read_bytes() == (clean / MODEL).read_bytes()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(tiny_base, sums_file, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    saves, save = [], checkpoints.save_file
+
+    def scarce(tensors, path):
+        saves.append(path)
+        if len(saves) > 3:
+            raise MemoryError
+        save(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", scarce)
+        with pytest.raises(brim.BrimError, match="memory ran out twice when the checkpoint of step 8 was written"):
+            brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000004"]
+    said = []
+    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, resume=True, say=said.append)
+    assert any(line.startswith("continuing after step 4 ") for line in said)
+
+
+def test_predictions_and_evaluations_say_that_they_take_fewer_rows(tiny_base, sums_file):
+    greedy = {"max_new_tokens": 3, "do_sample": False}
+    model = brim.Model(config(tiny_base, adapter=None, generation=greedy))
+    expected = model.predict(sums_file, split="test").predictions
+    said = []
+
+    def scarce(module, inputs, output):
+        if len(output.last_hidden_state) > 1:
+            raise torch.OutOfMemoryError(OUT)
+
+    hook = model._weights().model.model.register_forward_hook(scarce)
+    try:
+        found = model.predict(sums_file, split="test", say=said.append).predictions
+        evaluated = model.evaluate(sums_file, split="test", say=said.append)
+    finally:
+        hook.remove()
+    assert found["answer_response"].tolist() == expected["answer_response"].tolist()
+    assert evaluated.metrics["num_rows"] == 8
+    told = [line for line in said if "ran out of memory" in line]
+    assert [line.split(":")[0] for line in told] == ["generation", "generation", "evaluation", "evaluation"]
+    assert told[-1].endswith("they are run again, and from now on 1 together")
+
+
+# Processes that may not have more address space
+
+REAL = """
+import json, resource, sys, warnings
+import brim
+
+warnings.simplefilter("ignore")
+
+def used_bytes():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+class Limit:
+    def __init__(self, mib):
+        self.num_bytes = mib << 20
+
+    def start(self, *, first_step, total_steps, total_samples):
+        if self.num_bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + self.num_bytes, resource.RLIM_INFINITY))
+
+    def write(self, record): ...
+
+    def close(self):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+config, dataset, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+for mib in (0, 12):
+    brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib))
+"""
+
+
+@linux
+@pytest.mark.process
+def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(tmp_path):
+    """Limited from the first step to the end of the run to 12 MiB more than the process has then."""
+    base = tmp_path / "base"
+    base.mkdir()
+    make_tokenizer(base)
+    make_llama(base, hidden_size=64, intermediate_size=128, max_position_embeddings=512)
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        {"question": "x y " * (20 + 3 * (number % 32)), "answer": f" {number}", "split": number // 32}
+        for number in range(64)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = config(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
+    # Freed tensors go back to the system at once, so that the limit is on those that are alive.
+    environment = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, json.dumps(settings), str(data), str(tmp_path)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    free, limited = tmp_path / "0", tmp_path / "12"
+    assert named(free, "oom") == []
+    failed = named(limited, "oom")
+    assert {event["where"] for event in failed} >= {"evaluation"}
+    assert {event["where"] for event in failed} & {"forward", "backward"}
+    assert all("can't allocate memory" in event["message"] for event in failed if "message" in event)
+    np.testing.assert_allclose(losses(limited), losses(free), rtol=1e-5)
+    scores = [[r["loss"] for r in log(run) if r.get("split") == "validation"] for run in (free, limited)]
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
+    assert [r["num_samples"] for r in log(limited) if r.get("split") == "train"] == [32, 64]
+
+
+# A loop of one's own
+
+LOOPS = {
+    "free": {},
+    "24 MiB": {"limit_mib": 24},
+    "12 MiB": {"limit_mib": 12},
+    "dropout, 24 MiB": {"limit_mib": 24, "dropout": 0.5, "steps": 1, "again": True},
+    "a row of 32 MiB": {"limit_mib": 24, "large_row": 5},
+}
+# One row keeps about 0.16 MB from its forward for its backward pass: 256 rows take 40 MB, and 16 rows 3.
+LOOP = """
+import json, os, resource, sys
+import torch
+import brim
+from brim.batching import is_out_of_memory
+
+ROWS, WIDTH = 256, 8192
+
+def used_bytes():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+def train(limit_mib=None, dropout=0.0, max_rows=None, large_row=None, steps=3, again=False):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (torch.nn.Tanh(), torch.nn.Dropout(dropout))]
+    model = torch.nn.Sequential(torch.nn.Linear(8, WIDTH), *layers, torch.nn.Linear(WIDTH, 1))
+    batches = [(torch.randn(ROWS, 8), torch.randn(ROWS, 1)) for _ in range(steps)]
+    if large_row is not None:
+        batches[1][1][large_row] = float("nan")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss(batch):
+        inputs, targets = batch
+        if targets.isnan().any():
+            torch.zeros(32 << 18)
+        return (model(inputs) - targets).square().sum()
+
+    events = []
+    step = brim.AdaptiveStep(model, loss, on_event=events.append, max_rows=max_rows)
+    step(tuple(column[:4] for column in batches[0]))  # what is imported and allocated once
+    optimizer.step()
+    whole_fits, refused, losses = True, None, []
+    if limit_mib is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + (limit_mib << 20), resource.RLIM_INFINITY))
+        try:
+            loss(batches[0]).backward()
+        except Exception as error:
+            whole_fits = not is_out_of_memory(error)
+    torch.manual_seed(1)
+    try:
+        for batch in batches:
+            losses.append(step(batch))
+            optimizer.step()
+    except brim.OutOfMemoryError as error:
+        refused = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    weight = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
+    told = {"losses": losses, "weight": weight, "events": events, "whole_fits": whole_fits, "refused": refused}
+    if again:  # without a limit, in the micro-batches that were found
+        del model, optimizer, step, batches
+        told["free"] = train(dropout=dropout, max_rows=events[-2]["after"], steps=steps)
+    return told
+
+parameter = torch.nn.Parameter(torch.zeros(1))
+parameter.grad = torch.ones(1)
+torch.optim.SGD([parameter]).step()  # imports PyTorch's compiler, once for all
+for name, case in json.loads(sys.argv[1]).items():
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        print(json.dumps({name: train(**case)}))
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+
+
+@pytest.fixture(scope="module")
+def loops():
+    """What each case says, trained in a process that may take `limit_mib` MiB more than it has once it is warm."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, json.dumps(LOOPS)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: run for line in done.stdout.splitlines() for name, run in json.loads(line).items()}
+
+
+@linux
+@pytest.mark.process
+def test_a_batch_that_does_not_fit_is_learned_all_the_same(loops):
+    free = loops["free"]
+    assert (free["events"], len(free["losses"])) == ([], 3), "without a limit it goes through whole"
+    for name in ("24 MiB", "12 MiB"):
+        limited = loops[name]
+        assert not limited["whole_fits"]
+        assert limited["refused"] is None
+        assert limited["losses"] == pytest.approx(free["losses"], rel=1e-5)
+        assert limited["weight"] == pytest.approx(free["weight"], rel=1e-6)
+        kinds = [event["event"] for event in limited["events"]]
+        assert kinds == ["oom", "cap", "replay"] * (len(kinds) // 3)
+        assert 1 <= kinds.count("oom") <= 8  # 256, 128, … 2
+
+
+@linux
+@pytest.mark.process
+def test_given_the_cuts_that_were_found_a_free_run_draws_the_same_dropout(loops):
+    limited = loops["dropout, 24 MiB"]
+    *_, cap, replay = limited["events"]
+    assert replay["num_micro_batches"] == 256 // cap["after"]
+    free = limited["free"]
+    assert free["events"] == []
+    assert (limited["losses"], limited["weight"]) == (free["losses"], free["weight"])
+
+
+@linux
+@pytest.mark.process
+def test_a_row_that_never_fits_is_named_and_what_was_learned_before_it_stays(loops):
+    limited = loops["a row of 32 MiB"]
+    assert limited["refused"].startswith("row 5 of the batch ran out of memory twice in the forward pass")
+    assert "you tried to allocate 33554432 bytes" in limited["refused"]
+    # How far a batch was cut for its first losses depends on what the process holds: alike, not equal.
+    assert limited["losses"] == pytest.approx(loops["24 MiB"]["losses"][:1], rel=1e-5)
+    assert [event["rows"] for event in limited["events"] if event["event"] == "oom"][-2:] == [1, 1]
+
+
+# Engines
+
+ENGINES = ["slots", "static", "paged"]
+GENERATIONS = {
+    "free": {"engine": "slots"},
+    **{f"{engine} limited": {"engine": engine, "limit_mib": 12} for engine in ENGINES},
+    **{f"{engine} too long": {"engine": engine, "limit_mib": 12, "longest": 2500} for engine in ENGINES[:2]},
+}
+# A token keeps 8 KiB of keys and values: 16 rows of 136 tokens 17 MiB, and a row of 2,500 tokens 20 MiB.
+GENERATION = """
+import json, os, resource, sys, threading
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from brim.data.tokens import TokenRow; from brim.data.tokens import TokenRows
+from brim.errors import OutOfMemoryError
+from brim.infer.engines import PagedEngine
+from brim.infer.engines import FixedRoom
+from brim.infer.engines import SlotsEngine
+from brim.infer.engines import StaticEngine
+from brim.models import precision
+
+CONFIG = LlamaConfig(
+    vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=8, head_dim=64,
+    num_key_value_heads=8, max_position_embeddings=8192, initializer_range=0.4, eos_token_id=0, pad_token_id=1,
+)
+SETTINGS = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0, 3]}
+CLASSES = {"slots": SlotsEngine, "static": StaticEngine, "paged": PagedEngine}
+
+def used_bytes():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+def rows_of(lengths):
+    numbers = np.random.default_rng(0)
+    return TokenRows.from_rows(
+        TokenRow(key=key, input_ids=numbers.integers(4, 100, length).astype(np.int32),
+                 supervised=np.zeros(length, dtype=bool))
+        for key, length in enumerate(lengths)
+    )
+
+def generate(engine, limit_mib=None, longest=128):
+    lengths = np.random.default_rng(1).integers(8, 128, 24)
+    lengths[17] = longest
+    prompts, told, responses, counts = rows_of(lengths), [], {}, {}
+    how = {"settings": SETTINGS, "seed": 0, "device": torch.device("cpu"), "precision": precision("fp32")}
+
+    def keep(finished):
+        for each in finished:
+            responses[each.position] = each.response.token_ids
+            counts[each.position] = counts.get(each.position, 0) + 1
+
+    def make(rows):
+        room = FixedRoom(rows, prefill_tokens=256)
+        return CLASSES[engine](model, room=room, on_smaller=lambda each: told.append([each.before, each.after]), **how)
+
+    make(2).run(rows_of([4, 4]), on_finished=lambda finished: None)  # what is imported and allocated once
+    refused = None
+    if limit_mib is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + (limit_mib << 20), resource.RLIM_INFINITY))
+    try:
+        make(16).run(prompts, on_finished=keep)
+    except OutOfMemoryError as error:
+        refused = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    texts = [responses.get(position) for position in range(len(prompts))]
+    return {"texts": texts, "told": told, "refused": refused, "most": max(counts.values(), default=0)}
+
+threading.stack_size(1 << 20)  # an address space of its own, which counts
+torch.manual_seed(0)
+model = LlamaForCausalLM(CONFIG).eval()
+for name, case in json.loads(sys.argv[1]).items():
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        print(json.dumps({name: generate(**case)}))
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+
+
+@pytest.fixture(scope="module")
+def generations():
+    done = subprocess.run(
+        [sys.executable, "-c", GENERATION, json.dumps(GENERATIONS)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: run for line in done.stdout.splitlines() for name, run in json.loads(line).items()}
+
+
+@linux
+@pytest.mark.process
+def test_what_does_not_fit_is_generated_all_the_same_and_once(generations):
+    free = generations["free"]
+    assert (free["told"], free["refused"], free["most"]) == ([], None, 1), "without a limit"
+    assert {len(text) == 8 for text in free["texts"]} == {True, False}
+    for engine in ENGINES:
+        limited = generations[f"{engine} limited"]
+        assert limited["told"], "the limit did not bind"
+        assert all(after < before for before, after in limited["told"])
+        assert (limited["refused"], limited["most"]) == (None, 1)
+        assert limited["texts"] == free["texts"]
+    for engine in ENGINES[:2]:
+        refused = generations[f"{engine} too long"]["refused"]
+        assert "generation of a single row runs out of memory (2,500 tokens)" in refused
+        assert "row 17 (numbered from 0)" in refused
+
+
+# Of prompts of about 800 tokens, 2 with 4 beams each take some 120 MiB: 8 beams at once were usual, whatever the memory.
+BEAMS = """
+import json, sys
+import pandas as pd
+import brim
+from brim.memory.budget import resident_bytes
+
+config = {
+    "base_model": sys.argv[1],
+    "input_features": [{"name": "text", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+    "prompt": {"template": "{text}"},
+    "trainer": {"type": "none"},
+    "generation": {"max_new_tokens": 3, "do_sample": False, **json.loads(sys.argv[2])},
+}
+rows = pd.DataFrame({"text": ["".join(f"def f{n}(a{k}): return a{k} " for k in range(60)) for n in range(4)]})
+brim.Model(config).generate("def f(a):")  # what is imported and allocated once
+mib = (resident_bytes() >> 20) + 110
+model = brim.Model({**config, "memory": {"budget": f"{mib} MiB"}})
+result = model.predict(rows, output=sys.argv[3])
+about = json.load(open(sys.argv[3] + ".summary.json"))["generation"]
+plan = about["plan"]
+print(json.dumps({"budget": mib << 20, "peak": about["measured_peak_bytes"], "rows": about["rows_at_once"],
+    "engine": about["engine"], "source": plan["source"], "reason": plan["rows_reason"], "done": len(result.predictions),
+    "longest": plan["prompts"]["longest"]}))
+"""
+
+
+@linux
+@pytest.mark.process
+def test_beams_stay_within_the_budget(tmp_path):
+    base = Path(__file__).parents[2] / "examples" / "stdlib_code" / "base-model"
+    done = subprocess.run(
+        [sys.executable, "-c", BEAMS, str(base), json.dumps({"num_beams": 4}), str(tmp_path / "out.jsonl")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "BRIM_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] <= found["budget"], found
+    assert (found["engine"], found["done"]) == ("static", 4)
+    assert found["source"] in ("traced", "closed form")
+    assert found["reason"] == "as many as there is memory for"
