@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from brim.data.examples import NONE, ExamplePool, Positions
 from brim.errors import ConfigError, ModelError, OutputError, Problem
-from brim.models import no_library_bars, read_json, refusals, require_plain_files
+from brim.models import read_json, refusals, require_plain_files
 from brim.storage import cache_folder, verified, whole_folder, write_manifest, write_text
 
 _VECTORS, _FACTS = "embeddings.npy", "facts.json"
@@ -192,6 +192,8 @@ def is_installed() -> bool:
 
 def _loaded(folder: Path) -> Any:
     from sentence_transformers import SentenceTransformer
+
+    from brim.models import no_library_bars  # here, since it imports torch, which `brim check` does without
 
     try:
         with no_library_bars():

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from brim.data.read import gather
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class PromptBatch:
 
 def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
     """Rows padded on the right to the longest. A row's first token has nothing before it and is never a target."""
+    import torch  # here, since `brim check` needs the rest of this file alone
+
     rows = list(rows)
     input_ids = np.full((len(rows), _longest(rows)), pad_id, dtype=np.int64)
     supervised = np.zeros(input_ids.shape, dtype=np.bool_)
@@ -79,6 +83,8 @@ def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
 
 def collate_prompts(rows: Iterable[TokenRow], *, pad_id: int) -> PromptBatch:
     """The tokens of each row before its first supervised one, padded on the left to the longest."""
+    import torch
+
     prompts = [row.input_ids[: row.num_prompt_tokens] for row in rows]
     longest = max((len(prompt) for prompt in prompts), default=0)
     input_ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
