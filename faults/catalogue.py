@@ -166,7 +166,7 @@ CATALOGUE = (
         ),
     ),
     Fault(
-        name="inputs",
+        name="mistakes",
         rows=(
             Row(
                 name="mistakes",
@@ -174,6 +174,11 @@ CATALOGUE = (
                 where="every verb, as people type it",
                 promise="exit code 2; one message with the decisive words, place and fix; nothing changed",
             ),
+        ),
+    ),
+    Fault(
+        name="inputs",
+        rows=(
             Row(
                 name="bad-configs",
                 fault="generated bad configurations and overrides",

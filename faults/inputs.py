@@ -1,4 +1,4 @@
-"""Bad input: the table of mistakes, and configurations, data and folders that hypothesis draws for every verb.
+"""Bad configurations, data and folders, drawn by hypothesis and given to every verb: refused, with place and fix.
 
 python -m faults --only inputs
 """
@@ -17,27 +17,21 @@ from faults.bad_configs import bad_configs
 from faults.bad_data import bad_data
 from faults.bad_input import BadInput, Verb, fault_of, state_of, touched
 from faults.bad_models import bad_models, bad_runs
-from faults.cases import spread
 from faults.forked import Brim
-from faults.mistakes import MISTAKES
 from faults.workshop import build
 
 NUM_INPUTS = {"configurations": 200, "data": 110, "models": 100, "runs": 50}
-NUM_SHORT_MISTAKES = 3  # the suite gives brim all of them in a process of its own
 NUM_SHORT = {"configurations": 6, "data": 5, "models": 6, "runs": 4}
 
 Drawn = TypeVar("Drawn")
 
 
 def run(campaign: Settings) -> Iterator[Trial]:
-    """Every mistake, then every drawn input with every verb that it is for."""
+    """Every input with every verb that it is for."""
     project = campaign.folder / "project"
     project.mkdir()
     build(project, campaign.brim)
-    num_mistakes = NUM_SHORT_MISTAKES if campaign.short else len(MISTAKES)
-    mistakes = [MISTAKES[number] for number in spread(len(MISTAKES), num_mistakes, seed=campaign.seed)]
-    trials = [(bad, bad.verbs[0]) for bad in mistakes]
-    trials += [
+    trials = [
         (bad, verb)
         for number, bad in enumerate(inputs(short=campaign.short, from_seed=campaign.seed))
         # In short, each input with one verb, another one from input to input.

@@ -1,8 +1,10 @@
 """The table of mistakes: what a user types, in which project, and the decisive words of the answer.
 
-The campaign runs it with all else that is bad (`faults/inputs.py`), the suite in its own process
-(`tests/faults/test_bad_input.py`). Each command ends with exit code 2 and one message, and changes nothing. It is run
-in the workshop's project: config.yaml, rows.jsonl, base/ and run/, a finished run of two steps.
+    python -m faults --only mistakes
+
+The suite runs it, too, in a process of its own (`tests/faults/test_bad_input.py`). Each command ends with exit code 2
+and one message, and changes nothing. It is run in the workshop's project: config.yaml, rows.jsonl, base/ and run/, a
+finished run of two steps.
 """
 
 from __future__ import annotations
@@ -11,9 +13,25 @@ import json
 import shlex
 from collections.abc import Iterator
 
+from faults import Settings, Trial
 from faults.bad_input import BadInput, Edit
+from faults.cases import spread
+from faults.inputs import trial
+from faults.workshop import build
 
 ROW = "mistakes"
+NUM_SHORT = 3
+
+
+def run(campaign: Settings) -> Iterator[Trial]:
+    """Every mistake."""
+    project = campaign.folder / "project"
+    project.mkdir()
+    build(project, campaign.brim)
+    num_trials = NUM_SHORT if campaign.short else len(MISTAKES)
+    for number, place in enumerate(spread(len(MISTAKES), num_trials, seed=campaign.seed)):
+        if campaign.is_mine(number):
+            yield trial(MISTAKES[place], "check", campaign.brim, project, campaign.folder / "copy")
 
 
 def _mistake(command: str, *words: str, edits: tuple[Edit, ...] = (), about: str = "") -> BadInput:
@@ -253,7 +271,7 @@ DATA: dict[str, tuple[str, str | bytes, tuple[str, ...]]] = {
 _PICKLE = b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00]\x94(\x8c\x01x\x94\x8c\x01y\x94e."
 _NOT_UTF8 = "of the file) is not UTF-8 text; the file looks like"
 # Files of another kind than their name says, and what is said of them, whatever the policy for bad rows.
-OTHER_KINDS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
+OTHER_KINDS: dict[str, tuple[str, str | bytes, tuple[str, ...]]] = {
     "a pickle": ("bad.jsonl", _PICKLE * 50, ("bad.jsonl:1: ", _NOT_UTF8)),
     "a pickle called csv": ("bad.csv", _PICKLE * 50, ("bad.csv:1: ", _NOT_UTF8)),
     "UTF-16": ("bad.jsonl", (_ROW * 9).encode("utf-16"), ("bad.jsonl:1: ", f"{_NOT_UTF8} UTF-16 ")),

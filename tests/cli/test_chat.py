@@ -114,7 +114,7 @@ def test_a_terminal_is_not_steered_by_an_answer(piped, monkeypatch):
 
     family = "你好\N{IDEOGRAPHIC SPACE}👩\N{ZERO WIDTH JOINER}👧"
     pieces = ["two\nlines\tand a tab", "\x1b[2Jgone\r\x07", family]
-    monkeypatch.setattr(Conversation, "ask", lambda self, text: iter(pieces))
+    monkeypatch.setattr(Conversation, "ask", lambda self, text: (piece for piece in pieces))
     assert piped("one").out == "".join(pieces) + "\n"
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)

@@ -37,6 +37,19 @@ def texts_of(source, config):
     return [pair for batch in batches for pair in zip(batch.prompts, batch.answers, strict=True)]
 
 
+@pytest.fixture
+def prepared(encoder, make_config):
+    """prepared(source, …): all of its rows to train on, by a configuration with these changes."""
+
+    def make(source, *, context_length=64, **changes):
+        return prepare(source, make_config(**{**ANYTHING, **changes}), encoder, context_length=context_length)
+
+    return make
+
+
+DROP = {"preprocessing__on_bad_row": "drop"}
+
+
 def config_of(sections):
     """The workshop's columns, all rows to train on; sections: of the configuration."""
     features = [[{"name": name, "type": "text"}] for name in ("question", "answer")]
@@ -85,15 +98,15 @@ BAD_IN_MEMORY = {
 
 
 @pytest.mark.parametrize(("values", "what"), BAD_IN_MEMORY.values(), ids=BAD_IN_MEMORY)
-def test_a_bad_row_in_memory(encoder, make_config, values, what):
+def test_a_bad_row_in_memory(prepared, values, what):
     for kind in (dict, pd.DataFrame):
         column = pd.Series(values, dtype=object) if kind is pd.DataFrame else values
         source = read(kind({"q": column, "a": list("abcde")}))
-        made = prepare(source, make_config(**ANYTHING, preprocessing__on_bad_row="drop"), encoder, context_length=64)
+        made = prepared(source, **DROP)
         assert made.splits["train"].keys.tolist() == [0, 1, 2, 3]
         assert entries(made.ledger) == [(4, None, "dropped_bad", f"{source.name}, row 4: {what}")]
         with pytest.raises(DataError, match=f"{source.name}, row 4: column `q`"):
-            prepare(source, make_config(**ANYTHING), encoder, context_length=64)
+            prepared(source)
 
 
 def test_undecodable_text_in_tables_and_within_lists():
@@ -129,17 +142,14 @@ def test_the_first_rows_may_be_bad_where_most_are_not(tmp_path):
     assert list(read(tmp_path / "data.jsonl").faults) == list(range(19))
 
 
-def test_a_column_of_which_most_is_no_text_is_the_wrong_column(tmp_path, encoder, make_config):
-    drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
-    (tmp_path / "data.jsonl").write_text(
-        "".join(line(q=[1] if number in (1, 3, 4) else "x", a="y") + "\n" for number in range(5))
-    )
+def test_a_column_of_which_most_is_no_text_is_the_wrong_column(tmp_path, prepared):
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(line(q=[1] if number in (1, 3, 4) else "x", a="y") + "\n" for number in range(5)))
     with pytest.raises(DataError, match="column `q` holds lists, which are no text"):
-        prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
-    kinds = ['{"q": "x", "a": "x"}', '{"q": 1, "a": "x"}', '{"q": true, "a": "x"}', '{"q": "x", "a": "x"}'] * 2
-    (tmp_path / "data.jsonl").write_text("\n".join([*kinds, '{"q": 1, "a": "x"}', '{"q": true, "a": "x"}']))
+        prepared(read(file), **DROP)
+    file.write_text("\n".join(line(q=q, a="x") for q in (*["x", 1, True, "x"] * 2, 1, True)))
     with pytest.raises(DataError, match=r"6 of 10 rows are bad, more than preprocessing\.on_bad_row: drop leaves out"):
-        prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
+        prepared(read(file), **DROP)
 
 
 def test_a_bad_row_is_in_no_split_and_not_sampled(tmp_path, encoder, make_config):
@@ -164,28 +174,24 @@ def test_a_bad_row_is_in_no_split_and_not_sampled(tmp_path, encoder, make_config
     assert len(prepare(source, few, encoder, context_length=64).splits["train"]) == 26
 
 
-def test_a_template_that_does_not_fit_a_row(encoder, make_config):
-    columns = {"n": ["1", "x", "3"], "a": ["y", "z", "w"]}
-    config = make_config(**ANYTHING, prompt__template="{n:.2f}", preprocessing__on_bad_row="drop")
-    made = prepare(read(columns), config, encoder, context_length=64)
+def test_a_template_that_does_not_fit_a_row(prepared):
+    source, template = read({"n": ["1", "x", "3"], "a": ["y", "z", "w"]}), {"prompt__template": "{n:.2f}"}
+    made = prepared(source, **template, **DROP)
     what = "column n holds 'x', which the format {n:.2f} of prompt.template does not fit"
     assert entries(made.ledger) == [(1, "train", "dropped_bad", f"the given columns, row 1: {what}")]
     assert made.splits["train"].keys.tolist() == [0, 2]
     with pytest.raises(DataError) as caught:
-        prepare(read(columns), make_config(**ANYTHING, prompt__template="{n:.2f}"), encoder, context_length=64)
-    assert str(caught.value) == (
-        f"the given columns, row 1: {what}\n  expected: a number\n"
-        "  fix: set preprocessing.on_bad_row: drop to go on without such rows"
-    )
+        prepared(source, **template)
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.what, problem.expected) == ("the given columns, row 1", what, "a number")
+    assert problem.fix == "set preprocessing.on_bad_row: drop to go on without such rows"
 
 
-def test_a_mixed_column_that_nobody_reads_drops_nothing(tmp_path, encoder, make_config):
+def test_a_mixed_column_that_nobody_reads_drops_nothing(tmp_path, prepared):
     rows = [line(q="x", a="y", id=number or "x") for number in (0, 0, 3, 0, 0)]
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    drop = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
-    made = prepare(read(tmp_path / "data.jsonl"), drop, encoder, context_length=64)
-    assert len(made.splits["train"]) == 5
-    assert entries(made.ledger) == []
+    made = prepared(read(tmp_path / "data.jsonl"), **DROP)
+    assert (len(made.splits["train"]), entries(made.ledger)) == (5, [])
 
 
 # Overlong rows
@@ -193,31 +199,23 @@ def test_a_mixed_column_that_nobody_reads_drops_nothing(tmp_path, encoder, make_
 LONG = {"q": ["a", "b" * 30, "c", "d" * 9], "a": ["x"] * 4}  # with <s> and </s>: 4, 33, 4 and 12 tokens
 
 
-def test_overlong_rows_are_dropped(encoder, make_config):
-    made = prepare(read(LONG), make_config(**ANYTHING, preprocessing__on_overlong="drop"), encoder, context_length=12)
+def test_overlong_rows_are_dropped_or_cut_as_by_a_global_length_of_the_context(prepared):
+    made = prepared(read(LONG), context_length=12, preprocessing__on_overlong="drop")
     assert made.splits["train"].keys.tolist() == [0, 2, 3]
     (entry,) = made.ledger
     why = "preprocessing.on_overlong is drop, and the context is 12 tokens"
     assert (entry.key, entry.split, entry.event, entry.why) == (1, "train", "dropped_overlong", why)
     assert (entry.tokens_before, entry.tokens_after) == (33, 0)
-    assert made.ledger.summary() == [
-        "1 of 4 rows were dropped, since the model's context is too short for them: the longest of 33 tokens "
-        "(preprocessing.on_overlong is drop, and the context is 12 tokens)"
-    ]
-
-
-def test_overlong_rows_are_cut_as_by_a_global_length_of_the_context(encoder, make_config):
-    drops = {"preprocessing__drop_unlearnable": True}
-    cut = make_config(**ANYTHING, **drops, preprocessing__on_overlong="truncate")
-    same = make_config(**ANYTHING, **drops, preprocessing__global_max_sequence_length=12)
-    made, expected = (prepare(read(LONG), config, encoder, context_length=12) for config in (cut, same))
+    short = "the model's context is too short for them: the longest of 33 tokens"
+    assert made.ledger.summary() == [f"1 of 4 rows were dropped, since {short} ({why})"]
+    ways = ({"preprocessing__on_overlong": "truncate"}, {"preprocessing__global_max_sequence_length": 12})
+    drops = {"context_length": 12, "preprocessing__drop_unlearnable": True}
+    made, expected = (prepared(read(LONG), **way, **drops) for way in ways)
     assert made.splits["train"].keys.tolist() == expected.splits["train"].keys.tolist() == [0, 2, 3]
     for row, other in zip(made.splits["train"], expected.splits["train"], strict=True):
         assert row.input_ids.tolist() == other.input_ids.tolist()
-    assert [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger] == [
-        (1, "cut_joined", 33, 12),
-        (1, "dropped_unlearnable", 12, 0),
-    ]
+    told = [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger]
+    assert told == [(1, "cut_joined", 33, 12), (1, "dropped_unlearnable", 12, 0)]
     assert made.ledger.entries[0].why == "preprocessing.on_overlong is truncate, and the context is 12 tokens"
 
 
@@ -227,26 +225,21 @@ def _many(num_rows, overlong=(), unlearnable=()):
     return {"q": ["b" * lengths.get(row, 3) for row in range(num_rows)], "a": ["x"] * num_rows}
 
 
-def test_a_few_overlong_rows_are_left_out_of_training_counted_and_named(encoder, make_config):
+def test_a_few_overlong_or_unlearnable_rows_are_left_out_of_training_counted_and_named(prepared):
     """5 of 1,000 are what a person would leave out; none of them was asked about."""
-    data, config = read(_many(1000, overlong=(7, 400, 401, 500, 999))), make_config(**ANYTHING)
-    made = prepare(data, config, encoder, context_length=64)
+    left_out = (7, 400, 401, 500, 999)
+    made = prepared(read(_many(1000, overlong=left_out)))
     assert len(made.splits["train"]) == 995
-    assert [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger] == [
-        (key, "dropped_overlong", 93, 0) for key in (7, 400, 401, 500, 999)
-    ]
+    told = [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger]
+    assert told == [(key, "dropped_overlong", 93, 0) for key in left_out]
     limit = "preprocessing.max_dropped_fraction 0.01 leaves out up to 10"
     assert {entry.why for entry in made.ledger} == {f"{limit}, and the context is 64 tokens"}
+    places = ", ".join(f"the given columns, row {row}" for row in left_out[:3])
     assert made.ledger.summary() == [
-        "5 of 1,000 rows were dropped, since the model's context is too short for them: the longest of 93 tokens (the "
-        f"given columns, row 7, the given columns, row 400, the given columns, row 401 and 2 more, {limit}, and the "
-        "context is 64 tokens)"
+        "5 of 1,000 rows were dropped, since the model's context is too short for them: the longest of 93 tokens "
+        f"({places} and 2 more, {limit}, and the context is 64 tokens)"
     ]
-
-
-def test_a_few_rows_without_anything_to_learn_from_are_left_out_too(encoder, make_config):
-    cut = {"preprocessing__global_max_sequence_length": 30}
-    made = prepare(read(_many(200, unlearnable=(3, 5))), make_config(**ANYTHING, **cut), encoder, context_length=64)
+    made = prepared(read(_many(200, unlearnable=(3, 5))), preprocessing__global_max_sequence_length=30)
     assert sorted(made.splits["train"].keys.tolist()) == [row for row in range(200) if row not in (3, 5)]
     assert made.ledger.summary()[1:] == [
         "2 of 200 rows were dropped: nothing of the answer is left to learn from (the given columns, row 3, the given "
@@ -278,22 +271,17 @@ def test_more_than_the_share_is_an_error_and_no_more_rows_are_ever_missing(
     assert problem.what == f"{len(overlong)} of {num_rows} rows are longer than the model's context{more}"
 
 
-@pytest.mark.parametrize(
-    ("keys", "what"),
-    [
-        ({"preprocessing__on_overlong": "error"}, "1 of 200 rows are longer than the model's context"),
-        (
-            {"preprocessing__drop_unlearnable": False, "preprocessing__global_max_sequence_length": 30},
-            "1 of 200 rows have nothing to learn from: no token of the answer is left",
-        ),
-        ({"preprocessing__max_dropped_fraction": 0.0}, "1 of 200 rows are longer than the model's context"),
-    ],
-)
-def test_what_is_said_to_be_an_error_is_one_for_a_single_row(encoder, make_config, keys, what):
-    with pytest.raises(DataError) as caught:
-        prepare(read(_many(200, overlong=(3,))), make_config(**ANYTHING, **keys), encoder, context_length=64)
-    (problem,) = caught.value.problems
-    assert problem.what == what
+def test_what_is_said_to_be_an_error_is_one_for_a_single_row(prepared):
+    overlong = "1 of 200 rows are longer than the model's context"
+    kept = {"preprocessing__drop_unlearnable": False, "preprocessing__global_max_sequence_length": 30}
+    for keys, what in (
+        ({"preprocessing__on_overlong": "error"}, overlong),
+        (kept, "1 of 200 rows have nothing to learn from: no token of the answer is left"),
+        ({"preprocessing__max_dropped_fraction": 0.0}, overlong),
+    ):
+        with pytest.raises(DataError) as caught:
+            prepared(read(_many(200, overlong=(3,))), **keys)
+        assert [problem.what for problem in caught.value.problems] == [what]
 
 
 @pytest.mark.parametrize("trainer", [{"type": "finetune"}, {"type": "none"}])
@@ -366,15 +354,12 @@ def test_a_prediction_leaves_no_row_out_unasked(tmp_path, encoder, make_config):
         prompts_of(data, config, encoder)
 
 
-@pytest.mark.parametrize("policy", ["error", "drop", "truncate"])
-def test_a_global_length_wins_over_the_policy(encoder, make_config, policy):
-    config = make_config(
-        **ANYTHING, preprocessing__on_overlong=policy, preprocessing__global_max_sequence_length=10,
-        input__preprocessing__max_sequence_length=9,
-    )  # fmt: skip
-    made = prepare(read(LONG), config, encoder, context_length=12)
-    assert made.splits["train"].lengths.tolist() == [4, 10, 4, 10]
-    assert {entry.event for entry in made.ledger} == {"cut_prompt", "cut_joined"}
+def test_a_global_length_wins_over_the_policy(prepared):
+    lengths = {"preprocessing__global_max_sequence_length": 10, "input__preprocessing__max_sequence_length": 9}
+    for policy in ("error", "drop", "truncate"):
+        made = prepared(read(LONG), context_length=12, preprocessing__on_overlong=policy, **lengths)
+        assert made.splits["train"].lengths.tolist() == [4, 10, 4, 10]
+        assert {entry.event for entry in made.ledger} == {"cut_prompt", "cut_joined"}
 
 
 # Any file
