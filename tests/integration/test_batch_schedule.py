@@ -53,38 +53,29 @@ def told(run):
 COURSES = {
     "doubling": (RAMP, [2, 2, 2, 2, 2, 4, 4, 2, 8, 8, 4]),
     "linear": (
-        {
-            "effective_batch_size": 8,
-            "batch_rampup": {"length": "2ba", "from": 2, "shape": "linear", "increment": 3},
-            **SGD,
-        },
+        {**RAMP, "batch_rampup": {"length": "2ba", "from": 2, "shape": "linear", "increment": 3}},
         [2, 2, 2, 2, 5, 5, 2, 8, 8, 4],
     ),
     "equal steps": (
-        {"effective_batch_size": 8, "batch_rampup": {"length": "1ep", "from": 2, "shape": "equal_steps"}, **SGD},
+        {**RAMP, "batch_rampup": {"length": "1ep", "from": 2, "shape": "equal_steps"}},
         [2, 2, 2, 2, 4, 4, 4, 8, 8, 4],
     ),
     "downwards": (
-        {"effective_batch_size": 3, "batch_rampup": {"length": "0.5dur", "from": 12}, **SGD},
+        {**RAMP, "effective_batch_size": 3, "batch_rampup": {"length": "0.5dur", "from": 12}},
         [12, 6, 2, 3, 3, 3, 3, 3, 3, 2],
     ),
     "a table up and down": (
-        {"effective_batch_size": 3, "batch_schedule": "0sp:4 10sp:7 30sp:3", **SGD},
-        [4, 4, 4, 7, 1, 7, 7, 3, 3],
+        {"effective_batch_size": 3, "batch_schedule": "0sp:4 10sp:7 30sp:3", **SGD}, [4, 4, 4, 7, 1, 7, 7, 3, 3],
     ),
     "a table in shares": ({"effective_batch_size": 5, "batch_schedule": "0:20 0.5dur:5", **SGD}, [20, 5, 5, 5, 5]),
     "a function": (
-        {
-            "effective_batch_size": 4,
-            "batch_increase_function": lambda epoch, current_batch_size: (0, 3, -6)[epoch],
-            "epochs": 3,
-            **SGD,
-        },
+        {"effective_batch_size": 4, "batch_increase_function": lambda epoch, current_batch_size: (0, 3, -6)[epoch],
+         "epochs": 3, **SGD},
         [4, 4, 4, 4, 4, 7, 7, 6, *[1] * 20],
     ),
     "so many steps": ({**RAMP, "batch_rampup": {"length": "0.5dur", "from": 2}, "train_steps": 6}, [2, 2, 2, 4, 8, 2]),
     "so many samples": ({**RAMP, "train_samples": 25}, [2, 2, 2, 2, 2, 4, 4, 2, 5]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COURSES)

@@ -183,31 +183,58 @@ def test_predictions_and_evaluations_say_that_they_take_fewer_rows(tiny_base, su
 
 # Processes that may not have more address space
 
+PRELUDE = """
+import json, os, resource, sys, warnings
+
+def limit(mib=None):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    most = resource.RLIM_INFINITY if mib is None else used + (mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+def tell_each_in_a_child(do):
+    for name, case in json.loads(sys.argv[1]).items():
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            print(json.dumps({name: do(**case)}))
+            sys.stdout.flush()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, name
+"""
+
+
+def told_by(script, *arguments, **environment):
+    """The JSON that a script prints, an object a line, as one; in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: value for line in done.stdout.splitlines() for name, value in json.loads(line).items()}
+
+
 REAL = """
-import json, resource, sys, warnings
 import brim
-
 warnings.simplefilter("ignore")
-
-def used_bytes():
-    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
 class Limit:
     def __init__(self, mib):
-        self.num_bytes = mib << 20
+        self.mib = mib
 
     def start(self, *, first_step, total_steps, total_samples):
-        if self.num_bytes:
-            resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + self.num_bytes, resource.RLIM_INFINITY))
+        limit(self.mib)
 
     def write(self, record): ...
 
     def close(self):
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        limit()
 
 config, dataset, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-for mib in (0, 12):
-    brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib))
+for mib in (None, 12):
+    brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib), say=None)
 """
 
 
@@ -227,16 +254,8 @@ def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(tmp
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = config(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
     # Freed tensors go back to the system at once, so that the limit is on those that are alive.
-    environment = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(
-        [sys.executable, "-c", REAL, json.dumps(settings), str(data), str(tmp_path)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    free, limited = tmp_path / "0", tmp_path / "12"
+    told_by(REAL, json.dumps(settings), data, tmp_path, MALLOC_MMAP_THRESHOLD_="65536")
+    free, limited = tmp_path / "None", tmp_path / "12"
     assert named(free, "oom") == []
     failed = named(limited, "oom")
     assert {event["where"] for event in failed} >= {"evaluation"}
@@ -259,15 +278,11 @@ LOOPS = {
 }
 # One row keeps about 0.16 MB from its forward for its backward pass: 256 rows take 40 MB, and 16 rows 3.
 LOOP = """
-import json, os, resource, sys
 import torch
 import brim
 from brim.batching import is_out_of_memory
 
 ROWS, WIDTH = 256, 8192
-
-def used_bytes():
-    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
 def train(limit_mib=None, dropout=0.0, max_rows=None, large_row=None, steps=3, again=False):
     torch.manual_seed(0)
@@ -290,7 +305,7 @@ def train(limit_mib=None, dropout=0.0, max_rows=None, large_row=None, steps=3, a
     optimizer.step()
     whole_fits, refused, losses = True, None, []
     if limit_mib is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + (limit_mib << 20), resource.RLIM_INFINITY))
+        limit(limit_mib)
         try:
             loss(batches[0]).backward()
         except Exception as error:
@@ -302,7 +317,7 @@ def train(limit_mib=None, dropout=0.0, max_rows=None, large_row=None, steps=3, a
             optimizer.step()
     except brim.OutOfMemoryError as error:
         refused = str(error)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    limit()
     weight = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
     told = {"losses": losses, "weight": weight, "events": events, "whole_fits": whole_fits, "refused": refused}
     if again:  # without a limit, in the micro-batches that were found
@@ -313,28 +328,14 @@ def train(limit_mib=None, dropout=0.0, max_rows=None, large_row=None, steps=3, a
 parameter = torch.nn.Parameter(torch.zeros(1))
 parameter.grad = torch.ones(1)
 torch.optim.SGD([parameter]).step()  # imports PyTorch's compiler, once for all
-for name, case in json.loads(sys.argv[1]).items():
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        print(json.dumps({name: train(**case)}))
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, name
+tell_each_in_a_child(train)
 """
 
 
 @pytest.fixture(scope="module")
 def loops():
     """What each case says, trained in a process that may take `limit_mib` MiB more than it has once it is warm."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOP, json.dumps(LOOPS)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: run for line in done.stdout.splitlines() for name, run in json.loads(line).items()}
+    return told_by(LOOP, json.dumps(LOOPS))
 
 
 @linux
@@ -385,16 +386,13 @@ GENERATIONS = {
 }
 # A token keeps 8 KiB of keys and values: 16 rows of 136 tokens 17 MiB, and a row of 2,500 tokens 20 MiB.
 GENERATION = """
-import json, os, resource, sys, threading
+import threading
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from brim.data.tokens import TokenRow; from brim.data.tokens import TokenRows
+from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import PagedEngine
-from brim.infer.engines import FixedRoom
-from brim.infer.engines import SlotsEngine
-from brim.infer.engines import StaticEngine
+from brim.infer.engines import FixedRoom, PagedEngine, SlotsEngine, StaticEngine
 from brim.models import precision
 
 CONFIG = LlamaConfig(
@@ -403,9 +401,6 @@ CONFIG = LlamaConfig(
 )
 SETTINGS = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0, 3]}
 CLASSES = {"slots": SlotsEngine, "static": StaticEngine, "paged": PagedEngine}
-
-def used_bytes():
-    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
 def rows_of(lengths):
     numbers = np.random.default_rng(0)
@@ -433,39 +428,25 @@ def generate(engine, limit_mib=None, longest=128):
     make(2).run(rows_of([4, 4]), on_finished=lambda finished: None)  # what is imported and allocated once
     refused = None
     if limit_mib is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (used_bytes() + (limit_mib << 20), resource.RLIM_INFINITY))
+        limit(limit_mib)
     try:
         make(16).run(prompts, on_finished=keep)
     except OutOfMemoryError as error:
         refused = str(error)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    limit()
     texts = [responses.get(position) for position in range(len(prompts))]
     return {"texts": texts, "told": told, "refused": refused, "most": max(counts.values(), default=0)}
 
 threading.stack_size(1 << 20)  # an address space of its own, which counts
 torch.manual_seed(0)
 model = LlamaForCausalLM(CONFIG).eval()
-for name, case in json.loads(sys.argv[1]).items():
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        print(json.dumps({name: generate(**case)}))
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, name
+tell_each_in_a_child(generate)
 """
 
 
 @pytest.fixture(scope="module")
 def generations():
-    done = subprocess.run(
-        [sys.executable, "-c", GENERATION, json.dumps(GENERATIONS)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: run for line in done.stdout.splitlines() for name, run in json.loads(line).items()}
+    return told_by(GENERATION, json.dumps(GENERATIONS))
 
 
 @linux
@@ -488,7 +469,6 @@ def test_what_does_not_fit_is_generated_all_the_same_and_once(generations):
 
 # Of prompts of about 800 tokens, 2 with 4 beams each take some 120 MiB: 8 beams at once were usual, whatever the memory.
 BEAMS = """
-import json, sys
 import pandas as pd
 import brim
 from brim.memory.budget import resident_bytes
@@ -518,14 +498,7 @@ print(json.dumps({"budget": mib << 20, "peak": about["measured_peak_bytes"], "ro
 @pytest.mark.process
 def test_beams_stay_within_the_budget(tmp_path):
     base = Path(__file__).parents[2] / "examples" / "stdlib_code" / "base-model"
-    done = subprocess.run(
-        [sys.executable, "-c", BEAMS, str(base), json.dumps({"num_beams": 4}), str(tmp_path / "out.jsonl")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "BRIM_CACHE_DIR": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = told_by(BEAMS, base, json.dumps({"num_beams": 4}), tmp_path / "out.jsonl", BRIM_CACHE_DIR=str(tmp_path))
     assert found["peak"] <= found["budget"], found
     assert (found["engine"], found["done"]) == ("static", 4)
     assert found["source"] in ("traced", "closed form")
