@@ -158,7 +158,9 @@ def _in_the_configuration() -> Iterator[BadInput]:
     yield _mistake("check config", "did you mean config.yaml?")
     yield _mistake("train config.yml", "did you mean config.yaml?")
     table = (_file("rows.csv", "q,a\n1,2\n"),)
-    yield _mistake("check rows.csv", "name the configuration first, and the data with --dataset rows.csv", edits=table)
+    yield _mistake(
+        "check rows.csv", "name the configuration first: `brim train config.yaml --dataset rows.csv`", edits=table
+    )
     yield _mistake("evaluate .", "brim: .: this folder is not a run", "the folder that `brim train` wrote")
     yield _mistake(
         "train base --dataset rows.jsonl",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,16 +203,19 @@ def test_a_mistake_of_brims_shows_its_traceback_without_secrets(failing, monkeyp
 
 def test_with_json_a_full_disk_and_an_interruption_are_json_too(failing, brim, project, monkeypatch):
     def stop(loop, stop):
-        raise KeyboardInterrupt(Problem(what="stopped after step 3", fix="continue with --resume"))
+        raise KeyboardInterrupt(Problem(what="stopped after step 3", where="run", fix="continue with --resume"))
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "run", stop)
         done = brim("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "run", "--json")
     assert done.code == 130
+    again = "brim train config.yaml --dataset sums.jsonl --output-directory run --json --resume"
     assert json.loads(done.out)["error"] == {
         "kind": "KeyboardInterrupt",
         "exit_code": 130,
-        "problems": [{"what": "stopped after step 3", "where": "", "expected": "", "fix": "continue with --resume"}],
+        "problems": [
+            {"what": "stopped after step 3", "where": "run", "expected": "", "fix": f"continue with `{again}`"}
+        ],
     }
     code, out, _ = failing(OSError(28, "No space left on device", "out.csv"), "--json")
     error = json.loads(out)["error"]
@@ -458,13 +462,14 @@ except Exception:  # which must not swallow Ctrl-C
 @pytest.mark.process
 def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(brim, project):
     run = project / "run"
-    process = start([*BRIM, "train", "config.yaml", *OVERRIDES, "--dataset", "sums.jsonl", "--output-directory", "run"])
+    typed = ["train", "config.yaml", *OVERRIDES, "--dataset", "sums.jsonl", "--output-directory", "run"]
+    process = start([*BRIM, *typed])
     out, err, stopped = interrupted_after_two_steps(process, run)
     assert process.returncode == 130, (out, err)
     assert "Traceback" not in out + err
     assert 2 <= stopped < 16
-    fix = "  fix: continue with --resume, in Python with resume=True\n"
-    assert err.endswith(f"brim: stopped after step {stopped}\n{fix}")
+    fix = f"  fix: continue with `{shlex.join(['brim', *typed, '--resume'])}`\n"
+    assert err.endswith(f"brim: run: stopped after step {stopped}\n{fix}")
     assert (run / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
     assert not (run / "model").exists()
     done = brim("train", "run", "--resume")
@@ -482,7 +487,7 @@ def test_ctrl_c_in_a_script_is_pythons_own_and_says_how_to_go_on(project):
     assert (process.returncode, out) == (-signal.SIGINT, ""), err  # 130 in a shell
     assert err.count("Traceback") == 1
     fix = "  fix: continue with --resume, in Python with resume=True\n"
-    assert err.endswith(f"\nKeyboardInterrupt: stopped after step {stopped}\n{fix}")
+    assert err.endswith(f"\nKeyboardInterrupt: run: stopped after step {stopped}\n{fix}")
     assert stopped < 16
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from brim.infer import Journal
 
@@ -118,7 +121,8 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, project, monkeypatch)
         patched.setattr(Journal, "append", then_ctrl_c)
         done = predict()
     assert done.code == 130
-    assert done.err.endswith("fix: continue with --resume, in Python with resume=True\n")
+    assert "\nbrim: out.csv: stopped after " in done.err
+    assert done.err.endswith(f"  fix: continue with `{shlex.join(['brim', *sys.argv[1:]])} --resume`\n")
     refused = predict()
     assert refused.code == 2
     assert "a prediction to this output was begun and not finished; nothing was changed" in refused.err
@@ -354,6 +358,24 @@ def test_evaluation_shows_the_accuracy_of_labels_without_being_asked(brim, label
         assert printed.code == 0
         assert "category accuracy" in printed.out
         assert "--texts" not in printed.out
+
+
+def test_memory_and_plan_count_the_tokens_of_the_longest_label_as_predict_does(brim, labelled, tiny_base):
+    """The labels `odd` and `even`; an oracle: the tokenizer itself."""
+    tokenizer = Tokenizer.from_file(str(tiny_base / "tokenizer.json"))
+    forms = [text for label in ("odd", "even") for text in (label, f" {label}")]
+    longest = 1 + max(len(tokenizer.encode(form, add_special_tokens=False).ids) for form in forms)
+    memory = ("memory", *LABELS[:2], "--phase", "generate", "--device", "t4", "--sequence-length", 16)
+    done = brim(*memory)
+    assert done.code == 0
+    assert f"generation.max_new_tokens: {longest} (the longest label and its end)" in done.out + done.err
+    given = (f"generation.max_new_tokens={longest}",)
+    counted, same = (json.loads(brim(*memory, *more, "--json").out)["total_bytes"] for more in ((), given))
+    assert counted == same
+    for labels in ((), ("output_features.0.decoder.match=null",)):  # named, or those of the data
+        plan = brim("predict", *LABELS, *labels, "--plan", "--json")
+        assert plan.code == 0, plan.err
+        assert json.loads(plan.out)["max_new_tokens"] == longest
 
 
 # Examples from the training split
