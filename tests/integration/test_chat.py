@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from tests.chatml import CHATML, conversation
@@ -18,8 +19,13 @@ pytestmark = pytest.mark.run
 
 
 @pytest.fixture(scope="module")
-def piece(gallery):
-    return gallery("chat")
+def piece(gallery, tmp_path_factory):
+    """As the gallery's, in more steps: it knows each answer."""
+    chat, run = gallery("chat"), tmp_path_factory.mktemp("chat") / "run"
+    trainer = {**chat.config["trainer"], "effective_batch_size": 4, "early_stop": -1}
+    config = {**chat.config, "trainer": trainer}
+    brim.Model(config).train(chat.data, output_directory=run, say=None)
+    return replace(chat, run=run, config=config)
 
 
 @pytest.fixture(scope="module")
