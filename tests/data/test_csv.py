@@ -76,6 +76,14 @@ def test_the_kind_of_a_column_does_not_depend_on_the_blocks_it_is_read_in(data, 
     assert len(kinds) == 1
 
 
+def test_blocks_that_write_numbers_in_two_ways_make_no_column_of_numbers():
+    for one, other, kind in [("3", "3.5", ColumnKind.WRITTEN_NUMBER), ("1,5", "2.5", ColumnKind.TEXT)]:
+        for cells in ([one, other], [other, one]):
+            first, second = (pa.array([cell], pa.string()) for cell in cells)
+            made = refine(refine(ColumnKind.EMPTY, first, decimal_commas=True), second, decimal_commas=True)
+            assert made is kind
+
+
 PLAIN_CELLS = st.text(
     st.sampled_from(["a", "1", "0", ".", ",", '"', "\n", "\r", " ", "ü", "\u2028", "\x0b"]), max_size=6
 )
