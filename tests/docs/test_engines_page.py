@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 from ruamel.yaml import YAML
-from tests.infer.families import FAMILIES
-from tests.infer.test_families import MISLED
+from tests.infer.families import FAMILIES, MISLED
 
 from brim.config import load_config
 from brim.config.schema import GenerationConfig

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.infer.families import FAMILIES, build
-from tests.infer.test_families import MOST_NEW, RECURRENT, alone, ended, prompts
+from tests.infer.families import FAMILIES, MOST_NEW, RECURRENT, alone, build, ended, prompts
 
 import brim
 from brim.data.tokens import TokenRow, TokenRows

@@ -1,18 +1,29 @@
 """A tiny model in fp32 and rows of very different lengths."""
 
-import numpy as np
 import pytest
-import torch
 
-from brim.data.tokens import TokenRow, TokenRows
-from brim.models import precision
+from brim.infer import stream
+from brim.infer.engines import batching, continuous, paged, transformers
+
+from .families import rows_of
 
 LENGTHS = [3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed():
+    """One entry each time that caches are freed, which would take a third of a second."""
+    entries = []
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (stream, batching, continuous, paged, transformers):
+            patch.setattr(module, "free_caches", lambda: entries.append("freed"))
+        yield entries
 
 
 @pytest.fixture(scope="module")
 def model():
     """Large random weights, so that each token depends on all before it and no two are nearly as likely."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -33,26 +44,11 @@ def model():
 
 
 @pytest.fixture
-def on_cpu():
-    return {"device": torch.device("cpu"), "precision": precision("fp32")}
-
-
-@pytest.fixture
 def prompts():
-    generator = np.random.default_rng(0)
-    return TokenRows.from_rows(
-        TokenRow(
-            key=100 + number,
-            input_ids=generator.integers(2, 300, length).astype(np.int32),
-            supervised=np.zeros(length, dtype=bool),
-        )
-        for number, length in enumerate(LENGTHS)
-    )
+    return rows_of(LENGTHS, first_key=100, vocabulary=300)
 
 
 @pytest.fixture
-def rows(prompts):
+def rows():
     """The same tokens, of which all but the first are to be learned."""
-    return TokenRows.from_rows(
-        TokenRow(key=row.key, input_ids=row.input_ids, supervised=np.arange(len(row.input_ids)) > 0) for row in prompts
-    )
+    return rows_of(LENGTHS, first_key=100, vocabulary=300, answers=True)

@@ -1,10 +1,19 @@
-"""Tiny models of many families of decoders, whose random weights are large enough that each token depends on all."""
+"""Tiny models of many families of decoders, whose random weights are large enough that each token depends on all.
+
+Also what they have to write, found without an engine, and memory that runs out while they do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+from brim.data.tokens import TokenRow, TokenRows
+from brim.infer.engines import Response
+from brim.models import precision
 
 VOCABULARY = 100
 # Keys that most families share; a family's own win.
@@ -22,39 +31,60 @@ _COMMON = {
     "tie_word_embeddings": False,  # where they are tied, the likeliest token is the last one again
 }
 _OF_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-_GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+_TWO = {"num_key_value_heads": 2}
+_GROUPED = {**_TWO, "head_dim": 8}
+_SLIDES = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2}
+_LOCAL_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+_SIZE_OF_EXPERTS = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 4}
+_DEEPSEEK = {
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_JAMBA = {
+    "num_experts": 2,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 4,
+    "mamba_dt_rank": 4,
+    "use_mamba_kernels": False,
+}
+_QWEN3_NEXT = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+}
 
 # family -> (name of its classes, keys of its own)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _GROUPED),
     "mistral": ("Mistral", {**_GROUPED, "sliding_window": 6}),
-    "mixtral": ("Mixtral", {**_GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}),
+    "mixtral": ("Mixtral", {**_GROUPED, **_LOCAL_EXPERTS, "sliding_window": None}),
     "qwen2": ("Qwen2", _GROUPED),
-    "qwen2_moe": (
-        "Qwen2Moe",
-        {
-            **_GROUPED,
-            "num_experts": 3,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
+    "qwen2_moe": ("Qwen2Moe", {**_GROUPED, **_EXPERTS, **_SIZE_OF_EXPERTS}),
     "qwen3": ("Qwen3", _GROUPED),
-    "qwen3_moe": ("Qwen3Moe", {**_GROUPED, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    "qwen3_moe": ("Qwen3Moe", {**_GROUPED, **_EXPERTS, "moe_intermediate_size": 16}),
     "gemma": ("Gemma", _GROUPED),
     "gemma2": ("Gemma2", {**_GROUPED, "sliding_window": 6, "query_pre_attn_scalar": 8}),
-    "gemma3": (
-        "Gemma3",
-        {
-            **_GROUPED,
-            "sliding_window": 6,
-            "query_pre_attn_scalar": 8,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
+    "gemma3": ("Gemma3", {**_GROUPED, **_SLIDES, "query_pre_attn_scalar": 8}),
     "phi": ("Phi", {}),
-    "phi3": ("Phi3", {"num_key_value_heads": 2, "sliding_window": 7, "original_max_position_embeddings": 128}),
+    "phi3": ("Phi3", {**_TWO, "sliding_window": 7, "original_max_position_embeddings": 128}),
     "gpt2": ("GPT2", _OF_GPT2),
     "gpt_bigcode": ("GPTBigCode", _OF_GPT2),
     "gpt_neo": (
@@ -74,22 +104,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"alibi": True, "multi_query": False, "new_decoder_architecture": False, "parallel_attn": False, "bias": True},
     ),
     "mpt": ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
-    "stablelm": ("StableLm", {"num_key_value_heads": 2}),
-    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 6}),
-    "olmo": ("Olmo", {"num_key_value_heads": 2}),
-    "olmo2": ("Olmo2", {"num_key_value_heads": 2}),
-    "olmo3": (
-        "Olmo3",
-        {"num_key_value_heads": 2, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "olmoe": ("Olmoe", {"num_key_value_heads": 2, "num_experts": 3, "num_experts_per_tok": 2}),
-    "cohere": ("Cohere", {"num_key_value_heads": 2}),
-    "cohere2": (
-        "Cohere2",
-        {"num_key_value_heads": 2, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "granite": ("Granite", {"num_key_value_heads": 2}),
-    "granitemoe": ("GraniteMoe", {"num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "stablelm": ("StableLm", _TWO),
+    "starcoder2": ("Starcoder2", {**_TWO, "sliding_window": 6}),
+    "olmo": ("Olmo", _TWO),
+    "olmo2": ("Olmo2", _TWO),
+    "olmo3": ("Olmo3", {**_TWO, **_SLIDES}),
+    "olmoe": ("Olmoe", {**_TWO, **_EXPERTS}),
+    "cohere": ("Cohere", _TWO),
+    "cohere2": ("Cohere2", {**_TWO, **_SLIDES}),
+    "granite": ("Granite", _TWO),
+    "granitemoe": ("GraniteMoe", {**_TWO, **_LOCAL_EXPERTS}),
     "persimmon": ("Persimmon", {}),
     "biogpt": ("BioGpt", {}),
     "xglm": ("XGLM", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "init_std": 0.4}),
@@ -97,57 +121,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai_gpt": ("OpenAIGPT", _OF_GPT2),
     "glm": ("Glm", _GROUPED),
     "glm4": ("Glm4", _GROUPED),
-    "smollm3": ("SmolLM3", {**_GROUPED}),
-    "exaone4": ("Exaone4", {**_GROUPED, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
-    "nemotron": ("Nemotron", {"num_key_value_heads": 2}),
+    "smollm3": ("SmolLM3", _GROUPED),
+    "exaone4": ("Exaone4", {**_GROUPED, **_SLIDES}),
+    "nemotron": ("Nemotron", _TWO),
     "helium": ("Helium", _GROUPED),
     "arcee": ("Arcee", _GROUPED),
     "ernie4_5": ("Ernie4_5", _GROUPED),
     "seed_oss": ("SeedOss", _GROUPED),
-    "gpt_oss": (
-        "GptOss",
-        {
-            **_GROUPED,
-            "num_local_experts": 3,
-            "num_experts_per_tok": 2,
-            "sliding_window": 6,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
-    "deepseek_v2": (
-        "DeepseekV2",
-        {
-            "kv_lora_rank": 8,
-            "q_lora_rank": None,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 6,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "n_group": 1,
-            "topk_group": 1,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
-    "deepseek_v3": (
-        "DeepseekV3",
-        {
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 6,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "n_group": 1,
-            "topk_group": 1,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
+    "gpt_oss": ("GptOss", {**_GROUPED, **_LOCAL_EXPERTS, **_SLIDES}),
+    "deepseek_v2": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": 8}),
     "mamba": ("Mamba", {"state_size": 4, "use_mambapy": False}),
     "mamba2": ("Mamba2", {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4}),
     "falcon_mamba": ("FalconMamba", {"state_size": 4}),
@@ -156,81 +139,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "RecurrentGemma",
         {"attention_window_size": 6, "num_key_value_heads": 1, "lru_width": 32, "num_hidden_layers": 3},
     ),
-    "jamba": (
-        "Jamba",
-        {
-            "num_key_value_heads": 2,
-            "num_experts": 2,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 4,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "bamba": (
-        "Bamba",
-        {
-            "num_key_value_heads": 2,
-            "attn_layer_indices": [1],
-            "mamba_n_heads": 8,
-            "mamba_d_head": 8,
-            "mamba_d_state": 4,
-            "mamba_chunk_size": 4,
-        },
-    ),
+    "jamba": ("Jamba", {**_TWO, **_JAMBA}),
+    "bamba": ("Bamba", {**_TWO, **_MAMBA, "attn_layer_indices": [1]}),
     "granitemoehybrid": (
         "GraniteMoeHybrid",
         {
-            "num_key_value_heads": 2,
+            **_TWO,
+            **_MAMBA,
             "layer_types": ["mamba", "attention"],
-            "mamba_n_heads": 8,
-            "mamba_d_head": 8,
-            "mamba_d_state": 4,
-            "mamba_chunk_size": 4,
             "num_local_experts": 2,
             "num_experts_per_tok": 1,
             "shared_intermediate_size": 16,
         },
     ),
-    "falcon_h1": (
-        "FalconH1",
-        {
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "mamba_d_ssm": 64,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 8,
-            "mamba_d_state": 4,
-            "mamba_chunk_size": 4,
-        },
-    ),
+    "falcon_h1": ("FalconH1", {**_GROUPED, **_MAMBA, "mamba_d_ssm": 64}),
     "lfm2": (
         "Lfm2",
-        {
-            "num_key_value_heads": 2,
-            "layer_types": ["conv", "full_attention"],
-            "block_ff_dim": 48,
-            "block_auto_adjust_ff_dim": False,
-        },
+        {**_TWO, "layer_types": ["conv", "full_attention"], "block_ff_dim": 48, "block_auto_adjust_ff_dim": False},
     ),
-    "qwen3_next": (
-        "Qwen3Next",
-        {
-            **_GROUPED,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
+    "qwen3_next": ("Qwen3Next", {**_GROUPED, **_QWEN3_NEXT, **_SIZE_OF_EXPERTS}),
     "minimax": (
         "MiniMax",
         {
@@ -242,6 +169,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Keep a state other than keys and values, or nothing, so that transformers' `generate` writes for them.
+RECURRENT = {
+    *("openai_gpt", "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "bamba"),
+    *("granitemoehybrid", "falcon_h1", "lfm2", "qwen3_next", "minimax"),
+}
+# Of them, those whose batches are wrong: transformers' RWKV mixes up states and reads padding, its MiniMax reads padding.
+MISLED = {"rwkv", "minimax"}
+MOST_NEW = 6
+# For tests of eleven prompts and a model whose vocabulary has 300 tokens; see conftest.py.
+GREEDY: dict[str, Any] = {
+    "max_new_tokens": 8,
+    "do_sample": False,
+    "num_beams": 1,
+    "pad_token_id": 1,
+    "eos_token_id": [0],
+}
+ON_CPU: dict[str, Any] = {"device": torch.device("cpu"), "precision": precision("fp32")}
 
 
 def build(family: str) -> Any:
@@ -254,3 +198,67 @@ def build(family: str) -> Any:
     model_class = getattr(transformers, f"{name}ForCausalLM", None) or getattr(transformers, f"{name}LMHeadModel")
     torch.manual_seed(0)
     return model_class(configuration(**{**_COMMON, **own})).eval()
+
+
+def rows_of(
+    lengths: Sequence[int], *, first_key: int = 0, vocabulary: int = VOCABULARY, answers: bool = False
+) -> TokenRows:
+    """Rows of random tokens; answers: all but the first of a row are supervised."""
+    generator = np.random.default_rng(0)
+    return TokenRows.from_rows(
+        TokenRow(
+            key=first_key + number,
+            input_ids=generator.integers(2, vocabulary, length).astype(np.int32),
+            supervised=np.arange(length) >= (1 if answers else length),
+        )
+        for number, length in enumerate(lengths)
+    )
+
+
+def prompts() -> TokenRows:
+    return rows_of([3, 14, 9, 1, 9, 2, 11, 5, 7])
+
+
+def alone(model: Any, row: TokenRow, *, most: int = MOST_NEW, end: Collection[int] = ()) -> list[int]:
+    """The oracle: argmax after argmax, without padding, cache or transformers' generate."""
+    tokens, new = row.input_ids.tolist(), []
+    while len(new) < most:
+        with torch.no_grad():
+            token = int(model(input_ids=torch.tensor([[*tokens, *new]]), use_cache=False).logits[0, -1].argmax())
+        if token in end:
+            break
+        new.append(token)
+    return new
+
+
+def ended(texts: list[list[int]]) -> tuple[int, list[list[int]]]:
+    """A token that ends some texts, early and late, but not all; and the texts without it and what follows."""
+    places = {token: [text.index(token) for text in texts if token in text] for text in texts for token in text}
+    end = max(places, key=lambda token: (len(places[token]) < len(texts), len(set(places[token]))))
+    return end, [text[: text.index(end)] if end in text else text for text in texts]
+
+
+def texts(responses: list[Response]) -> list[list[int]]:
+    return [response.token_ids for response in responses]
+
+
+class RunsOut:
+    """While it is entered, memory runs out in the passes for which `when(rows, tokens of each, number)` holds."""
+
+    def __init__(self, model: Any, when: Callable[[int, int, int], bool]) -> None:
+        self._model, self._when = model, when
+        self.num_passes = self.times = 0
+
+    def __enter__(self) -> RunsOut:
+        self._hook = self._model.register_forward_pre_hook(self._check, with_kwargs=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hook.remove()
+
+    def _check(self, module: Any, args: Any, given: dict[str, Any]) -> None:
+        self.num_passes += 1
+        rows, tokens = given["input_ids"].shape
+        if self._when(rows, tokens, self.num_passes):
+            self.times += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")

@@ -1,4 +1,4 @@
-"""A journal holds what was written to it, whatever it was broken off in."""
+"""A journal holds what was written to it, whatever it was broken off in; responses and scores come back from bytes."""
 
 import os
 
@@ -8,7 +8,16 @@ from hypothesis import given, strategies as st
 from tests.properties import examples
 
 from brim.errors import OutputError, WriteError
-from brim.infer import HeldRecords, Journal
+from brim.infer import (
+    HeldRecords,
+    Journal,
+    prompt_hash,
+    response_bytes,
+    response_of,
+    score_bytes,
+    score_of,
+)
+from brim.infer.engines import Response
 from brim.infer.journal import Record
 
 RECORDS = [
@@ -18,29 +27,34 @@ RECORDS = [
 ]
 
 
-def keys(*numbers):
-    return np.array(numbers, dtype=np.uint64)
-
-
-def held(journal):
+def held(records):
     """Key, prompt and body of each record that counts."""
-    every = journal.keys()
-    numbers = journal.find(every)
+    keys = records.keys()
+    numbers = records.find(keys)
     return {
-        int(key): (int(prompt), journal.body(int(number)))
-        for key, prompt, number in zip(every, journal.prompts(numbers), numbers, strict=True)
+        int(key): (int(prompt), records.body(int(number)))
+        for key, prompt, number in zip(keys, records.prompts(numbers), numbers, strict=True)
     }
 
 
-def test_records_are_there_at_once_and_after_opening_again(tmp_path):
+def as_held(records):
+    return {record.key: (record.prompt, record.body) for record in records}
+
+
+def test_records_are_there_at_once_and_after_opening_again_as_where_they_are_held(tmp_path):
+    in_memory = HeldRecords()
+    in_memory.append(RECORDS)
     with Journal(tmp_path / "j") as journal:
         journal.append(RECORDS[:2])
         journal.append(RECORDS[2:])
-        assert held(journal) == {record.key: (record.prompt, record.body) for record in RECORDS}
+        assert held(journal) == as_held(RECORDS)
     with Journal(tmp_path / "j") as journal:
         assert (len(journal), journal.num_torn_bytes) == (3, 0)
-        assert held(journal) == {record.key: (record.prompt, record.body) for record in RECORDS}
-        assert journal.find(keys(8, 7, 0)).tolist() == [-1, 1, 2]
+        assert held(journal) == as_held(RECORDS)
+        for records in (journal, in_memory):
+            assert records.find(np.array([8, 2**64 - 1, 7, 0], dtype=np.uint64)).tolist() == [-1, 0, 1, 2]
+            assert records.prompts(np.arange(3)).tolist() == [record.prompt for record in RECORDS]
+            assert [records.body(number) for number in range(3)] == [record.body for record in RECORDS]
 
 
 def test_of_two_records_with_one_key_the_later_counts(tmp_path):
@@ -63,10 +77,10 @@ def test_what_is_whole_before_a_cut_is_kept_and_the_journal_goes_on(tmp_path_fac
     os.truncate(path, cut)
     whole = sum(end <= cut for end in ends)
     with Journal(path) as journal:
-        assert held(journal) == {record.key: (record.prompt, record.body) for record in records[:whole]}
+        assert held(journal) == as_held(records[:whole])
         journal.append(records[whole:])
     with Journal(path) as journal:
-        assert held(journal) == {record.key: (record.prompt, record.body) for record in records}
+        assert held(journal) == as_held(records)
     assert path.stat().st_size == ends[-1]
 
 
@@ -82,8 +96,7 @@ def test_a_flipped_bit_ends_what_is_read(tmp_path_factory, data):
     path.write_bytes(content)
     with Journal(path) as journal:
         assert len(journal) < 3
-        for record in RECORDS[: len(journal)]:
-            assert held(journal)[record.key] == (record.prompt, record.body)
+        assert held(journal) == as_held(RECORDS[: len(journal)])
 
 
 def test_a_write_that_fails_halfway_leaves_what_was_there(tmp_path, monkeypatch):
@@ -100,10 +113,10 @@ def test_a_write_that_fails_halfway_leaves_what_was_there(tmp_path, monkeypatch)
             patched.setattr(os, "write", full)
             with pytest.raises(WriteError, match=r"the journal could not be written: No space left.*\n.*--resume"):
                 journal.append(RECORDS[1:2])
-        assert held(journal) == {RECORDS[0].key: (0, b"")}
+        assert held(journal) == as_held(RECORDS[:1])
         journal.append(RECORDS[2:])
     with Journal(tmp_path / "j") as journal:
-        assert held(journal) == {record.key: (record.prompt, record.body) for record in (RECORDS[0], RECORDS[2])}
+        assert held(journal) == as_held([RECORDS[0], RECORDS[2]])
 
 
 def test_another_file_is_no_journal(tmp_path):
@@ -113,14 +126,21 @@ def test_another_file_is_no_journal(tmp_path):
     assert (tmp_path / "j").read_text() == "a file of somebody else's"
 
 
-def test_held_records_do_as_a_journal_does(tmp_path):
-    records = HeldRecords()
-    with Journal(tmp_path / "j") as journal:
-        for each in (records, journal):
-            each.append(RECORDS)
-        asked = keys(0, 1, 2**64 - 1, 7)
-        numbers = journal.find(asked)
-        assert records.find(asked).tolist() == numbers.tolist() == [2, -1, 0, 1]
-        there = numbers[numbers >= 0]
-        assert records.prompts(there).tolist() == journal.prompts(there).tolist()
-        assert [records.body(int(number)) for number in there] == [journal.body(int(number)) for number in there]
+@given(
+    token_ids=st.lists(st.integers(0, 2**31 - 1)),
+    end_id=st.none() | st.integers(0, 2**31 - 1),
+    finish_reason=st.sampled_from(["stop", "length"]),
+)
+def test_a_response_comes_back(token_ids, end_id, finish_reason):
+    response = Response(token_ids=token_ids, finish_reason=finish_reason, end_id=end_id)
+    assert response_of(response_bytes(response)) == response
+
+
+@pytest.mark.parametrize("score", [0.0, -1.2345678901234567, -1e300, float("-inf")])
+def test_a_score_comes_back(score):
+    assert score_of(score_bytes(score)) == score
+
+
+def test_a_prompt_is_known_by_its_tokens_and_not_by_their_type():
+    assert prompt_hash([1, 2, 3]) == prompt_hash(np.array([1, 2, 3], dtype=np.int32))
+    assert len({prompt_hash(tokens) for tokens in ([], [0], [0, 0], [1, 2], [2, 1], [258])}) == 6

@@ -1,17 +1,31 @@
-"""Tokens as they are made, against those that the engine gives at the end."""
+"""Tokens as they are made, over a cache that may be kept, and the text that grows with them."""
 
+import copy
 import gc
 import weakref
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
+from tests.properties import examples
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from brim.data.tokens.encoder import FolderEncoder
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer import stream, stream_tokens
+from brim.infer import GrowingText, KeptCache, stream, stream_tokens
 from brim.infer.engines import FixedRoom, Passes, SlotsEngine, respond_to
 
-GREEDY = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
+from .families import GREEDY, ON_CPU, build
+
 SAMPLED = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 50}
+
+
+def streamed(model, prompt, *, settings=GREEDY, seed=0, **how):
+    return stream_tokens(model, prompt, settings=settings, seed=seed, **ON_CPU, **how)
+
+
+def respond(model, prompt, kept=None):
+    return list(streamed(model, prompt, settings={**GREEDY, "max_new_tokens": 6}, kept=kept))
 
 
 @pytest.fixture
@@ -19,37 +33,42 @@ def prompt(prompts):
     return prompts[4].input_ids.tolist()
 
 
+@pytest.fixture
+def read(model):
+    """How many tokens each pass has read."""
+    lengths = []
+
+    def note(module, positional, keywords, output):
+        lengths.append(keywords["input_ids"].shape[1])
+
+    hook = model.register_forward_hook(note, with_kwargs=True)
+    yield lengths
+    hook.remove()
+
+
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, {**SAMPLED, "repetition_penalty": 1.3}])
-def test_the_tokens_are_those_of_the_engine(model, prompts, on_cpu, settings):
-    engine = SlotsEngine(model, settings=settings, room=FixedRoom(4, prefill_tokens=200), seed=3, **on_cpu)
-    responses = respond_to(engine, prompts)
-    for row, response in zip(prompts, responses, strict=True):
-        tokens = stream_tokens(model, row.input_ids.tolist(), settings=settings, seed=3, key=row.key, **on_cpu)
+def test_the_tokens_are_those_of_the_engine(model, prompts, settings):
+    engine = SlotsEngine(model, settings=settings, room=FixedRoom(4, prefill_tokens=200), seed=3, **ON_CPU)
+    for row, response in zip(prompts, respond_to(engine, prompts), strict=True):
+        tokens = streamed(model, row.input_ids.tolist(), settings=settings, seed=3, key=row.key)
         assert list(tokens) == response.token_ids
 
 
-def test_the_end_is_not_among_the_tokens(model, prompt, on_cpu):
-    free = list(stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu))
+def test_the_end_is_not_among_the_tokens(model, prompt):
+    free = list(streamed(model, prompt))
     assert len(free) == 8
     settings = {**GREEDY, "eos_token_id": [0, free[3]]}
-    assert list(stream_tokens(model, prompt, settings=settings, seed=0, **on_cpu)) == free[: free.index(free[3])]
+    assert list(streamed(model, prompt, settings=settings)) == free[: free.index(free[3])]
 
 
-def test_a_token_comes_before_the_next_one_is_made(model, prompt, on_cpu):
-    num_passes = 0
-
-    def count(module, inputs, output):
-        nonlocal num_passes
-        num_passes += 1
-
-    hook = model.register_forward_hook(count)
-    try:
-        tokens = stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu)
-        seen = [num_passes for _ in tokens]
-    finally:
-        hook.remove()
-    assert seen == list(range(1, 9))
-    assert num_passes == 8
+def test_a_token_comes_before_the_next_one_is_made_and_the_callers_tensors_are_as_ever(model, prompt, read):
+    num_passes = []
+    for _ in streamed(model, prompt):
+        num_passes.append(len(read))
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+    assert num_passes == list(range(1, 9))
+    assert len(read) == 8
 
 
 @pytest.fixture
@@ -66,21 +85,26 @@ def caches(monkeypatch):
     return made
 
 
-def test_an_iterator_that_is_closed_or_dropped_frees_its_cache(model, prompt, on_cpu, caches):
+@pytest.fixture
+def no_gc():
+    """What is freed is freed at once, not when Python next looks for cycles."""
+    gc.collect()
     gc.disable()
-    try:
-        closed = stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu)
-        dropped = stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu)
-        next(closed), next(dropped)
-        assert all(cache() is not None for cache in caches)
-        closed.close()
-        del dropped
-        assert [cache() for cache in caches] == [None, None]
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
-def test_a_lack_of_memory_is_named_and_leaves_no_cache(model, prompt, on_cpu, caches):
+@pytest.mark.usefixtures("no_gc")
+def test_an_iterator_that_is_closed_or_dropped_frees_its_cache(model, prompt, caches):
+    closed, dropped = streamed(model, prompt), streamed(model, prompt)
+    next(closed), next(dropped)
+    assert all(cache() is not None for cache in caches)
+    closed.close()
+    del dropped
+    assert [cache() for cache in caches] == [None, None]
+
+
+def test_a_lack_of_memory_is_named_and_leaves_no_cache(model, prompt, caches):
     def scarce(module, inputs, output):
         if caches[-1]().end > len(prompt) + 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -89,28 +113,212 @@ def test_a_lack_of_memory_is_named_and_leaves_no_cache(model, prompt, on_cpu, ca
     seen = []
     try:
         with pytest.raises(OutOfMemoryError, match=r"over a single response \(after 35 tokens, the prompt's among"):
-            seen.extend(stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu))
+            seen.extend(streamed(model, prompt))
     finally:
         hook.remove()
     assert caches[0]() is None
-    assert seen == list(stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu))[:4]
+    assert seen == list(streamed(model, prompt))[:4]
 
 
-def test_the_callers_tensors_are_as_ever_between_tokens(model, prompt, on_cpu):
-    for _ in stream_tokens(model, prompt, settings=GREEDY, seed=0, **on_cpu):
-        assert not torch.is_inference_mode_enabled()
-        assert torch.is_grad_enabled()
-
-
-def test_settings_that_are_refused_are_told_before_the_first_token(model, prompt, on_cpu):
+def test_settings_that_are_refused_are_told_before_the_first_token_and_broken_scores_with_it(model, prompt):
     with pytest.raises(InputError, match=r"generation: transformers cannot generate with these settings"):
-        stream_tokens(model, prompt, settings={**SAMPLED, "top_k": -1}, seed=0, **on_cpu)
-
-
-def test_scores_that_are_not_finite_are_named(model, prompt, on_cpu):
-    import copy
-
+        streamed(model, prompt, settings={**SAMPLED, "top_k": -1})
     broken = copy.deepcopy(model)
     broken.model.norm.weight.data[:] = float("nan")
     with pytest.raises(BrimError, match="the probabilities of the next token are not finite"):
-        list(stream_tokens(broken, prompt, settings=SAMPLED, seed=0, **on_cpu))
+        list(streamed(broken, prompt, settings=SAMPLED))
+
+
+def test_what_prompts_have_in_common_is_read_once(model, prompts, prompt, read):
+    more = prompts[2].input_ids.tolist()
+    kept = KeptCache()
+    first = respond(model, prompt, kept)
+    assert read == [31, 1, 1, 1, 1, 1]
+    longer = [*prompt, *first, *more]
+    cases = [
+        (longer, len(more) + 1),  # the last token of the response had not been read
+        (longer, 1),  # nothing is new, and its last token is read again
+        ([*longer[:33], 5, 6], 2),  # another way from the 34th token on
+        (longer[:20], 1),  # a beginning
+        ([7, *prompt], 32),  # nothing in common
+    ]
+    for tokens, num_read in cases:
+        read.clear()
+        found = respond(model, tokens, kept)
+        assert read[0] == num_read
+        assert found == respond(model, tokens)
+
+
+def test_it_becomes_larger_by_doubling_and_not_beyond_the_context(model, prompts, read):
+    kept, tokens, num_whole = KeptCache(most_columns=128), prompts[0].input_ids.tolist(), 0
+    for turn in range(11):
+        read.clear()
+        found = respond(model, tokens, kept)
+        assert found == respond(model, tokens)
+        num_whole += read[0] == len(tokens)
+        assert kept._passes.cache.columns <= 128
+        tokens = [*tokens, *found, 5 + turn, 9, 12, 3, 4]
+    assert len(tokens) > 100
+    assert 2 <= num_whole <= 5
+
+
+@pytest.mark.parametrize("family", ["mistral", "bloom", "gpt_neo", "opt"])
+def test_windows_slopes_and_positions_go_on_where_they_were(family):
+    other, kept, tokens = build(family), KeptCache(), [5, 9, 3, 44, 17, 60, 2, 80]
+    for turn in range(3):
+        found = respond(other, tokens, kept)
+        assert found == respond(other, tokens)
+        tokens = [*tokens, *found, 7 + turn, 11, 90]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_was_interrupted_within_a_pass_is_not_gone_on_from(model, prompt, read, error):
+    kept = KeptCache()
+
+    def strike(module, inputs, output):
+        if len(read) == 2:
+            raise error
+
+    hook = model.model.layers[1].register_forward_hook(strike)
+    try:
+        with pytest.raises(error):
+            respond(model, prompt, kept)
+    finally:
+        hook.remove()
+    assert kept._passes is None
+    assert respond(model, prompt, kept) == respond(model, prompt)
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_a_closed_response_can_be_gone_on_from_and_clearing_frees_the_memory(model, prompt):
+    kept = KeptCache()
+    tokens = streamed(model, prompt, kept=kept)
+    first = next(tokens)
+    tokens.close()
+    assert respond(model, [*prompt, first, 5], kept) == respond(model, [*prompt, first, 5])
+    cache = weakref.ref(kept._passes.cache)
+    kept.clear()
+    assert cache() is None
+    assert torch.is_grad_enabled()
+
+
+def encoder_of(tokenizer, folder):
+    return FolderEncoder(
+        tokenizer, eos_id=0, pad_id=0, bos_id=None, begin=[], folder=folder, special_tokens={}, vocabulary=None
+    )
+
+
+def pieces_of(encoder, tokens):
+    text = GrowingText(encoder)
+    return [text.add(token) for token in tokens], text.rest()
+
+
+@pytest.fixture(scope="module")
+def byte_level(tiny_base):
+    """Every token is one byte or several, whole characters or not."""
+    tokenizer = Tokenizer.from_file(str(tiny_base / "tokenizer.json"))
+    return encoder_of(tokenizer, tiny_base)
+
+
+def like_sentencepiece(folder, kind):
+    """As Llama 2 and Gemma have it: words with ▁ in front, and bytes for what the vocabulary lacks."""
+    words = ["▁", "▁a", "▁the", "a", "b", "é", "你", "\n", "▁▁", ".", "▁,"]
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={word: at for at, word in enumerate(vocabulary)}, merges=[], byte_fallback=True,
+                   unk_token="<unk>", fuse_unk=True)
+    )  # fmt: skip
+    if kind == "strip":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first", split=False)]
+        )
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<s>", "</s>")])
+    return encoder_of(tokenizer, folder)
+
+
+@pytest.fixture(scope="module", params=["strip", "metaspace"])
+def sentencepiece(request, tiny_base):
+    return like_sentencepiece(tiny_base, request.param)
+
+
+TEXT = "The sum is 12 — naïve? 你好, 世界! 👩‍👩‍👧 \n\n  two  spaces, ﷽ end "
+
+
+@pytest.fixture(scope="module", params=["byte level", "strip", "metaspace"])
+def encoder(request, tiny_base, byte_level):
+    return byte_level if request.param == "byte level" else like_sentencepiece(tiny_base, request.param)
+
+
+def test_pieces_of_a_text_join_up_and_hold_no_half_characters(encoder):
+    (tokens,) = encoder.encode([TEXT], special_tokens=False)
+    pieces, rest = pieces_of(encoder, tokens)
+    assert "".join(pieces) + rest == encoder.decode(tokens, skip_special_tokens=True)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert len(rest) <= 1  # a byte at the end may have been held back
+    assert sum(map(bool, pieces)) > len(TEXT) / 3
+
+
+def test_a_character_of_several_tokens_comes_with_its_last_one(byte_level):
+    (tokens,) = byte_level.encode(["a你b"], special_tokens=False)
+    assert len(tokens) == 5
+    assert pieces_of(byte_level, tokens) == (["a", "", "", "你", "b"], "")
+    assert pieces_of(byte_level, tokens[:3]) == (["a", "", ""], "\N{REPLACEMENT CHARACTER}")
+
+
+def test_bytes_wait_until_the_run_of_them_is_over(sentencepiece):
+    """Whole characters become ���� when a byte that is none follows them in the same run."""
+    heart = [3 + byte for byte in "❤".encode()]
+    a = 262
+    pieces, rest = pieces_of(sentencepiece, [a, *heart, a, *heart, 3 + 0xE4])
+    assert (pieces, rest) == (["a", "", "", "", "❤a", "", "", "", ""], "\N{REPLACEMENT CHARACTER}" * 4)
+    assert "".join(pieces) + rest == sentencepiece.decode([a, *heart, a, *heart, 3 + 0xE4], skip_special_tokens=True)
+
+
+def test_special_tokens_have_no_text_and_swallow_no_space(sentencepiece):
+    the = 261
+    assert pieces_of(sentencepiece, [1, the, 2, the, 1, 1, the]) == (["", "the", "", " the", "", "", " the"], "")
+
+
+@given(tokens=st.lists(st.integers(0, 299), max_size=40))
+@examples(300)
+def test_any_tokens_of_bytes_join_up(byte_level, tokens):
+    pieces, rest = pieces_of(byte_level, tokens)
+    assert "".join(pieces) + rest == byte_level.decode(tokens, skip_special_tokens=True)
+
+
+# Words more often than bytes, or there would hardly be a run that ends.
+@given(tokens=st.lists(st.integers(0, 2) | st.integers(3, 258) | st.integers(259, 269), max_size=40))
+@examples(300)
+def test_any_tokens_with_bytes_to_fall_back_to_join_up(sentencepiece, tokens):
+    pieces, rest = pieces_of(sentencepiece, tokens)
+    assert "".join(pieces) + rest == sentencepiece.decode(tokens, skip_special_tokens=True)
+
+
+def test_a_vocabulary_without_bytes_holds_nothing_back(tiny_base):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    encoder = encoder_of(tokenizer, tiny_base)
+    assert pieces_of(encoder, [1, 2, 1]) == (["one", " two", " one"], "")
+
+
+def test_the_work_of_a_token_does_not_grow_with_the_text(byte_level):
+    longest = 0
+
+    class Watched:
+        def encode(self, texts, *, special_tokens):
+            return byte_level.encode(texts, special_tokens=special_tokens)
+
+        def decode(self, ids, skip_special_tokens):
+            nonlocal longest
+            longest = max(longest, len(ids))
+            return byte_level.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    (tokens,) = byte_level.encode([TEXT * 20], special_tokens=False)
+    pieces_of(Watched(), tokens)
+    assert len(tokens) > 1000
+    assert longest <= 16

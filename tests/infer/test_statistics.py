@@ -1,12 +1,18 @@
-"""Intervals against known distributions."""
+"""Intervals of rows and of repetitions, against known distributions and their tables."""
 
 import math
 
 import numpy as np
 import pytest
 
-from brim.infer import Interval, intervals, paired_intervals, ratio
-from brim.infer.statistics import ratio_interval
+from brim.infer import Interval, intervals, mean_interval, paired_intervals, ratio, statistics as module
+from brim.infer.statistics import ratio_interval, t_quantile
+
+# NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
+T_QUANTILES = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 15: 2.131,
+    20: 2.086, 29: 2.045, 30: 2.042, 50: 2.009, 99: 1.984, 100: 1.984,
+}  # fmt: skip
 
 
 def test_two_rows_give_their_three_means():
@@ -39,18 +45,13 @@ def test_rows_are_drawn_whole():
     assert interval.high > 9.5
 
 
-@pytest.mark.parametrize("draws", [1, 90, 20_000])
-def test_memory_is_bounded_and_changes_no_figure(monkeypatch, draws):
+def test_the_same_seed_gives_the_same_interval_and_bounded_memory_changes_no_figure(monkeypatch):
     loss, tokens = np.arange(30.0), np.arange(1, 31)
     expected = ratio_interval(loss, tokens)
-    monkeypatch.setattr("brim.infer.statistics._DRAWS_AT_ONCE", draws)
-    assert ratio_interval(loss, tokens) == expected
-
-
-def test_the_same_seed_gives_the_same_interval():
-    loss, tokens = np.arange(30.0), np.arange(1, 31)
-    assert ratio_interval(loss, tokens, seed=3) == ratio_interval(loss, tokens, seed=3)
-    assert ratio_interval(loss, tokens, seed=3) != ratio_interval(loss, tokens, seed=4)
+    assert expected != ratio_interval(loss, tokens, seed=4)
+    for draws in (1, 90, 20_000):
+        monkeypatch.setattr(module, "_DRAWS_AT_ONCE", draws)
+        assert ratio_interval(loss, tokens) == expected
 
 
 def test_a_mean_is_a_ratio_to_the_rows():
@@ -80,3 +81,24 @@ def test_what_is_no_number_leaves_no_interval():
     found = ratio_interval(np.array([1.0, math.nan]), np.array([1, 1]))
     assert math.isnan(found.low)
     assert math.isnan(found.high)
+
+
+def test_quantiles_are_those_of_the_tables_and_with_many_degrees_of_the_normal_distribution():
+    assert {degrees: t_quantile(degrees) for degrees in T_QUANTILES} == pytest.approx(T_QUANTILES, abs=5.1e-4)
+    assert t_quantile(10_000) == pytest.approx(1.959964, abs=3e-4)
+
+
+def test_intervals_of_a_few_values_by_hand():
+    found = mean_interval([1.0, 2.0, 3.0])  # standard deviation 1
+    assert (found.low + found.high) / 2 == pytest.approx(2.0)
+    assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
+    assert mean_interval([0.5] * 4) == Interval(low=0.5, high=0.5)
+    for values in ([], [1.0], [1.0, math.nan, 2.0], [1.0, math.inf]):
+        assert mean_interval(values) is None
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_it_holds_the_mean_in_95_of_100_cases(number):
+    draws = np.random.default_rng(0).normal(3.0, 2.0, size=(4000, number))
+    held = [found.low <= 3.0 <= found.high for found in map(mean_interval, draws.tolist())]
+    assert np.mean(held) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / 4000))

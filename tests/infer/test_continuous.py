@@ -1,0 +1,292 @@
+"""Continuous batching: whoever is in the batch, a row's text is the one that it has alone; when slots are filled."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from brim.errors import OutOfMemoryError
+from brim.infer.engines import FixedRoom, Passes, SlotsEngine, prefill_groups, respond_to
+from brim.infer.engines.cache import RowCache
+from brim.infer.engines.continuous import Queue, rows_to_wait_for
+
+from .families import GREEDY as USUAL, ON_CPU, RunsOut, alone, rows_of, texts
+
+NEW_TOKENS = 12
+ENDS = list(range(30, 60))  # a tenth of the vocabulary: responses end at different lengths
+GREEDY = {**USUAL, "max_new_tokens": NEW_TOKENS, "eos_token_id": ENDS}
+SAMPLING = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 0}
+
+
+def engine(model, *, rows=3, prefill_tokens=64, settings=GREEDY, **changes):
+    room = FixedRoom(rows, prefill_tokens=prefill_tokens)
+    return SlotsEngine(model, settings=settings, room=room, **{"seed": 0, **ON_CPU, **changes})
+
+
+def generate(model, prompts, **how):
+    return texts(respond_to(engine(model, **how), prompts))
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """Each row's text alone, by prompt."""
+    known = {}
+
+    def of(prompts):
+        for row in prompts:
+            if row.key not in known:
+                known[row.key] = alone(model, row, most=NEW_TOKENS, end=ENDS)
+        return [known[row.key] for row in prompts]
+
+    return of
+
+
+def test_greedy_text_is_that_of_each_row_alone(model, prompts, expected):
+    for rows, prefill_tokens, refill in [
+        (1, 1, True), (2, 1000, False), (3, 40, True), (5, 64, True), (5, 64, False), (11, 5, True), (64, 10_000, True),
+    ]:  # fmt: skip
+        responses = respond_to(engine(model, rows=rows, prefill_tokens=prefill_tokens, refill=refill), prompts)
+        assert texts(responses) == expected(prompts), (rows, prefill_tokens, refill)
+    assert len({len(text) for text in texts(responses)}) > 4  # all of one length would not show much
+    for response in responses:
+        assert (response.finish_reason == "stop") == (len(response.token_ids) < NEW_TOKENS)
+        assert (response.end_id in ENDS) == (response.finish_reason == "stop")
+
+
+def test_rows_that_wait_take_the_place_of_those_that_have_ended(model, prompts):
+    refilled, static = (engine(model, refill=refill) for refill in (True, False))
+    respond_to(refilled, prompts)
+    respond_to(static, prompts)
+    assert refilled.statistics.num_row_steps == static.statistics.num_row_steps
+    assert refilled.statistics.num_steps < static.statistics.num_steps
+    assert refilled.statistics.mean_rows > 2
+
+
+def test_sampled_text_is_the_same_in_any_batch_and_when_other_rows_are_gone(model, prompts):
+    found = [generate(model, prompts, rows=rows, settings=SAMPLING) for rows in (1, 4, 11)]
+    assert found[0] == found[1] == found[2]
+    assert generate(model, prompts, rows=4, settings=SAMPLING, seed=1) != found[0]
+    some = generate(model, prompts.take([7, 2, 9]), settings=SAMPLING)
+    assert some == [found[0][7], found[0][2], found[0][9]]
+
+
+def test_what_looks_back_sees_no_padding(model, prompts):
+    penalty = {**GREEDY, "repetition_penalty": 1.9, "no_repeat_ngram_size": 2, "min_new_tokens": 4}
+    one, together = (generate(model, prompts, rows=rows, settings=penalty) for rows in (1, 11))
+    assert one == together
+    assert min(map(len, one)) >= 4
+
+
+def test_rows_go_alone_where_a_batch_misleads_the_model(model, prompts, expected):
+    """As in transformers' DeepSeek-V3 before 5.17, whose scores change with the padding of the rows beside."""
+
+    def mislead(module, args, output):
+        if len(output.logits) > 1:
+            output.logits = output.logits.roll(1, dims=-1)
+        return output
+
+    made = engine(model, rows=5)
+    handle = model.register_forward_hook(mislead)
+    try:
+        assert texts(respond_to(made, prompts)) == expected(prompts)
+    finally:
+        handle.remove()
+    assert made.statistics.most_rows == 1
+
+
+def test_each_response_is_reported_once_as_it_ends(model, prompts):
+    reported = []
+    engine(model).run(prompts, on_finished=lambda each: reported.append([f.position for f in each]))
+    assert sorted(position for each in reported for position in each) == list(range(len(prompts)))
+    assert len(reported) > 3
+
+
+def test_one_new_token_needs_no_step(model, prompts, expected):
+    made = engine(model, settings={**GREEDY, "max_new_tokens": 1})
+    assert texts(respond_to(made, prompts)) == [text[:1] for text in expected(prompts)]
+    assert made.statistics.num_steps == 0
+
+
+def reported_once(made, prompts):
+    """The texts of a run, in order; each of which was told once."""
+    reported = []
+    made.run(prompts, on_finished=reported.extend)
+    assert sorted(each.position for each in reported) == list(range(len(prompts)))
+    by_position = {each.position: each.response.token_ids for each in reported}
+    return [by_position[position] for position in range(len(prompts))]
+
+
+def test_out_of_memory_costs_no_row_and_no_token(model, prompts, expected, freed):
+    smaller = []
+    freed.clear()
+    made = engine(model, rows=8, prefill_tokens=1000, on_smaller=smaller.append)
+    with RunsOut(model, lambda rows, tokens, number: rows > 3) as limit:
+        assert reported_once(made, prompts) == expected(prompts)
+    assert limit.times == made.statistics.num_out_of_memory == len(smaller) == len(freed) > 0
+    assert made.statistics.most_rows <= 3
+    assert "generation: 8 rows of up to" in str(smaller[0])
+
+
+def test_memory_that_is_short_for_a_while_only_narrows_the_batch(model, prompts, expected):
+    """In the middle of the rows' texts: what they have is kept."""
+    made, times = engine(model, rows=4), []
+
+    def now_and_then(module, args, given):
+        if not isinstance(given["past_key_values"], RowCache):
+            return  # the trial whether rows may be together
+        times.append(len(times))
+        if given["input_ids"].shape[1] == 1 and len(times) in (9, 17):
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory"
+            )
+
+    handle = model.register_forward_pre_hook(now_and_then, with_kwargs=True)
+    try:
+        assert texts(respond_to(made, prompts)) == expected(prompts)
+    finally:
+        handle.remove()
+    assert made.statistics.num_out_of_memory == 2
+
+
+def test_a_prompt_that_does_not_fit_alone_is_named(model, prompts):
+    made = engine(model)
+    with (
+        RunsOut(model, lambda rows, tokens, number: rows > 8 or rows * tokens > 50),
+        pytest.raises(OutOfMemoryError, match=r"row 101 .*generation of a single row runs out of memory \(60 tokens\)"),
+    ):
+        respond_to(made, prompts)
+    assert made.statistics.num_out_of_memory >= 2  # it had a second try
+
+
+@pytest.mark.parametrize("fails", ["the model", "the receiver"])
+def test_other_errors_pass(model, prompts, fails):
+    def fail(*given):
+        raise RuntimeError(fails)
+
+    handle = model.register_forward_pre_hook(fail) if fails == "the model" else None
+    try:
+        with pytest.raises(RuntimeError, match=fails):
+            engine(model).run(prompts, on_finished=fail)
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def test_memory_that_runs_out_while_a_row_leaves_loses_no_response(model, prompts, expected, monkeypatch):
+    copied, copy_row = [], RowCache.remove
+
+    def remove(cache, slot):
+        copied.append(slot)
+        if len(copied) in (2, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        copy_row(cache, slot)
+
+    monkeypatch.setattr(RowCache, "remove", remove)
+    made = engine(model, rows=4)
+    assert reported_once(made, prompts) == expected(prompts)
+    assert made.statistics.num_out_of_memory == 2
+
+
+def test_the_cache_is_gone_with_the_last_row(model, prompts, monkeypatch):
+    """At once, not when Python next looks for cycles: on a GPU the next step of training wants the memory."""
+    made, begin = [], Passes.__init__
+
+    def watched(self, *args, **how):
+        begin(self, *args, **how)
+        made.append(weakref.ref(self.cache))
+
+    monkeypatch.setattr(Passes, "__init__", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        respond_to(engine(model), prompts)
+        assert [cache() for cache in made] == [None]
+    finally:
+        gc.enable()
+
+
+class Cells:
+    """A Room of so many cells, where nothing but the cells takes memory."""
+
+    prefill_tokens = 64
+
+    def __init__(self, cells):
+        self.cells = cells
+
+    def rows(self, columns, *, cells=0):
+        return max(1, self.cells // columns)
+
+    def shrink(self, *, rows, columns):
+        raise AssertionError("nobody ran out of memory")
+
+
+def queue_of(lengths, *, max_new_tokens):
+    return Queue(rows_of(lengths), max_new_tokens=max_new_tokens)
+
+
+def test_rows_come_by_length_and_each_once_and_those_that_come_back_go_first_with_their_tokens():
+    queue = queue_of([3, 9, 1, 9, 4], max_new_tokens=5)
+    taken = queue.take(3)
+    assert [row.position for row in taken] == [1, 3, 4]
+    assert len(queue) == 2
+    prompt = taken[2].tokens
+    taken[2].generated += [7, 8]
+    queue.give_back([taken[2], taken[0]])
+    assert len(queue) == 4
+    assert [row.position for row in queue.take(4)] == [1, 4, 0, 2]
+    assert taken[2].tokens == [*prompt, 7, 8]
+    assert not queue
+
+
+def test_a_cache_has_columns_for_the_prompt_and_all_new_tokens_but_the_last():
+    queue = queue_of([3, 9], max_new_tokens=5)
+    assert queue.columns() == 13
+    active = queue.take(1)
+    assert queue.columns() == 7
+    assert queue.columns(active) == 13
+
+
+def test_the_memory_of_a_cache_is_what_its_fullest_layout_takes_and_few_prompts_take_no_more_than_they_need():
+    # 100 columns of one row leave 50 of 150 cells idle; 20 columns of seven rows leave 10.
+    assert queue_of([90, *[10] * 19], max_new_tokens=11).first_shape(Cells(150)) == (1, 100, 140)
+    queue = queue_of([9, 5, 5], max_new_tokens=2)
+    assert queue.first_shape(Cells(10_000)) == (3, 10, 30)
+    assert queue.first_shape(FixedRoom(2, prefill_tokens=1)) == (2, 10, 20)
+
+
+def test_responses_are_taken_to_be_long_until_some_have_ended():
+    queue = queue_of([2, 2], max_new_tokens=10)
+    assert queue.response_tokens == 10
+    row = queue.take(1)[0]
+    row.generated += [1, 2]
+    queue.finish(row)
+    assert queue.response_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "response_tokens", "expected"),
+    [(64, 128, 8), (64, 32, 16), (64, 2, 32), (8, 200, 1), (1, 10, 1), (3, 1, 1), (1000, 5000, 20)],
+)
+def test_the_number_is_the_square_root_rule_within_one_and_half_of_the_rows(rows, response_tokens, expected):
+    assert rows_to_wait_for(rows, response_tokens) == expected
+
+
+@given(rows=st.integers(2, 300), response_tokens=st.integers(2, 500))
+def test_no_other_number_costs_less(rows, response_tokens):
+    def cost(k):
+        return rows / (k * response_tokens) + k / (2 * rows)
+
+    chosen = rows_to_wait_for(rows, response_tokens)
+    least = min(cost(k) for k in range(1, rows // 2 + 1))
+    assert cost(chosen) <= least * 1.25  # whole numbers, of which there may be few
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=40), most_tokens=st.integers(1, 200))
+def test_groups_take_every_row_once_and_keep_to_the_tokens(lengths, most_tokens):
+    groups = prefill_groups(lengths, most_tokens=most_tokens)
+    assert [position for group in groups for position in group] == list(range(len(lengths)))
+    for group in groups:
+        longest = max(lengths[position] for position in group)
+        assert len(group) == 1 or len(group) * longest <= most_tokens

@@ -1,0 +1,284 @@
+"""Texts of static batches do not depend on the batch, come back in order, and are those of a row alone in every family.
+
+Also what both of brim's own engines do alike, and how configuration keys become transformers' settings.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from transformers import GenerationConfig as TheirConfig
+
+from brim.config.schema import GenerationConfig
+from brim.data.tokens import TokenRow, TokenRows
+from brim.errors import BrimError, InputError, OutOfMemoryError
+from brim.infer.engines import (
+    FixedRoom,
+    SlotsEngine,
+    StaticEngine,
+    end_ids,
+    generation_settings,
+    respond_to,
+    why_not_slots,
+)
+from brim.infer.engines.base import is_misled_by_its_batch
+
+from .families import (
+    FAMILIES,
+    GREEDY,
+    MISLED,
+    MOST_NEW,
+    ON_CPU,
+    RECURRENT,
+    RunsOut,
+    alone,
+    build,
+    ended,
+    prompts as short_prompts,
+    texts,
+)
+
+SAMPLING = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 20}
+OWN_ENGINES = pytest.mark.parametrize("kind", [StaticEngine, SlotsEngine])
+
+
+def engine(model, *, kind=StaticEngine, rows=4, settings=GREEDY, **how):
+    return kind(model, room=FixedRoom(rows, prefill_tokens=1), settings=settings, **{"seed": 0, **ON_CPU, **how})
+
+
+def generate(model, prompts, *, on_batch=lambda rows: None, **how):
+    return respond_to(engine(model, **how), prompts, on_batch=on_batch)
+
+
+def one_by_one(model, prompts, *, end=(0,)):
+    return [alone(model, row, most=GREEDY["max_new_tokens"], end=end) for row in prompts]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_texts_do_not_depend_on_the_batch(family):
+    model, rows = build(family), short_prompts()
+    whole = [alone(model, row) for row in rows]
+    assert len({token for text in whole for token in text}) > 12  # a model that repeats itself would prove nothing
+    end, expected = ended(whole)
+    assert 0 < sum(map(len, expected)) < MOST_NEW * len(whole)
+    how = {"settings": {**GREEDY, "max_new_tokens": MOST_NEW, "eos_token_id": [end]}, "seed": 0, **ON_CPU}
+    assert bool(why_not_slots(type(model), model.config, how["settings"])) == (family in RECURRENT)
+    assert texts(respond_to(StaticEngine(model, room=FixedRoom(4, prefill_tokens=1), **how), rows)) == expected
+    if family not in RECURRENT:
+        slots = SlotsEngine(model, room=FixedRoom(3, prefill_tokens=24), **how)
+        assert texts(respond_to(slots, rows)) == expected
+        assert slots.statistics.num_prefills > 4  # rows took the place of others
+        assert slots.statistics.num_layouts > 1  # and the cache was laid out anew
+
+
+@pytest.mark.parametrize("family", sorted({*RECURRENT, "llama", "gpt2", "bloom"}))
+def test_what_its_batch_misleads_is_found_out(family):
+    misled = is_misled_by_its_batch(build(family), [5, 17, 33, 8, 90], pad_id=1, **ON_CPU)
+    assert misled == (family in MISLED)
+
+
+@pytest.mark.parametrize(("rows", "batches"), [(1, [1] * 11), (4, [4, 4, 3]), (64, [11])])
+def test_greedy_batches_equal_one_by_one_and_every_row_is_reported_once(model, prompts, rows, batches):
+    done = []
+    responses = generate(model, prompts, rows=rows, on_batch=done.append)
+    expected = one_by_one(model, prompts)
+    assert len({token for text in expected for token in text}) > 20
+    assert texts(responses) == expected
+    assert done == batches
+
+
+@pytest.mark.parametrize("pad", [1, 0], ids=["padding of its own", "padding that is an end"])
+def test_the_end_is_cut_off_and_named(model, prompts, pad):
+    free = one_by_one(model, prompts, end=())
+    end = free[2][3]  # a token that the model is known to write
+    responses = generate(model, prompts, settings={**GREEDY, "eos_token_id": [end, 0], "pad_token_id": pad})
+    assert texts(responses) == one_by_one(model, prompts, end=(end, 0))
+    reasons = ["stop" if {end, 0} & set(text) else "length" for text in free]
+    assert [response.finish_reason for response in responses] == reasons
+    assert set(reasons) == {"stop", "length"}
+
+
+def test_sampled_texts_depend_on_the_seed_but_not_on_the_batch_or_on_what_is_left_out_or_ran_out(model, prompts):
+    how = {"settings": SAMPLING, "seed": 3}
+    whole = generate(model, prompts, **how)
+    assert whole == generate(model, prompts, rows=11, **how)
+    assert whole != generate(model, prompts, settings=SAMPLING, seed=2)
+    rest = [1, 4, 7]
+    assert [whole[i] for i in rest] == generate(model, prompts.take(rest), rows=2, **how)
+    with RunsOut(model, lambda rows, tokens, number: rows > 4 and number > 5):
+        assert whole == generate(model, prompts, rows=8, **how)
+
+
+@pytest.mark.parametrize("after", [0, 3], ids=["prefill", "decode"])
+def test_greedy_texts_are_the_same_where_memory_ran_out_on_the_way(model, prompts, freed, after):
+    done, told = [], []
+    freed.clear()
+    with RunsOut(model, lambda rows, tokens, number: rows > 3 and number > after):
+        responses = generate(model, prompts, rows=8, on_batch=done.append, on_smaller=told.append)
+    assert texts(responses) == one_by_one(model, prompts)
+    assert [(smaller.before, smaller.after, smaller.longest) for smaller in told] == [(8, 4, 60), (4, 2, 60)]
+    assert told[1].keys == (101, 107, 104, 110)
+    assert done == [2, 2, 2, 2, 2, 1]
+    assert len(freed) == 2
+
+
+def test_a_lone_prompt_that_does_not_fit_is_named_after_all_before_it_is_told(model, prompts):
+    finished = []
+    with (
+        RunsOut(model, lambda rows, tokens, number: tokens == 9),
+        pytest.raises(OutOfMemoryError, match=r"of a single row runs out of memory \(9 tokens\)") as caught,
+    ):
+        engine(model, rows=2).run(prompts, on_finished=finished.extend)
+    assert caught.value.problems[0].where == "row 105 (numbered from 0)"
+    assert sorted(prompts.lengths[[each.position for each in finished]].tolist()) == [9, 17, 28, 31, 44, 60]
+
+
+@OWN_ENGINES
+def test_what_the_listener_raises_ends_the_run_even_where_it_is_about_memory(model, prompts, kind):
+    told = []
+
+    def listener(finished):
+        raise MemoryError("of the listener's own")
+
+    with pytest.raises(MemoryError, match="of the listener's own"):
+        engine(model, kind=kind, on_smaller=told.append).run(prompts, on_finished=listener)
+    assert told == []
+
+
+@OWN_ENGINES
+def test_what_fewer_rows_never_cure_is_raised_as_it_is(model, prompts, monkeypatch, kind):
+    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
+    told = []
+
+    def broken(module, args, kwargs):
+        raise RuntimeError("could not create a primitive")
+
+    hook = model.register_forward_pre_hook(broken, with_kwargs=True)
+    try:
+        with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
+            generate(model, prompts, kind=kind, is_misled=False, on_smaller=told.append)
+    finally:
+        hook.remove()
+    assert [smaller.after for smaller in told] == [2, 1]
+
+
+@OWN_ENGINES
+def test_no_prompts_give_no_responses_and_refused_settings_are_the_users_mistake(model, prompts, kind):
+    assert generate(model, prompts.take([]), kind=kind) == []
+    with pytest.raises(InputError, match=r"generation: transformers cannot generate with these settings: .*5000"):
+        generate(model, prompts, kind=kind, settings={**GREEDY, "bad_words_ids": [[5000]]})
+
+
+def test_scores_that_are_not_finite_are_named(model):
+    broken = copy.deepcopy(model)
+    broken.model.norm.weight.data[:] = float("nan")
+    row = TokenRow(key=0, input_ids=np.array([5, 6], dtype=np.int32), supervised=np.zeros(2, dtype=bool))
+    with pytest.raises(BrimError, match="the probabilities of the next token are not finite") as caught:
+        generate(broken, TokenRows.from_rows([row]), settings=SAMPLING)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, [7]), (7, [7]), (9, [7, 9]), ([9, 7, 8], [7, 9, 8])])
+def test_the_models_own_ends_count_too(model, own, expected):
+    before = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = own
+    try:
+        assert end_ids(model, 7) == expected
+    finally:
+        model.generation_config.eos_token_id = before
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+        {"min_new_tokens": 5, "eos_token_id": [0, *range(2, 150)]},
+        {"guidance_scale": 1.5},
+        {"suppress_tokens": [239, 188], "bad_words_ids": [[58], [4, 5]]},
+    ],
+)
+def test_tokens_are_chosen_as_transformers_would_choose_them(model, prompts, keys):
+    """transformers, one row at a time: its processors see padding, brim's do not."""
+    settings = {**GREEDY, **keys}
+    for row, response in zip(prompts, generate(model, prompts, settings=settings), strict=True):
+        ids = torch.tensor([row.input_ids.tolist()])
+        given = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=TheirConfig(**settings))
+        new = given[0, ids.shape[1] :].tolist()
+        assert response.token_ids == new[: len(response.token_ids)]
+        assert new[len(response.token_ids) :] == ([] if response.end_id is None else [response.end_id])
+
+
+def test_beams_are_transformers_own(model, prompts):
+    settings = {**GREEDY, "num_beams": 3, "length_penalty": 0.5}
+    single = generate(model, prompts, settings=settings, rows=1)
+    assert generate(model, prompts, settings=settings, rows=5) == single
+    assert texts(single) != one_by_one(model, prompts)
+
+
+def test_beams_that_sample_draw_from_a_seed_of_their_row_and_leave_the_programs_random_numbers(model, prompts):
+    settings, some = {**SAMPLING, "num_beams": 2}, prompts.take([0, 2, 5, 8])
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = generate(model, some, settings=settings, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found[1:] == generate(model, some.take([1, 2, 3]), settings=settings, seed=1)
+    assert found != generate(model, some, settings=settings, seed=2)
+
+
+class Even:
+    """Even tokens first, then odd ones."""
+
+    def allowed(self, generated):
+        return range(len(generated) % 2 + 2, 300, 2)
+
+
+@pytest.mark.parametrize("keys", [{}, {"num_beams": 2}, {"do_sample": True, "temperature": 1.0}])
+def test_a_constraint_holds(model, prompts, keys):
+    responses = generate(model, prompts, settings={**GREEDY, **keys}, constraint=Even())
+    assert {tuple(token % 2 for token in response.token_ids) for response in responses} == {(0, 1) * 4}
+
+
+def settings_of(**keys):
+    return generation_settings(GenerationConfig(**keys), pad_id=1, end_ids=[0, 9])
+
+
+def test_the_defaults_sample_as_ludwig_does():
+    assert settings_of(max_new_tokens=5).items() >= {
+        "max_new_tokens": 5, "do_sample": True, "temperature": 0.1, "top_k": 50, "top_p": 1.0, "num_beams": 1,
+        "use_cache": True, "pad_token_id": 1,
+    }.items()  # fmt: skip
+    assert settings_of()["eos_token_id"] == [0, 9]
+
+
+@pytest.mark.parametrize("keys", [{"do_sample": False}, {"temperature": 0.0}, {"temperature": 0.0, "do_sample": True}])
+def test_greedy_decoding_drops_what_shapes_sampling(keys):
+    found = settings_of(**keys)
+    assert found["do_sample"] is False
+    assert not {"temperature", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff"} & found.keys()
+
+
+def test_what_transformers_is_given_of_beams_tokens_and_lists():
+    assert not {"length_penalty", "early_stopping"} & settings_of(length_penalty=2.0, early_stopping=True).keys()
+    beams = settings_of(num_beams=3, length_penalty=2.0, early_stopping=True)
+    assert (beams["length_penalty"], beams["early_stopping"]) == (2.0, True)
+    assert settings_of(top_k=None)["top_k"] == 0  # transformers' own default would be 50
+    assert settings_of(pad_token_id=4)["pad_token_id"] == 4
+    assert [settings_of(eos_token_id=given)["eos_token_id"] for given in (4, (4, 5), 0)] == [[4], [4, 5], [0]]
+    found = settings_of(bad_words_ids=((3, 4),), suppress_tokens=(), sequence_bias=(((1,), 2.0),))
+    assert (found["bad_words_ids"], found["sequence_bias"]) == ([[3, 4]], [[[1], 2.0]])
+    assert "suppress_tokens" not in found
+
+
+@given(
+    do_sample=st.booleans(),
+    temperature=st.sampled_from([0.0, 0.1, 1.5]),
+    top_k=st.sampled_from([None, 1, 50]),
+    num_beams=st.integers(1, 3),
+    early_stopping=st.sampled_from([True, False, "never"]),
+    length_penalty=st.sampled_from([-1.0, 0.0, 2.0]),
+    typical_p=st.sampled_from([0.5, 1.0]),
+)
+def test_transformers_accepts_whatever_the_configuration_does(**keys):
+    TheirConfig(**settings_of(max_new_tokens=4, **keys)).validate(strict=True)
