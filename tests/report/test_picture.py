@@ -1,12 +1,13 @@
-"""Pictures as files, and what is refused before any work."""
+"""Pictures as files: what is refused before any work, and an HTML page with everything in it and nothing outside."""
 
 import builtins
+import re
 
 import pytest
 
 from brim.errors import InputError, OutputError
-from brim.report import PageTable, check_picture, save_picture
-from brim.report.picture import new_figure
+from brim.report import PageTable, check_picture, memory_plot, prediction_tables, save_picture
+from brim.report.picture import FAINT, INK, PAPER, new_figure, page, svg
 
 
 @pytest.fixture
@@ -14,13 +15,16 @@ def figure():
     return new_figure(2, 1, paper="#FEFEFD")
 
 
-def test_png_and_html(figure, tmp_path):
-    table = PageTable(caption="numbers", heads=("a",), rows=[("1",)])
+def test_png_and_html_replace_an_earlier_picture(figure, tmp_path):
+    table = PageTable(caption="numbers", heads=("a", "b"), rows=[("x", "1")])
     for name, start in (("a.png", b"\x89PNG"), ("a.HTML", b"<!DOCTYPE html>")):
+        (tmp_path / name).write_text("old")
         check_picture(tmp_path / name)
+        assert (tmp_path / name).read_text() == "old"
         save_picture(figure, tmp_path / name, title="t", tables=[table])
         assert (tmp_path / name).read_bytes().startswith(start)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.HTML", "a.png"]
+    assert '<tr><td>x</td><td class="number">1</td></tr>' in (tmp_path / "a.HTML").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("name", "what"), [("a.jpeg", "ending '.jpeg' is not known"), ("a", "has no ending")])
@@ -38,14 +42,6 @@ def test_a_folder_and_a_place_below_a_file_are_refused(tmp_path):
             check_picture(path)
 
 
-def test_an_earlier_picture_is_replaced(figure, tmp_path):
-    (tmp_path / "a.html").write_text("old")
-    check_picture(tmp_path / "a.html")
-    assert (tmp_path / "a.html").read_text() == "old"
-    save_picture(figure, tmp_path / "a.html", title="t", tables=[])
-    assert "old" not in (tmp_path / "a.html").read_text()
-
-
 def test_without_matplotlib_the_command_is_told(tmp_path, monkeypatch):
     there = builtins.__import__
 
@@ -58,3 +54,32 @@ def test_without_matplotlib_the_command_is_told(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="needs matplotlib") as caught:
         check_picture(tmp_path / "a.png")
     assert "pip install 'brim[plots]'" in caught.value.problems[0].fix
+
+
+def test_a_page_holds_everything_escaped_and_fetches_nothing(prediction):
+    figure = memory_plot(prediction, title="a <model> & more")
+    text = page(figure, title="a <model>", tables=prediction_tables(prediction), lines=["one & two"])
+    assert re.findall(r"(?:src|href)=\"(?!#)", text) == []
+    assert "<script" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\"\s)]+", text)) <= namespaces
+    assert "<title>a &lt;model&gt;</title>" in text
+    assert "<p>one &amp; two</p>" in text
+    assert "<model>" not in text
+    # The picture takes the page's colours, and its words are words.
+    for colour, name in ((INK, "ink"), (PAPER, "paper"), (FAINT, "faint")):
+        assert f"var(--{name})" in text
+        assert f"fill: {colour.lower()}" not in text.lower()
+    assert "prefers-color-scheme: dark" in text
+    assert "step 2: optimizer" in text
+    assert "allocations and releases, in their order" in text
+    # The numbers stand below.
+    assert f'<td class="number">{prediction.total_bytes:,}</td>' in text
+    assert '<i style="background:#0072B2"></i>weights</td>' in text
+    assert len(re.findall(r"<tr>.*?</tr>", text)) == 3 * (1 + 7)
+
+
+def test_the_same_figure_gives_the_same_text(prediction):
+    one, other = (svg(memory_plot(prediction, title="m")) for _ in range(2))
+    assert one == other

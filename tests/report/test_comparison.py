@@ -1,0 +1,272 @@
+"""Several configurations over several seeds: means and paired differences, their tables, notes and curves."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+from tests.report.hand_made_runs import figures, two_by_three
+from tests.report.overlaps import assert_no_words_stand_on_each_other
+
+from brim.report import (
+    Estimate,
+    Spread,
+    comparison_notes,
+    cost_table,
+    curves_plot,
+    final_split,
+    loss_tables,
+    markdown,
+    run_table,
+    summaries,
+    verdict,
+)
+from brim.report.curves import COLOURS, levelled, look, of_evaluations, of_training
+from brim.train import Curve
+
+
+def test_means_and_what_the_runs_took():
+    first, second = summaries(two_by_three())
+    assert (first.name, first.seeds) == ("a", (0, 1, 2))
+    assert first.losses["validation"].mean == pytest.approx(2.1)
+    assert first.losses["validation"].interval.high == pytest.approx(2.1 + 4.302653 * 0.1 / math.sqrt(3))
+    assert first.num_tokens == Spread(least=1000, mean=1001, most=1002)
+    assert (second.num_steps, second.seconds) == (Spread(least=20, mean=20, most=20), Spread(least=2, mean=2, most=2))
+    assert first.differences == {}
+
+
+def test_differences_are_paired_by_seed_and_what_they_show_is_told():
+    """The seeds scatter a hundred times as much as the differences."""
+    _, second = summaries(two_by_three())
+    difference = second.differences["validation"]
+    assert difference.mean == pytest.approx(-0.199)
+    half = 4.302653 * 0.001 / math.sqrt(3)
+    assert difference.interval.low == pytest.approx(-0.199 - half)
+    assert difference.interval.high == pytest.approx(-0.199 + half)
+    assert verdict(difference) == "lower"
+    assert second.differences["test"].mean == pytest.approx(0.0)
+    assert verdict(second.differences["test"]) == "no difference that these seeds show"
+    assert verdict(Estimate(mean=-1.0, interval=None, num_seeds=1)) == "one seed shows nothing"
+    assert verdict(Estimate(mean=math.nan, interval=None, num_seeds=3)) == "not a number"
+    runs = {"a": {s: figures(1.0) for s in (0, 1)}, "b": {s: figures(1.5) for s in (0, 1)}}
+    assert verdict(summaries(runs)[1].differences["validation"]) == "higher"
+
+
+def test_only_seeds_that_both_have_are_paired():
+    runs = two_by_three()
+    del runs["a"][1]
+    first, second = summaries(runs)
+    assert (first.seeds, second.seeds) == ((0, 2), (0, 1, 2))
+    assert second.differences["validation"].num_seeds == 2
+    assert second.differences["validation"].mean == pytest.approx(-0.199)
+
+
+def test_the_validation_loss_counts_where_every_run_has_one():
+    runs = two_by_three()
+    assert final_split(runs) == "validation"
+    runs["b"][2] = figures(1.0, losses={"train": 1.0})
+    assert final_split(runs) == "train"
+    assert list(summaries(runs)[1].losses) == ["train"]
+
+
+def test_a_configuration_without_a_run_is_left_out():
+    runs = {"a": {0: figures(1.0)}, "b": {}}
+    assert [each.name for each in summaries(runs)] == ["a"]
+    assert summaries({"a": {}, "b": {}}) == []
+    (alone,) = summaries({"a": {}, "b": {0: figures(1.0)}})
+    assert alone.differences == {}
+
+
+def test_losses_and_differences():
+    (table,) = loss_tables(summaries(two_by_three()), first="a", splits=["validation"])
+    assert table.caption == "Final loss on the validation rows, and how it differs from that of a"
+    assert table.heads == ("configuration", "loss", "difference", "what the seeds show")
+    assert table.rows == [
+        ("a", "2.1000 ± 0.2484", "", ""),
+        ("b", "1.9010 ± 0.2509", "-0.1990 ± 0.0025", "lower"),
+    ]
+
+
+def test_seeds_are_named_where_they_are_not_the_same():
+    runs = two_by_three()
+    del runs["b"][1], runs["b"][2]
+    (table,) = loss_tables(summaries(runs), first="a", splits=["test"])
+    assert table.heads[1] == "seeds"
+    assert table.rows[0][:3] == ("a", "0, 1, 2", "2.6000 ± 0.2484")
+    assert table.rows[1] == ("b", "0", "2.2000", "-0.3000", "one seed shows nothing")
+
+
+def test_what_runs_take_and_every_run_by_seed(golden):
+    table = cost_table(summaries(two_by_three()))
+    assert table.rows == [
+        ("a", "10", "40", "1,000–1,002", "2.0 s", "3.0 MiB"),
+        ("b", "20", "40", "1,000–1,002", "2.0 s", "3.0 MiB"),
+    ]
+    golden("report/costs.md", markdown(cost_table(summaries({"a|b": {0: figures(1.0)}}))))
+    table = run_table({"a": {5: figures(2.0), 4: figures(1.5)}, "b": {4: figures(float("nan"))}}, splits=["validation"])
+    assert [row[:3] for row in table.rows] == [("4", "a", "1.5000"), ("4", "b", "none"), ("5", "a", "2.0000")]
+
+
+def notes(runs, *, rows=None, seeds=(0, 1, 2)):
+    return comparison_notes(runs, rows or {}, seeds=seeds)
+
+
+def test_equal_runs_need_two_notes():
+    found = notes(two_by_three())
+    assert len(found) == 2
+    assert "its last weights count, not its best" in found[0]
+    assert "95% interval over seeds, by Student's t" in found[1]
+
+
+def test_one_seed_and_training_losses_are_said_to_be_such():
+    assert any("one seed has no interval" in note for note in notes({"a": {0: figures(1.0)}}, seeds=(0,)))
+    runs = {name: {0: figures(1.0, losses={"train": 1.0})} for name in "ab"}
+    assert any("the loss is the training's, the mean of the last tenth of the tokens" in note for note in notes(runs))
+
+
+@pytest.mark.parametrize(("tokens", "is_said"), [(100_009, False), (101_000, True)])
+def test_other_tokens_are_told_with_both_numbers(tokens, is_said):
+    runs = {"a": {0: figures(1.0, tokens=100_000)}, "b": {0: figures(1.0, tokens=tokens)}}
+    said = [note for note in notes(runs) if note.startswith("not equal in tokens")]
+    assert bool(said) is is_said
+    if is_said:
+        assert "b was trained on 101,000, a on 100,000 (+1.0%)" in said[0]
+
+
+def test_losses_over_other_tokens_other_rows_and_steps_without_an_update_are_told():
+    runs = two_by_three()
+    runs["b"][1] = figures(1.0, evaluated_tokens={"validation": 51}, test=None)
+    assert [note.split(":")[0] for note in notes(runs) if "over other tokens" in note] == [
+        "the validation losses of b and a are means over other tokens, 51 and 50"
+    ]
+    rows = {("a", 0): {"train": "x"}, ("b", 0): {"train": "y"}, ("a", 1): {"train": "z"}, ("b", 1): {"train": "z"}}
+    assert any("b does not have the same rows as a" in note for note in notes(two_by_three(), rows=rows))
+    del rows["a", 0]
+    assert not any("same rows" in note for note in notes(two_by_three(), rows=rows))
+    runs["b"] = {seed: figures(1.0, num_skipped=2) for seed in (0, 1)}
+    assert any(note.startswith("b: 4 steps were left out") for note in notes(runs))
+
+
+@pytest.fixture(scope="module")
+def figure():
+    return curves_plot(two_by_three(), title="Loss over tokens: a, b", subtitle="means of 3 seeds")
+
+
+def plot(runs, **texts):
+    return curves_plot(runs, **{"title": "t", "subtitle": "s", **texts})
+
+
+def title(axes):
+    return axes.get_title(loc="left")
+
+
+def test_validation_and_training_have_a_panel_each(figure):
+    validation, training = figure.axes
+    assert title(validation).startswith("validation loss")
+    assert title(training).startswith("training loss, in 10 equal stretches")
+    assert validation.get_xlim() == training.get_xlim() == (0, pytest.approx(1002 * 1.01))
+
+
+def test_each_configuration_is_a_mean_and_a_band_in_its_colour(figure):
+    for axes in figure.axes:
+        assert [to_hex(line.get_color()).upper() for line in axes.lines] == list(COLOURS[:2])
+        assert [isinstance(band, PolyCollection) for band in axes.collections] == [True, True]
+    line = figure.axes[0].lines[0]
+    assert line.get_ydata()[-1] == pytest.approx(2.1 + 50 / 1001, abs=1e-4)
+    band = figure.axes[0].collections[0].get_paths()[0].vertices
+    last = band[band[:, 0] == band[:, 0].max(), 1]
+    # The seeds lie 0.1 apart, a's and b's alike but for 0.001: paired, half of that is left on each side.
+    assert last.min() == pytest.approx(line.get_ydata()[-1] - 0.0005, abs=2e-4)
+    assert last.max() == pytest.approx(line.get_ydata()[-1] + 0.0005, abs=2e-4)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_the_fall_of_the_first_steps_is_cut_and_that_is_said():
+    """At 50 of 1,000 tokens the loss is 4.0; from a tenth on it is 3.0 at most."""
+    (axes,) = plot({name: {0: figures(2.0, steps=20, evaluations=1)} for name in "ab"}).axes
+    assert axes.get_ylim()[1] < 3.5
+    assert "(the first steps lie above)" in title(axes)
+
+
+def test_one_evaluation_is_no_curve_and_a_name_with_dollars_no_formula():
+    figure = plot({"a$x_1$": {0: figures(2.0, evaluations=1)}, "b": {0: figures(2.0)}}, title="$t_1$")
+    (axes,) = figure.axes
+    assert title(axes).startswith("training loss")
+    assert not any(text.get_parse_math() for text in [*figure.texts, *figure.legends[0].get_texts()])
+
+
+@pytest.mark.parametrize("names", ["ab", [f"configuration-with-a-long-name-{n}" for n in range(7)]])
+def test_no_words_stand_on_each_other(names):
+    runs = {name: {seed: figures(2.0 + 0.1 * seed) for seed in range(2)} for name in names}
+    figure = plot(runs, title="Loss over tokens", subtitle="means of 2 seeds")
+    figure.draw_without_rendering()
+    texts = [part for axes in figure.axes for part in (axes._left_title, axes.xaxis.label)]
+    assert_no_words_stand_on_each_other(figure, [*figure.texts, *figure.legends[0].get_texts(), *texts])
+
+
+def test_eighteen_configurations_look_different():
+    assert len({look(number) for number in range(18)}) == 18
+
+
+def test_runs_of_few_steps_are_averaged_over_as_few_stretches():
+    """A last step of one row is no point of its own."""
+    training = plot({"a": {0: figures(2.0, steps=10)}, "b": {0: figures(2.0, steps=1)}}).axes[1]
+    assert title(training).startswith("training loss, in 2 equal stretches")
+    assert [len(line.get_xdata()) for line in training.lines] == [2, 1]
+    assert [line.get_marker() for line in training.lines] == ["", "o"]
+
+
+def curve(tokens, loss, weights=None):
+    return Curve(tokens=tuple(tokens), loss=tuple(loss), weights=tuple(weights or [1] * len(tokens)))
+
+
+def test_training_losses_are_weighted_means_in_equal_stretches():
+    """Ends of 40 and 80: the stretches are shares of each run, drawn at the mean run's tokens."""
+    one = curve([10, 20, 30, 40], [4.0, 2.0, 1.0, 3.0], [1, 3, 1, 1])
+    other = curve([20, 40, 60, 80], [5.0, 5.0, 5.0, 5.0])
+    found = of_training([one, other], num_bins=2)
+    assert found.tokens.tolist() == [15.0, 45.0]
+    assert found.low.tolist() == [2.5, 2.0]
+    assert found.high.tolist() == [5.0, 5.0]
+    assert found.mean.tolist() == [3.75, 3.5]
+
+
+def test_a_stretch_that_a_run_skips_is_the_others():
+    found = of_training([curve([60, 100], [2.0, 1.0]), curve([25, 50, 75, 100], [4.0, 3.0, 2.0, 1.0])], num_bins=4)
+    assert found.tokens.tolist() == [12.5, 37.5, 62.5, 87.5]
+    assert found.mean.tolist() == [4.0, 2.5, 2.0, 1.0]
+    nobody = of_training([curve([60, 100], [2.0, 1.0])], num_bins=4)
+    assert nobody.tokens.tolist() == [37.5, 87.5]
+
+
+def test_evaluations_after_as_many_steps_go_together_and_others_are_drawn_straight():
+    found = of_evaluations([curve([10, 20], [3.0, 1.0]), curve([12, 22], [4.0, 3.0])])
+    assert found.tokens.tolist() == [11.0, 21.0]
+    assert (found.mean.tolist(), found.low.tolist(), found.high.tolist()) == ([3.5, 2.0], [3.0, 1.0], [4.0, 3.0])
+    found = of_evaluations([curve([10, 20], [3.0, 1.0]), curve([10, 15, 30], [3.0, 3.0, 0.0])])
+    assert found.tokens.tolist() == [10.0, 20.0]
+    assert found.mean == pytest.approx(np.array([3.0, 1.5]))
+
+
+def losses_levelled(**runs):
+    """The losses of each configuration after its seeds are levelled; each is given as losses by seed."""
+    curves = {
+        name: {seed: curve(range(1, len(loss) + 1), loss) for seed, loss in enumerate(of)} for name, of in runs.items()
+    }
+    return {name: [each.loss for each in found] for name, found in levelled(curves).items()}
+
+
+def test_what_a_seed_adds_to_all_is_taken_away_and_differences_stay():
+    found = losses_levelled(a=[(4.0, 3.0), (6.0, 5.0)], b=[(3.0, 2.0), (5.0, 4.0)])
+    assert found == {"a": [(5.0, 4.0), (5.0, 4.0)], "b": [(4.0, 3.0), (4.0, 3.0)]}
+    # Seeds that one lacks stay where they are, and a run that fell apart moves none.
+    assert losses_levelled(a=[(4.0,), (9.0,)], b=[(2.0,)])["a"] == [(4.0,), (9.0,)]
+    assert losses_levelled(a=[(4.0,), (math.nan,)], b=[(2.0,), (7.0,)])["b"][1] == (7.0,)
+    assert losses_levelled() == {}
+
+
+def test_a_level_counts_tokens():
+    found = levelled({"a": {1: curve((1, 2), (4.0, 1.0), (1, 2)), 2: curve((1, 2), (2.0, 2.0))}})
+    assert found["a"][0].loss == pytest.approx((4.0, 1.0))  # both levels are 2
+    assert found["a"][1].loss == pytest.approx((2.0, 2.0))

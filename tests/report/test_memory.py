@@ -1,0 +1,217 @@
+"""What the tables and squares say of a prediction, and the napkin beside it."""
+
+import io
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, strategies as st
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+from rich.console import Console
+from tests.report.hand_made import GIB, hand_made_prediction
+
+from brim.memory.closed_form import Line, Napkin
+from brim.memory.trace import Place
+from brim.report import (
+    LOOKS,
+    Card,
+    Filled,
+    gib,
+    headline,
+    memory_table,
+    napkin_table,
+    squares_plot,
+    total_by_part,
+)
+from brim.report.memory import distance, facts, place_in_words, square_bytes_for, squares
+
+
+def shown(what, **changes):
+    stream = io.StringIO()
+    Console(file=stream, **{"width": 100, **changes}).print(what)
+    return stream.getvalue()
+
+
+def printed(prediction=None, **changes):
+    return shown(memory_table(prediction or hand_made_prediction(**changes), title="Mistral-7B"))
+
+
+def most_is(category):
+    """Changes of a prediction in which a category takes the most."""
+    return {"by_category": {**dict.fromkeys(hand_made_prediction().by_category, 0), category: 11 * GIB}}
+
+
+def test_the_whole_table(golden):
+    golden("report/memory.txt", printed())
+
+
+def test_the_other_way_stands_beside_the_one_that_would_start():
+    without = hand_made_prediction(total_bytes=40 * GIB, fits=False, gradient_checkpointing=False)
+    told = printed(gradient_checkpointing=True, other=without)
+    assert [line.split() for line in told.splitlines() if "checkpointing" in line] == [
+        ["without", "checkpointing", "40.00"]
+    ]
+    turned = printed(gradient_checkpointing=False, other=hand_made_prediction(gradient_checkpointing=True))
+    assert ["with", "checkpointing", "18.75"] in [line.split() for line in turned.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "key", "is_advised"),
+    [
+        ({}, "weights, 13.00 GiB", "quantization: {bits: 4}", True),
+        ({"quantization_bits": 4, "gradient_checkpointing": True}, "weights, 13.00 GiB", "quantization", False),
+        (most_is("activations"), "activations, 11.00 GiB", "trainer.enable_gradient_checkpointing: true", True),
+        (
+            {**most_is("activations"), "gradient_checkpointing": True},
+            "activations",
+            "enable_gradient_checkpointing",
+            False,
+        ),
+        (most_is("logits_and_loss"), "logits and loss", "trainer.chunked_loss: true computes", True),
+        ({**most_is("logits_and_loss"), "has_chunked_loss": True}, "logits and loss", "trainer.chunked_loss", False),
+    ],
+)
+def test_the_largest_part_is_told_with_the_key_that_lowers_it_unless_that_is_done(changes, part, key, is_advised):
+    told = " ".join(printed(**changes).split())
+    assert f"the most is {part}" in told
+    assert (key in told) is is_advised
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 4}, ["shorter rows"]),
+        ({"batch_size": 1}, []),
+        ({"batch_size": 4, "phase": "generate"}, []),
+        ({"batch_size": 1, "quantization_bits": 4, "gradient_checkpointing": False}, ["bitsandbytes"]),
+        ({"batch_size": 1, "quantization_bits": 4, "gradient_checkpointing": True}, []),
+        ({"batch_size": 1, "quantization_bits": 4, "gradient_checkpointing": None, "phase": "evaluate"}, []),
+        ({"batch_size": 1, "quantization_bits": 8, "gradient_checkpointing": False}, []),
+        ({"batch_size": 2, "quantization_bits": 4, "gradient_checkpointing": False}, ["shorter rows", "bitsandbytes"]),
+    ],
+)
+def test_what_others_measured_is_explained_where_the_settings_make_it_differ(changes, words):
+    told = [line for line in facts(hand_made_prediction(**changes)) if "figures measured" in line]
+    assert len(told) == len(words)
+    assert all(word in line for word, line in zip(words, told, strict=True))
+
+
+def test_what_does_not_fit_says_how_much_is_missing():
+    told = printed(budget_bytes=14 * GIB)
+    assert "missing                 4.75" in told
+    assert "W W W W W W W W W W W W W O A!A!L!L!x!" in told
+    assert "! beyond the device's memory" in " ".join(told.split())
+    assert "does not fit: " in told
+
+
+def test_a_device_that_is_not_known_is_not_judged():
+    told = printed(budget_bytes=None, reason="it needs 18.8 GiB")
+    assert "\nit needs 18.8 GiB\n" in told
+    assert "free" not in told
+    assert "fit" not in told
+
+
+def test_the_parts_sum_to_what_the_device_must_have_and_look_different(prediction):
+    assert sum(total_by_part(prediction).values()) == prediction.total_bytes
+    assert total_by_part(prediction).keys() == LOOKS.keys()
+    assert len({look.colour for look in LOOKS.values()}) == len({look.letter for look in LOOKS.values()}) == len(LOOKS)
+
+
+def test_a_terminal_with_colours_has_squares(prediction):
+    table = memory_table(prediction, title="Mistral-7B")
+    told = shown(table, force_terminal=True, color_system="truecolor")
+    assert told.count("■") == 19 + 5  # and one of each part in the legend
+    assert told.count("□") == 5 + 1
+    assert "\x1b[38;2;0;114;178m■" in told  # weights are blue
+
+
+def test_headlines_places_and_sizes_in_words():
+    one = hand_made_prediction(batch_size=1, phase="generate", world_size=2)
+    assert headline(one, title="m") == "m: generate, 1 row × 4,096 tokens, on 2 × a10g"
+    assert headline(hand_made_prediction(phase="load"), title="m") == "m: load, no rows, on a10g"
+    place = Place(phase="backward", layer=3, module="base_model.model.model.layers.3.mlp", operator="aten::mm")
+    assert place_in_words(place) == "backward, mm in model.layers.3.mlp"
+    assert place_in_words(Place(phase="load")) == "load"
+    assert [gib(n) for n in (0, GIB // 20, GIB, 1234 * GIB)] == ["0", "0.050", "1.00", "1,234.00"]
+
+
+def test_a_napkin_has_its_lines_moments_and_distance(prediction, golden):
+    def line(name, category, formula, gibs, *moments):
+        return Line(name=name, category=category, formula=formula, num_bytes=gibs * GIB, moments=moments)
+
+    lines = (
+        line("weights", "weights", "7 parameters × 2 B", 14, "loss", "update"),
+        line("gradients", "gradients", "7 × 4 B", 1, "update"),
+        line("logits", "logits_and_loss", "8 × 4 B", 3, "loss"),
+    )
+    moments = {"loss": 17 * GIB, "update": 15 * GIB}
+    napkin = Napkin(lines=lines, notes=("newcomer is not known",), moments=moments)
+    golden("report/napkin.txt", shown(napkin_table(napkin, prediction)))
+    assert distance(napkin, prediction).endswith("-5.6%")  # of the largest moment
+
+
+def test_each_square_is_what_stands_at_its_middle():
+    parts = {"weights": int(2.4 * GIB), "gradients": int(0.2 * GIB), "activations": int(1.6 * GIB)}
+    assert squares(parts) == ["weights", "weights", "gradients", "activations"]
+    assert squares({"weights": 0}) == []
+
+
+@given(st.lists(st.integers(0, 5 * GIB), min_size=3, max_size=3))
+def test_there_are_as_many_as_the_whole_rounds_to_and_each_part_is_near_its_own(sizes):
+    parts = dict(zip(("weights", "gradients", "activations"), sizes, strict=True))
+    found = squares(parts)
+    assert abs(len(found) - sum(sizes) / GIB) <= 0.5
+    for part, size in parts.items():
+        assert abs(found.count(part) - size / GIB) <= 1
+    assert found == sorted(found, key=list(parts).index)
+
+
+def test_squares_stand_for_more_where_they_would_be_too_many():
+    sizes = {0: 1, 2048 * GIB: 1, 2048 * GIB + 1: 2, 2**50: 512, 2**80: 2**39}
+    assert {most: square_bytes_for(most) // GIB for most in sizes} == sizes
+    lines = shown(Card(parts={"weights": 2**49}, budget_bytes=2**50, per_line=40)).splitlines()
+    assert sum(line.count("W") for line in lines[:-1]) == 1024
+    assert sum(line.count("·") for line in lines[:-1]) == 1024
+    assert lines[-1].startswith("each is 512 GiB: ")
+    figure = squares_plot(
+        [Filled(name="full", parts={"weights": 2**50})], title="", subtitle="", cards={"t4": 15 * GIB}
+    )
+    assert len(figure.axes[0].patches) == 2048
+    assert figure.legends[0].get_title().get_text() == "a square is 512 GiB"
+
+
+def picture(**cards):
+    ways = [
+        Filled(name="full", parts={"weights": 26 * GIB, "gradients": 26 * GIB, "optimizer_state": 52 * GIB}),
+        Filled(name="4-bit + LoRA", parts={"weights": 4 * GIB, "activations": 5 * GIB, "outside": GIB // 2 + 1}),
+    ]
+    cards = {name.replace("_", "-"): gibs * GIB for name, gibs in cards.items()}
+    return squares_plot(ways, title="Llama: ways", subtitle="what it takes", cards=cards)
+
+
+def test_the_piles_have_a_patch_for_each_square_and_totals_names_devices_and_a_legend_are_written():
+    figure = picture(t4=15, a100_80gb=80)
+    (axes,) = figure.axes
+    colours = [to_hex(patch.get_facecolor()).upper() for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(colours) == 104 + 10
+    assert colours.count("#0072B2") == 26 + 4
+    assert colours.count("#009E73") == 52
+    said = [text.get_text() for text in axes.texts]
+    assert said == ["104.00 GiB", "full", "9.50 GiB", "4-bit\n+ LoRA", "t4, 15.00 GiB", "a100-80gb, 80.00 GiB"]
+    (legend,) = figure.legends
+    parts = ["outside PyTorch", "activations", "optimizer state", "gradients", "weights"]
+    assert [text.get_text() for text in legend.get_texts()] == parts
+    # A device is full between two squares.
+    wide = max(round(patch.get_x()) for patch in axes.patches[:104]) + 1
+    step = axes.lines[0].get_xydata()
+    row, part = divmod(15, wide)
+    assert step[:, 1] == pytest.approx([row + 0.93, row + 0.93, row - 0.07, row - 0.07])
+    assert step[1, 0] == pytest.approx(part - 0.07)
+
+
+def test_names_of_devices_do_not_touch():
+    texts = picture(a=22, b=22, c=23, d=24).axes[0].texts
+    names = [text for text in texts if text.get_text().startswith(("a,", "b,", "c,", "d,"))]
+    boxes = sorted((name.get_window_extent().y0, name.get_window_extent().y1) for name in names)
+    assert len(boxes) == 4
+    assert all(below[1] <= above[0] for below, above in pairwise(boxes))

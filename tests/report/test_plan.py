@@ -1,0 +1,142 @@
+"""What the table and the short form say of a plan and of its phases."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from tests.planning.hand_made import (
+    hand_made_phase,
+    hand_made_plan,
+    plan_that_adapts,
+    plan_that_does_not_fit,
+    plan_that_moves,
+)
+
+from brim.notes import kind_of, topic_of
+from brim.planning import short_plan
+from brim.report import plan_table
+from brim.report.plan import short_count
+
+
+def printed(plan, width=80):
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(plan_table(plan, title="Llama-3.2-1B"))
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def words(plan):
+    return " ".join(printed(plan).split())
+
+
+def test_whole_plans(golden):
+    golden("report/plan.txt", printed(hand_made_plan()))
+    golden("report/plan_that_moves.txt", printed(plan_that_moves()))
+    golden("report/plan_that_adapts.txt", printed(plan_that_adapts()))
+
+
+def test_short_plans(golden):
+    plans = {
+        "taken": hand_made_plan(),
+        "moves": plan_that_moves(),
+        "adapts": plan_that_adapts(),
+        "does not fit": plan_that_does_not_fit(),
+    }
+    golden(
+        "report/plans_in_short.txt", "\n\n".join("\n".join([f"# {name}", *short_plan(plans[name])]) for name in plans)
+    )
+
+
+def test_no_way_that_fits_names_the_rows_the_longest_first():
+    told = printed(plan_that_does_not_fit(num_long=12)).splitlines()
+    assert "taken       none: rows of up to 1,024 tokens fit" in told
+    assert "too large   every way: the longest row, 1,417 tokens, takes 15.0 GiB alone, and" in told, "once"
+    at = told.index("row (from 0)  tokens  needed alone")
+    assert [line.split()[:2] for line in told[at + 1 : at + 3]] == [["77", "1,411"], ["70", "1,410"]]
+    assert told[at + 11 :] == ["and 2 more rows that do not fit"]
+    assert not [line for line in told if line.startswith(("why", "time"))]
+    assert printed(plan_that_does_not_fit(num_long=11)).endswith("and 1 more row that does not fit\n")
+
+
+def test_where_no_row_is_short_enough_none_is_named():
+    plan = plan_that_does_not_fit(num_long=100)
+    candidates = tuple(replace(each, longest_that_fits=None) for each in plan.candidates)
+    told = printed(replace(plan, candidates=candidates))
+    assert "taken       none: no row is short enough" in told
+    assert "row (from 0)" not in told
+
+
+def test_a_plan_that_was_found_says_so_and_one_micro_batch_a_step_is_one():
+    plan = hand_made_plan(from_cache=True)
+    assert words(plan).endswith("source an earlier plan for the same model, data and device; --replan looks again")
+    head = short_plan(replace(plan, chosen=replace(plan.candidates[0], micro_batches_per_step=1.0)))[0]
+    assert "; 1 micro-batch a step, of up to 12 × 512 tokens" in head
+    assert head.endswith("(found earlier; --replan looks again)")
+
+
+def test_what_a_step_is_bound_by_is_told_where_it_is_known():
+    plan = hand_made_plan()
+    unknown = replace(plan.candidates[0], bound_by=None, time_source="measured")
+    told = printed(replace(plan, chosen=unknown, candidates=(unknown, *plan.candidates[1:])))
+    assert "time        12 steps, about 6 min 0 s without evaluation (measured)" in told
+
+
+@pytest.mark.parametrize("make", [hand_made_plan, plan_that_does_not_fit])
+def test_the_short_form_says_what_the_run_takes_and_what_is_good_to_know(make):
+    plan = replace(make(), advice=("the batch falls", "a step is bound by arithmetic"))
+    told = short_plan(plan, phase_notes=["the batch falls"])
+    head = [kind_of(line) for line in told[:-2]]
+    assert head == ["plan"] * len(head)
+    assert [topic_of(line) for line in told[:2]] == ["plan", "memory"]
+    assert told[-2:] == list(plan.advice)
+    assert [kind_of(line) for line in told[-2:]] == ["warning", "note"]
+
+
+def test_what_would_be_faster_is_a_detail_of_a_way_that_is_taken():
+    plan = hand_made_plan()
+    faster = "a step is bound by arithmetic (70% of its time)"
+    chosen = replace(plan.chosen, advice=(faster,))
+    told = short_plan(replace(plan, chosen=chosen, advice=("the losses differ", faster)))
+    assert [(str(line), kind_of(line)) for line in told[-2:]] == [("the losses differ", "note"), (faster, "detail")]
+
+
+def test_a_batch_that_stands_still_has_no_table_of_phases():
+    phase = hand_made_phase(1, 32, 0, 12, rates=(0.001, 0.001))
+    still = hand_made_plan(smallest_batch_size=32, total_samples=384, phases=(phase,))
+    assert printed(still) == printed(hand_made_plan())
+    assert short_plan(still) == short_plan(hand_made_plan())
+
+
+def test_phases_that_are_left_out_are_counted_and_a_rate_that_stays_is_told_once():
+    assert "\n3,997 of 4,000 phases are left out here\n" in printed(plan_that_moves(num_phases=4000))
+    (phase, *_) = plan_that_moves().phases
+    still = plan_that_moves(phases=(replace(phase, learning_rates=(0.001, 0.001)),), num_phases=1)
+    assert "  12.00  0.001\n" in printed(still)
+
+
+def test_what_does_not_fit_has_no_figures_of_phases_and_still_a_schedule():
+    told = words(replace(plan_that_does_not_fit(), smallest_batch_size=8, total_samples=900, num_phases=3))
+    assert "schedule 8 to 32 rows in 3 phases over 900 samples" in told
+    assert "learning rate" not in told
+
+
+@pytest.mark.parametrize("width", [79, 80, 200])
+def test_no_figure_is_cut_off(width):
+    large = hand_made_phase(4095, 65_536, 10**12, 10**9, rates=(1.234e-05, 9.87e-06), total_bytes=130 * 2**30)
+    large = replace(large, micro_batches_per_step=4096.0)
+    plans = [hand_made_plan()]
+    plans += [plan_that_moves(phases=(large,), num_phases=4096), plan_that_adapts()] if width >= 80 else []
+    for plan in plans:
+        told = printed(plan, width=width)
+        assert "…" not in told
+        assert max(map(len, told.splitlines())) <= width
+
+
+def test_large_numbers_are_short():
+    shown = {
+        0: "0", 999: "999", 1000: "1k", 1254: "1.25k", 999_499: "999k", 999_500: "1M", 10**12: "1T",
+        3 * 10**18: "3e+03P",
+    }  # fmt: skip
+    assert {number: short_count(number) for number in shown} == shown
