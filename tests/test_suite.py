@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.properties import FUZZED, USUAL, examples
 
 DRAWN: list[int] = []
-WARNING_TESTS = """
+TESTS = """
 import warnings
 import pytest
+from tests.test_suite import test_the_profile_is_the_one_that_was_asked_for, profile
 
 def warn(module):
     warnings.warn_explicit("not aligned", UserWarning, "ops.py", 1, module)
@@ -31,12 +32,6 @@ def test_of_a_library():
 """
 
 
-def run_pytest(*arguments, **environment):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)]
-    root = Path(__file__).parents[1]
-    return subprocess.run(command, env=os.environ | environment, cwd=root, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def profile(request):
     return request.config.getoption("--hypothesis-profile") or "suite"
@@ -48,12 +43,24 @@ def test_the_profile_is_the_one_that_was_asked_for(profile):
     assert (now.deadline, now.database, now.print_blob) == (None, None, True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("asked", [[], ["--hypothesis-profile=fuzz"]], ids=["suite", "fuzz"])
-def test_an_environment_of_ci_changes_nothing(asked):
-    """Hypothesis takes a profile of its own there."""
-    test = f"{__file__}::{test_the_profile_is_the_one_that_was_asked_for.__name__}"
-    done = run_pytest(*asked, test, CI="true")
-    assert done.returncode == 0, done.stdout
+def test_an_environment_of_ci_changes_no_profile_and_what_a_gpus_libraries_warn_of_fails_nothing(tmp_path, asked):
+    """Hypothesis takes a profile of its own in CI."""
+    (tmp_path / "test_suite_of_its_own.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.conftest", "-c", "pyproject.toml"]
+    command += ["-rA", *asked, str(tmp_path / "test_suite_of_its_own.py")]
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "CI": "true"}
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    told = re.findall(r"^(PASSED|FAILED) \S*::(\w+)", done.stdout, flags=re.MULTILINE)
+    assert {name: how for how, name in told} == {
+        "test_the_profile_is_the_one_that_was_asked_for": "PASSED",
+        "test_of_a_library_on_a_gpu": "PASSED",
+        "test_of_brim_on_a_gpu": "FAILED",
+        "test_of_a_library": "FAILED",
+    }
+    assert "1 warning" in done.stdout
 
 
 @given(number=st.integers())
@@ -78,15 +85,3 @@ def test_the_same_are_drawn_again():
         _draw()
         drawn.append(tuple(DRAWN))
     assert drawn[0] == drawn[1]
-
-
-def test_what_only_a_gpu_s_libraries_warn_of_is_shown_and_fails_nothing(tmp_path):
-    (tmp_path / "test_warnings.py").write_text(WARNING_TESTS)
-    done = run_pytest("-p", "tests.conftest", "-c", "pyproject.toml", "-rA", tmp_path / "test_warnings.py")
-    told = re.findall(r"^(PASSED|FAILED) \S*::(\w+)", done.stdout, flags=re.MULTILINE)
-    assert {name: how for how, name in told} == {
-        "test_of_a_library_on_a_gpu": "PASSED",
-        "test_of_brim_on_a_gpu": "FAILED",
-        "test_of_a_library": "FAILED",
-    }
-    assert "1 warning" in done.stdout

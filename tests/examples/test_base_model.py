@@ -1,24 +1,28 @@
-"""The base model that the project ships."""
+"""The base model that the project ships, its tokenizer, and the demo without what it takes time for."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
+from hypothesis import given, strategies as st
+from transformers import AutoTokenizer
 
+import demo
 from brim import Model
-from stdlib_code import dataset, pretrain
+from brim.train import create_run_folder
+from brim.workflows.prediction import check_output, write_predictions
+from stdlib_code import dataset, pretrain, tokenizer
+from stdlib_code.dataset import TRAIN, Module, Row, pretraining_rows
 
-MEBIBYTE = 2**20
 FOLDER = pretrain.BASE_MODEL
+TEXTS = [f"def f{n}(self):\n    for x in y:\n        return self.x[{n}]\n\n\n" for n in range(50)]
+LEARNED = tokenizer.train(TEXTS, vocabulary_size=300)
 
 
-def test_the_weights_are_safetensors_of_at_most_8_mib() -> None:
-    assert [path.name for path in FOLDER.glob("*.safetensors")] == ["model.safetensors"]
-    assert (FOLDER / "model.safetensors").stat().st_size <= 8 * MEBIBYTE
-
-
-def test_the_folder_holds_what_others_read_and_nothing_else() -> None:
+def test_the_folder_holds_what_others_read_in_at_most_8_mib_and_nothing_else() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == [
         "README.md",
         "config.json",
@@ -28,29 +32,83 @@ def test_the_folder_holds_what_others_read_and_nothing_else() -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-
-
-def test_the_architecture_is_that_of_the_script() -> None:
+    assert (FOLDER / "model.safetensors").stat().st_size <= 8 * 2**20
     config = json.loads((FOLDER / "config.json").read_text())
     assert {name: config[name] for name in pretrain.ARCHITECTURE} == pretrain.ARCHITECTURE
     assert config["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("word", ["pretrain", "hash", "held-out", "Python Software Foundation", "Limits", "license:"])
-def test_the_card_says_how_it_came_to_be(word: str) -> None:
-    assert word in (FOLDER / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_card_leaves_no_place_unfilled_and_names_no_path_of_a_machine() -> None:
+def test_the_card_says_how_it_came_to_be_and_names_no_path_of_a_machine() -> None:
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert "{" not in card
-    assert "/tmp" not in card
-    assert "/home" not in card
+    for word in ("pretrain", "hash", "held-out", "Python Software Foundation", "Limits", "license:"):
+        assert word in card
+    for trace in ("{", "/tmp", "/home"):
+        assert trace not in card
 
 
-def test_it_has_learned_python_that_it_has_not_seen(modules: list[dataset.Module]) -> None:
+@pytest.mark.run
+def test_it_has_learned_python_that_it_has_not_seen(modules: list[Module]) -> None:
     held_out = [module for module in modules if module.split == dataset.TEST]
     texts = [next(dataset.pieces(module, max_characters=1600)) for module in held_out][:20]
     config = {**pretrain.TEXT_FEATURES, "base_model": str(FOLDER), "preprocessing": {"global_max_sequence_length": 768}}
     loss = Model(config).evaluate({"prompt": [""] * len(texts), "completion": texts}).metrics["loss"]
     assert 2.0 < loss < 5.0  # guessing: ln 4096 = 8.3; less than 2 would mean that it has read them
+
+
+@given(st.text())
+def test_any_text_comes_back(text: str) -> None:
+    assert LEARNED.decode(LEARNED.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_line_ends_with_their_indentation_and_digits_are_tokens_and_the_same_texts_give_the_same() -> None:
+    larger = tokenizer.train(TEXTS, vocabulary_size=400)
+    for piece in ("\n    ", "\n        ", "\n\n\n"):
+        assert len(larger.encode(f"x{piece}y").tokens) == 3
+    assert LEARNED.encode("20252025").tokens == list("20252025")
+    assert tokenizer.train(TEXTS, vocabulary_size=300).to_str() == LEARNED.to_str()
+    assert [LEARNED.token_to_id(token) for token in (tokenizer.END_OF_TEXT, tokenizer.PADDING)] == [0, 1]
+
+
+def test_transformers_reads_what_was_saved(tmp_path: Path) -> None:
+
+    tokenizer.save(LEARNED, tmp_path, context_length=64)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert (loaded.eos_token, loaded.pad_token) == (tokenizer.END_OF_TEXT, tokenizer.PADDING)
+    assert (loaded.bos_token, loaded.unk_token, loaded.model_max_length) == (None, None, 64)
+    assert loaded("def f1(self):").input_ids == LEARNED.encode("def f1(self):").ids
+
+
+def test_held_out_modules_take_few_tokens(modules: list[Module]) -> None:
+    learned = tokenizer.train(str(row["completion"]) for row in pretraining_rows(modules))
+    held_out = [module.text for module in modules if module.split != TRAIN]
+    assert learned.get_vocab_size() == 4096
+    assert tokenizer.bytes_per_token(learned, held_out) > 3.3
+
+
+def stand_in(verb: str, *arguments: str | Path) -> float:
+    """What a brim command leaves behind, and what it refuses to write over."""
+    given = {str(name): demo.ROOT / value for name, value in zip(arguments[1::2], arguments[2::2], strict=False)}
+    if verb == "train":
+        (create_run_folder(given["--output-directory"], resume=False).path / "config.yaml").touch()
+        return 1.0
+    output = given["--rows" if verb == "evaluate" else "--output"]
+    check_output(output)
+    rows = pd.read_json(given["--dataset"], lines=True)
+    write_predictions(rows if verb == "evaluate" else rows.assign(output_response="pass"), output)
+    return 1.0
+
+
+def test_the_demo_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[Row]
+) -> None:
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    monkeypatch.setattr(demo, "_brim", stand_in)
+    monkeypatch.setattr(demo, "stdlib_modules", list)
+    monkeypatch.setattr(demo, "instruction_rows", lambda modules: rows)
+    said = []
+    for _ in range(2):
+        demo.main()
+        (tmp_path / "demo-output" / "mine.txt").touch()
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert (tmp_path / "demo-output" / "mine.txt").exists()

@@ -95,21 +95,18 @@ def test_functions_under_conditions_count_and_inner_functions_do_not() -> None:
     assert found[0].output.startswith("async def outer():\n    def inner():")
 
 
-def test_a_row_that_was_there_before_is_left_out() -> None:
+def test_a_row_that_was_there_before_or_that_training_text_holds_is_left_out() -> None:
     text = 'def f():\n    """Words."""\n    return 1\n'
     first, second = module_of(text, name="first"), module_of(text, name="second")
     assert [row.module for row in instruction_rows([first, second])] == ["first"]
+    held_out = module_of(text, name="held", split=TEST)
+    assert [row.module for row in instruction_rows([held_out, second])] == ["second"]
 
 
-def test_a_held_out_function_that_training_text_holds_is_left_out_of_the_held_out_rows() -> None:
-    text = 'def f():\n    """Words."""\n    return 1\n'
-    held_out, seen = module_of(text, name="held", split=TEST), module_of(text, name="seen")
-    assert [row.module for row in instruction_rows([held_out, seen])] == ["seen"]
-
-
-def test_there_are_thousands_of_rows_with_a_long_tail(rows: list[Row]) -> None:
+def test_there_are_thousands_of_rows_each_once_with_a_long_tail(rows: list[Row]) -> None:
     lengths = np.array([len(row.instruction) + len(row.input) + len(row.output) for row in rows])
     assert len(rows) > 4000
+    assert len({(row.instruction, row.input, row.output) for row in rows}) == len(rows)
     assert np.quantile(lengths, 0.99) > 8 * np.median(lengths)
 
 
@@ -122,39 +119,29 @@ def test_every_output_is_a_function_without_its_docstring(rows: list[Row]) -> No
         assert row.instruction == row.instruction.strip() != ""
 
 
-def test_no_row_is_there_twice(rows: list[Row]) -> None:
-    assert len({(row.instruction, row.input, row.output) for row in rows}) == len(rows)
-
-
-def test_the_splits_share_no_top_level_module(modules: list[Module], rows: list[Row]) -> None:
+def test_the_splits_share_no_top_level_module_and_have_about_the_shares_of_the_docstring(
+    modules: list[Module], rows: list[Row]
+) -> None:
     splits_of: dict[str, set[int]] = {}
     for thing in (*modules, *rows):
         name = thing.name if isinstance(thing, Module) else thing.module
         splits_of.setdefault(name.split(".")[0], set()).add(thing.split)
     assert all(len(splits) == 1 for splits in splits_of.values())
-
-
-def test_the_shares_of_the_splits_are_near_what_the_docstring_says(rows: list[Row]) -> None:
     shares = np.bincount([row.split for row in rows], minlength=3) / len(rows)
     assert 0.72 < shares[TRAIN] < 0.88
     assert shares[VALIDATION] > 0.04
     assert shares[TEST] > 0.08
 
 
-@pytest.mark.parametrize(
-    ("module", "split"),
-    # The shipped base model has read the training modules: these may never change.
-    [("argparse", TRAIN), ("asyncio.tasks", TRAIN), ("lib2to3.fixer_util", VALIDATION), ("ipaddress", TEST)],
-)
-def test_the_split_of_a_module_is_fixed_for_good(module: str, split: int) -> None:
-    assert split_of(module) == split
+def test_the_split_of_a_module_is_fixed_for_good_and_that_of_its_twin() -> None:
+    """The shipped base model has read the training modules: these may never change."""
+    fixed = {"argparse": TRAIN, "asyncio.tasks": TRAIN, "lib2to3.fixer_util": VALIDATION, "ipaddress": TEST}
+    assert {module: split_of(module) for module in fixed} == fixed
+    for module, twin in (("_pydecimal", "decimal"), ("_pyio", "io"), ("_socket", "socket")):
+        assert split_of(module) == split_of(twin)
 
 
-@pytest.mark.parametrize(("module", "twin"), [("_pydecimal", "decimal"), ("_pyio", "io"), ("_socket", "socket")])
-def test_a_module_and_its_twin_are_in_one_split(module: str, twin: str) -> None:
-    assert split_of(module) == split_of(twin)
-
-
+@pytest.mark.process
 def test_another_process_finds_the_same_rows(rows: list[Row], tmp_path: Path) -> None:
     write_jsonl(rows, tmp_path / "here.jsonl")
     script = [sys.executable, str(EXAMPLES / "stdlib_code" / "dataset.py"), str(tmp_path / "there.jsonl")]
@@ -177,17 +164,15 @@ def test_files_that_are_tests_installed_broken_or_not_utf8_are_no_modules(tmp_pa
     assert [module.name for module in stdlib_modules(tmp_path)] == ["ast", "json"]
 
 
-def test_pretraining_text_comes_from_training_modules_alone(modules: list[Module]) -> None:
+def test_pretraining_text_comes_from_training_modules_alone_and_some_is_for_validation(modules: list[Module]) -> None:
+    pretraining = list(pretraining_rows(modules))
     lines = {True: set[str](), False: set[str]()}
     for module in modules:
         lines[module.split == TRAIN].update(module.text.split("\n"))
-    read = {line for row in pretraining_rows(modules) for line in str(row["completion"]).split("\n")}
+    read = {line for row in pretraining for line in str(row["completion"]).split("\n")}
     assert read <= lines[True]
     assert len(lines[False] - read) > 20_000
-
-
-def test_some_pretraining_pieces_are_for_validation(modules: list[Module]) -> None:
-    splits = np.array([row["split"] for row in pretraining_rows(modules)])
+    splits = np.array([row["split"] for row in pretraining])
     assert 0.015 < np.mean(splits == VALIDATION) < 0.025
     assert set(splits.tolist()) == {TRAIN, VALIDATION}
 

@@ -1,27 +1,16 @@
-"""The same runs on a CUDA device, where there is one."""
+"""The same runs on a CUDA device, where there is one, and a device that runs out of memory in the middle of a step."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
+from tests.gallery import usual
+from torch import nn
 
 import brim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-def config(base, precision):
-    return {
-        "base_model": str(base),
-        "precision": precision,
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "adapter": {"type": "lora", "dropout": 0.0},
-        "preprocessing": {"split": {"type": "fixed"}},
-        "generation": {"max_new_tokens": 6, "do_sample": False},
-        "trainer": {"type": "finetune", "epochs": 2, "effective_batch_size": 8, "batch_size": 4, "learning_rate": 0.01},
-    }
 
 
 def log(run):
@@ -45,10 +34,10 @@ def test_a_gpu_gives_the_losses_of_a_cpu(tiny_base, sums_file, tmp_path, monkeyp
     """In fp16 from a loss scale at which no update is left out: at the usual one a device may overflow, another not."""
     scaler = torch.amp.GradScaler
     monkeypatch.setattr("torch.amp.GradScaler", lambda kind, enabled: scaler(kind, init_scale=2.0**8, enabled=enabled))
-    result = brim.Model(config(tiny_base, precision)).train(sums_file, output_directory=tmp_path / "gpu")
+    result = brim.Model(usual(tiny_base, precision=precision)).train(sums_file, output_directory=tmp_path / "gpu")
     with monkeypatch.context() as patch:
         patch.setattr("brim.session.pick_device", lambda: torch.device("cpu"))
-        brim.Model(config(tiny_base, "fp32")).train(sums_file, output_directory=tmp_path / "cpu")
+        brim.Model(usual(tiny_base, precision="fp32")).train(sums_file, output_directory=tmp_path / "cpu")
     tolerance = 1e-3 if precision == "fp32" else 2e-2
     assert not [record for record in log(tmp_path / "gpu") if record.get("event") == "overflow"]
     np.testing.assert_allclose(losses(tmp_path / "gpu"), losses(tmp_path / "cpu"), rtol=tolerance)
@@ -63,7 +52,7 @@ def test_a_quantised_base_on_a_gpu_gives_nearly_the_losses_of_a_cpu(
     tiny_base, sums_file, tmp_path, monkeypatch, bits, optimizer
 ):
     """For 8 bits the GPU's kernel is another: it quantises the activations, too."""
-    settings = {**config(tiny_base, "fp32"), "quantization": {"bits": bits}}
+    settings = {**usual(tiny_base, precision="fp32"), "quantization": {"bits": bits}}
     at_home = {**settings, "trainer": {**settings["trainer"], "optimizer": optimizer.removeprefix("paged_")}}
     settings["trainer"]["optimizer"] = optimizer
     result = brim.Model(settings).train(sums_file, output_directory=tmp_path / "gpu")
@@ -78,7 +67,7 @@ def test_a_quantised_base_on_a_gpu_gives_nearly_the_losses_of_a_cpu(
 def test_an_8_bit_base_learns_the_same_in_other_micro_batches(tiny_base, sums_file, tmp_path):
     """LLM.int8 finds outliers in the columns of a whole micro-batch; CONTRACT.md allows 1e-2."""
     for rows in (1, 4, 8):
-        settings = {**config(tiny_base, "bf16-true"), "quantization": {"bits": 8}}
+        settings = {**usual(tiny_base, precision="bf16-true"), "quantization": {"bits": 8}}
         settings["trainer"]["batch_size"] = rows
         brim.Model(settings).train(sums_file, output_directory=tmp_path / str(rows))
     for rows in (4, 8):
@@ -108,3 +97,41 @@ def test_paged_states_are_paged_again_after_a_checkpoint():
     step(0)
     step(1)
     assert torch.equal(weights[0], weights[1])
+
+
+WIDTH, ROWS = 1 << 16, 256
+
+
+def train(limit_bytes=None, max_rows=None):
+    """The loss of a step, the events, and the bytes that are allocated after it."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Tanh(), nn.Dropout(0.1))]
+    model = nn.Sequential(nn.Linear(8, WIDTH), *layers, nn.Linear(WIDTH, 1)).cuda()
+    rows = torch.randn(ROWS, 8)
+    events = []
+    step = brim.AdaptiveStep(
+        model, lambda batch: model(batch.cuda()).square().sum(), max_rows=max_rows, on_event=events.append
+    )
+    step(rows[:4])  # cuBLAS's workspaces
+    torch.cuda.empty_cache()
+    before_bytes = torch.cuda.memory_allocated()
+    if limit_bytes is not None:
+        allowed_bytes = torch.cuda.memory_reserved() + limit_bytes
+        torch.cuda.set_per_process_memory_fraction(allowed_bytes / torch.cuda.mem_get_info()[1])
+    torch.manual_seed(1)
+    try:
+        loss = step(rows)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return loss, events, torch.cuda.memory_allocated() - before_bytes
+
+
+def test_a_step_that_runs_out_of_memory_ends_as_one_with_these_cuts():
+    """A row keeps about 1.3 MB, so 256 take 340 MB."""
+    loss, events, left_bytes = train(limit_bytes=160 << 20)
+    max_rows = [event["after"] for event in events if event["event"] == "cap"][-1]
+    assert max_rows < ROWS
+    free_loss, free_events, _ = train(max_rows=max_rows)
+    assert free_events == []
+    assert loss == pytest.approx(free_loss, rel=1e-5)  # with dropout: the same numbers were drawn
+    assert left_bytes == 0  # the gradients that were there before have been replaced

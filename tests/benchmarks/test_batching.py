@@ -1,0 +1,281 @@
+"""The benchmarks of batching: how races, runs under limits and searches are run and judged, without training anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.batching_budgets import WRONG_BY, budget_runs
+from benchmarks.batching_epoch import (
+    Trial,
+    contenders,
+    fastest,
+    half_of_whole_batch,
+    largest_difference,
+    race,
+    summarize,
+)
+from benchmarks.batching_padding import padded_over_real, paddings
+from benchmarks.batching_peers import accumulation_of_packs
+from benchmarks.batching_planning import long_tailed_lengths, rows_of_lengths
+from benchmarks.batching_run import Outcome, RunFailed, Spec, last_words
+from benchmarks.batching_search import Calibration, summary
+from benchmarks.search_contenders import Watched, contenders as search_contenders
+from benchmarks.search_oracle import block_bytes, foretell
+from benchmarks.search_subject import random_case, subject
+
+from brim.batching import Costs, Surface
+from brim.workflows.measure.run import RETURNED_AT_ONCE
+
+SPEC = Spec(folder="nowhere", device="cpu", contender="brim", num_threads=1)
+MIB = 2**20
+OUTCOME = Outcome(
+    train_s=10.0, whole_s=12.0, losses=[2.0, 1.0], num_tokens=1000, num_padded_tokens=1100, num_micro_batches=4,
+    micro_batch_rows=None, num_out_of_memory=0, peak_bytes=5, held_out_loss=1.5, beside_bytes=1000 * MIB,
+    passes_bytes=4000 * MIB, plan={"launch": {"probes": [{"outcome": "fits"}]}},
+)  # fmt: skip
+
+
+def test_limits_are_shares_of_what_the_passes_take_beside_what_the_process_takes():
+    asked: list[tuple[int | None, float | None]] = []
+
+    def start(spec: Spec) -> Outcome:
+        asked.append((spec.limit_bytes, spec.wrong_by))
+        return OUTCOME
+
+    runs = budget_runs(SPEC, "lora", say=lambda line: None, start=start)
+    shares = [(5000, None), (3000, None), (3000, WRONG_BY), (2000, None), (2000, WRONG_BY)]
+    assert asked[:6] == [(None, None), *((mib * MIB, wrong) for mib, wrong in shares)]
+    assert [run.limit for run in runs] == ["none", "100%", "50%", "50%", "25%", "25%", "one row"]
+    assert {run.num_probes_out_of_memory for run in runs} == {0}
+    assert all(run.is_met for run in runs)
+
+
+def test_the_smallest_limit_is_the_least_that_brim_does_not_refuse():
+    def start(spec: Spec) -> Outcome:
+        if spec.limit_bytes is not None and spec.limit_bytes < 1520 * MIB:
+            raise RunFailed("brim.errors.InputError: rows do not fit even alone: row 3")
+        return OUTCOME
+
+    smallest = budget_runs(SPEC, "full", say=lambda line: None, start=start)[-1]
+    assert (smallest.limit, smallest.goal, smallest.is_met) == ("one row", 1e-4, True)
+    assert 520 * MIB <= smallest.tensor_bytes < 536 * MIB
+
+
+def test_a_run_meets_its_goal_with_close_losses_and_few_failures_alone():
+    by_limit = {
+        5000 * MIB: replace(OUTCOME, losses=[2.0, 1.0 + 2e-5]),  # further than 1e-5
+        3000 * MIB: replace(OUTCOME, num_out_of_memory=1),  # allowed to the wrong model alone
+        2000 * MIB: replace(OUTCOME, plan={"launch": {"probes": [{"outcome": "out_of_memory"}] * 6}}),
+    }
+
+    def start(spec: Spec) -> Outcome:
+        if spec.limit_bytes is not None and spec.limit_bytes < 1500 * MIB:
+            raise RunFailed("killed")
+        return by_limit.get(spec.limit_bytes or 0, OUTCOME)
+
+    runs = budget_runs(SPEC, "lora", say=lambda line: None, start=start)
+    assert [(run.limit, run.wrong_by, run.is_met) for run in runs] == [
+        ("none", None, True),
+        ("100%", None, False),
+        ("50%", None, False),
+        ("50%", WRONG_BY, True),
+        ("25%", None, False),
+        ("25%", WRONG_BY, False),  # six are too many
+        ("one row", None, False),
+    ]
+    assert runs[-1].failure == "killed"
+
+
+def _trial(rows: int, tokens_per_s: float | None) -> Trial:
+    return Trial(way="fixed", micro_batch_rows=rows, accumulation_steps=32 // rows, tokens_per_s=tokens_per_s)
+
+
+def test_the_hand_search_takes_the_fastest_and_of_equals_the_smaller_and_contenders_are_the_best_of_each_way():
+    trials = [_trial(1, 900.0), _trial(4, 1000.0), _trial(2, 1000.0), _trial(32, None)]
+    assert fastest(trials, "fixed") == _trial(2, 1000.0)
+    assert fastest([_trial(32, None)], "fixed") is None
+    chosen = contenders({"brim": SPEC}, trials)
+    assert list(chosen) == ["brim", "fixed", "auto_find"]
+    assert chosen["fixed"] == replace(SPEC, contender="fixed", micro_batch_rows=2, accumulation_steps=16)
+    assert (chosen["auto_find"].micro_batch_rows, chosen["auto_find"].accumulation_steps) == (32, 1)
+
+
+def test_the_limit_leaves_half_of_what_the_whole_batch_takes_beside_what_is_never_used():
+    whole = replace(_trial(32, 100.0), peak_bytes=8 * 2**30)
+    assert half_of_whole_batch([_trial(1, 900.0), whole]) == int(5.75 * 2**30)
+    assert half_of_whole_batch([_trial(32, None)]) is None
+
+
+def test_contenders_take_turns_and_every_other_round_goes_backwards():
+    order: list[str] = []
+
+    def start(spec: Spec) -> Outcome:
+        order.append(spec.contender + ("+score" if spec.scores else ""))
+        return OUTCOME
+
+    specs = {name: replace(SPEC, contender=name) for name in ("brim", "fixed", "auto_find")}
+    outcomes = race(specs, rounds=3, once=["auto_find"], say=lambda line: None, start=start)
+    assert order == ["brim+score", "fixed+score", "auto_find+score", "fixed", "brim", "brim", "fixed"]
+    assert [len(runs) for runs in outcomes.values()] == [3, 3, 1]
+
+
+def test_the_summary_compares_rounds_and_losses():
+    peer = replace(OUTCOME, losses=[2.0, 1.01], micro_batch_rows=1)
+    found = summarize(
+        {
+            "brim": [replace(OUTCOME, train_s=s) for s in (10.0, 20.0, 10.0)],
+            "fixed": [replace(peer, train_s=s) for s in (15.0, 20.0, 12.0)],
+            "packing": [replace(peer, train_s=s) for s in (9.0, 18.0, 9.0)],
+        }
+    )
+    ours, fixed, packing = found
+    assert (ours.train_s, ours.brim_is_faster, ours.goal) == (10.0, 1.0, None)
+    assert (fixed.train_s, fixed.brim_is_faster, fixed.goal) == (15.0, 1.2, 1.0)
+    assert fixed.loss_difference == pytest.approx(0.01)
+    assert (fixed.is_met, packing.is_met) == (False, False)  # other losses; not faster
+    assert (packing.brim_is_faster, packing.loss_difference) == (0.9, None)  # its batches hold other rows
+    assert fixed.padding == 1.1
+
+
+def test_losses_that_are_no_numbers_packs_and_last_words():
+    assert largest_difference([1.0, math.nan], [1.0, 1.0]) == math.inf
+    assert largest_difference([1.0, 2.0], [1.0, 4.0]) == 0.5
+    # 32 rows of 192 tokens are four packs of 1,536.
+    assert [accumulation_of_packs([192] * 10, micro_batch_packs=packs) for packs in (1, 2, 4, 8)] == [4, 2, 1, 1]
+    error = "brim.errors.OutOfMemoryError: step 1: row 18 ran out of memory"
+    traceback = (
+        'Traceback (most recent call last):\n  File "/home/someone/x.py", line 1, in <module>\n    raise Error\n'
+    )
+    assert last_words(f"a warning\n{traceback}{error}\n  fix: shorter rows\n") == f"{error} fix: shorter rows"
+    assert last_words("loading\nKilled\n") == "Killed"
+    assert last_words("") == ""
+
+
+def _costs(*, launch_s: float) -> Costs:
+    """One byte and one second a padded token, and `launch_s` a micro-batch."""
+    peak = Surface(base=0.0, lengths=(1,), tokens=((1,),), values=((1.0,),))
+    time = Surface(base=launch_s, lengths=(1,), tokens=((1,),), values=((launch_s + 1.0,),))
+    return Costs(peak=peak, static_bytes=0, time=time)
+
+
+def test_padding_is_counted_by_micro_batch_and_avoided_where_launches_cost_less():
+    steps = [[np.array([4, 1]), np.array([2, 2])], [np.array([3])]]
+    assert padded_over_real(steps) == pytest.approx((8 + 4 + 3) / (5 + 4 + 3))
+    lengths = np.array([10, 100] * 16)  # one effective batch of 32 rows
+    (found,) = paddings(lengths, _costs(launch_s=1.0), fixed_rows=(32,))
+    assert found.cap_bytes == 3200
+    assert found.fixed == pytest.approx(3200 / 1760, abs=1e-4)
+    assert (found.brim, found.brim_micro_batches_per_step) == (1.0, 2.0)
+    assert found.brim_largest == found.fixed  # all rows fit at once
+    assert found.waste_over_fixed_waste == 0.0
+    (found,) = paddings(lengths, _costs(launch_s=10_000.0), fixed_rows=(32,))
+    assert (found.brim_micro_batches_per_step, found.waste_over_fixed_waste) == (1.0, 1.0)
+
+
+def test_the_rows_that_are_planned_for_have_the_long_tail_of_the_docstring_rows():
+    lengths = long_tailed_lengths(100_000)
+    assert abs(np.median(lengths) - 139) < 5
+    assert abs(np.percentile(lengths, 99) - 1417) < 50
+    assert (lengths.min(), lengths.max()) == (8, 1536)
+    rows = rows_of_lengths(np.array([3, 1, 5]))
+    assert rows.lengths.tolist() == [len(row.input_ids) for row in rows] == [3, 1, 5]
+    assert rows.num_supervised.tolist() == [2, 0, 4]
+
+
+def test_a_case_is_drawn_from_its_seed_and_number_alone():
+    assert random_case(3, "counted") == random_case(3, "counted")
+    drawn = [random_case(number, seed) for seed in ("counted", "calibration") for number in range(20)]
+    assert len({(case.hidden, case.tokens, case.room_bytes) for case in drawn}) == 40
+    assert {case.model_type for case in drawn} == {"llama", "qwen3", "gpt2"}
+
+
+def test_the_figures_of_a_contender():
+    tried = [
+        {"largest": 100, "size": 99, "tried": [99], "out_of_memory": [], "seconds": 1.0},
+        {"largest": 100, "size": 90, "tried": [101, 50, 90], "out_of_memory": [101], "seconds": 3.0},
+        {"largest": 10, "size": 11, "tried": [8, 16], "out_of_memory": [16], "seconds": 2.0},
+    ]
+    cases = [{"largest": each.pop("largest"), "found": {"one": each}} for each in tried]
+    found = summary(cases)["one"]
+    assert found["out_of_memory"] == {"median": 1, "least": 0, "most": 1, "sum": 2}
+    assert found["probes"] == {"median": 2, "least": 1, "most": 3, "sum": 6}
+    assert found["share_of_largest"] == {"median": 0.99, "least": 0.9, "most": 1.0, "sum": 2.89}
+    assert {key: value for key, value in found.items() if isinstance(value, int)} == {
+        "cases_without_out_of_memory": 1,
+        "cases_of_one_probe_without_out_of_memory": 1,
+        "cases_at_98_percent": 2,
+        "cases_within_one_row": 2,
+        "cases_answered_with_a_size_never_run": 1,
+        "cases_answered_above_largest": 1,
+        "cases_without_answer": 0,
+    }
+
+
+def test_a_calibration_is_the_middle_and_the_range_and_contenders_are_there():
+    calibration = Calibration(beyond_bytes=(5, -3, 4))
+    assert (calibration.constant_bytes, calibration.margin_bytes) == (4, 8)
+    assert {"brim predict", "accelerate"} <= set(search_contenders())
+
+
+def test_what_was_tried_is_watched(tmp_path):
+    torch.manual_seed(0)
+    built = subject(random_case(0, "counted"), tmp_path)
+    watched = Watched(built)
+    watched.step(1)
+    watched.step(1)
+    watched.step(2)
+    assert (watched.sizes, watched.failed) == ([1, 2], [])
+
+    def out_of_memory(loss):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            watched.step(2, out_of_memory)
+    assert (watched.sizes, watched.failed) == ([1, 2, 2], [2, 2])
+
+
+def test_the_prediction_is_of_what_the_step_adds(tmp_path):
+    built = subject(random_case(3, "counted"), tmp_path)
+    foretold = foretell(built, room_bytes=2**25, most_rows=64)
+    assert type(foretold).from_dict(json.loads(json.dumps(foretold.as_dict()))) == foretold
+    weights = sum(weight.nbytes for weight in {id(w): w for w in built.model.parameters()}.values())
+    assert weights <= foretold.weights_bytes < 1.2 * weights
+    # Gradients and two moments, whatever the rows.
+    assert foretold(1) > 3 * weights
+    assert foretold(64) - foretold(32) == pytest.approx(32 * (foretold(32) - foretold(16)) / 16, rel=0.05)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the blocks are glibc's")
+def test_a_block_is_what_the_c_library_takes():
+    sizes = [65_000, 65_536, 100_000, 131_072 - 120, 131_072, 1_000_000, 4_194_304]
+    code = f"""
+import ctypes, re
+libc = ctypes.CDLL(None)
+def mapped():
+    return int(re.search(r"VmSize:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+def take(size):
+    block = ctypes.c_void_p()
+    assert libc.posix_memalign(ctypes.byref(block), 64, size) == 0
+    return block
+mapped(), take(70_000)
+for size in {sizes}:
+    before = mapped()
+    blocks = [take(size) for _ in range(10)]
+    print((mapped() - before) / 10)
+"""
+    environment = {**os.environ, **RETURNED_AT_ONCE}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    taken = [float(line) for line in done.stdout.split()]
+    assert taken == pytest.approx([block_bytes(size) for size in sizes], abs=4096)
+    assert sum(taken) == pytest.approx(sum(map(block_bytes, sizes)), rel=0.002)

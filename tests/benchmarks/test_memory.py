@@ -1,0 +1,234 @@
+"""The benchmarks of memory: the grid on a GPU and a CPU, figures that people know, and the peaks of a ramp."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from benchmarks.memory_cases import ARCHITECTURES, Case, architecture_of, grid, small, varying
+from benchmarks.memory_comparison import Comparison, Pair, compared
+from benchmarks.memory_cpu import GOAL, MODEL, PROBE, SHAPES, Bench, Figure, summary
+from benchmarks.memory_foretold import live_bytes, train_peaks
+from benchmarks.memory_gpu import Options, measure
+from benchmarks.memory_known import GIB, KNOWN, agrees, explained, nested
+from benchmarks.ramp_memory import PhasePeak as RampPeak, by_phase, settings, spread
+from tests.report.hand_made import hand_made_prediction
+
+from benchmarks import memory_cpu, memory_gpu, memory_worker
+from brim.config import load_config
+from brim.memory import find_device
+from brim.memory.trace import EventStream, Place
+from brim.workflows.measure import PhasePeak
+from brim.workflows.measure.messages import Report
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
+ALL = list(grid())
+
+
+def test_the_grid_has_every_way_of_running_that_is_claimed():
+    assert {case.architecture for case in ALL} == set(ARCHITECTURES)
+    assert {case.method for case in ALL} == {"full", "lora", "lora_attention", "qlora", "none"}
+    assert {case.precision for case in ALL} == {"fp32", "bf16-true", "bf16-mixed", "fp16-mixed"}
+    assert {case.attention for case in ALL} == {"sdpa", "eager"}
+    assert {case.optimizer for case in ALL} == {"adamw", "adafactor", "sgd", "adamw_8bit"}
+    assert {case.checkpointing for case in ALL} == {case.chunked_loss for case in ALL} == {True, False}
+    assert {case.num_micro_batches for case in ALL} == {1, 2}
+    assert len({case.name for case in ALL}) == len(ALL)
+
+
+def test_each_case_is_a_valid_configuration_within_the_context_and_small_ones_keep_its_kind(tmp_path):
+    same = ("architecture", "method", "precision", "checkpointing", "num_micro_batches", "num_steps", "records", "does")
+    for case in ALL:
+        load_config({"base_model": str(tmp_path), **case.settings()})
+        config = ARCHITECTURES[case.architecture]
+        context = config.get("n_positions") or config["max_position_embeddings"]
+        assert max(max(step) for step in case.lengths()) + case.new_tokens <= context, case.name
+        assert all(len(step) == case.rows * case.num_micro_batches for step in case.lengths()), case.name
+        shrunk = small(case)
+        assert max(max(step) for step in shrunk.lengths()) <= 32, case.name
+        assert all(getattr(shrunk, name) == getattr(case, name) for name in same), case.name
+        assert len(shrunk.lengths()) == len(case.lengths()), case.name
+    for case in {case.architecture: case for case in ALL}.values():
+        shrunk, whole = architecture_of(case, small=True), architecture_of(case, small=False)
+        assert set(shrunk) == set(whole)
+        for key in ("tie_word_embeddings", "num_local_experts"):
+            assert shrunk.get(key) == whole.get(key)
+    assert varying(rows=2, longest=100)[:3] == ((31, 31), (12, 12), (55, 55))
+
+
+def in_this_process(requests, results, device, look):
+    memory_worker.run_cases(requests, results, memory_worker.torch.device(device), rehearses=True)
+    return 0
+
+
+@linux
+def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monkeypatch):
+    lora = Case(architecture="qwen2-0.5b", method="lora", precision="fp32", rows=2, tokens=64)
+    cases = [
+        lora,
+        replace(lora, step_lengths=((64, 9), (32, 32)), num_steps=2),
+        replace(lora, rows=3, method="none", does="infer", new_tokens=2),
+        replace(lora, method="qlora", rows=1),
+    ]
+    monkeypatch.setattr(memory_gpu, "grid", lambda: iter(cases))
+    monkeypatch.setattr(memory_gpu, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(memory_gpu, "run_worker", in_this_process)
+    figures = measure(Options(device="cpu", small=True, only="", budget_s=600, out=tmp_path))
+    train, varied, infer, qlora = figures["cases"]
+    assert [peak["phase"] for peak in train["peaks"]] == ["load", "train", "train", "train"]
+    assert [peak["step"] for peak in varied["peaks"]] == [None, 1, 2]
+    assert [peak["phase"] for peak in infer["peaks"]] == ["load", "evaluate", "generate"]
+    assert qlora["skipped"] == "bitsandbytes is not installed"
+    comparison = compared(json.loads(json.dumps(figures)))
+    assert {pair.figure for pair in comparison.pairs if pair.case == train["name"]} == {
+        f"train {step} total" for step in (1, 2, 3)
+    }
+    assert all(abs(pair.error) < 0.1 for pair in comparison.pairs), comparison.pairs
+    assert (qlora["name"], "bitsandbytes is not installed") in comparison.missing
+
+
+def told_of(cases, tmp_path, *, until):
+    """What the worker tells of cases."""
+    requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
+    items = [
+        {"request": json.loads(memory_gpu._request(case, tmp_path, {}, "cpu").dumps()), "trace": None} for case in cases
+    ]
+    requests.write_text(json.dumps({"cases": items, "until": until}))
+    memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def test_no_case_is_started_when_time_is_up_and_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
+    def fails(request, device, meter):
+        raise RuntimeError("CUDA error: no kernel image")
+
+    case = small(ALL[0])
+    assert told_of([case], tmp_path, until=0) == [{"number": 0, "skipped": "time is up"}]
+    (tmp_path / "results.jsonl").unlink()
+    monkeypatch.setattr(memory_worker, "run_on", fails)
+    told = told_of([case, case], tmp_path, until=1e12)
+    assert told == [{"number": n, "error": "RuntimeError: CUDA error: no kernel image"} for n in (0, 1)]
+
+
+def test_a_trace_holds_each_place_once_and_live_bytes_are_those_of_its_stream(tmp_path):
+    stream = EventStream()
+    there = Place("forward", 0, "model.layers.0", "aten.mm")
+    first = stream.birth(512, "temporary", there)
+    stream.birth(100, "temporary", Place("backward"))
+    stream.death(first, there)
+    expected = {
+        "sizes": [512, 100],
+        "storages": [0, 1, -1],
+        "place_numbers": [0, 1, 0],
+        "places": [["forward", 0, "model.layers.0", "aten.mm"], ["backward", None, "", ""]],
+    }
+    assert memory_worker.compact(stream) == expected
+    file = tmp_path / "trace.json.gz"
+    memory_worker.write_compact(stream, file)
+    assert json.loads(gzip.decompress(file.read_bytes())) == expected
+    assert live_bytes(stream).tolist() == [512, 612, 100]
+
+
+def test_the_summary_is_of_absolute_errors():
+    pairs = tuple(
+        Pair(case="a", figure="train 1 allocated", measured=100, predicted=predicted) for predicted in (99, 103, 100)
+    )
+    found = Comparison(pairs=pairs, missing=()).summary()["allocated"]
+    assert (found["pairs"], round(found["median_error"], 6), round(found["largest_error"], 6)) == (3, 0.01, 0.03)
+
+
+def figure(shape, live_bytes, measured_bytes):
+    return Figure(shape=shape, baseline_bytes=1000, live_bytes=(live_bytes,), measured_bytes=(measured_bytes,))
+
+
+def test_the_probe_gives_the_constant_for_the_others():
+    found = summary([figure("probe", 1000, 2100), figure("a", 3000, 4100), figure("b", 5000, 6150)], kept=[])
+    assert found["constant_bytes"] == 100
+    assert found["error"]["largest"] == pytest.approx(100 / 2100)
+    assert found["error_calibrated"]["largest"] == pytest.approx(50 / 6150)
+    assert found["goal"] == GOAL == 0.10
+
+
+def test_on_a_cpu_what_is_asked_for_is_what_is_predicted(tmp_path, monkeypatch):
+    asked = []
+
+    def measured(request, environment):
+        asked.append(request)
+        peak = PhasePeak(
+            phase="train", step=1, allocated_bytes=None, reserved_bytes=None, outside_bytes=None, total_bytes=5000,
+            end_bytes=0, baseline_bytes=1000,
+        )  # fmt: skip
+        return Report(
+            device="cpu", kind="cpu", baseline_bytes=1000, peaks=(peak, peak), end_bytes=(), stayed=(), timeline=None,
+            notes=(),
+        )  # fmt: skip
+
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) >= 20
+    assert SHAPES[0] is PROBE
+    monkeypatch.setattr(memory_cpu, "measured_alone", measured)
+    model = {**MODEL, "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    bench = Bench(tmp_path, model)
+    shape = next(shape for shape in SHAPES if shape.settings == "two micro-batches")
+    found = bench.figure(shape)
+    assert asked[0].step_lengths == ((512,) * (2 * shape.rows),)
+    expected = train_peaks(bench._settings(shape), [(shape.rows, shape.tokens)] * 2, {"name": "cpu"})
+    assert found.live_bytes == tuple(each.allocated_bytes for each in expected)
+    assert found.measured_bytes == (5000, 5000)
+
+
+def test_there_are_ten_of_several_sources():
+    assert len({known.name for known in KNOWN}) == len(KNOWN) == 10
+    assert len({known.source for known in KNOWN}) >= 4
+
+
+def test_the_command_of_a_known_figure_is_its_settings():
+    for known in KNOWN:
+        mapping = nested({"base_model": "base", "trainer.type": "finetune", **known.keys})
+        base = {"base_model": "base", "trainer": {"type": "finetune"}}
+        if "adapter.type" in known.keys:
+            base["adapter"] = "lora"
+        assert load_config(base, overrides=known.overrides).config == load_config(mapping).config, known.name
+        assert find_device(known.device).name == known.device
+        assert f"--device {known.device}" in known.command
+
+
+def test_a_tenth_is_agreement_and_a_card_is_one_that_has_room():
+    measured = next(known for known in KNOWN if known.kind == "allocated")
+    near, far = round(1.09 * measured.num_bytes), round(1.11 * measured.num_bytes)
+    assert agrees(measured, hand_made_prediction(allocated_bytes=near))
+    assert not agrees(measured, hand_made_prediction(allocated_bytes=far))
+    card = next(known for known in KNOWN if known.kind == "card")
+    assert agrees(card, hand_made_prediction(total_bytes=47 * GIB, fits=True))
+    assert not agrees(card, hand_made_prediction(total_bytes=47 * GIB, fits=False))
+
+
+@pytest.mark.parametrize("known", [known for known in KNOWN if known.why], ids=lambda known: known.name)
+def test_another_figure_is_explained_on_the_screen_of_its_settings(known):
+    shape = {"batch_size": known.rows, "sequence_length": known.tokens}
+    settings = {
+        "quantization_bits": known.keys.get("quantization.bits"),
+        "gradient_checkpointing": known.keys["trainer.enable_gradient_checkpointing"],
+    }
+    assert explained(known, hand_made_prediction(**shape, **settings))
+    assert not explained(known, hand_made_prediction(batch_size=1, gradient_checkpointing=True))
+    agreeing = next(known for known in KNOWN if not known.why)
+    assert not explained(agreeing, hand_made_prediction(**shape, **settings))
+
+
+def test_the_first_step_of_a_ramps_phase_is_left_out_and_the_spread_is_over_the_smallest():
+    steps = [(8, 2, 900), (8, 3, 500), (8, 2, 520), (16, 4, 700), (512, 60, 100), (512, 61, 510)]
+    assert by_phase(steps, beside_bytes=400) == [
+        RampPeak(effective_batch_size=8, num_steps=2, most_micro_batches=3, peak_bytes=520, tensor_bytes=120),
+        RampPeak(effective_batch_size=512, num_steps=1, most_micro_batches=61, peak_bytes=510, tensor_bytes=110),
+    ]
+    assert spread([100, 104, 103]) == pytest.approx(0.04)
+
+
+def test_the_settings_are_a_ramp_from_8_to_512(tmp_path):
+    trainer = load_config(settings(tmp_path, stage_samples=512)).config.trainer
+    assert (trainer.batch_rampup.length, trainer.batch_rampup.initial) == ("3072sp", 8)
+    assert trainer.effective_batch_size == 512
+    assert trainer.train_samples == 4096

@@ -1,0 +1,160 @@
+"""The benchmarks of training: losses beside those of other loops, schedules, noise, dropout by row, and the records."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.dropout_by_row import main as dropout_by_row
+from benchmarks.loop_overhead import TINY, Case, measure
+from benchmarks.loss_equality import Bench, Scenario, compare
+from benchmarks.noise_accuracy import WAYS, Pool, accuracy
+from benchmarks.report import command, write_report
+from benchmarks.schedule_killed import Moment
+from benchmarks.schedules import KINDS, NUM_TOKENS, Turns, planned
+
+SCENARIO = Scenario(
+    method="lora", optimizer={"type": "adamw", "weight_decay": 0.01}, decay="constant", num_rows=70
+)  # two full batches and one of 6 rows
+
+
+@pytest.mark.run
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_losses_are_those_of_transformers_trainer_and_a_mean_of_means_is_told_apart(tmp_path):
+    bench = Bench(tmp_path, base=None, num_rows=70, max_characters=300, pretraining_steps=12)
+    reference = bench.brim(SCENARIO, micro_batch_rows=4)
+    steps = bench.peer("transformers", SCENARIO, micro_batch_rows=8)
+    assert len(steps.losses) == 3
+    assert compare(SCENARIO, "peer", steps, "brim", reference, goal=1e-5).verdict == "equal"
+    settings = replace(SCENARIO.peers(), averages_micro_batches=True)
+    steps = bench.peer("transformers", SCENARIO, micro_batch_rows=4, settings=settings)
+    assert compare(SCENARIO, "peer", steps, "brim", reference, goal=1e-3).verdict == "NOT EQUAL"
+
+
+@pytest.mark.run
+def test_losses_are_those_of_a_bare_loop_to_the_bit(tmp_path):
+    case = Case(
+        name="tiny", shape=TINY, method="full", micro_batch_rows=8, num_steps=5, max_characters=200, counts=False
+    )
+    overhead = measure(case, tmp_path)  # asserts that each step's losses are equal
+    assert overhead.num_steps == 3
+
+
+def test_dropout_by_row_is_compared_in_three_ways(capsys):
+    dropout_by_row(["--rows", "2", "--repetitions", "1"])
+    title, columns, figures = capsys.readouterr().out.splitlines()
+    assert title.startswith("139 tokens a row, rate 0.05")
+    assert "by row" in columns
+    rows, milliseconds, *ratios = figures.split()
+    assert (int(rows), len(ratios)) == (2, 2)
+    assert all(float(figure) > 0 for figure in (milliseconds, *ratios))
+
+
+def make_pool():
+    """Rows whose gradient points elsewhere the longer they are, and has less noise."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(5, 100, 150)
+    common, by_length = random.standard_normal((2, 40)) / 4
+    gradients = common + by_length * (lengths[:, None] / 50 - 1)
+    gradients += random.standard_normal((150, 40)) * np.sqrt(20 / lengths)[:, None]
+    sums = gradients * lengths[:, None]
+    return Pool(lengths=lengths, weights=lengths, products=sums @ sums.T), sums
+
+
+def test_what_is_true_of_a_pool():
+    pool, sums = make_pool()
+    mean = sums.sum(0) / pool.weights.sum()
+    assert pool.squared_gradient == pytest.approx((mean**2).sum())
+    random = np.random.default_rng(1)
+    batches = random.integers(0, 150, (3000, 64))
+    of_batches = sums[batches].sum(1) / pool.weights[batches].sum(1)[:, None]
+    assert 64 * ((of_batches - mean) ** 2).sum(1).mean() == pytest.approx(pool.gradient_variance, rel=0.03)
+    noise = (sums - np.outer(pool.weights, mean)) / pool.weights.mean()
+    covariance = noise.T @ noise / 150
+    dimensions = np.trace(covariance) ** 2 / np.trace(covariance @ covariance)
+    assert pool.effective_dimensions == pytest.approx(dimensions)
+
+
+def test_only_random_groups_and_no_word_on_covariances_find_it():
+    pool, _ = make_pool()
+    found = {way.name: accuracy(way, pool, 64, 250) for way in WAYS}
+    assert found["8 random groups"].noise_scale == pytest.approx(1, abs=0.1)
+    assert found["each row by itself"].noise_scale == pytest.approx(1, abs=0.1)
+    assert found["8 groups by length"].noise_scale > 1.2
+    assert found["each row by itself, one covariance"].noise_scale > 1.2
+    assert found["8 groups by length, one covariance"].noise_scale > 1.2
+
+
+@pytest.mark.parametrize(
+    ("record", "places"),
+    [
+        ({"split": "train", "num_samples": 8}, ["step"]),
+        ({"split": "train", "num_samples": 56}, ["step", "epoch"]),
+        ({"split": "validation"}, ["evaluation"]),
+        ({"event": "schedule"}, ["switch"]),
+        ({"event": "point", "num_samples": 28}, ["point"]),
+        ({"event": "checkpoint"}, ["checkpoint"]),
+        ({"split": "test"}, []),
+    ],
+)
+def test_places_are_told_by_the_lines_of_the_log(record, places):
+    assert list(Moment.places_of(record)) == places
+
+
+def test_all_kinds_are_planned_over_as_many_tokens_and_end_in_steps_as_in_epochs():
+    plans = planned(num_rows=200, repeats=1)
+    assert {plan.schedule for plan in plans} == set(KINDS)
+    by_epochs = {plan.schedule: plan for plan in plans if plan.counted_in == "epochs"}
+    by_steps = {plan.schedule: plan for plan in plans if plan.counted_in == "train_steps"}
+    assert {name: plan.total_steps for name, plan in by_epochs.items()} == {
+        name: plan.total_steps for name, plan in by_steps.items()
+    }
+    assert by_epochs["constant"].num_phases == 1
+    assert by_epochs["table of 10 token steps"].num_phases == 10
+    tokens_of_a_step = NUM_TOKENS / by_epochs["constant"].total_steps
+    assert 200 * 100 < tokens_of_a_step < 200 * 400, "an epoch of 200 rows is a step"
+
+
+def test_members_take_turns_and_every_other_round_goes_the_other_way():
+    taken: list[str] = []
+    turns = Turns("abc")
+
+    def work(name: str, num_steps: int) -> None:
+        for _ in range(num_steps):
+            turns.wait(name)
+            taken.append(name)
+            turns.pass_on()
+        turns.wait(name)
+        turns.pass_on(leaves=True)
+
+    threads = [threading.Thread(target=work, args=(name, steps)) for name, steps in (("a", 2), ("b", 4), ("c", 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert "".join(taken) == "abc" + "cba" + "bc" + "b"
+
+
+def test_a_record_holds_what_is_needed_to_judge_and_repeat_it_and_nothing_of_whose_machine_it_was(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/startup.py", "--repeats", "9"])
+    path = write_report("startup", figures={"median_s": 0.25}, num_threads=2, folder=tmp_path / "results")
+    record = json.loads(path.read_text())
+    assert path == tmp_path / "results" / "startup.json"
+    assert record["command"] == "python -m benchmarks.startup --repeats 9"
+    assert record["median_s"] == 0.25
+    assert record["machine"]["torch_threads"] == 2
+    assert record["machine"]["cores"] >= 1
+    assert record["versions"]["torch"] == torch.__version__
+    for private in (socket.gethostname(), str(Path.home()), str(Path.cwd())):
+        assert private not in path.read_text()
+    given = ["--base-model", "/home/me/llama", "-n", "2"]
+    assert command("x", given) == "python -m benchmarks.x --base-model llama -n 2"
