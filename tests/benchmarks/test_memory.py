@@ -65,6 +65,7 @@ def in_this_process(requests, results, device, look):
 
 
 @linux
+@pytest.mark.run
 def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monkeypatch):
     lora = Case(architecture="qwen2-0.5b", method="lora", precision="fp32", rows=2, tokens=64)
     cases = [

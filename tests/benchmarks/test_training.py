@@ -47,6 +47,7 @@ def test_losses_are_those_of_a_bare_loop_to_the_bit(tmp_path):
     assert overhead.num_steps == 3
 
 
+@pytest.mark.run
 def test_dropout_by_row_is_compared_in_three_ways(capsys):
     dropout_by_row(["--rows", "2", "--repetitions", "1"])
     title, columns, figures = capsys.readouterr().out.splitlines()

@@ -9,10 +9,9 @@ from tests.batching.cost_examples import linear_costs
 from brim.batching import ByLength, ByRows
 from brim.batching.prober import NoPeak
 from brim.errors import OutOfMemoryError
-from brim.infer import score_rows
 from brim.infer.engines import RowsAtOnce, RowsByCost, RowsByTrial, batching as module, longest_first, rows_at_once
 
-from .families import ON_CPU, RunsOut, rows_of as rows_with_keys
+from .families import rows_of as rows_with_keys
 
 
 def rows_of(lengths):
@@ -196,14 +195,3 @@ def test_what_fewer_rows_never_cure_is_raised_as_it_is(monkeypatch):
     with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
         RowsAtOnce(8).run(rows_of([5] * 8), np.arange(8), work, doing="evaluation")
     assert tried == [8, 4, 2, 1, 1]
-
-
-@pytest.mark.parametrize("make", [lambda: RowsAtOnce(8), lambda: RowsByCost(by_tokens(300))], ids=["rows", "cost"])
-def test_scores_do_not_depend_on_the_cut_nor_on_memory_that_ran_out(model, rows, make):
-    expected = score_rows(model, rows, pad_id=1, batch_rows=1, **ON_CPU)
-    with RunsOut(model, lambda rows, tokens, number: rows > 3) as limit:
-        found = score_rows(model, rows, pad_id=1, batch_rows=make(), **ON_CPU)
-    assert limit.times > 0
-    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
-    np.testing.assert_array_equal(found.num_correct, expected.num_correct)
-    np.testing.assert_array_equal(found.num_supervised, expected.num_supervised)

@@ -84,6 +84,9 @@ def mirrored(*, layers=1, rows, columns, end, lengths):
 def test_a_prompt_is_seen_whole_and_then_its_window():
     cache, mirror = mirrored(layers=2, rows=3, columns=10, end=4, lengths=[4, 2, 1])
     assert (cache.starts, cache.end, cache.base) == ([0, 2, 3], 4, 0)
+    # A mask is sized as older transformers ask for it, too.
+    assert cache.layers[0].get_mask_sizes(torch.arange(4, 6)) == cache.layers[0].get_mask_sizes(2) == (6, 0)
+    assert cache.layers[0].get_max_cache_shape() == -1
     mirror.step()
     mirror.leave(0)  # the last row takes its slot, and the longest no longer widens the window
     assert (cache.starts, cache.base) == ([3, 2], 2)
@@ -134,12 +137,6 @@ def test_any_sequence_of_moves_keeps_every_row():
                 mirror.step()
 
 
-def test_a_mask_is_sized_as_older_transformers_ask_for_it_too():
-    cache, _ = mirrored(rows=2, columns=8, end=3, lengths=[3, 2])
-    assert cache.layers[0].get_mask_sizes(torch.arange(3, 5)) == cache.layers[0].get_mask_sizes(2) == (5, 0)
-    assert cache.layers[0].get_max_cache_shape() == -1
-
-
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40))
 def test_every_slot_is_in_one_window_that_holds_all_it_needs(starts):
     windows = row_windows(starts)
@@ -160,24 +157,25 @@ def test_attention_in_parts_is_that_in_one(heads):
     arguments = _arguments(starts, end=25, heads=heads)
     module: Any = SimpleNamespace(num_key_value_groups=heads // 2, is_causal=True)
     whole, _ = sdpa_attention_forward(module, **arguments, scaling=0.5)
-    seen = _shapes_seen(module, arguments, starts)
-    torch.testing.assert_close(seen["attended"], whole)
-    assert seen["in_parts"]
+    values = arguments["value"].clone()
+    for first in range(0, len(starts), 8):  # where no row may look
+        values[first : first + 8, :, : min(starts[first : first + 8]) - min(starts)] = torch.nan
+    assert values.isnan().any()
+    with attending_in_windows(starts, CPU):
+        attended, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, **{**arguments, "value": values}, scaling=0.5)
+    torch.testing.assert_close(attended, whole)
 
 
-def test_transformers_own_attention_is_back_afterwards():
+def test_transformers_own_attention_is_back_afterwards_and_stays_for_few_rows_and_gpus():
     with attending_in_windows(list(range(20)), CPU):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     with pytest.raises(RuntimeError, match="out of"), attending_in_windows(list(range(20)), CPU):
         raise RuntimeError("out of memory")
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
-
-
-@pytest.mark.parametrize(("num_rows", "device"), [(8, "cpu"), (20, "cuda")])
-def test_few_rows_and_gpus_attend_as_ever(num_rows, device):
-    with attending_in_windows(list(range(num_rows)), torch.device(device)):
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    for num_rows, device in ((8, "cpu"), (20, "cuda")):
+        with attending_in_windows(list(range(num_rows)), torch.device(device)):
+            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
 
 
 def test_what_is_no_step_of_these_rows_is_attended_to_in_one():
@@ -199,16 +197,6 @@ def _arguments(starts: list[int], *, end: int, heads: int, queries: int = 1) -> 
         "value": torch.randn(num_rows, 2, window, size),
         "attention_mask": (columns >= torch.tensor(starts)[:, None])[:, None, None, :].expand(-1, -1, queries, -1),
     }
-
-
-def _shapes_seen(module: Any, arguments: dict[str, torch.Tensor], starts: list[int]) -> dict[str, Any]:
-    """What a step attends, with NaN where no row may look."""
-    values = arguments["value"].clone()
-    for first in range(0, len(starts), 8):
-        values[first : first + 8, :, : min(starts[first : first + 8]) - min(starts)] = torch.nan
-    with attending_in_windows(starts, CPU):
-        attended, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, **{**arguments, "value": values}, scaling=0.5)
-    return {"attended": attended, "in_parts": bool(values.isnan().any())}
 
 
 def test_prompts_are_read_in_groups_and_the_last_token_sees_every_column(model):

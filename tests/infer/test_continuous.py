@@ -14,6 +14,8 @@ from brim.infer.engines.continuous import Queue, rows_to_wait_for
 
 from .families import GREEDY as USUAL, ON_CPU, RunsOut, alone, rows_of, texts
 
+pytestmark = pytest.mark.run
+
 NEW_TOKENS = 12
 ENDS = list(range(30, 60))  # a tenth of the vocabulary: responses end at different lengths
 GREEDY = {**USUAL, "max_new_tokens": NEW_TOKENS, "eos_token_id": ENDS}
@@ -57,8 +59,11 @@ def test_greedy_text_is_that_of_each_row_alone(model, prompts, expected):
 
 def test_rows_that_wait_take_the_place_of_those_that_have_ended(model, prompts):
     refilled, static = (engine(model, refill=refill) for refill in (True, False))
-    respond_to(refilled, prompts)
     respond_to(static, prompts)
+    reported = []
+    refilled.run(prompts, on_finished=lambda each: reported.append([finished.position for finished in each]))
+    assert sorted(position for each in reported for position in each) == list(range(len(prompts)))
+    assert len(reported) > 3
     assert refilled.statistics.num_row_steps == static.statistics.num_row_steps
     assert refilled.statistics.num_steps < static.statistics.num_steps
     assert refilled.statistics.mean_rows > 2
@@ -94,13 +99,6 @@ def test_rows_go_alone_where_a_batch_misleads_the_model(model, prompts, expected
     finally:
         handle.remove()
     assert made.statistics.most_rows == 1
-
-
-def test_each_response_is_reported_once_as_it_ends(model, prompts):
-    reported = []
-    engine(model).run(prompts, on_finished=lambda each: reported.append([f.position for f in each]))
-    assert sorted(position for each in reported for position in each) == list(range(len(prompts)))
-    assert len(reported) > 3
 
 
 def test_one_new_token_needs_no_step(model, prompts, expected):

@@ -31,6 +31,8 @@ from brim.models import precision
 from .fake_vllm import install
 from .families import GREEDY as USUAL, MOST_NEW, ON_CPU, RunsOut, alone, build, ended, prompts as short_prompts, texts
 
+pytestmark = pytest.mark.run
+
 GREEDY = {**USUAL, "eos_token_id": [0, 91]}
 
 

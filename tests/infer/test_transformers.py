@@ -40,6 +40,8 @@ from .families import (
     texts,
 )
 
+pytestmark = pytest.mark.run
+
 SAMPLING = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 20}
 OWN_ENGINES = pytest.mark.parametrize("kind", [StaticEngine, SlotsEngine])
 
@@ -225,19 +227,6 @@ def test_beams_that_sample_draw_from_a_seed_of_their_row_and_leave_the_programs_
     assert torch.equal(torch.get_rng_state(), before)
     assert found[1:] == generate(model, some.take([1, 2, 3]), settings=settings, seed=1)
     assert found != generate(model, some, settings=settings, seed=2)
-
-
-class Even:
-    """Even tokens first, then odd ones."""
-
-    def allowed(self, generated):
-        return range(len(generated) % 2 + 2, 300, 2)
-
-
-@pytest.mark.parametrize("keys", [{}, {"num_beams": 2}, {"do_sample": True, "temperature": 1.0}])
-def test_a_constraint_holds(model, prompts, keys):
-    responses = generate(model, prompts, settings={**GREEDY, **keys}, constraint=Even())
-    assert {tuple(token % 2 for token in response.token_ids) for response in responses} == {(0, 1) * 4}
 
 
 def settings_of(**keys):

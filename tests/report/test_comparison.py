@@ -78,74 +78,49 @@ def test_a_configuration_without_a_run_is_left_out():
     assert alone.differences == {}
 
 
-def test_losses_and_differences():
-    (table,) = loss_tables(summaries(two_by_three()), first="a", splits=["validation"])
-    assert table.caption == "Final loss on the validation rows, and how it differs from that of a"
-    assert table.heads == ("configuration", "loss", "difference", "what the seeds show")
-    assert table.rows == [
-        ("a", "2.1000 ± 0.2484", "", ""),
-        ("b", "1.9010 ± 0.2509", "-0.1990 ± 0.0025", "lower"),
-    ]
-
-
-def test_seeds_are_named_where_they_are_not_the_same():
+def test_tables_of_a_comparison(golden):
     runs = two_by_three()
-    del runs["b"][1], runs["b"][2]
-    (table,) = loss_tables(summaries(runs), first="a", splits=["test"])
-    assert table.heads[1] == "seeds"
-    assert table.rows[0][:3] == ("a", "0, 1, 2", "2.6000 ± 0.2484")
-    assert table.rows[1] == ("b", "0", "2.2000", "-0.3000", "one seed shows nothing")
-
-
-def test_what_runs_take_and_every_run_by_seed(golden):
-    table = cost_table(summaries(two_by_three()))
-    assert table.rows == [
-        ("a", "10", "40", "1,000–1,002", "2.0 s", "3.0 MiB"),
-        ("b", "20", "40", "1,000–1,002", "2.0 s", "3.0 MiB"),
+    tables = [
+        *loss_tables(summaries(runs), first="a", splits=["validation"]),
+        # Seeds are named where they are not the same.
+        *loss_tables(summaries({**runs, "b": {0: runs["b"][0]}}), first="a", splits=["test"]),
+        cost_table(summaries(runs)),
+        cost_table(summaries({"a|b": {0: figures(1.0)}})),
+        run_table({"a": {5: figures(2.0), 4: figures(1.5)}, "b": {4: figures(math.nan)}}, splits=["validation"]),
     ]
-    golden("report/costs.md", markdown(cost_table(summaries({"a|b": {0: figures(1.0)}}))))
-    table = run_table({"a": {5: figures(2.0), 4: figures(1.5)}, "b": {4: figures(float("nan"))}}, splits=["validation"])
-    assert [row[:3] for row in table.rows] == [("4", "a", "1.5000"), ("4", "b", "none"), ("5", "a", "2.0000")]
+    golden("report/comparison.md", "\n\n".join(map(markdown, tables)))
 
 
-def notes(runs, *, rows=None, seeds=(0, 1, 2)):
-    return comparison_notes(runs, rows or {}, seeds=seeds)
+def with_tokens(tokens):
+    return {"a": {0: figures(1.0, tokens=100_000)}, "b": {0: figures(1.0, tokens=tokens)}}
 
 
-def test_equal_runs_need_two_notes():
-    found = notes(two_by_three())
-    assert len(found) == 2
-    assert "its last weights count, not its best" in found[0]
-    assert "95% interval over seeds, by Student's t" in found[1]
-
-
-def test_one_seed_and_training_losses_are_said_to_be_such():
-    assert any("one seed has no interval" in note for note in notes({"a": {0: figures(1.0)}}, seeds=(0,)))
-    runs = {name: {0: figures(1.0, losses={"train": 1.0})} for name in "ab"}
-    assert any("the loss is the training's, the mean of the last tenth of the tokens" in note for note in notes(runs))
-
-
-@pytest.mark.parametrize(("tokens", "is_said"), [(100_009, False), (101_000, True)])
-def test_other_tokens_are_told_with_both_numbers(tokens, is_said):
-    runs = {"a": {0: figures(1.0, tokens=100_000)}, "b": {0: figures(1.0, tokens=tokens)}}
-    said = [note for note in notes(runs) if note.startswith("not equal in tokens")]
-    assert bool(said) is is_said
-    if is_said:
-        assert "b was trained on 101,000, a on 100,000 (+1.0%)" in said[0]
-
-
-def test_losses_over_other_tokens_other_rows_and_steps_without_an_update_are_told():
+def test_notes_of_a_comparison(golden):
     runs = two_by_three()
-    runs["b"][1] = figures(1.0, evaluated_tokens={"validation": 51}, test=None)
-    assert [note.split(":")[0] for note in notes(runs) if "over other tokens" in note] == [
-        "the validation losses of b and a are means over other tokens, 51 and 50"
-    ]
-    rows = {("a", 0): {"train": "x"}, ("b", 0): {"train": "y"}, ("a", 1): {"train": "z"}, ("b", 1): {"train": "z"}}
-    assert any("b does not have the same rows as a" in note for note in notes(two_by_three(), rows=rows))
-    del rows["a", 0]
-    assert not any("same rows" in note for note in notes(two_by_three(), rows=rows))
-    runs["b"] = {seed: figures(1.0, num_skipped=2) for seed in (0, 1)}
-    assert any(note.startswith("b: 4 steps were left out") for note in notes(runs))
+    other_rows = {
+        ("a", 0): {"train": "x"},
+        ("b", 0): {"train": "y"},
+        ("a", 1): {"train": "z"},
+        ("b", 1): {"train": "z"},
+    }
+    less_evaluated = figures(1.0, evaluated_tokens={"validation": 51}, test=None)
+    equal = comparison_notes(runs, {}, seeds=(0, 1, 2))
+    told = {
+        "equal runs": equal,
+        "one seed": comparison_notes({"a": {0: figures(1.0)}}, {}, seeds=(0,)),
+        "training losses": comparison_notes({name: {0: figures(1.0, losses={"train": 1.0})} for name in "ab"}, {}, seeds=(0,)),
+        "other tokens": comparison_notes(with_tokens(101_000), {}, seeds=(0,)),
+        "other evaluated tokens": comparison_notes({**runs, "b": {**runs["b"], 1: less_evaluated}}, {}, seeds=(0, 1, 2)),
+        "other rows": comparison_notes(runs, other_rows, seeds=(0, 1, 2)),
+        "steps without an update": comparison_notes(
+            {**runs, "b": {seed: figures(1.0, num_skipped=2) for seed in (0, 1)}}, {}, seeds=(0, 1, 2)
+        ),
+    }  # fmt: skip
+    golden("report/comparison_notes.txt", "\n\n".join("\n".join([f"# {what}", *notes]) for what, notes in told.items()))
+    nearly = comparison_notes(with_tokens(100_009), {}, seeds=(0,))
+    assert not any(note.startswith("not equal in tokens") for note in nearly)
+    one_lacks_a_seed = {key: value for key, value in other_rows.items() if key != ("a", 0)}
+    assert comparison_notes(runs, one_lacks_a_seed, seeds=(0, 1, 2)) == equal
 
 
 @pytest.fixture(scope="module")

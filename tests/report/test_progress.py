@@ -102,6 +102,16 @@ def test_the_last_line_says_where_the_others_are():
     assert digest.take(Note("choice 9", kind="detail")) == []
 
 
+def test_notes_that_just_fit_are_all_shown_and_of_one_more_two_are_counted():
+    just, more = Digest(), Digest(hint="--verbose")
+    for number in range(MOST_LINES):
+        just.take(str(number))
+        more.take(str(number))
+    more.take("one more")
+    assert just.end() == [str(number) for number in range(MOST_LINES)]
+    assert more.end() == [*(str(number) for number in range(MOST_LINES - 1)), "2 more notes: --verbose"]
+
+
 def test_a_pipe_gets_the_notes_alone_also_those_that_are_held_where_the_run_fails():
     stream = io.StringIO()
     long = "a note that is longer than the eighty columns which a terminal has, [red]and is not broken[/red] :smile:"
