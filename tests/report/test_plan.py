@@ -16,9 +16,9 @@ from tests.planning.hand_made import (
 )
 
 from brim.notes import kind_of, topic_of
-from brim.planning import short_plan
+from brim.planning import LengthSummary, short_plan
 from brim.report import plan_table
-from brim.report.plan import short_count
+from brim.report.plan import lengths_in_words, short_count
 
 
 def printed(plan, width=80):
@@ -140,3 +140,15 @@ def test_large_numbers_are_short():
         3 * 10**18: "3e+03P",
     }  # fmt: skip
     assert {number: short_count(number) for number in shown} == shown
+
+
+def test_a_single_row_of_a_single_token_is_told_in_the_singular():
+    single = LengthSummary(
+        num_rows=1, num_tokens=1, shortest=1, median=1, p90=1, p99=1, longest=1, histogram=((16, 1),)
+    )
+    assert list(lengths_in_words(single)) == [
+        "1 row, 1 token",
+        "1 to 1 token a row: half up to 1, 90% up to 1, 99% up to 1",
+    ]
+    plan = replace(hand_made_plan(), lengths=single, total_steps=1, effective_batch_size=1)
+    assert repr(plan).startswith("TrainingPlan: 1 step, updates of 1 row, on ")
