@@ -1,0 +1,320 @@
+"""What the pages say is so: links, commands and their flags, tables, and figures that the code or a benchmark knows."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import re
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+from benchmarks.memory_known import KNOWN
+from docs.generate import reference_page
+from faults.page import PAGE as RELIABILITY, with_table
+from faults.report import REPORT, read_report
+from rich.console import Console
+from tests.batching.test_finder import Device
+from tests.docs.pages import PAGES, PROSE, ROOT, blocks, helped, rows
+from tests.hand_made_proof import PROOF
+from tests.infer.families import FAMILIES
+from tests.infer.families import MISLED
+from tests.planning.hand_made import plan_that_moves
+
+import brim
+from brim.batching import (
+    NUM_GROUPS,
+    NoiseMeasurement,
+    NoiseScale,
+    Search,
+    doubling,
+    equal_steps,
+    find_batch_size,
+    linear,
+)
+from brim.batching.finder import MOST_CORRECTIONS
+from brim.batching.microbatch import FIRST_WAIT_STEPS
+from brim.cli.app import app
+from brim.cli.studies import print_proof
+from brim.config import CONTEXT, LABELS, MAX_STEPS, SAMPLE, WAYS, all_keys, load_config, parse_batch_steps
+from brim.config.schema import GenerationConfig, PromptConfig
+from brim.config.template import TASK, characters_within
+from brim.data.advice.finding import ORDER
+from brim.data.labels import MOST_LABELS
+from brim.data.prompts import as_sample
+from brim.data.read import EVENTS
+from brim.data.read.encoding import HEAD_BYTES
+from brim.infer.statistics import t_quantile
+from brim.memory import MemoryPrediction
+from brim.memory.variants import variants
+from brim.planning import TrainingPlan, engines as engine_choice
+from brim.report import LOOKS, plan_table
+from brim.train.job import MEASURED_EVERY
+from brim.train.optimizer import batch_factor
+from brim.train.schedule import first_size
+from brim.units import format_bytes, parse_duration
+from brim.workflows.verify_resume.comparison import promise_of
+
+RESULTS = ROOT / "benchmarks" / "results"
+VERBS = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
+NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
+
+
+def count(number: int) -> str:
+    return next(word for word, value in NUMBERS.items() if value == number)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    folder = ROOT if name == "README" else ROOT / "docs"
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
+        assert (folder / target).exists(), target
+
+
+def test_every_command_has_the_flags_that_are_shown():
+    seen = set()
+    for page in PAGES.values():
+        for verb, rest in re.findall(r"^(?:\$ )?brim ([a-z-]+)(.*)$", page, flags=re.MULTILINE):
+            if verb in VERBS:
+                seen.add(verb)
+                assert [flag for flag in re.findall(r"(?<!\w)--[a-z-]+", rest) if flag not in helped(verb)] == []
+    assert seen >= {"memory", "plan", "check", "train", "compare", "evaluate", "predict", "embed", "chat", "schema"}
+    flags = set(re.findall(r"(?<!\w)--[a-z][a-z-]+", PAGES["compare"])) - {"--against"}  # of `brim evaluate`
+    assert flags == {"--dataset", "--seeds", "--output-directory", "--resume", "--markdown", "--json"}
+    assert all(flag in helped("compare") for flag in flags)
+    targets = set(re.findall(r"make ([a-z-]+)", PAGES["README"])) | {"faults"}
+    assert {"demo", "test", "bench-loss", "bench-loop"} <= targets
+    made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert targets <= set(made)
+    assert "`make faults`" in PAGES["reliability"]
+
+
+def noise_steps() -> int:
+    """Return the measurements before there is a noise scale."""
+    noise, measured = NoiseScale(), 0
+    while noise.rows is None:
+        noise, measured = noise.after(NoiseMeasurement(squared_gradient=1.0, gradient_variance=4.0)), measured + 1
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("batch-schedules", lambda: f"up to {count(NUM_GROUPS)} groups"),
+        ("batch-schedules", lambda: f"null until {count(noise_steps())} steps"),
+        ("batch-schedules", lambda: f"every {['ninth', 'tenth'][MEASURED_EVERY - 9]} update"),
+        ("batch-schedules", lambda: f"0.999 at 64 rows is {0.999 ** (16 / 64):.5f} at 16"),
+        ("categories", lambda: f"{MOST_LABELS:,} labels"),
+        ("categories", lambda: f"{MAX_STEPS:,} steps"),
+        ("categories", lambda: f"{characters_within(r'.*x', MAX_STEPS):,} with one such repeat"),
+        ("categories", lambda: f"{characters_within(r'.*x.*', MAX_STEPS):,} with two"),
+        ("data", lambda: f"The first {format_bytes(HEAD_BYTES).replace('.0', '')} decide"),
+        (
+            "engines",
+            lambda: f"no more than {engine_choice._SHARE_OF_RUN:.0%} of the job, and {engine_choice.MOST_S:.0f} sec",
+        ),
+        ("engines", lambda: f"more than {engine_choice._LEAST_GAIN - 1:.0%} faster"),
+        ("engines", lambda: f"tiny models of {len({name for name, _ in FAMILIES.values()})} families"),
+        ("finding-a-batch-size", lambda: f"at most {count(MOST_CORRECTIONS)} times"),
+        ("planning", lambda: f"After {FIRST_WAIT_STEPS} clean steps in a row"),
+        ("prompting", lambda: as_sample("größe")),
+    ],
+)
+def test_figures_are_those_of_the_code(name, words):
+    assert words() in PROSE[name]
+
+
+def test_the_reference_of_the_configuration_is_fresh():
+    assert PAGES["configuration"] == reference_page(), "run `make docs`"
+
+
+def test_what_is_named_exists():
+    events = set(re.findall(r"`((?:cut|dropped)_\w+)`", PAGES["bad-rows"]))
+    assert {"dropped_bad", "dropped_overlong"} < events <= set(EVENTS)
+    keys = set(re.findall(r"`((?:chat|preprocessing)\.[a-z_]+)", PAGES["chat"]))
+    assert {"chat.supervise", "chat.template", "chat.date", "chat.tools"} <= keys
+    assert keys <= {".".join(key.path) for key in all_keys()}
+    placeholders = set(re.findall(r"^\| `\{(__\w+__)\}`", PAGES["prompting"], re.MULTILINE))
+    assert placeholders == {SAMPLE, TASK, CONTEXT, LABELS}
+    assert set(PromptConfig.model_fields) <= set(re.findall(r"`(?:prompt\.)?(\w+)`", PAGES["prompting"]))
+    for name in ("find_batch_size", "Prober", "Probe", "NothingFitsError"):
+        assert name in brim.__all__
+        assert name in PAGES["finding-a-batch-size"]
+    (session,) = blocks("memory")
+    assert set(re.findall(r"prediction\.([a-z_]+)", session)) <= set(MemoryPrediction.__dataclass_fields__)
+    (session,) = blocks("README")
+    compile(session, "README.md", "exec")
+    assert all(callable(getattr(brim.Model, name)) for name in re.findall(r"model\.([a-z]+)\(", session))
+
+
+def test_every_kind_of_advice_is_named_the_most_important_first_and_made_somewhere():
+    assert re.findall(r"^\| `(\w+)` \|", PAGES["data-advice"], flags=re.MULTILINE) == list(ORDER)
+    source = ROOT / "src" / "brim" / "data" / "advice"
+    code = "".join(path.read_text(encoding="utf-8") for path in source.glob("*.py") if path.name != "finding.py")
+    assert set(ORDER) <= set(re.findall(r'(?:kind=|: )"(\w+)"', code))
+
+
+def test_batch_schedules():
+    page, prose = PAGES["batch-schedules"], PROSE["batch-schedules"]
+    (table,) = re.findall(r"^\| you write \|.*?\n\n", page, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(WAYS)
+    final, first = map(int, re.findall(r"effective_batch_size: (\d+) .*\n.*from a quarter of it, (\d+)", page)[0])
+    assert first_size(final) == first
+    lengths = page.split("## Lengths")[1].split("\n\n")[2]
+    units = {parse_duration(text).unit for text in re.findall(r"`([\d.e]+[a-z]+)`", lengths)}
+    assert units == {"dur", "ep", "sp", "tok", "ba"}
+    ramps = re.findall(r"^\| `(\w+)`(?:, `increment: (\d+)`)? \| (\d[\d, a-z]+) \|", page, flags=re.MULTILINE)
+    shapes = {"doubling": doubling, "equal_steps": equal_steps, "linear": linear}
+    assert [shape for shape, *_ in ramps] == list(shapes)
+    for shape, increment, said in ramps:
+        options = {"increment": int(increment)} if increment else {}
+        phases = shapes[shape](initial=6, final=20, length_samples=1200, **options).phases
+        assert ", ".join(f"{phase.size} from {phase.first_sample:,}" for phase in phases) == said
+    (ours,) = re.findall(r"`\"(0tok.*?)\"` here", prose)
+    (theirs,) = re.findall(r"step-batch-size-schedule \"(.*?)\"`", prose)  # Megatron's
+    assert [(int(start.amount), size) for start, size in parse_batch_steps(ours)] == [
+        (int(start.replace("B", "000000000")), int(size)) for start, size in (p.split(":") for p in theirs.split())
+    ]
+    assert batch_factor("sqrt", size=16, final_size=64) == 0.5
+    cited = set(map(int, re.findall(r"\[(\d)\]", page)))
+    listed = [int(number) for number in re.findall(r"^(\d)\. ", page.split("## Sources")[1], flags=re.MULTILINE)]
+    assert sorted(cited) == listed == list(range(1, len(listed) + 1))
+
+
+def test_the_quantiles_are_those_of_the_distribution():
+    told = re.findall(r"(\d+\.\d+) for\s+(two|three|five)", PAGES["compare"])
+    assert [number for _, number in told] == ["two", "three", "five"]
+    for quantile, number in told:
+        decimals = len(quantile.partition(".")[2])
+        assert t_quantile(NUMBERS[number] - 1) == pytest.approx(float(quantile), abs=0.5 * 10**-decimals)
+
+
+def test_the_engines_and_their_flip_rates():
+    (values,) = re.findall(r"engine: auto +# or (.*)", PAGES["engines"])
+    named = re.findall(r"^\| `(\w+)` \| ", PAGES["engines"], flags=re.MULTILINE)
+    assert named == values.split(", ")
+    assert set(GenerationConfig.model_fields["engine"].annotation.__args__) == {"auto", *named}
+    assert {"rwkv", "minimax"} == MISLED
+    record = json.loads((RESULTS / "flip_rate.json").read_text(encoding="utf-8"))
+    flipped = {(each["precision"], each["engine"]): each["num_flipped"] for each in record["engines"]}
+    num_rows, bf16 = record["engines"][0]["num_rows"], "bf16-true"
+    assert {number for (precision, _), number in flipped.items() if precision == "fp32"} == {0}
+    assert (
+        f"of {num_rows} real prompts and up to {record['new_tokens']} tokens each, {flipped[bf16, 'slots']} texts of "
+        f"`slots`, {flipped[bf16, 'static']} of `static` and {flipped[bf16, 'paged']} of `paged`"
+    ) in PROSE["engines"]
+
+
+def test_the_searches_for_a_batch_size():
+    ways = PAGES["finding-a-batch-size"].split("## The ways")[1].split("## ")[0]
+    table = re.findall(r"^\| `(\w+)` \|.*\| ([\d, ]+) \| (\d+) \| (\d+) \|$", ways, flags=re.MULTILINE)
+    assert sorted(way for way, *_ in table) == sorted(get_args(Search))
+    for way, sizes, num_out_of_memory, answer in table:
+        device = Device(capacity=1000 + 10 * 100)
+        found = find_batch_size(device, how=way, most=1024, bytes_of=device.peak, limit_bytes=device.capacity)
+        assert ", ".join(map(str, device.sizes)) == sizes
+        assert (found.num_out_of_memory, found.size) == (int(num_out_of_memory), int(answer))
+    results = json.loads((RESULTS / "batching_search.json").read_text(encoding="utf-8"))["contenders"]
+    assert [row[1:] for row in rows("finding-a-batch-size", "## Measured")] == [
+        [
+            f"{each['out_of_memory']['sum']:,}",
+            f"{each['probes']['median']:.0f} ({each['probes']['most']})",
+            f"{each['share_of_largest']['median']:.1%} ({each['share_of_largest']['least']:.1%})",
+        ]
+        for each in results.values()
+    ]
+    predict, page = results["brim predict"], PAGES["finding-a-batch-size"]
+    assert f"one probe in {predict['cases_of_one_probe_without_out_of_memory']} cases" in page
+    assert f"largest size in {predict['cases_at_98_percent']} of them" in page
+
+
+def test_the_memory_that_people_know_is_that_of_the_benchmark():
+    table = PAGES["memory"].split("### Figures that people know")[1].split("## Limits")[0]
+    written = json.loads((RESULTS / "memory_known.json").read_text(encoding="utf-8"))["figures"]
+    assert [figure["name"] for figure in written] == [known.name for known in KNOWN]
+    for known, figure in zip(KNOWN, written, strict=True):
+        assert (figure["command"], figure["why"]) == (known.command, known.why)
+        assert known.command in table
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {known.name} |")]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        known_gib, brim_gib = (f"{each / 2**30:.1f}" for each in (known.num_bytes, figure["brim_bytes"]))
+        assert (cells[2], cells[3].split()[0]) == (known_gib, brim_gib)
+        assert figure["agrees"] or known.why
+
+
+def test_the_lines_and_ways_of_memory():
+    assert [row[0] for row in rows("memory", "## What the table says")] == [look.label for look in LOOKS.values()]
+    there = variants(load_config({"base_model": "base", "trainer": {"type": "finetune"}}).config)
+    for row, way in zip(rows("memory", "`--compare` changes"), there, strict=True):
+        assert row[0] == way.name
+        assert row[1].startswith(f"`{way.config.precision}`")
+        assert (row[2] == "null") == (way.config.adapter is None)
+        quantization = way.config.quantization
+        assert row[3] == ("null" if quantization is None else f"`{{bits: {quantization.bits}}}`")
+
+
+def test_the_columns_and_fields_of_a_plan():
+    printed = io.StringIO()
+    Console(width=80, file=printed).print(plan_table(plan_that_moves(), title="m"))
+    tables = re.findall(r"\| column \| what it is \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGES["planning"])
+    assert len(tables) == 2
+    for first, begin, table in (("checkpointing", 2, tables[0]), ("phase", 0, tables[1])):
+        header = next(line for line in printed.getvalue().splitlines() if line.startswith(first))
+        named = ", ".join(re.findall(r"^\| ([^|]+) \|", table, flags=re.MULTILINE))
+        assert re.split(r" {2,}", header.strip())[begin:] == named.split(", ")
+    (named,) = re.findall(r"^\| `plan` \| (.*) \|$", PAGES["planning"], flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", named)) <= {field.name for field in fields(TrainingPlan)}
+    assert json.dumps(plan_that_moves().as_dict())
+    named = re.search(r"batch_search: (\w+) +# or (.*)", PAGES["planning"])
+    assert {named[1], *named[2].split(", ")} == set(get_args(Search))
+
+
+def test_every_option_of_an_adaptive_step_is_explained():
+    options = inspect.signature(brim.AdaptiveStep).parameters
+    for name in options.keys() - {"model", "loss"}:
+        assert f"`{name}" in PAGES["own-loop"] or f"{name}=" in PAGES["own-loop"], name
+    described = inspect.getdoc(brim.AdaptiveStep)
+    for name in options:
+        assert re.search(rf"^{name}: ", described, flags=re.MULTILINE), name
+
+
+def test_observers_and_who_says_something():
+    page = PAGES["python"]
+    told = dict(re.findall(r"^\| `(start|write|close)` \|.*\| (.*) \|$", page, flags=re.MULTILINE))
+    assert list(told) == [name for name in vars(brim.Observer) if name in ("start", "write", "close")]
+    for name in ("first_step", "total_steps", "total_samples"):
+        assert name in inspect.signature(brim.Observer.start).parameters
+        assert f"`{name}`" in told["start"]
+    named = re.search(r"So it is with (.*?)\.\n", page, flags=re.DOTALL)[1]
+    faces = {name: getattr(brim.Model, name) for name in vars(brim.Model) if not name.startswith("_")}
+    faces |= {f"brim.{name}": getattr(brim, name) for name in ("plan", "compare", "verify_resume", "predict_memory")}
+    for name, face in faces.items():
+        has_say = callable(face) and "say" in inspect.signature(face).parameters
+        assert has_say == (f"`{name}`" in named), name
+
+
+@pytest.mark.skipif(not REPORT.exists(), reason="the campaign has not been run yet")
+def test_the_table_of_faults_is_the_reports_and_nothing_failed():
+    page, report = RELIABILITY.read_text(encoding="utf-8"), read_report()
+    assert page == with_table(page, report), "run `python -m faults.page`"
+    failed = {name: fault["rows"] for name, fault in report["faults"].items()}
+    assert all(row["failed"] == 0 for each in failed.values() for row in each.values())
+    assert "/tmp/" not in json.dumps(report)
+
+
+def test_the_table_and_the_tolerances_of_verify_resume(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = PAGES["verify-resume"]
+    (block,) = re.findall(r"^```\n\$ brim verify-resume results/demo\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    print_proof(PROOF)
+    assert block == capsys.readouterr().out
+    trainer = {"optimizer": {"type": "adamw"}, "dropout_by_row": False}
+    for words, settings in (
+        ("fp32, LoRA or SGD", {"precision": "fp32", "adapter": {"r": 8}}),
+        ("fp32, other", {"precision": "fp32"}),
+        ("bf16, fp16, 4 and 8 bits", {"precision": "bf16-mixed"}),
+    ):
+        promise = promise_of({"trainer": trainer, **settings}, device="a GPU", ran_out_of_memory=False)
+        (tolerance,) = re.findall(rf"(\S+) \({words}\)", page)
+        assert float(tolerance) == promise.loss_tolerance
