@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def rows(name: str, after: str = "", columns: int | None = None) -> list[list[st
     return [[cell.strip() for cell in line.strip().strip("|").split("|")][:columns] for line in table[1].splitlines()]
 
 
+@cache
 def helped(verb: str) -> str:
     """Return what `--help` says of a verb."""
     found = CliRunner().invoke(app, [verb, "--help"])

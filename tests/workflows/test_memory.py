@@ -1,4 +1,4 @@
-"""`brim.predict_memory`: its arguments, what it chooses itself, and what it refuses."""
+"""`brim.predict_memory` and the comparison of ways and cards: what they take, choose, share and refuse."""
 
 import gc
 import json
@@ -8,18 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import yaml
+from benchmarks.memory_cards import MODELS, pairs, write_model
 from tests.memory.tiny_architectures import write_folder
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.optim import optimizer
-from transformers import masking_utils
+from transformers import LlamaForCausalLM, masking_utils
 
 import brim
+import brim.memory.traces as memory_traces
 from brim.config import load_config
+from brim.config.schema import FinetuneTrainer
 from brim.errors import BrimError, ConfigError, InputError, ModelError
-from brim.memory import find_device
+from brim.memory import Compared, Failed, compare_memory, devices, find_device, what_helps
 from brim.memory.trace import CATEGORIES
+from brim.memory.variants import variants
 
 SHAPE = {"batch_size": 2, "sequence_length": 8, "device": "a100-80gb"}
+LORA = {"adapter": "lora", "trainer": {"type": "finetune"}}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +64,8 @@ def test_a_frozen_base_lies_once_under_mixed_precision(tmp_path):
     folder = write_folder(tmp_path, "llama", num_hidden_layers=6, dtype="bfloat16", tie_word_embeddings=False)
     config = {"base_model": str(folder), "adapter": {"type": "lora", "r": 1}, "trainer": {"type": "finetune"}}
     found = {name: brim.predict_memory(config, **{**SHAPE, "device": name}) for name in ("t4", "a100-80gb")}
-    assert any(choice.startswith("precision: fp16-mixed") for choice in found["t4"].choices)
+    for name, precision in (("t4", "fp16-mixed"), ("a100-80gb", "bf16")):
+        assert any(choice.startswith(f"precision: {precision}") for choice in found[name].choices)
     assert found["t4"].by_category["weights"] < 1.1 * found["a100-80gb"].by_category["weights"]
 
 
@@ -86,14 +92,11 @@ def test_without_a_device_the_answer_is_for_the_run_where_memory_is_short(traine
     found = brim.predict_memory(trained, **shape)
     assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (True, False)
     assert (found.budget_bytes, found.fits) == (None, None)
+    assert found.reason.startswith("it needs ")
     assert found.total_bytes < found.other.total_bytes
     assert found.allocated_bytes == brim.predict_memory(trained, **shape, device="a100-80gb").other.allocated_bytes
     assert "no device is named; without it, which is faster and taken where it fits" in found.choices[-1]
-
-
-def test_without_a_device_checkpointing_that_saves_nothing_is_not_shown(trained, monkeypatch):
-    """The update of all weights is the peak, whatever the backward pass takes."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    # Where all weights are trained their update is the peak, whatever the backward pass takes.
     found = brim.predict_memory({**trained, "adapter": None}, batch_size=1, sequence_length=2)
     assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (False, True)
     assert found.other.total_bytes >= found.total_bytes
@@ -101,32 +104,20 @@ def test_without_a_device_checkpointing_that_saves_nothing_is_not_shown(trained,
     assert found.choices[-1].endswith("are needed, which is not less)")
 
 
-def test_the_bits_of_the_base_are_told(trained):
+def test_where_checkpointing_is_no_question_there_is_no_other_prediction(trained, monkeypatch):
+    for phase in ("load", "evaluate", "generate"):
+        found = brim.predict_memory(trained, phase=phase, **SHAPE)
+        assert (found.gradient_checkpointing, found.other) == (None, None)
+    for is_on in (True, False):
+        said = {**trained, "trainer": {**trained["trainer"], "enable_gradient_checkpointing": is_on}}
+        found = brim.predict_memory(said, **SHAPE)
+        assert (found.gradient_checkpointing, found.other, found.quantization_bits) == (is_on, None, None)
     found = brim.predict_memory({**trained, "quantization": {"bits": 4}}, **SHAPE)
     assert (found.quantization_bits, found.as_dict()["quantization_bits"]) == (4, 4)
-    assert brim.predict_memory(trained, **SHAPE).quantization_bits is None
-
-
-def test_an_architecture_without_checkpointing_is_predicted_without(trained, monkeypatch):
-    from transformers import LlamaForCausalLM
-
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
     found = brim.predict_memory(trained, **SHAPE)
     assert (found.gradient_checkpointing, found.other) == (False, None)
     assert "gradient checkpointing: off (this architecture has none)" in found.choices
-
-
-@pytest.mark.parametrize("is_on", [True, False])
-def test_where_the_configuration_says_there_is_no_other(trained, is_on):
-    trained["trainer"]["enable_gradient_checkpointing"] = is_on
-    found = brim.predict_memory(trained, **SHAPE)
-    assert (found.gradient_checkpointing, found.other) == (is_on, None)
-
-
-@pytest.mark.parametrize("phase", ["load", "evaluate", "generate"])
-def test_other_phases_have_no_gradients_to_recompute_for(trained, phase):
-    found = brim.predict_memory(trained, phase=phase, **SHAPE)
-    assert (found.gradient_checkpointing, found.other) == (None, None)
 
 
 def test_what_is_not_trained_is_planned_by_another_verb(base, trained, untrained):
@@ -145,23 +136,14 @@ def test_code_of_its_own_is_passed_over_where_transformers_has_the_class(tmp_pat
     (folder / "own.py").write_text("raise SystemExit('this code must not run')\n")
     plain = write_folder(tmp_path / "plain", "phi3")
     config = {"adapter": {"type": "lora", "target_modules": "all-linear"}, "trainer": {"type": "finetune"}}
-    found = brim.predict_memory({**config, "base_model": str(folder)}, **SHAPE)
-    assert found.total_bytes == brim.predict_memory({**config, "base_model": str(plain)}, **SHAPE).total_bytes
+    found, expected = (brim.predict_memory({**config, "base_model": str(each)}, **SHAPE) for each in (folder, plain))
+    assert found.total_bytes == expected.total_bytes
     (told,) = [choice for choice in found.choices if choice.startswith("base_model")]
     assert told.startswith("base_model: transformers' own phi3 (auto_map in config.json names code of its own")
-    assert not [
-        choice
-        for choice in brim.predict_memory({**config, "base_model": str(plain)}, **SHAPE).choices
-        if "auto_map" in choice
-    ]
+    assert not [choice for choice in expected.choices if "auto_map" in choice]
 
 
-def test_the_phase_is_what_the_configuration_does(trained, untrained):
-    assert brim.predict_memory(trained, **SHAPE).phase == "train"
-    assert brim.predict_memory(untrained, **SHAPE).phase == "generate"
-
-
-def test_a_mapping_a_file_and_a_configuration_are_the_same(trained, tmp_path):
+def test_a_mapping_a_file_and_a_configuration_are_the_same_and_say_the_phase(trained, untrained, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(trained))
     expected = brim.predict_memory(trained, **SHAPE).as_dict()
@@ -169,6 +151,7 @@ def test_a_mapping_a_file_and_a_configuration_are_the_same(trained, tmp_path):
         assert brim.predict_memory(config, **SHAPE).as_dict() == expected
     overridden = load_config(file, overrides=["adapter.r=64"]).config
     assert brim.predict_memory(overridden, **SHAPE).end_allocated_bytes > expected["end_allocated_bytes"]
+    assert (expected["phase"], brim.predict_memory(untrained, **SHAPE).phase) == ("train", "generate")
 
 
 def test_the_dictionary_is_json_and_categories_are_the_timeline(trained):
@@ -185,17 +168,18 @@ def test_the_dictionary_is_json_and_categories_are_the_timeline(trained):
     assert [label for _, label in timeline.marks][-1] == "end"
 
 
-def test_shapes_are_those_of_the_configuration_unless_given(trained, untrained):
+def test_shapes_are_those_of_the_configuration_unless_given(trained):
+    def predicted(**given):
+        return brim.predict_memory(given.pop("config", config), device="a100-80gb", **given)
+
     config = {**trained, "trainer": {"type": "finetune", "batch_size": 3, "eval_batch_size": 5}}
-    prediction = brim.predict_memory(config, device="a100-80gb")
+    prediction = predicted()
     assert (prediction.batch_size, prediction.sequence_length) == (3, 64)
     assert "batch size: 3 (trainer.batch_size)" in prediction.choices
     assert "sequence length: 64 (the model's context)" in prediction.choices
-    assert brim.predict_memory(config, phase="evaluate", device="a100-80gb").batch_size == 5
-    generating = {**config, "generation": {"max_new_tokens": 4}, "preprocessing": {"global_max_sequence_length": 16}}
-    assert brim.predict_memory(generating, phase="generate", device="a100-80gb").batch_size == 5
-    cut = {**config, "preprocessing": {"global_max_sequence_length": 16}}
-    prediction = brim.predict_memory(cut, batch_size=1, device="a100-80gb")
+    cut = {**config, "generation": {"max_new_tokens": 4}, "preprocessing": {"global_max_sequence_length": 16}}
+    assert [predicted(config=cut, phase=phase).batch_size for phase in ("evaluate", "generate")] == [5, 5]
+    prediction = predicted(config=cut, batch_size=1)
     assert "sequence length: 16 (preprocessing.global_max_sequence_length)" in prediction.choices
     assert not any(choice.startswith("batch size") for choice in prediction.choices)
 
@@ -223,41 +207,11 @@ def test_a_long_context_is_not_taken_for_the_rows(trained, tmp_path):
     assert any("set sequence_length to that of the longest" in choice for choice in prediction.choices)
 
 
-def test_precision_is_what_the_device_can(trained):
-    assert any(each.startswith("precision: bf16") for each in brim.predict_memory(trained, **SHAPE).choices)
-    old = brim.predict_memory(trained, **{**SHAPE, "device": "t4"})
-    assert not any(each.startswith("precision: bf16") for each in old.choices)
-
-
-def test_later_micro_batches_add_to_the_gradients_of_the_first(base):
-    def predicted(num_micro_batches):
-        trainer = {"type": "finetune", "gradient_accumulation_steps": num_micro_batches}
-        config = {"base_model": str(base), "trainer": trainer, "precision": "bf16-true"}
-        return brim.predict_memory(config, **SHAPE)
-
-    alone, several = predicted(1), predicted(3)
-    held = [each.timeline.live_bytes["gradients"] for each in (alone, several)]
-    assert held[0].max() == held[1].max() > 0
-    assert several.end_allocated_bytes == alone.end_allocated_bytes
-    marks = [label for _, label in several.timeline.marks]
-    assert "step 2, micro-batch 2" in marks
-    assert "step 2, micro-batch 2" not in [label for _, label in alone.timeline.marks]
-
-
 def test_each_thread_that_multiplies_has_a_workspace(trained, untrained):
     workspace = find_device("a100-80gb").cublas_workspace_bytes
-    assert brim.predict_memory(trained, **SHAPE).by_category["workspace"] == 2 * workspace
-    assert brim.predict_memory(untrained, phase="evaluate", **SHAPE).by_category["workspace"] == workspace
-
-
-def test_the_cache_holds_all_tokens_but_the_last(base, untrained):
-    prediction = brim.predict_memory({**untrained, "precision": "bf16-true"}, **SHAPE)
-    found = json.loads((base / "config.json").read_text())
-    head = found["hidden_size"] // found["num_attention_heads"]
-    tokens = SHAPE["sequence_length"] + untrained["generation"]["max_new_tokens"] - 1
-    one = 2 * SHAPE["batch_size"] * found["num_key_value_heads"] * tokens * head
-    blocks = 2 * found["num_hidden_layers"] * (-(-one // 512) * 512)
-    assert prediction.timeline.live_bytes["kv_cache"][-1] == blocks
+    for config, phase, num_threads in ((trained, "train", 2), (untrained, "evaluate", 1)):
+        found = brim.predict_memory(config, phase=phase, **SHAPE)
+        assert found.by_category["workspace"] == num_threads * workspace
 
 
 def test_lowered_weights_are_not_kept_where_nothing_is_trained(base):
@@ -275,28 +229,17 @@ def test_lowered_weights_are_not_kept_where_nothing_is_trained(base):
     assert beyond == {"evaluate": max(lowered), "generate": max(lowered)}
 
 
-def test_any_memory_will_do_and_too_little_is_said(trained):
-    prediction = brim.predict_memory(trained, batch_size=2, sequence_length=8, memory_bytes=2**20)
-    assert (prediction.fits, prediction.budget_bytes) == (False, 2**20)
-    assert "too little" in prediction.reason
-    assert brim.predict_memory(trained, batch_size=2, sequence_length=8, memory_bytes=2**34).fits is True
-
-
-def test_what_lies_outside_pytorch_counts_in_whether_it_fits(trained):
+def test_any_memory_will_do_and_what_lies_outside_pytorch_counts(trained):
     shape = {"batch_size": 2, "sequence_length": 8}
+    little = brim.predict_memory(trained, memory_bytes=2**20, **shape)
+    assert (little.fits, little.budget_bytes) == (False, 2**20)
+    assert "too little" in little.reason
     ample = brim.predict_memory(trained, memory_bytes=2**30, **shape)
     exact = brim.predict_memory(trained, memory_bytes=ample.total_bytes, **shape)
-    assert (exact.total_bytes, exact.fits) == (ample.total_bytes, True)
+    assert (ample.fits, exact.total_bytes, exact.fits) == (True, ample.total_bytes, True)
     short = brim.predict_memory(trained, memory_bytes=ample.outside_bytes + ample.allocated_bytes - 1, **shape)
     assert short.fits is False
     assert short.reserved_bytes < short.budget_bytes
-
-
-def test_without_a_device_nothing_is_said_of_fitting(trained, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    prediction = brim.predict_memory(trained, batch_size=2, sequence_length=8)
-    assert (prediction.fits, prediction.budget_bytes) == (None, None)
-    assert prediction.reason.startswith("it needs ")
 
 
 def test_allocator_settings_are_taken_from_the_environment_and_from_the_call(trained, monkeypatch):
@@ -314,9 +257,8 @@ def test_allocator_settings_are_taken_from_the_environment_and_from_the_call(tra
         brim.predict_memory(trained, allocator="expandable_segmants:True", **SHAPE)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_bad_arguments(trained, untrained):
+    for given, message in (
         ({"batch_size": 0}, "batch_size is 0\n  expected: a whole number from 1 to 1,048,576"),
         ({"batch_size": -2}, "batch_size is -2"),
         ({"batch_size": True}, "batch_size is True"),
@@ -335,49 +277,31 @@ def test_allocator_settings_are_taken_from_the_environment_and_from_the_call(tra
         ({"world_size": False}, "world_size is False"),
         ({"offload": "disk"}, "offload is 'disk'"),
         ({"phase": "trane"}, "phase is 'trane'\n  expected: one of load, train, evaluate, generate"),
-    ],
-    ids=lambda given: str(given) if isinstance(given, dict) else "",
-)
-def test_bad_arguments(trained, given, message):
-    with pytest.raises(InputError) as raised:
-        brim.predict_memory(trained, **{**SHAPE, **given})
-    assert message in str(raised.value)
+    ):
+        with pytest.raises(InputError) as raised:
+            brim.predict_memory(trained, **{**SHAPE, **given})
+        assert message in str(raised.value), given
+    with pytest.raises(InputError, match="the phase is train, and the configuration does not train"):
+        brim.predict_memory(untrained, phase="train", **SHAPE)
+    with pytest.raises(ConfigError, match="quantization"):
+        brim.predict_memory({**trained, "adapter": None, "quantization": {"bits": 4}}, **SHAPE)
 
 
 def test_prompts_and_new_tokens_share_the_context(untrained):
-    config = {**untrained, "generation": {"max_new_tokens": 60}}
     with pytest.raises(InputError, match="sequence_length is 8, 60 new tokens follow, and the model's context is 64"):
-        brim.predict_memory(config, **SHAPE)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
+        brim.predict_memory({**untrained, "generation": {"max_new_tokens": 60}}, **SHAPE)
+    for changes, told in (
         ({}, "sequence length: 61 (the model's context less generation.max_new_tokens, 3)"),
         ({"preprocessing": {"global_max_sequence_length": 64}}, "sequence length: 61 (the model's context less"),
         ({"preprocessing": {"global_max_sequence_length": 61}}, "sequence length: 61 (preprocessing.global_max"),
         ({"generation": {"max_new_tokens": 62}}, "sequence length: 2 (the model's context less"),
-    ],
-)
-def test_prompts_of_no_given_length_leave_room_for_what_follows(untrained, changes, told):
-    prediction = brim.predict_memory({**untrained, **changes}, device="a100-80gb")
-    assert any(choice.startswith(told) for choice in prediction.choices)
+    ):
+        prediction = brim.predict_memory({**untrained, **changes}, device="a100-80gb")
+        assert any(choice.startswith(told) for choice in prediction.choices)
 
 
-def test_training_needs_a_trainer(untrained):
-    with pytest.raises(InputError, match="the phase is train, and the configuration does not train"):
-        brim.predict_memory(untrained, phase="train", **SHAPE)
-
-
-def test_quantised_weights_are_not_trained(trained):
-    config = {**trained, "adapter": None, "quantization": {"bits": 4}}
-    with pytest.raises(ConfigError, match="quantization"):
-        brim.predict_memory(config, **SHAPE)
-
-
-@pytest.mark.parametrize(
-    ("config_json", "message"),
-    [
+def test_bad_folders(tmp_path, trained):
+    for content, message in (
         (None, "config.json"),
         ("{", "config.json"),
         ('{"model_type": "llamas"}', "the architecture 'llamas' is not a causal language model"),
@@ -389,30 +313,12 @@ def test_quantised_weights_are_not_trained(trained):
         ('{"model_type": "llama", "use_return_dict": false}', "config.json is damaged"),
         ('{"model_type": "llama", "vocab_size": 33554432}', "vocab_size in config.json is 33554432"),
         ('{"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}', "its own code"),
-    ],
-    ids=[
-        "no file",
-        "damaged",
-        "a typo",
-        "no causal model",
-        "a word for a number",
-        "no heads",
-        "heads of nothing",
-        "padding out of range",
-        "a property",
-        "a vocabulary that fills the machine",
-        "foreign code",
-    ],
-)
-def test_bad_folders(tmp_path, trained, config_json, message):
-    if config_json is not None:
-        (tmp_path / "config.json").write_text(config_json)
-    with pytest.raises(ModelError) as raised:
-        brim.predict_memory({**trained, "base_model": str(tmp_path)}, **SHAPE)
-    assert message in str(raised.value)
-
-
-def test_a_folder_and_a_file_that_are_not_there(trained, tmp_path):
+    ):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ModelError) as raised:
+            brim.predict_memory({**trained, "base_model": str(tmp_path)}, **SHAPE)
+        assert message in str(raised.value), content
     with pytest.raises(ModelError, match="nowhere"):
         brim.predict_memory({**trained, "base_model": str(tmp_path / "nowhere")}, **SHAPE)
     with pytest.raises(BrimError, match=r"nothing\.yaml"):
@@ -460,3 +366,152 @@ def _draw_and_fail(*given, **named):
     with unset_fake_temporarily():
         torch.rand(3)
     raise RuntimeError("in the midst")
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return write_folder(tmp_path / "llama", "llama", num_hidden_layers=6)
+
+
+def compared(folder, *ways, **keys):
+    config = load_config({"base_model": str(folder), **LORA, **keys}).config
+    return list(compare_memory(config, sequence_length=16, ways=ways or None))
+
+
+def test_what_a_card_is_said_to_have_room_for_is_what_it_says_itself(tmp_path):
+    """A T4 and a V100 compute Llama-3-8B in fp16-mixed, the others in bf16; some need gradient checkpointing."""
+    cards, folder = ("t4", "v100-32gb", "rtx-3070", "h100-80gb"), write_model("llama-3-8b", tmp_path)
+    found = list(pairs("llama-3-8b", folder, way="4-bit + LoRA", cards=cards))
+    assert [pair.card for pair in found if not pair.is_equal] == []
+    assert len({pair.device_bytes for pair in found if pair.device_fits}) == 4
+    (found,) = pairs("llama-3-8b", folder, way="LoRA", cards=["v100-16gb"])  # which has room in bf16 alone
+    assert found.is_equal
+    assert not found.device_fits
+    assert find_device("v100-16gb").memory_bytes < found.device_bytes
+
+
+def test_bfloat16_by_name_is_for_cards_that_have_it(llama):
+    (way,) = compared(llama, "16-bit")
+    assert {card.name for card in way.cards} == {card.name for card in devices() if card.capability >= (8, 0)}
+    assert way.fits_on == tuple(card.name for card in way.cards)
+    memory = [find_device(name).memory_bytes for name in way.fits_on]
+    assert memory == sorted(memory)
+    assert way.smallest == way.cards[0]
+
+
+def test_cards_that_are_alike_share_a_trace(llama, monkeypatch):
+    targets = []
+    composed = memory_traces._composed
+
+    def count(workload, asked, *others):
+        targets.append(asked.device.capability)
+        return composed(workload, asked, *others)
+
+    monkeypatch.setattr(memory_traces, "_composed", count)
+    (way,) = compared(llama, "LoRA", model_parameters={"attn_implementation": "eager"})
+    assert all(card.fits for card in way.cards)
+    # The device that is meant with and without checkpointing; one for all cards without bf16.
+    assert len(targets) == 3
+    assert len({card.total_bytes for card in way.cards}) > 2  # the contexts differ
+
+
+def test_a_way_that_fails_leaves_the_others_and_is_found_before_the_first_trace(tmp_path, monkeypatch):
+    base = write_folder(tmp_path / "mixtral", "mixtral", num_hidden_layers=6)
+    keys = {"adapter": {"type": "lora", "target_modules": "all-linear"}}
+    by_name = {each.variant.name: each for each in compared(base, "16-bit", "LoRA", **keys)}
+    assert isinstance(by_name["16-bit"], Compared)
+    failed = by_name["LoRA"]
+    assert isinstance(failed, Failed)
+    assert "adapter.dropout is 0.05, and experts are among the target modules" in failed.problems[0].what
+    assert json.loads(json.dumps(failed.as_dict()))["problems"] == [str(failed.problems[0])]
+
+    def none(*given):
+        raise AssertionError("a trace has begun")
+
+    monkeypatch.setattr(memory_traces, "_composed", none)
+    config = load_config({"base_model": str(base), **LORA, **keys}).config
+    assert isinstance(next(compare_memory(config, sequence_length=16)), Failed)
+
+
+def test_where_no_way_can_be_the_first_one_s_error_is_raised(llama):
+    with pytest.raises(InputError, match="the model's context is 64 tokens"):
+        list(compare_memory(load_config({"base_model": str(llama), **LORA}).config, sequence_length=65))
+
+
+@pytest.mark.parametrize("device", ["t4", "h100-80gb"])
+def test_a_shared_trace_says_what_one_of_its_own_does(tmp_path, device):
+    """Heads of 256 go to another kernel on cards that are otherwise alike."""
+    assert len(MODELS) == 20
+    (way,) = compared(write_model("gemma-2b", tmp_path), "LoRA")
+    (card,) = [each for each in way.cards if each.name == device]
+    alone = brim.predict_memory(way.variant.config, phase="train", sequence_length=16, device=device)
+    assert (card.total_bytes, card.fits) == (alone.total_bytes, alone.fits)
+
+
+def ways(**keys):
+    return {each.name: each for each in variants(load_config({"base_model": "base", **keys}).config)}
+
+
+def test_five_ways_to_train_and_what_each_changes():
+    found = ways(trainer={"type": "finetune"}, adapter={"type": "lora", "r": 16})
+    assert {name: dict(each.changes) for name, each in found.items()} == {
+        "full": {"adapter": "null"},
+        "16-bit": {"precision": "bf16-true", "adapter": "null"},
+        "LoRA": {},
+        "8-bit + LoRA": {"quantization": "{bits: 8}"},
+        "4-bit + LoRA": {"quantization": "{bits: 4}"},
+    }
+    assert found["4-bit + LoRA"].config.adapter.r == 16
+    trainer = {"type": "finetune", "optimizer": "sgd", "batch_size": 3, "enable_gradient_checkpointing": True}
+    for way in ways(trainer=trainer, preprocessing={"global_max_sequence_length": 77}).values():  # others are kept
+        kept = way.config.trainer
+        assert (kept.optimizer.type, kept.batch_size, kept.enable_gradient_checkpointing) == ("sgd", 3, True)
+        assert way.config.preprocessing.global_max_sequence_length == 77
+
+
+def test_what_a_configuration_says_that_a_way_cannot_is_changed_and_no_more():
+    own = {"bits": 4, "bnb_4bit_use_double_quant": False}
+    found = ways(trainer={"type": "finetune"}, adapter="lora", quantization=own)
+    assert not found["4-bit + LoRA"].config.quantization.bnb_4bit_use_double_quant
+    assert (found["4-bit + LoRA"].changes, found["LoRA"].changes) == ({}, {"quantization": "null"})
+    way = ways(trainer={"type": "none", "batch_size": 5})["LoRA"]
+    assert isinstance(way.config.trainer, FinetuneTrainer)
+    assert (way.config.trainer.batch_size, way.config.trainer.optimizer.type) == (5, "adamw")
+    assert way.changes["trainer"] == "{type: finetune, optimizer: adamw}"
+    way = ways(trainer={"type": "finetune"}, adapter={"type": "lora", "bias_type": "all"})["LoRA"]
+    assert (way.config.adapter.bias_type, way.changes["adapter"]) == ("none", "{type: lora, r: 8}")
+    assert ways(trainer={"type": "finetune"}, initialize="random")["LoRA"].config.initialize == "pretrained"
+
+
+def asked(base, *, longest, trainer=None, **keys):
+    """The changes that would help, by their labels."""
+    sizes = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1024, "max_position_embeddings": 4096}
+    folder = write_folder(base, "llama", num_hidden_layers=2, **sizes)
+    trainer = {"type": "finetune", "effective_batch_size": 8, "optimizer": {"type": "adamw"}, **(trainer or {})}
+    config = load_config({"base_model": str(folder), "trainer": trainer, **keys}).config
+    return config, {each.label: each for each in what_helps(config, longest=longest, device="a100-80gb")}
+
+
+def test_each_change_that_helps_is_predicted_and_the_best_comes_first(tmp_path):
+    checkpointing = {"enable_gradient_checkpointing": True}
+    config, helps = asked(tmp_path, longest=48, trainer=checkpointing, precision="bf16-mixed")
+    assert set(helps) == {
+        *("an adapter", "4-bit weights", "8-bit optimizer states", "optimizer states beside the GPU"),
+    }
+    assert helps["4-bit weights"].fix == "quantization: {bits: 4}, with adapter: {type: lora}"
+    assert list(helps.values()) == sorted(helps.values(), key=lambda each: each.total_bytes)
+    lora = {**config.model_dump(exclude_unset=True), "adapter": {"type": "lora"}, "precision": "bf16-true"}
+    adapter = brim.predict_memory(lora, batch_size=1, sequence_length=48, device="a100-80gb")
+    assert helps["an adapter"].total_bytes == adapter.total_bytes
+
+
+def test_what_is_on_or_left_to_a_plan_is_not_advised(tmp_path):
+    keys = {"adapter": {"type": "lora"}, "quantization": {"bits": 4}, "trainer": {"chunked_loss": False}}
+    _, helps = asked(tmp_path, longest=3000, **keys)
+    assert (
+        {"loss in chunks"}
+        <= set(helps)
+        <= {
+            *("loss in chunks", "8-bit optimizer states", "optimizer states beside the GPU"),
+        }
+    )

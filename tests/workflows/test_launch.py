@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.api.planned_run import ready, scarce, tight
+from tests.workflows.planned_run import ready, scarce, tight
 
 from brim.batching import ByLength, ByRows, Surface, random_states
 from brim.config import load_config
@@ -19,6 +19,7 @@ from brim.train import build_optimizer
 from brim.train.optimizer import set_learning_rate
 from brim.workflows.training.launch import counted_state_bytes, launch
 
+pytestmark = pytest.mark.run
 NO_LIMIT = 10**9
 WARMING = (1, 7)  # the shortest row: what the first pass of a process leaves behind is not the micro-batch's
 
@@ -103,20 +104,13 @@ def test_nothing_is_left_of_probes_and_timings(run, monkeypatch):
     assert_equal(before, state_of(run.llm))
 
 
-def test_nothing_is_left_of_probes_that_ran_out_of_memory(run, monkeypatch):
-    untimed(monkeypatch)
-    before = state_of(run.llm)
-    with scarce(run.llm, most_tokens=200):
-        launched(run, tight(run.plan))
-    assert_equal(before, state_of(run.llm))
-
-
-def test_what_runs_out_of_memory_lowers_the_cap_until_it_fits(run, monkeypatch):
+def test_what_runs_out_of_memory_lowers_the_cap_until_it_fits_and_leaves_nothing(run, monkeypatch):
     untimed(monkeypatch)
     monkeypatch.setattr("brim.workflows.training.launch.corrected", lambda costs, probe, predicted_bytes: costs)
-    plan, said = tight(run.plan), []
+    plan, said, before = tight(run.plan), [], state_of(run.llm)
     with scarce(run.llm, most_tokens=200) as tried:
         found = launched(run, plan, say=said.append)
+    assert_equal(before, state_of(run.llm))
     assert tried.pop(0) == WARMING
     assert [probe.outcome for probe in found.probes] == ["out_of_memory"] * (len(tried) - 1) + ["fits"]
     assert len(tried) == len(set(tried)) == 1 + len(said)

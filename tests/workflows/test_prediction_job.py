@@ -17,12 +17,11 @@ import torch
 
 import brim
 from brim.infer import Journal, response_of
-from brim.workflows.prediction.job import JobFolder
+from brim.session import open_session
+from brim.workflows.prediction import job as module
+from brim.workflows.prediction.job import JobFolder, differences, fingerprint
 
-
-@pytest.fixture
-def model(zero_shot):
-    return brim.Model(zero_shot)
+pytestmark = pytest.mark.run
 
 
 class Killed(BaseException):
@@ -42,29 +41,35 @@ def killed_after(num_rows):
     return on_batch
 
 
+def begun(model, data, path, num_rows=4, **options):
+    """Predict until so many rows are done."""
+    with pytest.raises(Killed):
+        model.predict(data, output=path, on_batch=killed_after(num_rows), **options)
+
+
+COUNTED = ("num_rows", "num_prompt_tokens", "num_response_tokens", "finish_reasons", "cut_or_left_out")
+
+
 def files(path):
     """The output and what lies beside it, but for times."""
     summary = json.loads(path.with_name(f"{path.name}.summary.json").read_text())
-    counted = ("num_rows", "num_prompt_tokens", "num_response_tokens", "finish_reasons", "cut_or_left_out")
     ledger = path.with_name(f"{path.name}.ledger.parquet")
-    return path.read_bytes(), ledger.read_bytes() if ledger.exists() else None, {key: summary[key] for key in counted}
+    return path.read_bytes(), ledger.exists() and ledger.read_bytes(), {key: summary[key] for key in COUNTED}
 
 
 def test_data_that_nobody_named_is_named_first(zero_shot, sums_file):
     said = []
     brim.Model({**zero_shot, "dataset": str(sums_file)}).predict(say=said.append, split="test")
-    assert next(line for line in said if brim.notes.is_told(line)).startswith(
-        f"no data set was named (--dataset, in Python dataset=…): 8 rows of {sums_file.name} are predicted, the split test"
-    )
+    told = next(line for line in said if brim.notes.is_told(line))
+    assert told.startswith("no data set was named (--dataset, in Python dataset=…): 8 rows of sums.jsonl are predicted")
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
-def test_what_is_killed_and_resumed_is_the_same_file(zero_shot, model, sums_file, tmp_path, ending):
+def test_what_is_killed_and_resumed_is_the_same_file(model, sums_file, tmp_path, ending):
     model.predict(sums_file, output=tmp_path / f"whole.{ending}")
     path, generated = tmp_path / f"parts.{ending}", []
     for num_rows in (4, 30):
-        with pytest.raises(Killed):
-            model.predict(sums_file, output=path, resume=True, on_batch=killed_after(num_rows))
+        begun(model, sums_file, path, num_rows, resume=True)
         assert not path.exists()
     said = []
     result = model.predict(sums_file, output=path, resume=True, on_batch=generated.append, say=said.append)
@@ -76,10 +81,12 @@ def test_what_is_killed_and_resumed_is_the_same_file(zero_shot, model, sums_file
     assert (result.summary["num_resumed"], result.summary["num_rows"]) == (2, 40)
 
 
-def test_an_unfinished_prediction_is_not_begun_anew_unasked(model, sums_file, tmp_path):
-    path = tmp_path / "p.csv"
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=path, on_batch=killed_after(4))
+def test_an_unfinished_prediction_is_not_begun_again_unasked(model, sums_file, tmp_path):
+    path, said = tmp_path / "p.csv", []
+    with pytest.raises(brim.InputError, match="without an output there is nothing to go on with"):
+        model.predict(sums_file, resume=True)
+    begun(model, sums_file, path, resume=True, say=said.append)
+    assert f"nothing to continue at {path}: it begins anew" in said
     with pytest.raises(
         brim.OutputError, match=r"was begun and not finished; .*\n  fix: add --resume .* or remove .*job"
     ):
@@ -87,14 +94,10 @@ def test_an_unfinished_prediction_is_not_begun_anew_unasked(model, sums_file, tm
     model.predict(sums_file, output=path, resume=True)
     with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
         model.predict(sums_file, output=path)
-
-
-def test_resuming_nothing_begins_anew_and_says_so(model, sums_file, tmp_path):
-    said = []
-    model.predict(sums_file, output=tmp_path / "p.csv", resume=True, say=said.append)
-    assert f"nothing to continue at {tmp_path / 'p.csv'}: it begins anew" in said
-    with pytest.raises(brim.InputError, match="without an output there is nothing to go on with"):
-        model.predict(sums_file, resume=True)
+    path.unlink()
+    model.predict({"question": ["add 1 and 2 ="]}, output=path, say=said.append)
+    assert f"the output of an earlier prediction is gone from {path}: it begins anew" in said
+    assert len(pd.read_csv(path)) == 1
 
 
 def test_what_is_complete_is_left_as_it_is_without_loading_the_model(
@@ -112,9 +115,8 @@ def test_what_is_complete_is_left_as_it_is_without_loading_the_model(
     assert result.summary == json.loads((tmp_path / "p.parquet.summary.json").read_text())
 
 
-def test_rows_that_are_added_are_predicted_beside_those_that_are_done(model, sums, tmp_path):
-    path, whole = tmp_path / "p.jsonl", tmp_path / "whole.jsonl"
-    frame = pd.DataFrame(sums)
+def test_rows_that_are_added_are_predicted_and_rows_that_are_gone_left_out(model, sums, tmp_path):
+    path, whole, frame = tmp_path / "p.jsonl", tmp_path / "whole.jsonl", pd.DataFrame(sums)
     model.predict(frame[:25], output=path)
     said, generated = [], []
     model.predict(frame, output=path, resume=True, say=said.append, on_batch=generated.append)
@@ -122,6 +124,9 @@ def test_rows_that_are_added_are_predicted_beside_those_that_are_done(model, sum
     assert files(path) == files(whole)
     assert generated[0] == 25
     assert "the data has grown since, from 25 to 40 rows" in said
+    model.predict(frame[:30], output=path, resume=True, say=said.append)
+    assert "10 rows that were done are not in the data any more, and not in the output" in said
+    assert len(path.read_text().splitlines()) == 30
 
 
 def test_a_kill_between_the_renames_leaves_what_can_be_resumed(model, sums, sums_file, tmp_path, monkeypatch):
@@ -153,15 +158,6 @@ def test_a_kill_between_the_renames_leaves_what_can_be_resumed(model, sums, sums
     assert JobFolder(path).is_finished()
 
 
-def test_an_output_that_is_gone_leaves_room_for_another(model, sums_file, tmp_path):
-    path, said = tmp_path / "p.csv", []
-    model.predict(sums_file, output=path)
-    path.unlink()
-    model.predict({"question": ["add 1 and 2 ="]}, output=path, say=said.append)
-    assert f"the output of an earlier prediction is gone from {path}: it begins anew" in said
-    assert len(pd.read_csv(path)) == 1
-
-
 def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("mine")
@@ -170,41 +166,37 @@ def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
     path.unlink()
     model.predict(sums_file, output=path)
     path.write_text("mine")
-    with pytest.raises(
-        brim.OutputError, match=r"is not the one that this job wrote: it is of another run, or was changed"
-    ):
-        model.predict(sums_file, output=path, resume=True)
-    assert path.read_text() == "mine"
-    path.rename(tmp_path / "theirs.csv")
-    path.symlink_to(tmp_path / "theirs.csv")
-    with pytest.raises(brim.OutputError, match=r"is not the one that this job wrote"):
-        model.predict(sums_file, output=path, resume=True)
+    for _ in ("a file", "a link"):
+        with pytest.raises(brim.OutputError, match=r"is not the one that this job wrote: it is of another run"):
+            model.predict(sums_file, output=path, resume=True)
+        assert path.read_text() == "mine"
+        path.rename(tmp_path / "theirs.csv")
+        path.symlink_to(tmp_path / "theirs.csv")
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
+def test_what_gives_other_responses_is_refused_by_name(zero_shot, model, sums, tmp_path):
+    path, frame = tmp_path / "p.csv", pd.DataFrame(sums)
+    begun(model, frame, path)
+    for changes, line in (
         ({"generation": {"max_new_tokens": 7, "do_sample": False}}, "generation.max_new_tokens: 6 before, 7 now"),
         ({"random_seed": 7}, "random_seed: 42 before, 7 now"),
         ({"precision": "bf16-true"}, 'precision: "fp32" before, "bf16-true" now'),
         ({"prompt": {"template": "{question}!"}}, 'prompt.template: null before, "{question}!" now'),
-    ],
-)
-def test_what_gives_other_responses_is_refused_by_name(zero_shot, model, sums_file, tmp_path, changes, line):
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=tmp_path / "p.csv", on_batch=killed_after(4))
-    with pytest.raises(brim.OutputError, match="has changed since it began") as refused:
-        brim.Model({**zero_shot, **changes}).predict(sums_file, output=tmp_path / "p.csv", resume=True)
-    assert f"    {line}\n" in str(refused.value)
+    ):
+        with pytest.raises(brim.OutputError, match="has changed since it began") as refused:
+            brim.Model({**zero_shot, **changes}).predict(frame, output=path, resume=True)
+        assert f"    {line}\n" in str(refused.value)
+    model.predict(frame, output=path, resume=True)
+    frame.loc[7, "question"] = "another"
+    with pytest.raises(brim.OutputError, match=r"row 7: 1 row is done, and the prompt has changed since"):
+        model.predict(frame, output=path, resume=True)
 
 
 def test_other_weights_are_refused_and_other_batches_are_not(zero_shot, model, sums_file, tiny_base, tmp_path):
     base, path = shutil.copytree(tiny_base, tmp_path / "base"), tmp_path / "p.csv"
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=path, on_batch=killed_after(4))
+    begun(model, sums_file, path)
     moved = brim.Model({**zero_shot, "base_model": str(base), "trainer": {"type": "none", "batch_size": 3}})
-    with pytest.raises(Killed):
-        moved.predict(sums_file, output=path, resume=True, on_batch=killed_after(8))
+    begun(moved, sums_file, path, 8, resume=True)
     weights = bytearray((base / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (base / "model.safetensors").write_bytes(weights)
@@ -212,20 +204,10 @@ def test_other_weights_are_refused_and_other_batches_are_not(zero_shot, model, s
         moved.predict(sums_file, output=path, resume=True)
 
 
-def test_a_row_with_another_prompt_is_refused_by_name(model, sums, tmp_path):
-    path, frame = tmp_path / "p.csv", pd.DataFrame(sums)
-    model.predict(frame, output=path)
-    changed = frame.copy()
-    changed.loc[7, "question"] = "another"
-    with pytest.raises(brim.OutputError, match=r"row 7: 1 row is done, and the prompt has changed since"):
-        model.predict(changed, output=path, resume=True)
-
-
 def test_rows_with_keys_may_move(model, sums, tmp_path):
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
     frame = pd.DataFrame(sums).assign(id=[f"row-{number}" for number in range(40)])
-    with pytest.raises(Killed):
-        model.predict(frame, output=path, key="id", on_batch=killed_after(20))
+    begun(model, frame, path, 20, key="id")
     moved = frame[::-1].reset_index(drop=True)
     with pytest.raises(brim.OutputError, match=r"rows were known by the column `id`, and are now by their numbers"):
         model.predict(moved, output=path, resume=True)
@@ -236,34 +218,16 @@ def test_rows_with_keys_may_move(model, sums, tmp_path):
     assert generated[0] >= 20
 
 
-def test_rows_that_are_gone_are_said_and_left_out(model, sums, tmp_path):
-    path, frame, said = tmp_path / "p.csv", pd.DataFrame(sums), []
-    model.predict(frame, output=path)
-    model.predict(frame[:30], output=path, resume=True, say=said.append)
-    assert "10 rows that were done are not in the data any more, and not in the output" in said
-    assert len(pd.read_csv(path)) == 30
-
-
-def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path):
-    def second(_):
-        with pytest.raises(brim.OutputError, match="another process is writing to this output"):
-            model.predict(sums_file, output=tmp_path / "p.csv", resume=True)
-        raise Killed
-
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=tmp_path / "p.csv", on_batch=second)
-
-
-def test_a_process_that_looked_before_another_began_does_not_disturb_it(model, sums_file, tmp_path, monkeypatch):
+def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path, monkeypatch):
+    """Also where one looked before the other began."""
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
     model.predict(sums_file, output=whole)
-    monkeypatch.setattr(
-        "brim.workflows.prediction.run.check_place", lambda output, *, resume: None
-    )  # nothing was there yet
+    monkeypatch.setattr("brim.workflows.prediction.run.check_place", lambda output, *, resume: None)
 
     def second(_):
-        with pytest.raises(brim.OutputError, match="another process is writing to this output"):
-            model.predict(sums_file, output=path)
+        for resume in (True, False):
+            with pytest.raises(brim.OutputError, match="another process is writing to this output"):
+                model.predict(sums_file, output=path, resume=resume)
 
     model.predict(sums_file, output=path, on_batch=second)
     with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
@@ -274,15 +238,14 @@ def test_a_process_that_looked_before_another_began_does_not_disturb_it(model, s
     assert files(path) == files(whole)
 
 
-@pytest.mark.parametrize("content", [bytes(64), b"\xf0\xff\xfe" * 9])
-def test_a_damaged_list_of_sittings_does_not_keep_from_going_on(model, sums_file, tmp_path, content):
-    path, said = tmp_path / "p.csv", []
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=path, on_batch=killed_after(4))
-    JobFolder(path).sittings.write_bytes(content)
-    result = model.predict(sums_file, output=path, resume=True, say=said.append)
-    assert len(result.predictions) == 40
-    assert not [line for line in said if "grown" in line]
+def test_a_damaged_list_of_sittings_does_not_keep_from_going_on(model, sums_file, tmp_path):
+    for number, content in enumerate((bytes(64), b"\xf0\xff\xfe" * 9)):
+        path, said = tmp_path / f"{number}.csv", []
+        begun(model, sums_file, path)
+        JobFolder(path).sittings.write_bytes(content)
+        result = model.predict(sums_file, output=path, resume=True, say=said.append)
+        assert len(result.predictions) == 40
+        assert not [line for line in said if "grown" in line]
 
 
 def test_a_full_disk_loses_nothing_and_says_what_to_do(model, sums_file, tmp_path, monkeypatch):
@@ -361,23 +324,18 @@ def test_scores_that_were_broken_off_are_the_same_file(model, sums_file, tmp_pat
 SAMPLING = {"max_new_tokens": 6, "do_sample": True, "temperature": 1.5}
 
 
-def test_what_is_sampled_does_not_depend_on_where_it_was_broken_off(model, sums_file, tmp_path):
+def test_what_is_sampled_depends_on_the_row_or_its_key_alone(model, sums, sums_file, tmp_path):
+    """Not on where it was broken off, nor on the batch."""
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
     model.predict(sums_file, output=whole, generation=SAMPLING, batch_size=7)
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=path, generation=SAMPLING, on_batch=killed_after(13))
+    begun(model, sums_file, path, 13, generation=SAMPLING)
     model.predict(sums_file, output=path, generation=SAMPLING, batch_size=3, resume=True)
     assert files(path) == files(whole)
-    texts = pd.read_csv(whole)["answer_response"]
-    assert texts.nunique() > 20
-
-
-def test_what_is_sampled_goes_by_the_key_where_there_is_one(model, sums):
+    assert pd.read_csv(whole)["answer_response"].nunique() > 20
     frame = pd.DataFrame(sums).assign(id=range(40))
-    moved = frame.sample(frac=1, random_state=0).reset_index(drop=True)
     texts = [
         model.predict(each, generation=SAMPLING, key="id").predictions.set_index("id")["answer_response"].sort_index()
-        for each in (frame, moved)
+        for each in (frame, frame.sample(frac=1, random_state=0).reset_index(drop=True))
     ]
     pd.testing.assert_series_equal(*texts)
 
@@ -389,30 +347,25 @@ DATED = (
 
 
 def test_what_was_begun_on_another_day_goes_on_with_its_prompts(tiny_base, tmp_path, monkeypatch):
-    def on(day):
-        monkeypatch.setattr("brim.data.chat.template.today", lambda: datetime.date.fromisoformat(day))
-
-    def model():
-        return brim.Model(
-            {
-                "base_model": str(tiny_base),
-                "chat": {"template": str(tmp_path / "dated.jinja")},
-                "generation": {"max_new_tokens": 4},
-                "trainer": {"type": "none", "batch_size": 2},
-            }
-        )
-
     (tmp_path / "dated.jinja").write_text(DATED)
+    config = {
+        "base_model": str(tiny_base),
+        "chat": {"template": str(tmp_path / "dated.jinja")},
+        "generation": {"max_new_tokens": 4},
+        "trainer": {"type": "none", "batch_size": 2},
+    }
     rows = {"messages": [[{"role": "user", "content": f"add {number} and 2"}] for number in range(8)]}
-    on("2026-01-31")
-    model().predict(rows, output=tmp_path / "whole.jsonl")
+
+    def predict(day, name, **how):
+        monkeypatch.setattr("brim.data.chat.template.today", lambda: datetime.date.fromisoformat(day))
+        brim.Model(config).predict(rows, output=tmp_path / name, **how)
+
+    predict("2026-01-31", "whole.jsonl")
     with pytest.raises(Killed):
-        model().predict(rows, output=tmp_path / "p.jsonl", on_batch=killed_after(3))
-    on("2026-02-01")
-    model().predict(rows, output=tmp_path / "p.jsonl", resume=True)
-    assert files(tmp_path / "p.jsonl") == files(tmp_path / "whole.jsonl")
-    model().predict(rows, output=tmp_path / "next.jsonl")
-    assert files(tmp_path / "next.jsonl") != files(tmp_path / "whole.jsonl")
+        predict("2026-01-31", "p.jsonl", on_batch=killed_after(3))
+    predict("2026-02-01", "p.jsonl", resume=True)
+    predict("2026-02-01", "next.jsonl")
+    assert files(tmp_path / "p.jsonl") == files(tmp_path / "whole.jsonl") != files(tmp_path / "next.jsonl")
 
 
 LONG = "add 1 and 2 = " * 40 + "the end"
@@ -437,17 +390,16 @@ def test_the_end_of_a_prompt_that_is_too_long_can_be_kept(model, tmp_path):
     assert skipped.summary["cut_or_left_out"] == {"dropped_overlong": 1}
 
 
-def test_on_error_skip_leaves_out_what_cannot_be_used(zero_shot, sums, tmp_path):
+def test_on_error_skip_leaves_out_what_cannot_be_used(model, sums, tmp_path):
     """A line that is no JSON, a cell of another type, an empty prompt, a missing one (empty, too) and a long one."""
     bad = ["{", '{"question": 7}', '{"question": ""}', '{"question": null}', json.dumps({"question": LONG})]
     lines = [json.dumps(row) for row in sums]
-    (tmp_path / "d.jsonl").write_text("\n".join([*lines[:20], *bad, *lines[20:]]) + "\n")
-    model = brim.Model(zero_shot)
+    data, path = tmp_path / "d.jsonl", tmp_path / "p.csv"
+    data.write_text("\n".join([*lines[:20], *bad, *lines[20:]]) + "\n")
     with pytest.raises(brim.DataError, match=r"d.jsonl:21: not valid JSON"):
-        model.predict(tmp_path / "d.jsonl", output=tmp_path / "p.csv")
-    result = model.predict(tmp_path / "d.jsonl", output=tmp_path / "p.csv", on_error="skip")
-    expected = {"dropped_bad": 4, "filled_missing": 1, "dropped_overlong": 1}
-    assert result.summary["cut_or_left_out"] == expected
+        model.predict(data, output=path)
+    result = model.predict(data, output=path, on_error="skip")
+    assert result.summary["cut_or_left_out"] == {"dropped_bad": 4, "filled_missing": 1, "dropped_overlong": 1}
     assert result.predictions["row"].tolist() == [*range(20), *range(25, 45)]
     assert result.ledger == tmp_path / "p.csv.ledger.parquet"
 
@@ -505,12 +457,11 @@ def test_sigkill_at_any_moment_costs_at_most_the_rows_in_flight(model, sums_file
 
 
 def test_the_summary_says_what_was_predicted_and_what_it_took(model, sums_file, tmp_path):
-    result = model.predict(sums_file, output=tmp_path / "p.csv")
-    summary = json.loads((tmp_path / "p.csv.summary.json").read_text())
-    frame = result.predictions
+    result, said = model.predict(sums_file, output=tmp_path / "p.csv"), []
+    summary, frame = json.loads((tmp_path / "p.csv.summary.json").read_text()), result.predictions
     assert summary["num_rows"] == 40
-    assert summary["num_prompt_tokens"] == frame["num_prompt_tokens"].sum()
-    assert summary["num_response_tokens"] == frame["num_response_tokens"].sum()
+    for name in ("num_prompt_tokens", "num_response_tokens"):
+        assert summary[name] == frame[name].sum()
     assert summary["finish_reasons"] == frame["finish_reason"].value_counts().to_dict()
     assert summary["rows_per_s"] == 40 / summary["seconds"]
     generation = summary["generation"]
@@ -521,19 +472,14 @@ def test_the_summary_says_what_was_predicted_and_what_it_took(model, sums_file, 
     assert generation["measured_peak_bytes"] > 2**26
     assert generation["passes"]["num_out_of_memory"] == 0
     assert 1 <= generation["passes"]["mean_rows"] <= generation["passes"]["most_rows"] <= 4
-
-
-def test_responses_that_the_clock_cuts_are_said_to_depend_on_it(model, sums_file):
-    said = []
-    model.predict(sums_file, generation={"max_time": 60.0}, say=said.append)
+    model.predict(sums_file, generation={"max_time": 60.0}, say=said.append)  # what the clock cuts depends on it
     assert [line for line in said if line.startswith("generation.max_time: ")]
 
 
 def test_damage_in_a_journal_is_told_with_how_much_is_lost(model, sums_file, tmp_path):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     model.predict(sums_file, output=whole)
-    with pytest.raises(Killed):
-        model.predict(sums_file, output=path, on_batch=killed_after(20))
+    begun(model, sums_file, path, 20)
     journal = JobFolder(path).responses
     content = bytearray(journal.read_bytes())
     content[len(content) // 2] ^= 1
@@ -544,3 +490,68 @@ def test_damage_in_a_journal_is_told_with_how_much_is_lost(model, sums_file, tmp
     num_lost = int(re.search(r"the last ([\d,]+) bytes", told)[1].replace(",", ""))
     assert len(content) / 3 < num_lost < len(content)
     assert path.read_bytes() == whole.read_bytes()
+
+
+def fingerprint_of(config, *, split="full", **changes):
+    return fingerprint(open_session(brim.Model({**config, **changes}).config), split=split)
+
+
+def test_a_fingerprint_is_the_same_each_time_and_names_every_file_and_what_reaches_a_response(zero_shot):
+    found = fingerprint_of(zero_shot)
+    assert found == fingerprint_of(zero_shot)
+    names = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    assert [name for name in found if name.startswith("the ")] == [f"the base model's {name}" for name in names]
+    split = {"split": {"type": "random", "probabilities": [0.5, 0.25, 0.25]}}
+    for changes, expected in (
+        ({"trainer": {"type": "none", "batch_size": 9}}, []),
+        ({"dataset": "elsewhere.csv"}, []),
+        ({"memory": {"budget": "1 GiB"}}, []),
+        ({"preprocessing": {"split": "fixed", "on_bad_row": "drop", "on_overlong": "truncate"}}, []),
+        ({"preprocessing": split}, []),
+        ({"generation": {"max_new_tokens": 6, "do_sample": True}}, ["generation.do_sample"]),
+        ({"precision": "bf16-true"}, ["precision"]),
+        ({"output_features": [{"name": "reply", "type": "text"}]}, ["output_features.0.name"]),
+    ):
+        told = differences(found, fingerprint_of(zero_shot, **changes))
+        assert [line.split(":")[0] for line in told] == expected
+    told = differences(
+        fingerprint_of(zero_shot, split="test"), fingerprint_of(zero_shot, split="test", preprocessing=split)
+    )
+    assert "preprocessing.split.type" in [line.split(":")[0] for line in told]
+
+
+def test_the_models_files_count_by_what_they_hold(zero_shot, tiny_base, tmp_path):
+    base, before = shutil.copytree(tiny_base, tmp_path / "base"), fingerprint_of(zero_shot)
+    assert differences(before, fingerprint_of(zero_shot, base_model=str(base))) == []
+    (base / "tokenizer_config.json").write_text((base / "tokenizer_config.json").read_text() + " ")
+    told = differences(before, fingerprint_of(zero_shot, base_model=str(base)))
+    assert told == ["the base model's tokenizer_config.json"]
+
+
+def test_large_files_are_known_by_size_and_samples_of_all_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(module, "_SAMPLES", 8)
+    monkeypatch.setattr(module, "_SAMPLE_BYTES", 20)
+    content = random.Random(0).randbytes(1000)
+    file = tmp_path / "weights"
+
+    def digest(data):
+        file.write_bytes(data)
+        return module._digest_of_file(file)
+
+    known = digest(content)
+    assert known.startswith("1000 bytes, sampled: ")
+    assert digest(content) == known
+    for at in (0, 19, 140, 159, 980, 999):
+        assert digest(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) != known
+    assert digest(content + b"\0") != known
+
+
+def test_differences_are_told_in_words_and_of_files_by_name_alone():
+    before = {"generation.top_p": 0.9, "the adapter's adapter_model.safetensors": "a", "gone": None, "same": [1]}
+    now = {"generation.top_p": 1.0, "the adapter's adapter_model.safetensors": "b", "new": "x", "same": [1]}
+    assert differences(before, now) == [
+        "generation.top_p: 0.9 before, 1.0 now",
+        "the adapter's adapter_model.safetensors",
+        'new: null before, "x" now',
+    ]

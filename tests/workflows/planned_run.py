@@ -1,15 +1,21 @@
-"""A run that is planned, its model loaded, and a device that runs out of memory when it is told to."""
+"""Runs on uneven rows: trained, stopped, and read again; planned and loaded; on a device that runs out of memory."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 import torch
+from safetensors.torch import load_file
+from tests.gallery import OUT, stopped_after
 
+import brim
 from brim.config import load_config
 from brim.data import Prepared, prepare
 from brim.data.read import read
@@ -17,8 +23,6 @@ from brim.models import LLM, load_llm
 from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.session import Session, open_session, say_nothing, with_choices
 from brim.workflows.training.planning import request_of
-
-OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def settings(base: Any, *, trainer: Any = None, **changes: Any) -> dict[str, Any]:
@@ -48,6 +52,46 @@ def uneven() -> pd.DataFrame:
     return pd.DataFrame(
         [{"question": f"add {n} and 1 =", "answer": f" {n + 1}" * (1 + (7 * n) % 24), "split": 0} for n in range(24)]
     )
+
+
+def train(
+    config: Any, folder: Path, *, data: Any = None, said: list[str] | None = None, overrides: Any = (), **how: Any
+) -> Path:
+    """Train on the uneven rows, or on others. how: resume, replan, observer."""
+    heard: list[str] = [] if said is None else said
+    rows = uneven() if data is None else data
+    brim.Model(config, overrides=overrides).train(rows, output_directory=folder, say=heard.append, **how)
+    return folder
+
+
+def stopped(config: Any, folder: Path, *, after: int, **how: Any) -> Path:
+    """Train until a step after which the run is interrupted."""
+    with stopped_after(after) as observer, pytest.raises(KeyboardInterrupt, match=f"stopped after step {after}\n"):
+        train(config, folder, observer=observer, **how)
+    torch.manual_seed(999)  # another process would not have these random states either
+    return folder
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("split") == "train"]
+
+
+def of(folder: Path, name: str) -> list[Any]:
+    """Return one figure of each step."""
+    return [step[name] for step in steps(folder)]
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads((folder / "plan.json").read_text())
+    return plan
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Fail unless the adapters of two runs are equal to the bit."""
+    first, second = (load_file(folder / "model" / "adapter_model.safetensors") for folder in (one, other))
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
 @dataclass(frozen=True, kw_only=True)

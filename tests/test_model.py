@@ -1,0 +1,802 @@
+"""brim.Model: what was trained is loaded, saved, evaluated and shown as it is, and says so once."""
+
+import gc
+import json
+import shutil
+import sys
+import weakref
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.gallery import sums as some_sums, usual
+from tests.hand_made_proof import PROOF
+from tests.report.hand_made import hand_made_prediction
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import brim
+from brim.infer import ratio
+from brim.notes import Note, kind_of
+from brim.report import Screen, history_plot
+from brim.units import format_bytes
+
+pytestmark = pytest.mark.run
+PROMPTS = ["add 1 and 2 =", "add", "add 20 and 3 = 23; the sum of 20 plus 3"]
+ADAPTERS = pytest.mark.parametrize("adapter", [{"type": "lora", "dropout": 0.0}, None], ids=["lora", "full"])
+UNTRAINED = "this is the model before training; for what a run has learned, name the run's folder"
+SECRET = "hf_planted0secret"
+
+
+@pytest.fixture
+def config(tiny_base):
+    return four_steps(tiny_base)
+
+
+def four_steps(base):
+    config = usual(base, trainer={"train_steps": 4, "learning_rate": 0.05, "early_stop": -1})
+    del config["trainer"]["epochs"], config["trainer"]["effective_batch_size"]
+    return config
+
+
+@pytest.fixture
+def zero_shot(config):
+    return {**config, "adapter": None, "trainer": {"type": "none", "batch_size": 4}}
+
+
+@pytest.fixture
+def with_gaps(sums):
+    """The sums, of which three cannot be used."""
+    return pd.DataFrame(
+        [{**row, "question": None if n in (3, 13, 23) else row["question"]} for n, row in enumerate(sums)]
+    )
+
+
+@pytest.fixture
+def dropping(config):
+    features = [{"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}]
+    return {**config, "input_features": features, "trainer": {**config["trainer"], "train_steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_base):
+    """What came of a training of four steps with two evaluations."""
+    config = four_steps(tiny_base)
+    config["trainer"]["steps_per_checkpoint"] = 2
+    output = tmp_path_factory.mktemp("finished") / "run"
+    return brim.Model(config).train(pd.DataFrame(some_sums()), output_directory=output, say=None)
+
+
+def same(one, other, data):
+    """Equal figures and equal texts."""
+    assert one.evaluate(data).metrics == other.evaluate(data).metrics
+    assert one.generate(PROMPTS) == other.generate(PROMPTS)
+    return True
+
+
+@ADAPTERS
+def test_what_was_trained_is_loaded_from_its_run_and_from_what_was_saved_and_holds_no_secret(
+    config, sums_file, tmp_path, monkeypatch, adapter
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    model = brim.Model({**config, "adapter": adapter})
+    model.train(sums_file.name, output_directory="run")
+    base = brim.Model({**config, "adapter": None})
+    assert model.evaluate(sums_file).metrics["loss"] != base.evaluate(sums_file).metrics["loss"]
+    loaded = brim.Model.load("run")
+    assert (loaded.notes, loaded.config.dataset) == ((), str(sums_file.resolve()))
+    assert same(loaded, model, sums_file)
+    model.save("saved")
+    brim.Model.load("saved").save("again")
+    json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    for name in ("run", "saved"):
+        shutil.rmtree(name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert same(brim.Model.load("../again"), model, sums_file)
+
+
+def test_saving_before_training_saves_the_base_model(config, sums_file, tmp_path):
+    model = brim.Model(config)
+    model.save(tmp_path / "saved")
+    assert same(brim.Model.load(tmp_path / "saved"), model, sums_file)
+
+
+def test_a_model_that_started_from_random_weights_is_loaded_with_them(config, sums_file, tmp_path, tiny_base):
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    model = brim.Model({**config, "base_model": str(base), "initialize": "random", "adapter": None})
+    model.train(sums_file, output_directory=tmp_path / "run")
+    assert same(brim.Model.load(tmp_path / "run"), model, sums_file)
+
+
+def test_training_goes_on_from_a_loaded_run(config, teachable_base, sums_file, tmp_path):
+    first = brim.Model({**config, "base_model": str(teachable_base)})
+    first.train(sums_file, output_directory=tmp_path / "first")
+    before = first.evaluate(sums_file, split="train").metrics["loss"]
+    changes = ["trainer.train_steps=40", "trainer.learning_rate=0.01"]
+    second = brim.Model.load(tmp_path / "first", overrides=changes)
+    second.train(sums_file, output_directory=tmp_path / "second")
+    assert second.evaluate(sums_file, split="train").metrics["loss"] < 0.9 * before
+    assert same(brim.Model.load(tmp_path / "second"), second, sums_file)
+
+
+@ADAPTERS
+def test_other_tools_open_the_model_folder_and_stop_where_brim_does(gallery, adapter):
+    folder = gallery("lora" if adapter else "full").run / "model"
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|end|>"
+    generation = GenerationConfig.from_pretrained(folder)
+    assert (generation.eos_token_id, generation.pad_token_id, generation.max_new_tokens) == ([0], 1, 6)
+    if adapter is None:
+        assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == [0]
+
+
+def test_a_runs_base_model_can_be_evaluated_as_it_was(gallery, config, sums_file):
+    said = []
+    base = brim.Model.load(gallery("lora").run, overrides=["adapter=null"])
+    assert same(base, brim.Model({**config, "adapter": None}), sums_file)
+    base.evaluate(sums_file, say=said.append)
+    note, plan = said
+    assert note == UNTRAINED
+    assert plan.startswith("evaluation: 1 batch of up to 40 × ")
+
+
+def test_a_fully_trained_model_can_be_given_an_adapter(gallery, sums_file, tmp_path):
+    model = brim.Model.load(gallery("full").run, overrides=["adapter=lora"])
+    model.train(sums_file, output_directory=tmp_path / "adapted")
+    assert (tmp_path / "adapted" / "model" / "adapter_model.safetensors").exists()
+    assert same(brim.Model.load(tmp_path / "adapted"), model, sums_file)
+
+
+def test_save_overwrites_nothing(config, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    for place, message in {
+        "file": "is a file",
+        "taken": "holds other things",
+        "file/saved": "the output directory cannot be written",
+    }.items():
+        with pytest.raises(brim.OutputError, match=message):
+            brim.Model(config).save(tmp_path / place)
+    assert [(tmp_path / name).read_text() for name in ("file", "taken/notes.txt")] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("place", ["file/run", "closed/new/run", "x" * 300])
+def test_a_place_that_cannot_be_written_is_told_before_any_work(config, tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith("closed"))  # root may write anywhere
+    with pytest.raises(
+        brim.OutputError, match=r"the output directory cannot be written: (Not a d|Permission|File name)"
+    ):
+        brim.Model(config).train("no such data", output_directory=tmp_path / place)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["closed", "file"]
+
+
+def test_what_is_no_finished_run_is_not_loaded(gallery, tmp_path):
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(brim.InputError, match="this folder is not a run"):
+        brim.Model.load(tmp_path)
+    with pytest.raises(brim.InputError, match=r"no model yet\n  fix: finish it with `brim train .* --resume`"):
+        brim.Model.load(gallery("stopped").run)
+
+
+def test_every_kind_of_data_gives_the_same_figures(zero_shot, sums, sums_file):
+    model, frame = brim.Model(zero_shot), pd.DataFrame(sums)
+    figures = [model.evaluate(data).metrics for data in (sums_file, frame, frame.to_dict("list"))]
+    assert figures == figures[:1] * 3
+
+
+def test_splits_are_those_of_the_data_and_add_up(zero_shot, sums, sums_file):
+    model = brim.Model(zero_shot)
+    parts = [model.evaluate(sums_file, split=split) for split in ("train", "validation", "test")]
+    assert [part.metrics["num_rows"] for part in parts] == [28, 4, 8]
+    full = model.evaluate(sums_file)
+    assert (full.split, brim.Model({**zero_shot, "dataset": str(sums_file)}).evaluate().split) == ("full", "test")
+    rows = pd.concat([part.rows for part in parts]).sort_values("row", ignore_index=True)
+    assert rows["row"].tolist() == list(range(40))
+    pd.testing.assert_frame_equal(rows, full.rows, rtol=1e-5)
+    assert full.rows["loss"].sum() / full.rows["num_supervised"].sum() == pytest.approx(full.metrics["loss"])
+    frame = pd.DataFrame(sums)
+    for run in (model.evaluate, model.predict):
+        with pytest.raises(brim.DataError, match="the split 'test' has no rows"):
+            run(frame[frame["split"] < 2], split="test")
+
+
+@pytest.mark.parametrize("trainer", [{"type": "none", "batch_size": 4}, {"type": "finetune", "eval_batch_size": 4}])
+def test_the_batch_size_of_a_call_is_for_that_call(zero_shot, sums_file, monkeypatch, trainer):
+    from brim.workflows.prediction import evaluation
+
+    model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), evaluation.score_rows, [], []
+
+    def look_and_score(*arguments, **more):
+        scored.append(getattr(more["batch_rows"], "num_rows", "planned"))
+        return score(*arguments, **more)
+
+    monkeypatch.setattr(evaluation, "score_rows", look_and_score)
+    figures = [model.evaluate(sums_file, batch_size=size).metrics["loss"] for size in (7, None)]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    assert scored == [7, trainer.get("eval_batch_size", "planned")]
+    for size in (25, None):
+        model.predict(sums_file, batch_size=size, on_batch=generated.append)
+    assert generated == [25, 15, *[4] * 10]
+    for run in (model.evaluate, model.predict):
+        with pytest.raises(
+            brim.ConfigError, match=r"trainer\.(eval_)?batch_size is 0\n  expected: a whole number of at"
+        ):
+            run(sums_file, batch_size=0)
+
+
+def test_texts_are_measured_against_the_answers(zero_shot, sums):
+    """The references are the answers: a model's own greedy responses, given as answers, match exactly."""
+    model = brim.Model(zero_shot)
+    responses = model.predict(pd.DataFrame(sums)).predictions
+    # Texts that survive another round of tokenizing; six tokens are not always whole characters.
+    kept = responses[~responses["answer_response"].str.contains("�|^$")].head(10)
+    own = pd.DataFrame({"question": kept["question"], "answer": kept["answer_response"]})
+    figures = model.evaluate(own, with_texts=True).metrics
+    assert len(own) > 3
+    assert figures["exact_match"] == 1.0
+
+
+def test_texts_are_measured_against_whole_answers_even_where_tokens_are_cut(zero_shot, monkeypatch):
+    compared, one = [], ratio(np.ones(2))
+    monkeypatch.setattr(
+        "brim.workflows.prediction.evaluation.text_measures", lambda *texts: compared.append(texts) or {"bleu": one}
+    )
+    answer = {"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}
+    question = {"name": "question", "type": "text", "preprocessing": {"missing_value_strategy": "drop_row"}}
+    frame = pd.DataFrame(
+        {"question": ["a", None, "b"], "answer": ["größer als drei", "dropped", "12345678"], "split": [2, 2, 2]}
+    )
+    model = brim.Model({**zero_shot, "input_features": [question], "output_features": [answer]})
+    result = model.evaluate(frame, split="test", with_texts=True)
+    [(responses, references)] = compared
+    assert references == ["größer als drei", "12345678"]
+    assert len(responses) == len(result.rows) == 2
+    assert result.metrics["bleu"] == 1.0
+
+
+def test_texts_need_room_in_the_context(zero_shot, sums):
+    frame = pd.DataFrame({"question": ["x" * 90, "a"], "answer": ["b", "c"]})
+    model = brim.Model({**zero_shot, "generation": {"max_new_tokens": 60}})
+    assert model.evaluate(frame).metrics["num_rows"] == 2
+    with pytest.raises(brim.DataError, match=r"row 0 \(90 tokens\): 1 prompt is too long: .*\n  expected: at most 68 "):
+        model.evaluate(frame, with_texts=True)
+
+
+def test_generate_takes_one_prompt_or_many_and_settings_for_the_call(zero_shot):
+    model = brim.Model(zero_shot)
+    many = model.generate(PROMPTS)
+    assert [model.generate(prompt) for prompt in PROMPTS] == many
+    assert isinstance(many, list)
+    assert model.generate([]) == []
+    longer = model.generate(PROMPTS[0], max_new_tokens=12)
+    assert longer.startswith(many[0])
+    assert model.generate(PROMPTS) == many
+    with pytest.raises(brim.ConfigError, match=r"unknown key generation.max_tokens"):
+        model.generate("a", max_tokens=3)
+    # Nothing set is what the configuration means by nothing set: as much as half of the context holds.
+    assert len(model.generate("a", max_new_tokens=None)) > len(model.generate("a"))
+
+
+def test_prompts_that_cannot_be_continued_are_named(zero_shot):
+    with pytest.raises(brim.DataError) as caught:
+        brim.Model(zero_shot).generate(["a", "", "x" * 200])
+    assert [(problem.where, problem.what) for problem in caught.value.problems] == [
+        ("prompt 2", "1 prompt is empty"),
+        ("prompt 3 (200 tokens)", "1 prompt is too long: too little of the model's context is left for the answer"),
+    ]  # fmt: skip
+
+
+def test_the_longest_prompts_are_named_and_the_others_counted(zero_shot):
+    frame = pd.DataFrame({"question": ["x" * (122 + n % 8) for n in range(9)]})
+    with pytest.raises(brim.DataError) as caught:
+        brim.Model(zero_shot).predict(frame)
+    told, expected, fix = str(caught.value).splitlines()
+    row = "the data frame, row"
+    assert told.startswith(f"{row} 7 (129 tokens), {row} 6 (128 tokens), ")
+    assert f"{row} 3 (125 tokens) and 2 more: 7 prompts are too long" in told
+    assert expected == "  expected: at most 122 tokens of prompt (context - generation.max_new_tokens)"
+    for way in (
+        "lower generation.max_new_tokens",
+        "preprocessing.on_overlong: truncate",
+        "--on-overlong truncate_left",
+    ):
+        assert way in fix
+    cut = {"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 122}}
+    said = []
+    brim.Model({**zero_shot, "input_features": [cut]}).predict(frame, say=said.append)
+    told, plan = said[0], said[1:]
+    assert told.startswith("7 of 9 rows had their prompt cut: ")
+    assert {line.split(":")[0] for line in plan} <= {"plan", "memory", "time", "note", "launch", "engine"}
+
+
+def test_what_was_not_trained_says_so_once_a_call_also_after_a_training_that_failed(
+    config, sums_file, tmp_path, monkeypatch
+):
+    model, said = brim.Model(config), []
+    model.evaluate(sums_file, say=said.append)
+    assert said.count(UNTRAINED) == 1
+    model.train(sums_file, output_directory=tmp_path / "run")
+    said.clear()
+    model.evaluate(sums_file, say=said.append)
+    model.predict(sums_file, say=said.append)
+    brim.Model.load(tmp_path / "run").evaluate(sums_file, say=said.append)
+    assert UNTRAINED not in said
+
+    def fail(*arguments, **more):
+        raise brim.ModelError(brim.Problem(what="broken"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("brim.workflows.training.training.load_llm", fail)
+        with pytest.raises(brim.ModelError, match="broken"):
+            model.train(sums_file, output_directory=tmp_path / "other")
+    said.clear()
+    model.evaluate(sums_file, say=said.append)
+    assert said[0] == UNTRAINED
+
+
+def test_data_that_is_no_file_leaves_no_path(config, sums, sums_file, tmp_path):
+    """Not even that of the file which the configuration names; it is trained on where no other data is given."""
+    model = brim.Model({**config, "dataset": str(sums_file)}, overrides=["trainer.train_steps=1"])
+    for kind, data in (("frame", pd.DataFrame(sums)), ("mapping", pd.DataFrame(sums).to_dict("list"))):
+        model.train(data, output_directory=tmp_path / kind)
+    model.save(tmp_path / "saved")
+    for place in ("frame", "mapping", "saved"):
+        assert brim.Model.load(tmp_path / place).config.dataset is None
+    model.train(output_directory=tmp_path / "file")
+    assert brim.Model.load(tmp_path / "file").config.dataset == str(sums_file)
+
+
+def test_without_training_there_is_a_note_on_what_has_no_effect(zero_shot, sums_file):
+    note = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
+    for ignored, times in (({"output_directory": "run"}, 1), ({"resume": True}, 1), ({}, 0)):
+        said = []
+        brim.Model(zero_shot).train(sums_file, say=said.append, **ignored)
+        assert said.count(note) == times
+
+
+def test_several_processes_are_refused(config, sums_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(brim.InputError, match=r"WORLD_SIZE: several processes are not supported yet.* names 2\n  fix"):
+        brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    brim.Model(config).evaluate(sums_file)
+
+
+def test_training_holds_one_model_in_memory(config, sums_file, tmp_path, monkeypatch):
+    from brim.workflows.training import training
+
+    model, load, alive = brim.Model(config), training.load_llm, []
+    model.evaluate(sums_file)
+    evaluated = weakref.ref(model._weights().model)
+
+    def look_and_load(*arguments, **more):
+        gc.collect()
+        alive.append(evaluated() is not None)
+        return load(*arguments, **more)
+
+    monkeypatch.setattr(training, "load_llm", look_and_load)
+    model.train(sums_file, output_directory=tmp_path / "run")
+    assert alive == [False]
+
+
+def test_a_start_that_cannot_be_leaves_everything_as_it_was(config, sums_file, tmp_path, gallery):
+    broken = {**config, "adapter": {"type": "lora", "target_modules": ["nonsense"]}}
+    with pytest.raises(brim.ModelError, match="nonsense"):
+        brim.Model(broken).train(sums_file, output_directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(brim.ConfigError, match=r"adapter\.target_modules"):
+        brim.Model({**config, "adapter": {"type": "lora", "target_modules": "("}})
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "config.yaml").write_text("mine")
+    with pytest.raises(brim.OutputError, match="holds other things; nothing was changed"):
+        brim.Model(config).train(sums_file, output_directory=mine, resume=True)
+    assert (mine / "config.yaml").read_text() == "mine"
+    piece = gallery("lora")
+    run = shutil.copytree(piece.run, tmp_path / "run")
+    changed = {
+        **piece.config,
+        "trainer": {**piece.config["trainer"], "noise_scale_every": 5, "skip_all_evaluation": True},
+    }
+    with pytest.raises(brim.ConfigError) as caught:
+        brim.Model(changed).train(piece.data, output_directory=run, resume=True)
+    assert sorted(problem.what for problem in caught.value.problems) == [  # as YAML writes them
+        "trainer.noise_scale_every is 5, but this run was started with null",
+        "trainer.skip_all_evaluation is true, but this run was started with false",
+    ]
+
+
+def test_a_given_run_that_is_trained_further_calls_no_function_by_itself(gallery, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grow.py").write_text('open("called", "w").close()\ndef grow(epoch, size): return 0\n')
+    piece = gallery("lora")
+    saved = shutil.copytree(piece.run, tmp_path / "run") / "config.yaml"
+    text = saved.read_text().replace("  batch_size: 4\n", "  batch_size: auto\n")
+    text = text.replace("gradient_accumulation_steps: 2", "gradient_accumulation_steps: auto")
+    saved.write_text(text.replace("batch_increase_function: null", "batch_increase_function: grow:grow"))
+    loaded = brim.Model.load(tmp_path / "run")
+    loaded.generate(PROMPTS[0])
+    with pytest.raises(brim.ConfigError, match="batch_increase_function names code in the configuration of a run"):
+        loaded.train(piece.data, output_directory=tmp_path / "further")
+    assert not (tmp_path / "called").exists()
+    named = ["trainer.batch_increase_function=grow:grow"]
+    brim.Model.load(tmp_path / "run", overrides=named).train(piece.data, output_directory=tmp_path / "further")
+    assert (tmp_path / "called").exists()
+
+
+def test_a_second_training_starts_from_the_configuration_whatever_came_between(config, sums, tmp_path):
+    """Not from what was learned, and not with the batch that a smaller data set had."""
+    settings = {**config, "trainer": {"type": "finetune", "epochs": 1, "learning_rate": 0.05, "early_stop": -1}}
+    model, losses = brim.Model(settings), {}
+
+    def train(rows, name):
+        result = model.train(pd.DataFrame(rows), output_directory=tmp_path / name, say=None)
+        losses[name] = result.history.loc[result.history["split"] == "train", "loss"].tolist()
+
+    train(sums, "first")
+    train(sums[:8] + sums[-2:], "fewer rows")
+    train(sums, "after fewer rows")
+    model.evaluate(pd.DataFrame(sums), against="base", say=None)
+    assert model.config.adapter.pretrained_adapter_weights is None
+    train(sums, "after an evaluation")
+    model.export(tmp_path / "merged", merge=True, say=None)
+    train(sums, "after a merge")
+    assert [losses[name] for name in losses if name != "fewer rows"] == [losses["first"]] * 4
+
+
+def test_a_config_is_taken_as_the_mapping_it_was_made_from(config):
+    # What nobody has set is still to be chosen: here the batch size, 8 / 2.
+    mapping = {**config, "trainer": {"type": "finetune", "effective_batch_size": 8, "gradient_accumulation_steps": 2}}
+    given = brim.Model(brim.Model(mapping).config)
+    assert given.config == brim.Model(mapping).config
+    assert given.config.model_fields_set == brim.Model(mapping).config.model_fields_set
+    assert given.config.trainer.model_fields_set == brim.Model(mapping).config.trainer.model_fields_set
+    assert given.notes == brim.Model(mapping).notes
+
+
+@pytest.mark.parametrize("adapter", [{"r": 4, "alpha": None}, {"r": 4, "alpha": 4, "target_modules": "all-linear"}])
+def test_a_run_that_goes_on_from_an_adapter_says_what_that_is(config, sums_file, tmp_path, adapter):
+    config = {**config, "trainer": {**config["trainer"], "train_steps": 1}}
+    brim.Model({**config, "adapter": {"type": "lora", **adapter}}).train(sums_file, output_directory=tmp_path / "first")
+    weights = str(tmp_path / "first" / "model")
+    second = brim.Model({**config, "adapter": {"type": "lora", "pretrained_adapter_weights": weights}})
+    second.train(sums_file, output_directory=tmp_path / "second")
+    loaded = brim.Model.load(tmp_path / "second")
+    assert (loaded.config.adapter.r, loaded.config.adapter.alpha) == (4, adapter["alpha"] or 8)
+    assert loaded.evaluate(sums_file).metrics == second.evaluate(sums_file).metrics
+    contrary = {"type": "lora", "r": 8, "pretrained_adapter_weights": weights}
+    with pytest.raises(brim.ModelError, match=r"adapter\.r is 8, and the adapter to go on from has 4"):
+        brim.Model({**config, "adapter": contrary}).evaluate(sums_file)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("fp16-mixed", torch.float16)])
+def test_biases_are_trained_on_a_base_in_16_bits(config, sums_file, tmp_path, tiny_base, precision, dtype):
+    config = {**config, "trainer": {**config["trainer"], "train_steps": 1}}
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    architecture = AutoConfig.from_pretrained(base, attention_bias=True)
+    AutoModelForCausalLM.from_config(architecture, dtype=dtype).save_pretrained(base)
+    changes = {"base_model": str(base), "precision": precision, "adapter": {"type": "lora", "bias_type": "all"}}
+    model = brim.Model({**config, **changes})
+    model.train(sums_file, output_directory=tmp_path / "run")
+    loaded = brim.Model.load(tmp_path / "run")
+    assert loaded.evaluate(sums_file).metrics == model.evaluate(sums_file).metrics
+
+
+class Steps(brim.Observer):
+    """Hears steps alone; the other methods are those that it inherits."""
+
+    def __init__(self):
+        self.losses = []
+
+    def write(self, record):
+        if "learning_rate" in record:
+            self.losses.append(record["loss"])
+
+
+def test_training_shows_what_was_dropped_and_planned_on_stderr(dropping, with_gaps, tmp_path, capfd):
+    brim.Model(dropping).train(with_gaps, output_directory=tmp_path / "run")
+    out, err = capfd.readouterr()
+    assert out == ""
+    batch, dropped, *planned = err.splitlines()
+    assert batch == "trainer.effective_batch_size: 4 (batch 4 × accumulation 1)"
+    assert dropped.startswith("3 of 40 rows were dropped: a cell that the prompt or the answer needs")
+    assert [line.split(":")[0] for line in planned[:3]] == ["plan", "memory", "time"]
+    assert "step 1  validation: loss " in err
+
+
+def test_none_is_silence(dropping, with_gaps, tmp_path, capfd):
+    """Also while all weights are saved."""
+    model = brim.Model({**dropping, "adapter": None})
+    model.train(with_gaps, output_directory=tmp_path / "run", say=None)
+    model.evaluate(with_gaps, say=None)
+    model.predict(with_gaps, say=None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_print_gets_every_note_and_no_progress(dropping, with_gaps, tmp_path, capfd):
+    printed = StringIO()
+    with redirect_stdout(printed):
+        brim.Model(dropping).train(with_gaps, output_directory=tmp_path / "run", say=print)
+    lines = printed.getvalue().splitlines()
+    assert capfd.readouterr().err == ""
+    assert any(line.startswith("adapter.alpha: 16") for line in lines)
+    assert not any("validation: loss" in line for line in lines)
+    kept = (tmp_path / "run/notes.txt").read_text().splitlines()
+    assert kept[0].startswith("# brim ")
+    assert kept[1:] == lines
+
+
+def test_dropped_rows_are_told(dropping, with_gaps, capfd):
+    model = brim.Model(dropping)
+    for ask in (
+        lambda: brim.plan(dropping, with_gaps),
+        lambda: model.predict(with_gaps),
+        lambda: model.evaluate(with_gaps),
+        lambda: model.collect_activations("last", with_gaps),
+    ):
+        ask()
+        assert "3 of 40 rows were dropped" in capfd.readouterr().err
+    assert repr(model.evaluate(with_gaps, say=None)).endswith("that the prompt or the answer needs is missing: 3")
+
+
+class Heard(Screen):
+    """brim's own screen, which also keeps what it hears."""
+
+    def __init__(self):
+        super().__init__(StringIO())
+        self.notes, self.doing, self.num_rows = [], [], 0
+
+    def __call__(self, line):
+        (self.doing if kind_of(line) == "status" else self.notes).append(str(line))
+
+    def advance(self, num_rows):
+        self.num_rows += num_rows
+
+
+@pytest.mark.parametrize("num_prompts", [2, 9], ids=["a few", "many"])
+def test_generating_shows_what_it_does_and_tells_once_what_the_model_is(config, num_prompts, capfd):
+    model, prompts = brim.Model(config), [f"a{'b' * number}" for number in range(num_prompts)]
+    first, again = Heard(), Heard()
+    assert len(model.generate(prompts, say=first, max_new_tokens=3)) == num_prompts
+    model.generate(prompts, say=again, max_new_tokens=3)
+    assert (UNTRAINED in first.notes, UNTRAINED in again.notes) == (True, False)
+    assert (first.doing[0], first.doing[-1], again.doing[-1]) == ("loading the model", "generating", "generating")
+    assert "loading the model" not in again.doing
+    assert first.num_rows == again.num_rows == num_prompts
+    assert any(note.startswith("memory: ") for note in first.notes) == (num_prompts > 8), "it is planned"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_generating_speaks_by_default_to_stderr_and_not_with_none(config, capfd):
+    brim.Model(config).generate("a", max_new_tokens=2)
+    out, err = capfd.readouterr()
+    assert (out, err.startswith("this is the model before training")) == ("", True)
+    brim.Model(config).generate("a", max_new_tokens=2, say=None)
+    list(brim.Model(config).generate("a", max_new_tokens=2, say=None, stream=True))
+    assert capfd.readouterr() == ("", "")
+    pieces, said = [], []
+    pieces.extend(brim.Model(config).generate("a", max_new_tokens=2, say=said.append, stream=True))
+    assert [line.split(";")[0] for line in said] == ["this is the model before training"]
+
+
+def test_evaluating_counts_the_rows_that_are_scored_and_answered(config, sums):
+    heard = Heard()
+    brim.Model(config).evaluate(pd.DataFrame(sums), with_texts=True, say=heard)
+    assert heard.num_rows == 2 * len(sums)
+    assert heard.doing[-3:] == ["planning", "trying the plan on the device", "generating"]
+
+
+def test_an_observer_hears_what_it_asks_for_and_a_resumed_run_tells_of_its_own_time(config, sums_file, tmp_path):
+    steps, said, output = Steps(), [], tmp_path / "run"
+    whole = brim.Model(config).train(sums_file, output_directory=output, observer=steps, say=None)
+    assert steps.losses == whole.history.loc[whole.history["split"] == "train", "loss"].tolist()
+    ended = brim.Model(config).train(sums_file, output_directory=output, resume=True, say=said.append)
+    assert (whole.num_steps, whole.num_new_steps, ended.num_steps, ended.num_new_steps) == (4, 4, 4, 0)
+    assert repr(ended).startswith("TrainResult: no step was left to make: the run had ended after step 4, weights of")
+    kept = (output / "notes.txt").read_text().splitlines()
+    first, second = (number for number, line in enumerate(kept) if line.startswith("# brim "))
+    assert first == 0
+    assert kept[second].endswith("after step 4")
+    assert kept[second + 1 :] == said
+    assert any(line.startswith("nothing is left to train: the run ended after step 4 (16 samples)") for line in said)
+
+
+def test_the_history_has_a_row_a_step_and_evaluation_with_the_log_s_columns(finished, tmp_path):
+    lines = (finished.output_directory / "metrics.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if "split" in record]
+    history = finished.history
+    assert history["split"].tolist() == ["train", "train", "validation", "train", "train", "validation", "test"]
+    assert history["step"].tolist() == [1, 2, 2, 3, 4, 4, 4]
+    assert set(history.columns) == {name for record in records for name in record}
+    for row, record in zip(history.to_dict("records"), records, strict=True):
+        assert {name: value for name, value in row.items() if not pd.isna(value)} == record
+    with pytest.raises(brim.InputError, match="history cannot be read") as caught:
+        _ = replace(finished, output_directory=tmp_path / "gone").history
+    assert caught.value.problems[0].where == str(tmp_path / "gone/metrics.jsonl")
+    with pytest.raises(brim.InputError, match="nothing was trained"):
+        _ = replace(finished, output_directory=None).history
+
+
+def test_the_plot_shows_the_history_or_names_what_it_needs(finished, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figure, history = finished.plot(), finished.history
+    losses, rate = figure.axes
+    drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in losses.lines}
+    for label, split in {"training": "train", "validation": "validation", "test": "test"}.items():
+        rows = history[history["split"] == split]
+        assert drawn[label] == (rows["step"].tolist(), rows["loss"].tolist())
+    assert list(rate.lines[0].get_ydata()) == history["learning_rate"].dropna().tolist()
+    assert figure._repr_png_().startswith(b"\x89PNG"), "which a notebook shows"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(brim.InputError) as caught:
+        finished.plot()
+    assert "pip install 'brim[plots]'" in caught.value.problems[0].fix
+
+
+def test_a_result_and_a_model_are_readable(finished, config):
+    first, rows, *evaluated = repr(finished).splitlines()
+    assert first.startswith("TrainResult: 4 steps in ")
+    assert first.endswith(f"run folder {finished.output_directory}")
+    assert rows == "  rows: 28 train, 4 validation, 8 test"
+    assert f"  test: loss {finished.metrics['test']['loss']:.4f}, perplexity" in "\n".join(evaluated)
+    base = config["base_model"]
+    assert repr(brim.Model(config)) == f"Model: {base}, lora adapter (r 8); to be trained"
+    assert repr(brim.Model({**config, "adapter": None, "trainer": {"type": "none"}})) == f"Model: {base}"
+    assert repr(brim.Model.load(finished.output_directory)) == (
+        f"Model: {base}, lora adapter (r 8); trained, run folder {finished.output_directory}"
+    )
+    assert json.dumps([Note("a note", kind="warning", topic="rows")]) == '["a note"]'
+
+
+def test_the_effective_batch_is_drawn_where_it_moves_and_not_for_the_rest_of_an_epoch():
+    pytest.importorskip("matplotlib")
+
+    def panels(sizes):
+        steps = [
+            {"step": number, "split": "train", "loss": 1.0, "learning_rate": 0.1, "effective_batch_size": size}
+            for number, size in enumerate(sizes, start=1)
+        ]
+        return history_plot(pd.DataFrame(steps), title="Loss").axes[2:]
+
+    assert panels([4, 4, 1, 4, 4, 1]) == []
+    (moving,) = panels([4, 4, 1, 4, 8, 8, 2])
+    assert list(moving.lines[0].get_ydata()) == [4, 4, 4, 8, 8]
+
+
+def test_figures_are_a_table_and_a_frame(gallery, zero_shot, config, sums):
+    model = brim.Model(zero_shot)
+    alone = model.evaluate(sums, say=None)
+    head, titles, *lines = repr(alone).splitlines()
+    assert (head, titles.split()) == ("EvaluateResult: full", ["full"])
+    loss, interval = alone.metrics["loss"], alone.loss_interval
+    assert lines[0].split() == ["loss", f"{loss:.4f}", f"({interval.low:.3f}", "to", f"{interval.high:.3f})"]
+    frame = alone.frame
+    assert frame.loc["loss"].tolist() == [loss, interval.low, interval.high]
+    assert frame.index.tolist() == list(alone.metrics)
+    assert frame["low"].dropna().index.tolist() == list(alone.intervals)
+    against = brim.Model.load(gallery("lora").run).evaluate(sums, against="base", say=None)
+    comparison = against.comparison
+    assert f"{len(sums)} rows; the other model is {config['base_model']}" in repr(against)
+    ends = comparison.difference_intervals["loss"]
+    both = [each["loss"] for each in (comparison.metrics, comparison.other_metrics, comparison.differences)]
+    assert comparison.frame.loc["loss"].tolist() == [*both, ends.low, ends.high]
+
+
+def test_no_result_shows_its_arrays(config, gallery, sums, tmp_path):
+    model = brim.Model.load(gallery("lora").run)
+    shown = {
+        "evaluate": model.evaluate(sums, say=None),
+        "predict": model.predict(sums, say=None),
+        "activations": model.collect_activations(["last", 0], sums, say=None),
+        "export": model.export(tmp_path / "adapter"),
+        "merge": model.export(tmp_path / "merged", merge=True, say=None),
+        "plan": brim.plan(config, sums, say=None),
+        "memory": brim.predict_memory(config, device="t4"),
+        "proof": PROOF,
+        "prediction": hand_made_prediction(),
+        "upload": brim.UploadResult(repo_id="a/b", url="https://…/1", private=True, files=("c", "d"), num_bytes=5),
+        "found": brim.find_batch_size(fits_up_to(9), most=64),
+    }
+    texts = {name: repr(each) for name, each in shown.items()}
+    assert {name: len(text) for name, text in texts.items() if len(text) > 900} == {}
+    assert [name for name, text in texts.items() if "array(" in text or "PosixPath" in text] == []
+    assert texts["activations"] == "Activations: 40 rows of last (32 wide), 0 (32 wide), in memory"
+    assert texts["export"].startswith(f"ExportResult: adapter, for PEFT: {tmp_path / 'adapter'} (")
+    assert texts["plan"].startswith("TrainingPlan: 4 steps, updates of 4 rows, on cpu\n  no checkpointing, ")
+    assert format_bytes(shown["plan"].chosen.total_bytes) in texts["plan"]
+    assert texts["memory"].startswith("MemoryPrediction: train, 4 rows × ")
+    assert format_bytes(shown["memory"].total_bytes) in texts["memory"]
+    assert texts["proof"].startswith(
+        "ResumeProof: steps 11 to 14 of results/demo: the interruption changed nothing, to the bit (12.0 s)\n  rows: equal"
+    )
+    assert texts["upload"] == "UploadResult: 2 files, 5 bytes, private; commit: https://…/1"
+    assert texts["found"].startswith("Found: 8 (")
+
+
+def fits_up_to(largest):
+    """What would come of trying a size."""
+
+    def fits(size):
+        outcome = "fits" if size <= largest else "out_of_memory"
+        return brim.Probe(size=size, steps=1, outcome=outcome, peak_bytes=None, seconds=0.0)
+
+    return fits
+
+
+NO_SPLIT = "there is no split 'dev'\n  expected: train, validation, test, full"
+
+
+def test_what_is_no_argument_is_told_at_once(config, sums, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = brim.Model(config)
+    for ask, message in (
+        (lambda: model.predict(sums, split="dev"), NO_SPLIT),
+        (lambda: model.collect_activations("last", sums, split="dev"), NO_SPLIT),
+        (lambda: model.evaluate(sums, split="dev"), NO_SPLIT),
+        (lambda: model.generate(None), "the prompts are NoneType\n  expected: a str, or a list of them"),
+        (lambda: model.generate({"a": "b"}), "the prompts are dict\n  expected: a str, or a list of them"),
+        (lambda: model.generate(["a", None]), "prompt 2 is no text"),
+        (lambda: model.generate("a\ud83d"), "prompt 1 is no text"),
+        (lambda: model.predict(sums, say=True), "say is True\n  expected: a function that takes a line"),
+        (lambda: model.train(sums, say=False), "say is False\n  expected: a function that takes a line"),
+        (
+            lambda: model.train(sums, observer=print, say=None),
+            "the observer is print, which cannot hear a run: it has no method start, write, close",
+        ),
+        (
+            lambda: model.train(sums, observer=Steps, say=None),
+            "the observer is the class Steps, which cannot hear a run",
+        ),
+    ):
+        with pytest.raises(brim.InputError) as caught:
+            ask()
+        assert str(caught.value).startswith(message)
+    for overrides in ("trainer.epochs=2", {"trainer.epochs": 2}):
+        with pytest.raises(brim.ConfigError, match="KEY=VALUE") as caught:
+            brim.Model(config, overrides=overrides)
+        assert len(caught.value.problems) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_for_a_gpu_shows_no_warnings_of_libraries(config, sums, tmp_path, monkeypatch, recwarn):
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path))  # so that it is traced
+    brim.plan(config, sums, device="t4", say=None)
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_a_run_on_a_cpu_says_where_it_will_hold_more_than_is_planned(config, sums, tmp_path, monkeypatch):
+    def notes(name, **memory):
+        settings = {
+            **config,
+            "memory": memory,
+            "trainer": {**config["trainer"], "batch_size": "auto", "train_steps": 1},
+        }
+        result = brim.Model(settings).train(sums, output_directory=tmp_path / name, say=None)
+        return (result.output_directory / "notes.txt").read_text()
+
+    told = "the process will come to hold more than the plan needs"
+    assert told in notes("ample")
+    assert told not in notes("with a budget", budget=0.9)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    assert told not in notes("given back at once")
+
+
+def test_an_empty_list_is_answered_with_what_was_expected_and_what_to_do(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for verb in ("train", "evaluate", "predict"):
+        with pytest.raises(brim.DataError) as caught:
+            getattr(brim.Model(config), verb)([], say=None)
+        (problem,) = caught.value.problems
+        assert problem.what == "an empty list was given as the data set"
+        assert problem.expected.startswith("at least one row")
+        assert "a filter that keeps no row" in problem.fix

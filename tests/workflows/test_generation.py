@@ -1,0 +1,522 @@
+"""How a job of generating or scoring is planned, proven on the device, and which engine writes its responses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tests.infer.fake_vllm import install
+
+import brim
+from brim.batching import Probe, random_states
+from brim.data.tokens import TokenRow, TokenRows
+from brim.errors import BrimError, InputError, Problem
+from brim.infer import BATCH_TOKENS
+from brim.infer.engines import (
+    Finished,
+    PagedEngine,
+    Response,
+    RowsByCost,
+    RowsByTrial,
+    SlotsEngine,
+    StaticEngine,
+    respond_to,
+)
+from brim.memory import budget as at_hand_budget
+from brim.models import load_llm
+from brim.planning import (
+    GenerationPlan,
+    engines as engine_choice,
+    evaluation as forward_planning,
+    generation_launch as planned_generation,
+    plan_generation,
+    planned_engine,
+    settings_of,
+    vllm_engine,
+)
+from brim.planning.costs.calibration import TELLING_BYTES
+from brim.planning.engines import time_engines
+from brim.planning.evaluation import Unplanned, batches_of, plan_forward
+from brim.planning.generation import plan_job, request_of
+from brim.planning.generation_launch import proven
+from brim.session import open_session, say_nothing
+from brim.workflows.prediction.job import differences, fingerprint
+from brim.workflows.prediction.run import Generation
+
+LENGTHS = [20] * 10 + [10] * 30
+
+
+@pytest.fixture(scope="module")
+def at_hand(tiny_base):
+    """A session, its model and the settings of generation."""
+    model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, "do_sample": True}})
+    session, llm = model._open(), model._weights()
+    return session, llm, settings_of(llm, session)
+
+
+@pytest.fixture
+def scarce(at_hand, monkeypatch, tmp_path):
+    """A plan that takes all of the memory, the request for it, and what to prove it with."""
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path))
+    session, llm, settings = at_hand
+    request = request_of(session, LENGTHS, llm=llm)
+    plan = plan_job(request, say=print)
+    assert plan.source == "closed form"  # a job of some milliseconds is not worth a trace
+    return replace(plan, total_bytes=plan.budget.limit_bytes), request, llm, settings
+
+
+def test_where_less_than_half_of_the_memory_is_needed_nothing_is_tried(at_hand, monkeypatch):
+    session, llm, settings = at_hand
+    request = request_of(session, LENGTHS, llm=llm)
+    monkeypatch.setattr("brim.planning.generation_launch.peak_passes", None)
+    plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
+    assert plan.rows == 40
+    assert plan.proof == "not tried before the first rows, since less than half of the memory is needed"
+
+
+def test_the_first_rows_are_tried_once_and_leave_no_trace(scarce):
+    plan, request, llm, settings = scarce
+    before = random_states()
+    found = proven(plan, request, llm, settings, say=print)
+    assert found.rows == 40
+    assert found.proof.startswith("40 rows × 25 tokens ran and fitted (1 probe")
+    assert all(
+        np.array_equal(one, other) if isinstance(one, np.ndarray) else True
+        for one, other in zip(before, random_states(), strict=False)
+    )
+    again = proven(plan, request, llm, settings, say=print)
+    assert again.proof == "not tried before the first rows, since as much has run before"
+
+
+def test_where_they_run_out_of_memory_fewer_are_taken(scarce, monkeypatch):
+    plan, request, llm, settings = scarce
+    tried = []
+
+    def run_out(passes, chooser, shape):
+        tried.append(shape.rows)
+        if shape.rows > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("brim.planning.generation_launch.peak_passes", run_out)
+    said = []
+    found = proven(plan, request, llm, settings, say=said.append)
+    assert tried[:2] == [1, 40]  # libraries are warm before the first try
+    assert tried[-1] == found.rows <= 10
+    assert sorted(tried[1:], reverse=True) == tried[1:]
+    assert said[0].startswith("40 rows × 25 tokens, 25 prompts in a pass, ran out of memory when they were tried: ")
+    assert found.room().rows(25) == found.rows
+
+
+def test_a_peak_above_the_prediction_is_known_from_then_on(scarce, monkeypatch):
+    plan, request, llm, settings = scarce
+    measured = plan.costs.static_bytes + 3 * TELLING_BYTES
+    costs = replace(plan.costs, cell_bytes=2 * TELLING_BYTES / (40 * 25))
+    plan = replace(plan, costs=costs, cap_bytes=measured - TELLING_BYTES // 2)
+    monkeypatch.setattr(
+        "brim.planning.generation_launch._Trial.probe",
+        lambda trial, shape: Probe(size=shape.rows, steps=1, outcome="fits", peak_bytes=measured, seconds=0.1),
+    )
+    monkeypatch.setattr("brim.planning.generation_launch._with_what_is_left", lambda plan, request, say: plan)
+    found = proven(plan, request, llm, settings, say=print)
+    predicted = plan.uncorrected_bytes - costs.static_bytes
+    assert found.costs.scale == pytest.approx(3 * TELLING_BYTES / predicted)
+    assert found.rows < 40  # what was tried would fit, but for the prediction of all that may come
+    assert request.calibrations.correction().scale == pytest.approx(found.costs.scale)
+
+
+def test_rows_that_were_given_are_not_tried_and_the_plan_says_what_it_would_take(at_hand):
+    session, llm, settings = at_hand
+    request = request_of(session, LENGTHS, llm=llm, fixed_rows=3)
+    plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
+    assert plan.rows == 3
+    assert plan.proof.endswith("since their number was given")
+
+
+def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
+    """The plan of 40 prompts with transformers' `generate`."""
+    model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, **generation}})
+    request = request_of(model._open(), LENGTHS, llm=model._weights())
+    if reserved_bytes is not None:
+        budget = plan_job(request, say=print).budget
+        there = replace(budget, limit_bytes=budget.outside_bytes + reserved_bytes, margin_bytes=0)
+        monkeypatch.setattr("brim.planning.generation.budget_of", lambda *args, **given: there)
+    return plan_job(request, say=print)
+
+
+BEAMS = {"num_beams": 4, "do_sample": False}
+
+
+def test_with_room_for_all_beams_run_together_and_no_trace_is_made(tiny_base, monkeypatch):
+    monkeypatch.setattr("brim.planning.generation.cache_model", None)
+    plan = planned(tiny_base, monkeypatch, **BEAMS)
+    assert (plan.engine, plan.source, plan.rows, plan.rows_reason) == ("static", "closed form", 40, "all rows together")
+
+
+def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base, monkeypatch):
+    one = planned(tiny_base, monkeypatch, **BEAMS).costs
+    a_row, weights = float(one.peak_bytes(1, 26)) - one.static_bytes, one.static_bytes
+    for rows in (1, 3, 9):
+        monkeypatch.undo()
+        plan = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + (rows + 0.5) * a_row), **BEAMS)
+        assert (plan.rows, plan.memory_rows) == (rows, rows)
+        assert plan.rows_reason == "as many as there is memory for"
+        assert plan.fits
+        assert plan.total_bytes <= plan.budget.limit_bytes
+    fewer = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + 9.5 * a_row), **(BEAMS | {"num_beams": 8}))
+    assert 4 <= fewer.rows <= 5
+
+
+def test_where_rows_go_one_by_one_the_plan_says_so_and_why(tiny_base, monkeypatch):
+    for generation, reason in (
+        ({"num_beams": 2, "do_sample": True}, "beams that sample draw from one generator, so rows go one by one"),
+        ({"prompt_lookup_num_tokens": 2, "do_sample": False}, "prompt lookup takes one row at a time"),
+    ):
+        plan = planned(tiny_base, monkeypatch, **generation)
+        assert (plan.rows, plan.rows_reason) == (1, reason)
+
+
+def test_a_peak_above_the_budget_is_said(zero_shot, monkeypatch, tmp_path):
+    meter = SimpleNamespace(begin=lambda: None, peak_bytes=lambda: 2**60)
+    monkeypatch.setattr("brim.workflows.prediction.run.peak_meter", lambda device: meter)
+    said = []
+    brim.Model(zero_shot).predict({"question": ["add 1 ="]}, output=tmp_path / "p.jsonl", say=said.append)
+    assert [line for line in said if line.startswith("memory: 1048576.0 TiB were taken at the peak, more than ")]
+
+
+def test_a_number_of_rows_by_hand_is_taken_and_the_plans_own_is_told(zero_shot):
+    """The texts are the same."""
+    rows = {"question": [f"add {number} and 2 =" for number in range(20)]}
+    model, by_hand, planned = brim.Model({**zero_shot, "trainer": {"type": "none"}}), [], []
+    three = model.predict(rows, batch_size=3, say=by_hand.append).predictions
+    alone = model.predict(rows, say=planned.append).predictions
+    (first,) = [line for line in by_hand if line.startswith("plan: engine")]
+    assert "; 3 rows of up to " in first
+    assert first.endswith("(a number by hand)")
+    (own,) = [line for line in planned if line.startswith("plan: engine")]
+    found = re.search(r"; (\d+) rows of .* \((.*)\)$", own)
+    assert found is not None
+    assert f"plan: by itself the plan would take {found[1]} rows ({found[2]})" in by_hand
+    assert three["answer_response"].tolist() == alone["answer_response"].tolist()
+
+
+@pytest.fixture
+def session(zero_shot, tmp_path, monkeypatch):
+    """Nothing was traced before."""
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
+    return brim.Model(zero_shot)._open()
+
+
+def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_one_is_traced_once(session, monkeypatch):
+    lengths = np.array([5, 9, 30, 60])
+    plan = plan_forward(session, lengths)
+    assert plan.source == "closed form"
+    assert str(plan).endswith("(by a bound in closed form: tracing pays from 30.0 s on)")
+    assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByCost)
+    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
+    first = plan_forward(session, lengths)
+    assert first.source == "traced"
+    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 1e9)
+    again = plan_forward(session, lengths)  # what was found is used by later jobs, however short
+    assert (again.source, again.costs) == ("traced", first.costs)
+    state = plan_forward(session, lengths, beside_bytes=10**6)
+    assert state.costs.static_bytes == pytest.approx(first.costs.static_bytes + 10**6, abs=10**4)
+
+
+def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, zero_shot, monkeypatch):
+    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
+
+    def untraceable(*given, **how):
+        raise NotImplementedError("values are asked for")
+
+    expected = brim.Model(zero_shot).evaluate(sums_file, batch_size=3)
+    monkeypatch.setattr(forward_planning, "forward_model", untraceable)
+    plan = plan_forward(session, [7])
+    assert isinstance(plan, Unplanned)
+    assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByTrial)
+    said = []
+    result = brim.Model(zero_shot).evaluate(sums_file, say=said.append)
+    assert said == [
+        "evaluation: the architecture 'llama' cannot be traced: NotImplementedError: values are asked for; so batches "
+        "are tried out: the longest row alone, then twice as many tokens each time"
+    ]
+    assert result.metrics == pytest.approx(expected.metrics, rel=1e-4)  # of a perplexity, that of losses is 1e-5
+
+
+def test_the_batches_of_an_evaluation_change_no_figure(zero_shot, sums_file):
+    figures = [
+        brim.Model({**zero_shot, "trainer": {"type": "none", "eval_batch_size": size}}).evaluate(sums_file).metrics
+        for size in ("auto", None, 1, 7)
+    ]
+    for each in figures:
+        assert each == pytest.approx(figures[0], rel=1e-4)
+        assert each["loss"] == pytest.approx(figures[0]["loss"], rel=1e-5)
+    assert figures[0] == figures[1]
+    with pytest.raises(BrimError, match=r"of 50.0 MiB \(memory.budget\)"):  # which the process exceeds already
+        brim.Model({**zero_shot, "memory": {"budget": "50MiB"}}).evaluate(sums_file)
+
+
+def _scored(config, sums_file, output):
+    """Log-probabilities, and the (rows, tokens) of the passes in which they were found."""
+    model, shapes = brim.Model(config), []
+    model.predict(sums_file, output=output)
+    embed = model._weights().model.get_input_embeddings()
+    embed.register_forward_pre_hook(lambda module, given: shapes.append(tuple(given[0].shape)))
+    result = model.predict(sums_file, output=output, scores=True, resume=True)
+    return result.predictions["log_probability"].to_numpy(), shapes[1:]  # the first reads the weights
+
+
+def test_scores_are_found_in_batches_that_the_budget_holds(session, zero_shot, sums_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(at_hand_budget, "resident_bytes", lambda: 10**9)  # or a few bytes more would mean nothing
+    config = {**zero_shot, "trainer": {"type": "none", "batch_size": 4}}
+    ample, (shape,) = _scored(config, sums_file, tmp_path / "ample.csv")
+    assert shape[0] == 40  # all of them are less than the tokens of a batch
+    llm = brim.Model(zero_shot)._weights()
+    plan = plan_forward(session, np.full(40, shape[1]), llm=llm, whole_tokens=BATCH_TOKENS)
+    assert plan.widest[0] == 40
+    allowed_bytes = int(plan.costs.peak_bytes(7, shape[1]))
+    config["memory"] = {"budget": f"{plan.budget.outside_bytes + allowed_bytes}B", "margin": "0B"}
+    scarce, shapes = _scored(config, sums_file, tmp_path / "scarce.csv")
+    assert sum(rows for rows, _ in shapes) == 40
+    assert len(shapes) > 1
+    assert all(plan.costs.peak_bytes(rows, tokens) <= allowed_bytes for rows, tokens in shapes)
+    np.testing.assert_allclose(scarce, ample, rtol=1e-5)
+
+
+def test_batches_to_score_do_not_depend_on_what_is_fastest(session, monkeypatch):
+    """Where memory is ample they stay whole, to the row, whatever a plan would choose."""
+    monkeypatch.setattr(at_hand_budget, "resident_bytes", lambda: 10**9)
+    lengths = np.full(400, 30)
+    free, whole = plan_forward(session, lengths), plan_forward(session, lengths, whole_tokens=BATCH_TOKENS)
+    batches = whole.cutter().cut(lengths[: BATCH_TOKENS // 30])
+    assert [batch.num_rows for batch in batches] == [BATCH_TOKENS // 30]
+    assert whole.cap_bytes == pytest.approx(float(whole.costs.peak_bytes(BATCH_TOKENS // 30, 30)), rel=1e-3)
+    assert free.cap_bytes != whole.cap_bytes
+
+
+@pytest.fixture
+def opened(zero_shot, tmp_path, monkeypatch):
+    """A session whose generation has these keys, and its model; nothing was measured before."""
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
+
+    def of(**generation):
+        settings = {"do_sample": False, "max_new_tokens": 4, **generation}
+        session = open_session(brim.Model({**zero_shot, "generation": settings}).config)
+        return session, load_llm(session.config, session.folder, session.device, trainable=False)
+
+    return of
+
+
+PROMPTS = TokenRows.from_rows(
+    TokenRow(key=key, input_ids=np.arange(2, 3 + key % 5, dtype=np.int32), supervised=np.zeros(1 + key % 5, np.bool_))
+    for key in range(40)
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [("slots", SlotsEngine), ("static", StaticEngine), ("paged", PagedEngine), ("auto", SlotsEngine)],
+)
+def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine, kind):
+    session, llm = opened(engine=engine)
+    planned = planned_engine(llm, session, PROMPTS, say=say_nothing)
+    assert isinstance(planned.engine, kind)
+    assert planned.plan.engine == planned.engine.name
+    usual = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
+    assert respond_to(planned.engine, PROMPTS) == respond_to(usual.engine, PROMPTS)
+    if engine == "paged":
+        plan = plan_generation(request_of(session, PROMPTS.lengths))
+        assert (plan.engine, plan.engine_reason) == ("paged", "generation.engine")
+
+
+def chosen(opened, **generation):
+    """The engine's name, why it is the one, and what was said."""
+    said = []
+    plan = planned_engine(*opened(**generation)[::-1], PROMPTS, say=said.append).plan
+    return plan.engine, plan.engine_reason, said
+
+
+def test_a_short_job_measures_nothing_and_says_so(opened):
+    _, reason, said = chosen(opened)
+    assert reason.startswith("the usual choice, not measured: ")
+    assert [line for line in said if line.startswith("engine: slots (the usual choice, not measured: ")]
+
+
+@pytest.fixture
+def long_job(monkeypatch):
+    """Three rows run at once, and measuring may take as long as the job."""
+
+    def plan(request, *, say):
+        return replace(plan_generation(replace(request, fixed_rows=3), say=say), seconds=20.0)
+
+    monkeypatch.setattr(engine_choice, "_SHARE_OF_RUN", 1.0)
+    monkeypatch.setattr(planned_generation, "plan_generation", plan)
+
+
+def test_a_long_job_measures_on_some_prompts_and_remembers(opened, long_job):
+    engine, reason, said = chosen(opened)
+    assert "measuring 4 engines on 6 of the prompts" in said
+    assert reason.startswith("rows/s over 6 rows: ")
+    assert "slots" in reason
+    assert "differ" not in reason
+    again, remembered, said = chosen(opened)
+    assert (again, remembered) == (engine, f"measured by an earlier job: {reason}")
+    assert not [line for line in said if line.startswith("measuring")]
+
+
+def test_what_cannot_be_measured_is_left_out_with_the_reason(opened, long_job, monkeypatch):
+    _, reason, said = chosen(opened, do_sample=True, temperature=1.0)
+    assert "measuring 3 engines on 6 of the prompts" in said
+    assert "paged: generation.do_sample: what is drawn would depend on the rows beside it" in reason
+    assert "differ" not in reason
+    monkeypatch.setattr(GenerationPlan, "is_ample", False)
+    monkeypatch.setattr(planned_generation, "proven", lambda plan, *given, **more: plan)
+    _, reason, said = chosen(opened, max_new_tokens=5)  # a job of its own, not measured before
+    assert "measuring 2 engines on 6 of the prompts" in said
+    assert reason.endswith("; static: not tried where more than half of the memory is planned")
+
+
+def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):
+    request = request_of(opened(num_beams=2)[0], PROMPTS.lengths)
+    assert (request.engine, request.engine_reason) == ("static", "generation.num_beams: beams stay together")
+    for engine, message in (
+        ("paged", r"continuous batching cannot be used: generation.num_beams: it has no beams"),
+        ("slots", r"generation.engine is slots, and generation.num_beams: beams stay together"),
+    ):
+        session, llm = opened(engine=engine, num_beams=2)
+        with pytest.raises(InputError, match=message):
+            planned_engine(llm, session, PROMPTS, say=say_nothing)
+
+
+FOUR = TokenRows.from_rows(
+    TokenRow(key=key, input_ids=np.ones(3, np.int32), supervised=np.zeros(3, np.bool_)) for key in range(4)
+)
+
+
+class Clock:
+    """Engines advance it themselves."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Engine:
+    """Takes so many seconds for each row."""
+
+    def __init__(self, clock, row_s):
+        self.clock, self.row_s, self.num_written = clock, row_s, 0
+
+    def run(self, prompts, *, on_finished):
+        for position in range(len(prompts)):
+            self.clock.now += self.row_s
+            self.num_written += 1
+            says = 8 if self.row_s == 0.5 else 7
+            response = Response(token_ids=[says], finish_reason="length")
+            on_finished([Finished(position=position, response=response)])
+
+
+class Refusing:
+    def run(self, prompts, *, on_finished):
+        raise InputError(Problem(what="not with these settings"))
+
+
+def timed(*, allowed_s=100.0, must_agree=False, **row_s):
+    """Time engines that take so long for a row, of which the one of half a second says other things."""
+    clock = Clock()
+    engines = {name: Engine(clock, each) if each else Refusing() for name, each in row_s.items()}
+    limits = {"allowed_s": allowed_s, "must_agree": must_agree}
+    return engines, time_engines(list(engines), engines.__getitem__, FOUR, clock, **limits)
+
+
+def test_engines_are_timed_and_the_fastest_stay():
+    slow = {"static": "slower, and stopped on the way"}
+    engines, found = timed(slots=2.0, paged=1.0, static=0.5)
+    assert (found.seconds, found.dropped) == ({"slots": 8.0, "paged": 4.0, "static": 2.0}, {})
+    assert {engine.num_written for engine in engines.values()} == {1 + 4}  # one prompt is to warm up
+    engines, found = timed(slots=1.0, static=3.0)
+    assert (found.seconds, found.dropped) == ({"slots": 4.0}, slow)
+    assert engines["static"].num_written == 1 + 2  # after two rows it has taken six seconds
+    assert timed(slots=1.0, static=0.9, allowed_s=5.0)[1].dropped == slow
+    differs = {"paged": "its responses differ, and in fp32 they must not"}
+    assert timed(slots=1.0, paged=0.5, must_agree=True)[1].dropped == differs
+    assert timed(slots=1.0, x=None)[1].dropped == {"x": "not with these settings"}
+    with pytest.raises(BrimError, match="not with these settings"):  # the first must not fail
+        timed(x=None)
+
+
+VLLM_PROMPTS = TokenRows.from_rows(
+    TokenRow(key=key, input_ids=np.array([2, 5 + key], dtype=np.int32), supervised=np.zeros(2, np.bool_))
+    for key in range(3)
+)
+
+
+def weights():
+    raise AssertionError("two models would be in memory")
+
+
+@pytest.fixture
+def session_of(zero_shot, monkeypatch):
+    """As if there were a GPU."""
+    monkeypatch.setattr(engine_choice, "_memory_share", lambda session: 0.8)
+
+    def of(**keys):
+        generation = {"engine": "vllm", "max_new_tokens": 3, "do_sample": False}
+        opened = open_session(brim.Model({**zero_shot, "generation": generation, **keys}).config)
+        return replace(opened, device=torch.device("cuda"))
+
+    return of
+
+
+def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny_base, monkeypatch):
+    engines = install(monkeypatch, lambda prompt, params: [prompt[-1], 0])
+    assert Generation(weights, session_of(), VLLM_PROMPTS, say=say_nothing).about["engine"] == "vllm"
+    responses = respond_to(vllm_engine(session_of(), rows=None), VLLM_PROMPTS)
+    assert [response.token_ids for response in responses] == [[5], [6], [7]]
+    args = engines.made[0].args
+    assert (args.model, args.dtype, args.gpu_memory_utilization, args.seed) == (str(tiny_base), "float32", 0.8, 42)
+    assert engines.made[0].submitted[0][2].stop_token_ids == [0]
+
+
+def test_the_models_own_ends_count_for_vllm(session_of, tiny_base, tmp_path, monkeypatch):
+    engines = install(monkeypatch, lambda prompt, params: [7])
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    engine = vllm_engine(session_of(base_model=str(base)), rows=5)
+    engine.run(VLLM_PROMPTS, on_finished=lambda finished: None)
+    assert engines.made[0].submitted[0][2].stop_token_ids == [0, 7, 8]
+    assert engines.made[0].args.max_num_seqs == 5
+
+
+def test_what_vllm_cannot_do_is_refused(session_of, zero_shot, sums_file, monkeypatch):
+    install(monkeypatch, lambda prompt, params: [7])
+    generation = {"engine": "vllm", "max_new_tokens": 3}
+    for keys, reason in (
+        ({"quantization": {"bits": 4}}, "the base is quantised as it is loaded"),
+        ({"initialize": "random"}, "initialize is random"),
+        ({"precision": "bf16-mixed"}, "precision is bf16-mixed, and it knows no mixed one"),
+        ({"generation": {**generation, "num_beams": 2}}, "generation.num_beams is not handed"),
+    ):
+        with pytest.raises(InputError, match=f"vLLM cannot be used: {reason}"):
+            vllm_engine(session_of(**keys), rows=None)
+    monkeypatch.undo()
+    monkeypatch.setattr("brim.model.load_llm", lambda *given, **more: weights())  # a CPU is refused before that
+    with pytest.raises(InputError, match="vLLM cannot be used: it is for a CUDA GPU, and the device is cpu"):
+        brim.Model({**zero_shot, "generation": generation}).predict(sums_file)
+
+
+def test_going_on_with_vllm_changes_what_is_drawn_but_not_what_is_likeliest(zero_shot):
+    for sampling, changed in ((True, ['generation.engine: null before, "vllm" now']), (False, [])):
+        of = {}
+        for engine in ("vllm", "slots", "static"):
+            generation = {"engine": engine, "max_new_tokens": 3, "do_sample": sampling}
+            session = open_session(brim.Model({**zero_shot, "generation": generation}).config)
+            of[engine] = fingerprint(session, split="full")
+        assert of["slots"] == of["static"]
+        assert differences(of["slots"], of["vllm"]) == changed

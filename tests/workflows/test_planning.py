@@ -1,0 +1,373 @@
+"""brim.plan: what a run would decide, with nothing loaded, and the run that comes of it; what cannot be is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.workflows.planned_run import plan_of, ready, settings, steps, tight, train, uneven
+
+import brim
+from brim.config import load_config
+from brim.data.tokens import rows_of_step
+from brim.errors import Problem
+from brim.memory import Budget, UntraceableError
+from brim.memory.variants import Help
+from brim.planning import bounded, epoch, too_long, training as planning
+from brim.planning.phases import largest_batch
+from brim.units import format_bytes
+from brim.workflows.training.launch import Trial, launch
+
+pytestmark = pytest.mark.run
+SEED = 3
+ONE_WAY = {"chunked_loss": False}  # each takes a few traces
+RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "30sp", "from": 2}, **ONE_WAY}  # 48 samples in all
+SCHEDULER = {"learning_rate_scheduler": {"warmup_fraction": 0.25, "decay": "cosine"}}
+LARGEST = {"effective_batch_size": "auto", "use_maximum_batch_size": True, **ONE_WAY}
+CHANGES = "so the memory decides what is learned, and another card may learn otherwise"
+
+
+def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
+    """Its rows are partitioned in the order in which the run takes them."""
+    config, said = settings(tiny_base, random_seed=SEED), []
+    plan = brim.plan(config, uneven(), device="cpu", say=said.append)
+    assert isinstance(plan, brim.TrainingPlan)
+    assert (plan.effective_batch_size, plan.total_steps, plan.lengths.num_rows) == (8, 6, 24)
+    assert plan.budget.device == "cpu"
+    chosen = plan.chosen
+    assert chosen.way.gradient_checkpointing is False
+    assert chosen.time_source == "estimated"
+    assert plan.seconds == pytest.approx(2 * chosen.seconds_per_epoch)
+    assert chosen.total_bytes <= plan.budget.limit_bytes - plan.budget.margin_bytes
+    assert plan.too_long == ()
+    assert "adapter.alpha: 16 (twice adapter.r)" in said
+    request = ready(tiny_base, random_seed=SEED).request
+    batches = [rows_of_step(num_rows=24, seed=SEED, consumed_samples=8 * n, size=8)[1] for n in range(3)]
+    np.testing.assert_array_equal(request.task.lengths, request.rows.lengths[np.concatenate(batches)])
+    totals = epoch(request.task, plan.costs, cap_bytes=chosen.cap_bytes)
+    assert chosen.micro_batches_per_step == totals.num_micro_batches / 3
+
+
+def test_a_plan_is_made_once_for_the_same_work(tiny_base):
+    config = settings(tiny_base, random_seed=SEED + 1)
+    first = brim.plan(config, uneven(), device="t4")
+    again = brim.plan(config, uneven(), device="t4")
+    assert (first.from_cache, again.from_cache) == (False, True)
+    assert replace(again, from_cache=False) == first
+    assert not brim.plan(config, uneven(), device="t4", replan=True).from_cache
+    assert not brim.plan(config, uneven()[::-1].reset_index(drop=True), device="t4").from_cache
+
+
+def test_every_way_is_shown_and_the_one_is_taken_that_a_run_would_take(tiny_base):
+    config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"})
+    plan = brim.plan(config, uneven(), device="cpu")
+    ways = [(each.way.gradient_checkpointing, each.way.chunked_loss) for each in plan.candidates]
+    assert ways == [(False, True), (False, False), (True, True), (True, False)]
+    assert plan.chosen == plan.candidates[0]  # it fits with room to spare; the others are for people to see
+    assert plan.reason == "it fits, and more memory would not make updates of this size faster"
+
+
+def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_base):
+    config = settings(tiny_base, random_seed=SEED, memory={"margin": "0 MiB"})
+    alone = brim.plan(config, uneven(), memory_bytes=2**30).chosen.single_row_bytes
+    plan = brim.plan(config, uneven(), memory_bytes=alone - 1)
+    assert (plan.chosen, plan.costs) == (None, None)
+    rows = ready(tiny_base, random_seed=SEED).request.rows
+    longest = int(rows.lengths.max())
+    keys = [int(key) for key, length in zip(rows.keys, rows.lengths, strict=True) if length == longest]
+    assert [(row.key, row.num_tokens) for row in plan.too_long] == [(key, longest) for key in keys]
+    (problem,) = too_long(plan)
+    assert problem.what.startswith(f"rows do not fit even alone: row {keys[0]} ({longest} tokens)")
+    fits = plan.candidates[0].longest_that_fits
+    assert fits < longest
+    assert f"{fits} tokens" in problem.fix
+
+
+def helped(monkeypatch, config, room, outside, totals):
+    """The plan where changes take so many bytes, and the rows that each was predicted for."""
+    asked = []
+
+    def what_helps(config, *, rows, **given):
+        asked.append(rows)
+        return [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
+
+    budget = Budget(
+        device="t4",
+        limit_bytes=room,
+        outside_bytes=outside,
+        margin_bytes=0,
+        limit_reason="memory.budget",
+        margin_reason="memory.margin",
+    )
+    monkeypatch.setattr("brim.planning.training.what_helps", what_helps)
+    monkeypatch.setattr("brim.planning.training.budget_of", lambda *given, **how: budget)
+    plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
+    assert plan.chosen is None
+    return plan, asked
+
+
+def test_what_helps_is_offered_as_such_only_where_it_is_enough(tiny_base, monkeypatch):
+    config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True})
+    half = brim.plan(config, uneven(), memory_bytes=2**31).chosen.single_row_bytes // 2
+    plan, _ = helped(monkeypatch, config, half, half, [half, half + 1, 2 * half - 1])
+    assert plan.helps == (f"change 0 ({format_bytes(half)}): set 0",)
+    plan, _ = helped(monkeypatch, config, half, half, [half + 2**20, 2 * half])
+    room, total = format_bytes(half), format_bytes(half + 2**20)
+    assert plan.helps == (
+        f"change 0 ({total}, still more than the {room} that may be used): set 0",
+        "a smaller model: `brim memory --compare` shows what each way takes",
+    )
+    (problem,) = too_long(plan)
+    assert problem.fix == "; or ".join(plan.helps)
+
+
+def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monkeypatch):
+    """One row fits; four do not."""
+    fixed = settings(tiny_base, random_seed=SEED, trainer={"batch_size": 4, "gradient_accumulation_steps": 2})
+    roomy = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), memory_bytes=2**31)
+    room = roomy.chosen.single_row_bytes + 1024
+    plan, asked = helped(monkeypatch, fixed, room, roomy.budget.outside_bytes, [room - 1, room + 1])
+    assert (asked, plan.too_long) == ([4], ())
+    assert plan.helps[0].startswith("change 0 (")
+    assert plan.helps[1].startswith("micro-batches cut by length")
+    assert plan.helps[1].endswith("trainer.batch_size: auto")
+
+
+def test_what_cannot_be_planned_is_refused(tiny_base):
+    config = settings(tiny_base)
+    with pytest.raises(brim.InputError, match="there is nothing to plan: this configuration does not train"):
+        brim.plan({**config, "trainer": {"type": "none"}}, uneven())
+    with pytest.raises(brim.ConfigError, match="there is no data set, and a plan depends on how long its rows are"):
+        brim.plan(config)
+    with pytest.raises(brim.ConfigError, match=r"memory.budget is 16.0 GiB, and .* has 1.0 GiB"):
+        brim.plan({**config, "memory": {"budget": "16 GiB"}}, uneven(), memory_bytes=2**30)
+
+
+def test_a_row_alone_is_a_plan(tiny_base):
+    frame = pd.DataFrame([{"question": "add 1 and 1 =", "answer": " 2", "split": 0}])
+    plan = brim.plan(settings(tiny_base), frame, device="cpu")
+    assert plan.chosen.widest[0] == 1
+    assert plan.chosen.padding == 1.0
+    assert plan.total_steps == 2
+
+
+DOUBLED = {"batch_increase_function": lambda epoch, size: size if epoch else 0, "epochs": 6, "effective_batch_size": 2}
+DOUBLED |= ONE_WAY
+
+
+def of_memory(monkeypatch, budget):
+    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
+        monkeypatch.setattr(where, lambda *given, **how: budget)
+
+
+def test_what_is_planned_is_what_runs(tiny_base, tmp_path):
+    config = settings(tiny_base, trainer={**RAMP, **SCHEDULER, "batch_lr_scaling": "sqrt"})
+    plan, said = brim.plan(config, uneven()), []
+    run = train(config, tmp_path / "run", said=said)
+    made = steps(run)
+    assert (plan.total_steps, plan.total_samples) == (len(made), 48)
+    assert [phase.size for phase in plan.phases] == [2, 4, 8]
+    begin = 0
+    for phase in plan.phases:
+        ran = made[begin : begin + phase.num_steps]
+        begin += phase.num_steps
+        assert ran[0]["effective_batch_size"] == phase.size
+        assert sum(step["effective_batch_size"] for step in ran) == phase.num_samples
+        assert ran[-1]["num_samples"] == phase.first_sample + phase.num_samples
+        assert (ran[0]["learning_rate"], ran[-1]["learning_rate"]) == phase.learning_rates
+    assert sum(phase.num_tokens for phase in plan.phases) == made[-1]["num_tokens"]
+    planned = [(phase.size, phase.first_sample, phase.num_steps) for phase in plan.phases]
+    recorded = plan_of(run)["plan"]["phases"]
+    assert [(phase["size"], phase["first_sample"], phase["num_steps"]) for phase in recorded] == planned
+    assert f"schedule: 2 → 8 rows in 3 phases over 48 samples, 8 from {plan.phases[-1].first_sample} on" in said
+
+
+def test_another_schedule_is_another_plan_and_another_learning_rate_is_not(tiny_base):
+    def planned(**trainer):
+        memory = {"budget": "2 GiB"}  # what is free changes from moment to moment
+        return brim.plan(settings(tiny_base, trainer={**RAMP, **trainer}, memory=memory, random_seed=71), uneven())
+
+    first, faster = planned(), planned(learning_rate=0.02)
+    assert (first.from_cache, faster.from_cache) == (False, True)
+    for before, now in zip(first.phases, faster.phases, strict=True):
+        assert now.learning_rates == pytest.approx([2 * rate for rate in before.learning_rates])
+    assert not planned(batch_rampup={"length": "32sp", "from": 2}).from_cache
+
+
+def test_a_plan_that_was_kept_does_not_speak_of_another_key(tiny_base):
+    """Both ask for the same steps, in which there is none of 4 rows."""
+    ways = {"batch_rampup": {"length": "2sp", "from": 2}, "batch_schedule": "0sp:2 1sp:4 2sp:8"}
+    for key, way in ways.items():
+        trainer = {"effective_batch_size": 8, key: way, **ONE_WAY}
+        plan = brim.plan(settings(tiny_base, trainer=trainer, memory={"budget": "2 GiB"}, random_seed=72), uneven())
+        (note,) = (line for line in plan.advice if "no step" in line)
+        assert note.startswith(f"trainer.{key}: of 3 phases 1 takes no step")
+
+
+def test_sizes_that_are_measured_are_planned_one_by_one(tiny_base):
+    noise = {"effective_batch_size": "auto", "batch_adaptation": {"type": "noise_scale", "min": 2, "max": 12}}
+    plan = brim.plan(settings(tiny_base, trainer={**noise, **ONE_WAY}), uneven(), device="cpu")
+    assert [phase.size for phase in plan.phases] == [2, 4, 8, 12]
+    assert (plan.total_steps, plan.steps_between, plan.seconds) == (None, (4, 24), None)
+    assert plan.seconds_between[0] < plan.seconds_between[1]
+    assert all(phase.learning_rates is None for phase in plan.phases)
+
+
+def test_a_phase_that_cannot_be_is_refused_before_anything_is_loaded(tiny_base, tmp_path, monkeypatch):
+    monkeypatch.setattr("brim.workflows.training.training.load_llm", None)
+    monkeypatch.setattr("brim.planning.training.traced", None)
+    noise = {"batch_adaptation": {"type": "noise_scale", "min": 2, "max": 32}}
+    for size, way, message in (
+        (
+            32,
+            {"batch_rampup": "24sp"},
+            "batch_rampup: phase 3 of 3 asks for 32 rows a step, and there are 24 to train on",
+        ),
+        (8, {"batch_rampup": "1dur"}, "batch_rampup: phase 3 of 3, 8 rows a step after 48 samples, is never reached"),
+        ("auto", noise, "batch_adaptation: max asks for 32 rows a step, and there are 24 to train on"),
+    ):
+        config = settings(tiny_base, trainer={"effective_batch_size": size, **way})
+        for refuse in (lambda config: brim.plan(config, uneven()), lambda config: train(config, tmp_path / "run")):
+            with pytest.raises(brim.ConfigError) as caught:
+                refuse(config)
+            assert str(caught.value).startswith(f"trainer.{message}")
+            assert caught.value.exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_phases_that_a_step_leaps_over_are_told(tiny_base):
+    trainer = {"effective_batch_size": 8, "batch_rampup": {"length": "9sp", "from": 5, "shape": "linear"}, **ONE_WAY}
+    plan = brim.plan(settings(tiny_base, trainer=trainer), uneven(), device="cpu")
+    assert plan.advice[0] == (
+        "trainer.batch_rampup: of 4 phases 1 takes no step, since a step of the one before reaches beyond"
+    )
+    assert [(phase.number, phase.size) for phase in plan.phases] == [(1, 5), (2, 6), (3, 8)]
+
+
+def test_the_largest_batch_is_as_many_of_the_longest_rows_as_fit_together(tiny_base, monkeypatch):
+    free = ready(tiny_base, trainer=DOUBLED).plan
+    assert [phase.size for phase in free.phases] == [2, 4, 8, 16]
+    assert "asked for 32 rows after epoch 4, and 24 of the longest fit at once" in free.advice[0]
+    peak_bytes = math.ceil(free.costs.peak_bytes(5, free.lengths.longest))
+    of_memory(monkeypatch, replace(free.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0))
+    scarce = ready(tiny_base, trainer=DOUBLED).plan
+    assert [phase.size for phase in scarce.phases] == [2, 4]
+    assert "asked for 8 rows after epoch 2, and 5 of the longest fit at once" in scarce.advice[0]
+    assert all(phase.total_bytes <= peak_bytes for phase in scarce.phases)
+
+
+def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypatch):
+    made = ready(tiny_base, trainer={**RAMP, "use_maximum_batch_size": True})
+    assert largest_batch(made.plan, made.request) == 24
+    plan = tight(made.plan, cap_bytes=int(made.plan.costs.peak_bytes(2, made.request.task.longest)))
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    launched = launch(plan, made.request, made.llm, pad_id=0, say=lambda line: None).plan
+    assert [phase.size for phase in launched.phases] == [2, 4, 8]
+    cuts = [phase.micro_batches_per_step for phase in launched.phases]
+    assert cuts[2] > made.plan.phases[2].micro_batches_per_step
+    assert [phase.learning_rates for phase in launched.phases] == [phase.learning_rates for phase in made.plan.phases]
+    assert launched.seconds == pytest.approx(
+        sum(phase.num_steps * phase.seconds_per_step for phase in launched.phases), rel=0.2
+    )
+
+
+def test_the_bound_is_that_of_the_way_that_is_taken_for_it_and_changes_the_length_alone(tiny_base, monkeypatch):
+    """Sizes of at most 24 rows are faster in a way in which 10 fit; for those 10 a way is taken in which 12 do."""
+    request = ready(tiny_base, trainer=DOUBLED).request
+    assert request.is_bounded_by_memory
+    now = bounded(request, 5)
+    assert (now.length.sizes, now.task.effective_batch_size) == ((2, 4), 4)
+    assert now.rows is request.rows
+    fits, bounds = iter([24, 10, 12]), []
+    monkeypatch.setattr(planning, "_planned", lambda request, **others: SimpleNamespace(plan=None, request=request))
+    monkeypatch.setattr(planning, "largest_batch", lambda plan, request: next(fits))
+    monkeypatch.setattr(planning, "bounded", lambda request, bound: bounds.append(bound) or bounded(request, bound))
+    found = planning._bounded_by_memory(request, replan=False, say=lambda line: None)
+    assert bounds == [24, 10]
+    assert found.request.length == bounded(request, 10).length
+
+
+def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch):
+    """As torchtune's RFC 2199 means it; ramps and learning rates go by the number, and the plan says where it is from."""
+    free = ready(tiny_base, trainer=LARGEST)
+    assert free.request.trainer.effective_batch_size == 24
+    told = f"use_maximum_batch_size, the largest that fits: all rows to train on; {CHANGES}"
+    assert [choice.reason for choice in free.session.choices if choice.value == 24] == [told]
+    fewer = ready(tiny_base, trainer={**LARGEST, "max_batch_size": 9})
+    assert fewer.session.config.trainer.effective_batch_size == 9
+    assert any(choice.reason.endswith(f"trainer.max_batch_size; {CHANGES}") for choice in fewer.session.choices)
+    longest = free.plan.lengths.longest
+    peak_bytes = math.ceil(free.plan.costs.peak_bytes(5, longest))
+    of_memory(monkeypatch, replace(free.plan.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0))
+    monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)
+    ramp = {**LARGEST, "batch_rampup": {"length": "12sp", "from": 2}, **SCHEDULER, "batch_lr_scaling": "sqrt"}
+    config, said = settings(tiny_base, trainer=ramp), []
+    plan = brim.plan(config, uneven())
+    assert [phase.size for phase in plan.phases] == [2, 4, 5]
+    (line,) = (line for line in plan.advice if "when it starts" in line)
+    assert line.startswith("the run chooses the largest batch when it starts, by the memory that is free then")
+    assert line.endswith("a row more or fewer than 5; trainer.effective_batch_size=5 keeps the number")
+    ample = brim.plan(settings(tiny_base, trainer={**LARGEST, "max_batch_size": 3}), uneven())
+    assert not [line for line in ample.advice if "when it starts" in line]
+    run = train(config, tmp_path / "run", said=said)
+    (line,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
+    assert line == (
+        "trainer.effective_batch_size: 5 (use_maximum_batch_size, the largest that fits: 5 of the longest rows, "
+        f"{longest} tokens; {CHANGES})"
+    )
+    recorded = plan_of(run)
+    assert [choice["value"] for choice in recorded["choices"] if choice["key"] == "trainer.effective_batch_size"] == [5]
+    assert [phase["size"] for phase in recorded["batch_schedule"]] == [2, 4, 5]
+    first, *_, last = steps(run)
+    assert (first["effective_batch_size"], first["learning_rate"]) == (2, plan.phases[0].learning_rates[0])
+    assert last["learning_rate"] == plan.phases[-1].learning_rates[1]
+
+
+def test_the_maximum_is_told_once_and_a_first_plan_is_not_said_to_be_found_earlier(tiny_base, tmp_path):
+    """Of the plans that lead to the number, the last one is that of the run."""
+    config, found_earlier = settings(tiny_base, trainer={**LARGEST, "epochs": 1}, random_seed=77), []
+    for name in ("first", "second"):
+        said = []
+        train(config, tmp_path / name, said=said)
+        found_earlier += ["found earlier" in line for line in said if line.startswith("plan: ")]
+        (told,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
+        assert CHANGES in told
+    assert found_earlier == [False, True]
+
+
+def test_where_no_row_fits_no_number_is_said_to_be_the_largest(tiny_base, monkeypatch):
+    of_memory(monkeypatch, replace(ready(tiny_base).plan.budget, limit_bytes=1, outside_bytes=0, margin_bytes=0))
+    plan = brim.plan(settings(tiny_base, trainer=LARGEST), uneven())
+    assert plan.chosen is None
+    assert not [line for line in plan.advice if "use_maximum_batch_size" in line]
+
+
+@pytest.mark.parametrize("how", ["binary", "untraceable"])
+def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch, how):
+    if how == "untraceable":
+        monkeypatch.setattr("brim.planning.training.traced", untraceable)
+    search = {"batch_search": how} if how == "binary" else {}
+    config, said = settings(tiny_base, trainer={**LARGEST, **search, "epochs": 1, "learning_rate": 0.013}), []
+    probed = Trial.probe_size
+
+    def few_fit(self, rows, tokens):
+        probe = probed(self, rows, tokens)
+        return probe if rows <= 7 else replace(probe, outcome="out of memory")
+
+    monkeypatch.setattr("brim.workflows.training.launch.Trial.probe_size", few_fit)
+    recorded = plan_of(train(config, tmp_path / "run", said=said, replan=True))
+    (choice,) = (each for each in recorded["choices"] if each["key"] == "trainer.effective_batch_size")
+    assert choice["value"] == 7
+    searched = "binary" if how == "binary" else "linear"
+    assert f"the largest that fits: {searched}: 7 of the longest rows, 42 tokens" in choice["reason"]
+    assert recorded["batch_schedule"] == [{"first_sample": 0, "size": 7}]
+    assert load_config(tmp_path / "run" / "config.yaml").config.trainer.effective_batch_size == 7
+    assert f"trainer.effective_batch_size: 7 ({choice['reason']})" in said
+
+
+def untraceable(*given, **how):
+    raise UntraceableError(Problem(what="Llama cannot be traced"))

@@ -1,0 +1,430 @@
+"""How a run partitions its batches from its first step to its last: stopped, continued, made longer and run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.gallery import sums
+from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, steps, stopped, train, uneven
+
+import brim
+from brim.config import load_config
+from brim.errors import Problem
+from brim.memory import Budget, UntraceableError
+
+pytestmark = pytest.mark.run
+DROPOUT = {"adapter": {"type": "lora", "dropout": 0.2}}
+FIGURES = ("loss", "learning_rate", "effective_batch_size", "num_samples", "num_tokens", "num_micro_batches")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch, tiny_base):
+    """Plans of its own; traces are those of all."""
+    monkeypatch.setattr("brim.planning.training_costs._KIND", f"plans of {tmp_path.name}")
+    monkeypatch.setattr("brim.planning.costs.calibration._KIND", f"calibrations of {tmp_path.name}")
+
+
+def under(monkeypatch, reserved_bytes):
+    """So much for weights, gradients, state and micro-batches, and nothing else."""
+    budget = Budget(
+        device="cpu",
+        limit_bytes=reserved_bytes,
+        outside_bytes=0,
+        margin_bytes=0,
+        limit_reason="as tested",
+        margin_reason="as tested",
+    )
+    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
+        monkeypatch.setattr(where, lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)  # what this process takes is not the plan's
+
+
+def assert_same_run(one, other):
+    for name in FIGURES:
+        assert of(one, name) == of(other, name)
+    assert_same_weights(one, other)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16-mixed", 1e-2)])
+def test_a_budget_decides_the_partition_and_not_the_losses(tiny_base, tmp_path, monkeypatch, precision, tolerance):
+    config = settings(tiny_base, precision=precision)
+    whole = train(config, tmp_path / "whole")
+    under(monkeypatch, 600_000)
+    small = train(config, tmp_path / "small")
+    assert sum(of(small, "num_micro_batches")) > sum(of(whole, "num_micro_batches"))
+    np.testing.assert_allclose(of(small, "loss"), of(whole, "loss"), rtol=tolerance)
+    plan = plan_of(small)["plan"]
+    assert plan["budget"]["limit_bytes"] == plan["chosen"]["cap_bytes"] == 600_000
+    assert plan["chosen"]["cap_binds"]
+
+
+def test_a_run_that_goes_on_keeps_its_plan_and_its_partition_to_the_bit(tiny_base, tmp_path, monkeypatch):
+    under(monkeypatch, 600_000)
+    config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"}, **DROPOUT)
+    whole = train(config, tmp_path / "whole")
+    parts = stopped(config, tmp_path / "parts", after=1)
+    before = (parts / "plan.json").read_bytes()
+    monkeypatch.setattr("brim.workflows.training.run_plan.plan_run", None)  # it is not planned, nor tried
+    monkeypatch.setattr("brim.workflows.training.run_plan.launch", None)
+    stopped(config, parts, after=4, resume=True)
+    train(config, parts, resume=True)
+    assert (parts / "plan.json").read_bytes() == before
+    assert_same_run(parts, whole)
+
+
+@pytest.fixture(scope="module")
+def stopping_early(tiny_base):
+    """Dropout, and a run that is best at step 4: three evaluations later it ends, after step 10."""
+    trainer = {"epochs": 30, "batch_size": 4, "learning_rate": 0.3, "steps_per_checkpoint": 2, "early_stop": 3}
+    config = settings(tiny_base, adapter={"type": "lora", "dropout": 0.1})
+    return {**config, "trainer": {"type": "finetune", **trainer}}
+
+
+def told(run):
+    """The log's figures, without times and without where checkpoints were written."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in record.items() if name not in ("seconds", "peak_bytes")}
+        for record in records
+        if record.get("event") != "checkpoint"
+    ]
+
+
+def test_a_run_that_stops_early_is_the_same_wherever_it_was_interrupted(stopping_early, tmp_path):
+    """Once after each step, and once amid its steps."""
+    rows, results = pd.DataFrame(sums()), {}
+    for name, stops in {"whole": (), "after each": range(1, 10), "once": (3,)}.items():
+        for after in stops:
+            stopped(stopping_early, tmp_path / name, after=after, data=rows, resume=after > stops[0])
+        results[name] = brim.Model(stopping_early).train(
+            rows, output_directory=tmp_path / name, resume=bool(stops), say=None
+        )
+    whole = results.pop("whole")
+    assert (whole.num_steps, whole.best_step) == (10, 4)
+    for name, result in results.items():
+        assert (result.num_steps, result.best_step, result.metrics) == (10, 4, whole.metrics)
+        assert told(tmp_path / name) == told(tmp_path / "whole")
+        assert_same_weights(tmp_path / name, tmp_path / "whole")
+
+
+def test_where_whole_logits_are_faster_the_run_has_no_chunks(tiny_base, tmp_path, monkeypatch, own_cache):
+    under(monkeypatch, 600_000)
+    taken = []
+
+    def the_second(candidates, *, has_more):
+        taken.append(candidates[1].way)
+        return candidates[1], "as tested"
+
+    monkeypatch.setattr("brim.planning.training.choose", the_second)
+    config = settings(tiny_base)
+    parts = stopped(config, tmp_path / "parts", after=2)
+    assert [way.chunked_loss for way in taken] == [False]
+    before = (parts / "plan.json").read_bytes()
+    assert {"key": "trainer.chunked_loss", "value": False, "reason": "as tested"} in plan_of(parts)["choices"]
+    assert "chunked_loss: false" in (parts / "config.yaml").read_text()
+    train(config, parts, resume=True)
+    assert (parts / "plan.json").read_bytes() == before
+
+
+def test_a_run_that_goes_on_under_less_memory_is_planned_again_and_learns_the_same(tiny_base, tmp_path, monkeypatch):
+    under(monkeypatch, 10_000_000)
+    config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"})
+    whole = train(config, tmp_path / "whole")
+    parts = stopped(config, tmp_path / "parts", after=3)
+    under(monkeypatch, 600_000)
+    said = []
+    train(config, parts, resume=True, said=said)
+    assert "there is less memory than when the run was planned, so it is planned anew" in said
+    assert plan_of(parts)["plan"]["budget"]["limit_bytes"] == 600_000
+    cuts, before = of(parts, "num_micro_batches"), of(whole, "num_micro_batches")
+    assert cuts[:3] == before[:3]
+    assert sum(cuts[3:]) > sum(before[3:])
+    for name in ("effective_batch_size", "num_tokens", "num_samples", "learning_rate"):
+        assert of(parts, name) == of(whole, name)
+    np.testing.assert_allclose(of(parts, "loss"), of(whole, "loss"), rtol=1e-5)
+
+
+def test_a_run_that_goes_on_with_another_budget_or_replan_is_planned_again(tiny_base, tmp_path):
+    parts, said = stopped(settings(tiny_base), tmp_path / "parts", after=2), []
+    other = settings(tiny_base, memory={"margin": "64 MiB"})
+    stopped(other, parts, after=3, resume=True, said=said)
+    assert 'memory.margin is now "64 MiB"; it was "auto"' in said
+    assert plan_of(parts)["plan"]["budget"]["margin_bytes"] == 64 * 2**20
+    said.clear()
+    train(other, parts, resume=True, replan=True, said=said)
+    assert any(line.startswith("plan: ") and "found earlier" not in line for line in said)
+
+
+def test_a_damaged_plan_of_a_run_is_made_again(tiny_base, tmp_path):
+    config = settings(tiny_base)
+    whole = train(config, tmp_path / "whole")
+    parts = stopped(config, tmp_path / "parts", after=2)
+    for number, content in enumerate(["{", '{"plan": {"chosen": 3}, "launch": {}}', '{"plan": [], "launch": {}}']):
+        damaged = shutil.copytree(parts, tmp_path / f"damaged-{number}")
+        (damaged / "plan.json").write_text(content)
+        train(config, damaged, resume=True)
+        assert plan_of(damaged)["plan"]["chosen"]["widest"] == plan_of(whole)["plan"]["chosen"]["widest"]
+        assert of(damaged, "loss") == of(whole, "loss")
+
+
+def test_a_second_run_is_the_first_to_the_bit_although_that_one_measured(tiny_base, tmp_path, monkeypatch, own_cache):
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    config = settings(tiny_base, **DROPOUT)
+    first, second = (train(config, tmp_path / name) for name in ("first", "second"))
+    plans = [plan_of(folder) for folder in (first, second)]
+    assert "; timed " in plans[0]["launch"]["told"]
+    assert plans[1]["launch"]["told"].endswith("; timed by an earlier run")
+    assert [plan["plan"]["from_cache"] for plan in plans] == [False, True]
+    assert plans[0]["plan"]["costs"] == plans[1]["plan"]["costs"]
+    assert plans[0]["plan"]["chosen"]["time_source"] == "measured"
+    assert_same_run(first, second)
+
+
+def test_a_run_after_brim_plan_is_the_run_without_it(tiny_base, tmp_path, own_cache):
+    config = settings(tiny_base, trainer={"chunked_loss": "auto"})
+    alone = train(config, tmp_path / "alone", replan=True)
+    shown = brim.plan(config, uneven(), replan=True)
+    after = train(config, tmp_path / "after")
+    assert shown.chosen.way == brim.plan(config, uneven()).chosen.way
+    assert of(alone, "loss") == of(after, "loss")
+
+
+def test_a_plan_that_is_damaged_on_the_disk_is_made_again(tiny_base, tmp_path, own_cache):
+    from brim.planning import training_costs as plan_cache
+    from brim.storage import cache_folder
+
+    config, said = settings(tiny_base), []
+    first = train(config, tmp_path / "first")
+    kept = sorted((cache_folder() / plan_cache._KIND).iterdir())
+    assert len(kept) == 2  # of this budget, and of any that it fits
+    for path in kept:
+        path.write_text("[1, 2")
+    second = train(config, tmp_path / "second", said=said)
+    assert not plan_of(second)["plan"]["from_cache"]
+    assert of(first, "loss") == of(second, "loss")
+    assert plan_of(train(config, tmp_path / "third"))["plan"]["from_cache"]
+    assert any(line.endswith("is damaged, and is not used") for line in said)
+
+
+def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own_cache):
+    """With dropout, whose random numbers go on where they were; the partition does not depend on times."""
+    config = settings(tiny_base, trainer={"use_maximum_batch_size": True}, **DROPOUT)
+    plain = train(config, tmp_path / "plain")
+    assert plan_of(plain)["launch"]["probes"] == []
+    monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", False)
+    monkeypatch.setattr("brim.workflows.training.run_plan._settle_heap", lambda plan, request: [])
+    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    probed = train(config, tmp_path / "probed", replan=True)
+    assert len(plan_of(probed)["launch"]["probes"]) == 1
+    assert "; timed " in plan_of(probed)["launch"]["told"]
+    assert of(probed, "num_micro_batches") == [1] * 6
+    assert_same_run(plain, probed)
+
+
+def test_rows_that_do_not_fit_are_named_before_anything_is_loaded_or_written(tiny_base, tmp_path, monkeypatch):
+    under(monkeypatch, 300_000)
+    monkeypatch.setattr("brim.workflows.training.training.load_llm", None)
+    with pytest.raises(brim.InputError) as caught:
+        train(settings(tiny_base), tmp_path / "run")
+    assert caught.value.exit_code == 2
+    (problem,) = caught.value.problems
+    assert problem.what.startswith("rows do not fit even alone: row 23 (42 tokens")
+    assert problem.fix
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_number_of_rows_that_is_predicted_not_to_fit_is_told_and_tried(tiny_base, tmp_path, monkeypatch):
+    under(monkeypatch, 200_000)
+    said = []
+    checkpointing = {"batch_size": 4, "enable_gradient_checkpointing": "auto"}
+    run = train(settings(tiny_base, trainer=checkpointing), tmp_path / "run", said=said)
+    for beginning in (
+        "plan: no way fits; ",
+        "the run goes on with micro-batches of 4 rows, as trainer.batch_size says",
+        "rows do not fit even alone: row ",
+    ):
+        assert any(line.startswith(beginning) for line in said)
+    choices = {choice["key"]: choice for choice in plan_of(run)["choices"]}
+    assert choices["trainer.enable_gradient_checkpointing"]["value"] is True
+    assert of(run, "num_micro_batches") == [2] * 6
+
+
+def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tmp_path, monkeypatch):
+    """Memory, which cannot be predicted, bounds no function then."""
+
+    def untraceable(*given, **how):
+        raise UntraceableError(Problem(what="Llama cannot be traced"))
+
+    monkeypatch.setattr("brim.planning.training.traced", untraceable)
+    said = []
+    config = settings(tiny_base, trainer={"learning_rate": 0.011})
+    run = train(config, tmp_path / "run", said=said, replan=True)
+    assert "Llama cannot be traced; so batch sizes are tried out" in said
+    assert plan_of(run)["plan"] is None
+    assert plan_of(run)["launch"]["told"].startswith("linear: 8 of the longest rows, 42 tokens, fit together; ")
+    assert of(run, "num_micro_batches") == [1] * 6
+    said.clear()
+    function = {"batch_increase_function": lambda epoch, current_batch_size: 4}
+    trainer = {"learning_rate": 0.012, "effective_batch_size": 4, "max_batch_size": 6, **function}
+    train(settings(tiny_base, trainer=trainer), tmp_path / "grows", said=said, replan=True)
+    asked, bounded = (line for line in said if "batch_increase_function" in line)
+    assert asked.startswith("trainer.batch_increase_function asked for 8 rows for the first epoch, and")
+    assert asked.endswith("trainer.max_batch_size is 6: it was not followed, nor was 1 later")
+    assert bounded.startswith("the memory does not bound trainer.batch_increase_function here")
+
+
+def test_a_search_ends_in_a_run(tiny_base, tmp_path):
+    run = train(settings(tiny_base, trainer={"batch_search": "doubling", "epochs": 1}), tmp_path / "run")
+    assert plan_of(run)["launch"]["told"].startswith("doubling: 8 of the longest rows, 42 tokens, fit together; ")
+    assert {probe["outcome"] for probe in plan_of(run)["launch"]["probes"]} == {"fits"}
+    assert len(steps(run)) == 3
+
+
+def test_a_budget_is_enforced_in_a_run_that_goes_on_too(tiny_base, tmp_path, monkeypatch):
+    enforced = []
+    monkeypatch.setattr(
+        "brim.workflows.training.run_plan.enforce", lambda budget, device: enforced.append(budget.limit_reason)
+    )
+    config = settings(tiny_base, memory={"budget": 0.9}, trainer={"epochs": 1})
+    parts = stopped(config, tmp_path / "parts", after=1)
+    assert len(enforced) == 1
+    train(config, parts, resume=True)
+    assert len(enforced) == 2
+    train(settings(tiny_base, trainer={"epochs": 1}), tmp_path / "free")
+    assert len(enforced) == 2
+
+
+WARMUP = {"learning_rate_scheduler": {"warmup_length": "20sp"}}
+
+
+def config_of(base, **trainer):
+    return settings(base, trainer={"chunked_loss": False, **trainer}, memory={"budget": "2GiB"}, **DROPOUT)
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        ({"epochs": 2, **WARMUP}, "trainer.epochs=3"),
+        ({"train_steps": 3}, "trainer.train_steps=5"),
+        ({"train_samples": 32, "batch_rampup": {"length": "16sp", "from": 4}}, "trainer.train_samples=48"),
+        ({"epochs": 1, "learning_rate_scheduler": {"decay": "wsd", "decay_fraction": 0.0}}, "trainer.train_samples=40"),
+    ],
+)
+def test_a_finished_run_goes_on_as_one_that_was_started_with_that_length(tiny_base, tmp_path, begun, more):
+    said, config = [], config_of(tiny_base, **begun)
+    parts = train(config, tmp_path / "parts")
+    before = len(steps(parts))
+    train(parts / "config.yaml", parts, overrides=[more], resume=True, said=said)
+    whole = train(config, tmp_path / "whole", overrides=[more])
+    assert len(steps(parts)) > before
+    assert_same_run(parts, whole)
+    assert any(line.startswith(f"{more.partition('=')[0]} is now ") for line in said)
+    assert plan_of(parts)["total_steps"] == plan_of(whole)["total_steps"] == len(steps(whole))
+    assert load_config(parts / "config.yaml").config == load_config(whole / "config.yaml").config
+
+
+LONGER = "trainer.epochs=3"
+
+
+@pytest.mark.parametrize(
+    ("begun", "more", "why"),
+    [
+        (
+            {"epochs": 2, "learning_rate_scheduler": {"warmup_fraction": 0.5}},
+            LONGER,
+            "its learning rate depends on how long it is: that of update 1 was 0.00333333, and in a run of that length "
+            "it is 0.00222222",
+        ),
+        (
+            {"train_samples": 20},
+            "trainer.train_samples=48",
+            "update 3 took 4 rows, and in a run of that length it takes 8",
+        ),
+        (
+            {"epochs": 2, "batch_rampup": "0.5dur"},
+            LONGER,
+            "update 7 took 4 rows, and in a run of that length it takes 2",
+        ),
+        ({"epochs": 2}, "trainer.epochs=1", "a run of that length ends after 24 samples, and 48 are consumed"),
+        (
+            {"epochs": 2, "batch_increase_function": lambda epoch, size: 0},
+            LONGER,
+            "trainer.batch_increase_function was asked for its epochs alone",
+        ),
+    ],
+)
+def test_where_it_does_not_one_message_says_why_and_which_command_does(tiny_base, tmp_path, begun, more, why):
+    config = config_of(tiny_base, **begun)
+    run = train(config, tmp_path / "run")
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(brim.ConfigError) as caught:
+        train(config, run, overrides=[more], resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+    (problem,) = caught.value.problems
+    key, _, value = more.partition("=")
+    assert problem.what.startswith(f"{key} is {value}, but this run was started with ")
+    assert f"; it cannot go on so, since {why}" in problem.what
+    fix, _, command = problem.fix.partition(": ")
+    assert fix == "set it back; or train its weights further as a run of its own"
+    verb, *arguments = shlex.split(command)[1:]
+    assert (verb, arguments[:3]) == ("train", [str(run / "config.yaml"), "--output-directory", f"{run}-more"])
+    assert arguments[3:4] == [f"adapter.pretrained_adapter_weights={run / 'model'}"]
+
+
+def test_the_command_trains_on_from_the_runs_weights(tiny_base, tmp_path):
+    config = config_of(tiny_base, epochs=2, learning_rate_scheduler={"decay": "cosine"})
+    run = train(config, tmp_path / "run")
+    with pytest.raises(brim.ConfigError, match="its learning rate depends on how long it is") as caught:
+        train(run / "config.yaml", run, overrides=[LONGER], resume=True)
+    _, file, _, folder, *overrides = shlex.split(caught.value.problems[0].fix.partition(": ")[2])[1:]
+    assert overrides[1:] == ["trainer.epochs=1"]
+    further = train(file, tmp_path / "run-more", overrides=overrides)
+    assert folder == str(further)
+    assert steps(further)[0]["loss"] < steps(run)[0]["loss"]
+    assert len(steps(further)) == 3
+
+
+def test_a_run_that_left_its_sizes_open_goes_on_with_its_own(tiny_base, tmp_path):
+    """As one of an earlier version does, whose defaults were others; here their numbers stand in its checkpoint."""
+    old = config_of(tiny_base, epochs=2, effective_batch_size=1)
+    run = train(old, tmp_path / "run", overrides=["trainer.train_samples=5"])
+    unset = {key: value for key, value in old["trainer"].items() if key not in ("epochs", "effective_batch_size")}
+    said = []
+    train({**old, "trainer": {**unset, "train_samples": 7}}, run, resume=True, said=said)
+    assert of(run, "effective_batch_size") == [1] * 7
+    assert "trainer.effective_batch_size: 1 (as the run was started)" in said
+    assert load_config(run / "config.yaml").config.trainer.effective_batch_size == 1
+
+
+def test_a_run_of_the_largest_batch_keeps_its_number_whatever_memory_is_there_then(tiny_base, tmp_path):
+    config = config_of(tiny_base, effective_batch_size="auto", use_maximum_batch_size=True, epochs=1)
+    run = train(config, tmp_path / "run", overrides=["trainer.max_batch_size=6"])
+    assert of(run, "effective_batch_size") == [6] * 4
+    said = []
+    more = ["trainer.max_batch_size=6", "trainer.epochs=2", "memory.budget=4GiB"]
+    train(config, run, overrides=more, resume=True, said=said)
+    assert of(run, "effective_batch_size") == [6] * 8
+    (line,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
+    assert line.startswith("trainer.effective_batch_size: 6 (use_maximum_batch_size, the largest that fits")
+
+
+def test_a_run_goes_on_where_missing_cells_are_treated_otherwise_and_its_rows_are_the_same(tiny_base, tmp_path):
+    """Versions differ in what they do with a missing cell where nothing is set; the rows are compared."""
+    config = config_of(tiny_base, epochs=1, learning_rate_scheduler={"decay": None})
+    error = {"preprocessing": {"missing_value_strategy": "error"}}
+    old = {name: [{**each, **error} for each in config[name]] for name in ("input_features", "output_features")}
+    run, said = train({**config, **old}, tmp_path / "run"), []
+    limited = [{**config["output_features"][0], "preprocessing": {"max_sequence_length": 90}}]
+    with pytest.raises(brim.ConfigError) as caught:
+        train({**config, "output_features": limited}, run, resume=True)
+    (problem,) = caught.value.problems
+    assert problem.what.startswith("output_features.0.preprocessing.max_sequence_length is 90, but this run was")
+    train(config, run, overrides=["trainer.epochs=2"], resume=True, said=said)
+    assert len(steps(run)) == 6
+    key = "output_features.0.preprocessing.missing_value_strategy"
+    assert f'{key} is now "drop_row"; it was "error"' in said
