@@ -217,9 +217,8 @@ def test_lists_and_objects_come_out_as_they_went_in(model, tmp_path, form, endin
         for record in found:
             record["messages"], record["about"] = (json.loads(record[key] or "null") for key in ("messages", "about"))
     else:
-        found = (
-            read(path).table.to_pylist() if ending == "parquet" else list(map(json.loads, path.open(encoding="utf-8")))
-        )
+        lines = [] if ending == "parquet" else path.read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines] or pq.read_table(path).to_pylist()
     for records in (found, result.predictions.to_dict("records")):
         for record, expected in zip(records, RECORDS, strict=True):
             turns = [{key: value for key, value in turn.items() if value is not None} for turn in record["messages"]]
