@@ -24,7 +24,7 @@ from brim.data.read import read
 from brim.data.tokens import TokenRows
 from brim.infer.engines import FixedRoom, Response, respond_to
 from brim.models import LLM, load_llm
-from brim.planning.engines import PAGED, SLOTS, STATIC, UNREFILLED, engine_for
+from brim.planning.engines import engine_for
 from brim.session import Session, open_session
 
 BASE = Path(__file__).parents[1] / "examples" / "stdlib_code" / "base-model"
@@ -82,10 +82,10 @@ def _of_precision(precision: str, rows: Path, *, new_tokens: int) -> list[Figure
     session = open_session(load_config(settings).config)
     llm = load_llm(session.config, session.folder, session.device, trainable=False)
     prompts = prompts_of(read(rows), session.config, session.encoder, only="full").rows
-    alone = _written(llm, session, prompts, SLOTS, rows=1)
+    alone = _written(llm, session, prompts, "slots", rows=1)
     return [
         _figure(precision, engine, _written(llm, session, prompts, engine, rows=ROWS_AT_ONCE), alone)
-        for engine in (SLOTS, UNREFILLED, STATIC, PAGED)
+        for engine in ("slots", "static")
     ]
 
 

@@ -148,16 +148,6 @@ LOADING_ERRORS = (
 )
 
 
-_OF_THE_CONFIGURATION = (
-    StrictDataclassError,
-    KeyError,
-    TypeError,
-    ArithmeticError,
-    AttributeError,
-    AssertionError,
-)
-
-
 def load_base(
     folder: ModelFolder,
     *,

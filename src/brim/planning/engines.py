@@ -1,30 +1,22 @@
-"""Choose the engine that writes a job's responses, as the configuration and the plan say.
+"""Make the engine that writes a job's responses: brim's own where it can, else transformers' `generate`.
 
-Where it costs little, engines are timed on a sample of the job's prompts; brim's own is taken unless another was
-notably faster. vLLM gets folders, since it loads the weights itself; brim's own model is not loaded for it.
+vLLM, where it is asked for, gets folders, since it loads the weights itself; brim's own model is not loaded for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from brim.data.chat import chat_template, end_ids_of_turns
-from brim.data.tokens import TokenRows, label_tokens
-from brim.errors import BrimError, ConfigError, InputError, Problem
+from brim.data.tokens import label_tokens
+from brim.errors import ConfigError, InputError, Problem
 from brim.infer.engines import (
     USUAL_PASS_TOKENS,
     Constraint,
     Engine,
-    Finished,
     FixedRoom,
     LabelConstraint,
-    PagedEngine,
-    Response,
     Room,
     RowsAtOnce,
     SlotsEngine,
@@ -42,73 +34,6 @@ from brim.infer.engines import (
 from brim.memory import budget_of, device_at_hand
 from brim.models import LLM, AdapterFolder, open_adapter, precision
 from brim.session import Session
-from brim.units import format_count, format_seconds
-
-
-@dataclass(slots=True, kw_only=True)
-class Timed:
-    """Seconds of each engine that wrote the sample to its end, and why the others did not."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    dropped: dict[str, str] = field(default_factory=dict)
-
-
-class _TooLong(Exception):
-    """The time is up."""
-
-
-def time_engines(
-    kinds: Sequence[str],
-    make: Callable[[str], Engine],
-    prompts: TokenRows,
-    clock: Callable[[], float],
-    *,
-    allowed_s: float,
-    must_agree: bool,
-) -> Timed:
-    """The first engine is the one that others are compared with, and it may take its time.
-
-    make: a new engine of that kind, with a room of its own. must_agree: an engine whose responses differ from the
-    first one's is dropped. allowed_s: for all together, after which the others end; none goes on once it is slower.
-    """
-    timed, expected = Timed(), dict[int, Response]()
-    for number, kind in enumerate(kinds):
-        left_s = allowed_s - sum(timed.seconds.values()) if number else float("inf")
-        limit_s = min(left_s, *timed.seconds.values()) if timed.seconds else left_s
-        try:
-            engine = make(kind)
-            _write(engine, prompts.take([0]), clock, limit_s=float("inf"))  # kernels and buffers come with it
-            seconds, responses = _write(engine, prompts, clock, limit_s=limit_s)
-        except _TooLong:
-            timed.dropped[kind] = "slower, and stopped on the way"
-            continue
-        except BrimError as error:
-            if not number:
-                raise
-            timed.dropped[kind] = error.problems[0].what
-            continue
-        if not number:
-            expected = responses
-        elif must_agree and responses != expected:
-            timed.dropped[kind] = "its responses differ, and in fp32 they must not"
-            continue
-        timed.seconds[kind] = seconds
-    return timed
-
-
-def _write(
-    engine: Engine, prompts: TokenRows, clock: Callable[[], float], *, limit_s: float
-) -> tuple[float, dict[int, Response]]:
-    responses: dict[int, Response] = {}
-    started = clock()
-
-    def keep(finished: Sequence[Finished]) -> None:
-        responses.update((each.position, each.response) for each in finished)
-        if len(responses) < len(prompts) and clock() - started > limit_s:
-            raise _TooLong
-
-    engine.run(prompts, on_finished=keep)
-    return clock() - started, responses
 
 
 def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
@@ -217,13 +142,11 @@ def engine_for(
     asked = kind or session.config.generation.engine
     base = base_model(llm.model)
     against = why_not_slots(type(base), base.config, settings)
-    if asked == PAGED:
-        return PagedEngine(llm.model, **how)
-    if asked == SLOTS and against:
+    if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
-    if asked == STATIC or against:
+    if asked == "static" or against:
         return StaticEngine(llm.model, **how)
-    return SlotsEngine(llm.model, refill=asked != UNREFILLED, **how)
+    return SlotsEngine(llm.model, **how)
 
 
 def cannot(engine: str, why: str) -> Problem:
@@ -264,101 +187,3 @@ def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
         pad_id=encoder.pad_id,
         end_ids=list(dict.fromkeys([*ends, *own_ends])),
     )
-
-
-MOST_S = 30.0
-
-
-_SHARE_OF_RUN = 0.02
-
-
-_SETS_OF_ROWS = 2  # with fewer rows than twice those that run together, none takes the place of another
-
-
-_LEAST_GAIN = 1.05  # for less, jobs would change their engine with what else the machine does
-
-
-SLOTS, STATIC, PAGED = "slots", "static", "paged"
-
-
-UNREFILLED = "slots without refilling"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
-    """What writes the responses, and why."""
-
-    kind: str
-    reason: str
-    rows_per_s: Mapping[str, float] | None = None  # of each that was measured
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"kind": self.kind, "reason": self.reason, "rows_per_s": dict(self.rows_per_s or {})}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What to measure with. Without positions, `reason` says why nothing is measured."""
-
-    positions: tuple[int, ...]  # of prompts
-    allowed_s: float  # for all engines together
-    reason: str
-
-
-def sample_of(lengths: ArrayLike, *, rows: int, num_engines: int, run_s: float | None) -> Sample:
-    """Prompts of about the median length, enough for rows to take the place of others.
-
-    lengths: tokens of the job's prompts. rows: that run together. run_s: the job's estimated seconds, of which a small
-    share may go into measuring; None: not known.
-    """
-    tokens = np.asarray(lengths, dtype=np.int64)
-    wanted = _SETS_OF_ROWS * rows
-    if num_engines < 2:
-        return _none("no other engine can write these responses")
-    if run_s is None:
-        return _none("it is not known how long the job takes")
-    if wanted > len(tokens):
-        return _none(
-            f"{format_count(len(tokens), 'row is', 'rows are')} fewer than two sets of the {rows:,} that run together"
-        )
-    allowed_s = min(_SHARE_OF_RUN * run_s, MOST_S)
-    positions = _middle(tokens, wanted)
-    needed_s = num_engines * run_s * float(tokens[positions].sum() / tokens.sum())
-    if needed_s > allowed_s:
-        return _none(
-            f"measuring {num_engines} engines takes about {format_seconds(needed_s)}, more than "
-            f"{format_seconds(allowed_s)}: {_SHARE_OF_RUN:.0%} of the job, {format_seconds(MOST_S)} at most"
-        )
-    return Sample(positions=tuple(positions.tolist()), allowed_s=allowed_s, reason="")
-
-
-def fastest(seconds: Mapping[str, float], *, num_rows: int, dropped: Mapping[str, str]) -> EngineChoice:
-    """brim's own engine, unless another was notably faster on the sample.
-
-    seconds: of each engine that wrote it, brim's own among them. dropped: why others did not.
-    """
-    speeds = {kind: num_rows / taken_s for kind, taken_s in seconds.items()}
-    best = max(speeds, key=speeds.__getitem__)
-    kind = best if speeds[best] > _LEAST_GAIN * speeds[SLOTS] else SLOTS
-    listed = ", ".join(f"{name} {speed:,.3g}" for name, speed in sorted(speeds.items(), key=lambda each: -each[1]))
-    beside = "".join(f"; {name}: {reason}" for name, reason in dropped.items())
-    return EngineChoice(
-        kind=kind, reason=f"rows/s over {format_count(num_rows, 'row')}: {listed}{beside}", rows_per_s=speeds
-    )
-
-
-def unmeasured(reason: str) -> EngineChoice:
-    """brim's own engine: in the benchmark it is the fastest on CPUs, and rows that end early leave it at once."""
-    return EngineChoice(kind=SLOTS, reason=f"the usual choice, not measured: {reason}")
-
-
-def _middle(tokens: NDArray[np.int64], count: int) -> NDArray[np.intp]:
-    """Positions of so many rows about the median."""
-    order = np.argsort(tokens, kind="stable")
-    start = (len(tokens) - count) // 2
-    return np.sort(order[start : start + count])
-
-
-def _none(reason: str) -> Sample:
-    return Sample(positions=(), allowed_s=0.0, reason=reason)

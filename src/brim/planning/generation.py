@@ -298,7 +298,7 @@ class GenerationRequest:
 
     @property
     def is_slots(self) -> bool:
-        """Whether the cache is one as of brim's own engine, that rows enter and leave; those in pages hold as much."""
+        """Whether the cache is one as of brim's own engine, that rows enter and leave."""
         return self.engine != "static"
 
     @property
@@ -351,7 +351,7 @@ def request_of(
 def engine_by_settings(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
     """Which engine a plan is for, and why. Raises ConfigError where brim's own is asked for and cannot do it."""
     asked = config.generation.engine
-    if asked in ("static", "paged", "vllm"):
+    if asked in ("static", "vllm"):
         return asked, "generation.engine"
     settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
     against = why_not_slots(model_class(architecture), architecture, settings)

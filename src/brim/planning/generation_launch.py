@@ -1,14 +1,12 @@
 """Bring a plan for generation to the device: say what is planned, try it once, and make the engine.
 
 The passes that take the most are tried once before the first batch, where memory is scarce. What has run of what was
-predicted for a model is remembered, so that it need not be tried again before each job. The engine is chosen by a
-sample of the job's prompts where that costs little, and the choice is remembered, too.
+predicted for a model is remembered, so that it need not be tried again before each job.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +19,6 @@ from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import InputError, Problem
 from brim.infer.engines import (
     CacheShape,
-    Constraint,
     Engine,
     FixedRoom,
     MemoryRoom,
@@ -29,31 +26,17 @@ from brim.infer.engines import (
     Passes,
     Smaller,
     StaticEngine,
-    why_not_paged,
 )
 from brim.memory import budget_of, enforce, map_large_blocks, returns_at_once
 from brim.memory.trace import peak_passes
 from brim.models import LLM
 from brim.notes import Say, status
 from brim.planning.costs import Correction, Peak, at_once, of_run
-from brim.planning.engines import (
-    PAGED,
-    SLOTS,
-    STATIC,
-    UNREFILLED,
-    EngineChoice,
-    constraint_of,
-    engine_for,
-    fastest,
-    sample_of,
-    settings_of,
-    time_engines,
-    unmeasured,
-)
+from brim.planning.engines import engine_for, settings_of
 from brim.planning.generation import GenerationRequest, plan_job, request_of
 from brim.planning.generation_plan import recut
 from brim.planning.plan import GenerationPlan
-from brim.planning.words import engine_in_words, generation_lines
+from brim.planning.words import generation_lines
 from brim.session import Session, say_nothing
 from brim.storage import Cache, cache_folder, digest
 from brim.units import format_bytes, format_count
@@ -94,34 +77,8 @@ def planned_engine(
     plan = proven(plan, request, llm, settings, say=say)
     if plan.proof:
         say(f"launch: {plan.proof}")
-    chosen = _with_engine(plan, request, llm, session, settings, prompts, say)
-    engine = engine_for(llm, session, room=chosen.room(), on_smaller=on_smaller, kind=chosen.engine)
-    return PlannedEngine(engine=engine, plan=chosen)
-
-
-def _with_engine(
-    plan: GenerationPlan,
-    request: GenerationRequest,
-    llm: LLM,
-    session: Session,
-    settings: Mapping[str, Any],
-    prompts: TokenRows,
-    say: Say,
-) -> GenerationPlan:
-    """The plan with the engine that is the fastest here, where that can be known."""
-    chosen = with_fastest_engine(
-        plan,
-        request,
-        llm,
-        settings,
-        prompts,
-        lambda kind: engine_for(llm, session, room=plan.room(), kind=kind),
-        constraint=constraint_of(session, settings),
-        say=say,
-    )
-    if chosen is not plan:
-        say(f"engine: {engine_in_words(chosen)}")
-    return chosen
+    engine = engine_for(llm, session, room=plan.room(), on_smaller=on_smaller, kind=plan.engine)
+    return PlannedEngine(engine=engine, plan=plan)
 
 
 def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:
@@ -180,84 +137,6 @@ def require_fits(plan: GenerationPlan) -> None:
             ),
         )
     )
-
-
-_TIMINGS_KIND = "engines"
-
-
-def with_fastest_engine(
-    plan: GenerationPlan,
-    request: GenerationRequest,
-    llm: LLM,
-    settings: Mapping[str, Any],
-    prompts: TokenRows,
-    make: Callable[[str], Engine],
-    *,
-    constraint: Constraint | None = None,
-    say: Say,
-) -> GenerationPlan:
-    """The plan with the engine that writes its responses, and why; as it is where the configuration names the engine,
-    or none but transformers' `generate` can write them.
-
-    settings: what `generation_settings` gives. make: a new engine of a kind, with a new room of the plan's.
-    """
-    if request.config.generation.engine != "auto" or not request.is_slots:
-        return plan
-    against = _against(plan, llm, settings, constraint)
-    kinds = [kind for kind in (SLOTS, UNREFILLED, PAGED, STATIC) if not against.get(kind)]
-    rows = _rows_of_median(plan)
-    verdicts = _Verdicts(request, kinds, rows=rows)
-    choice = verdicts.known()
-    if choice is None:
-        sample = sample_of(prompts.lengths, rows=rows, num_engines=len(kinds), run_s=plan.seconds)
-        if not sample.positions:
-            choice = unmeasured(sample.reason)
-        else:
-            say(f"measuring {len(kinds)} engines on {len(sample.positions):,} of the prompts")
-            timed = time_engines(
-                kinds,
-                make,
-                prompts.take(sample.positions),
-                time.perf_counter,
-                allowed_s=sample.allowed_s,
-                must_agree=llm.precision.name == "fp32",
-            )
-            choice = fastest(timed.seconds, num_rows=len(sample.positions), dropped={**timed.dropped, **against})
-            verdicts.keep(choice)
-    return plan.with_engine(choice.kind, choice.reason)
-
-
-def _against(
-    plan: GenerationPlan, llm: LLM, settings: Mapping[str, Any], constraint: Constraint | None
-) -> dict[str, str]:
-    """Why engines are not tried. They copy keys and values as they go, which the plan's room has not counted."""
-    if not plan.is_ample:
-        tight = "not tried where more than half of the memory is planned"
-        return {PAGED: tight, STATIC: tight}
-    reason = why_not_paged(llm.model, settings, precision=llm.precision, constraint=constraint)
-    return {PAGED: reason} if reason else {}
-
-
-def _rows_of_median(plan: GenerationPlan) -> int:
-    return min(plan.room().rows(plan.prompts.median + plan.max_new_tokens), plan.prompts.num_rows)
-
-
-class _Verdicts:
-    """What was measured of this model on this device, with these versions and about so many rows."""
-
-    def __init__(self, request: GenerationRequest, kinds: list[str], *, rows: int) -> None:
-        self._cache = Cache(cache_folder(), _TIMINGS_KIND)
-        self._kinds = kinds
-        self._name = digest({**request.facts, "engines": kinds, "rows": rows.bit_length()})
-
-    def known(self) -> EngineChoice | None:
-        saved = self._cache.read(self._name)
-        if not isinstance(saved, dict) or saved.get("kind") not in self._kinds:
-            return None
-        return EngineChoice(kind=saved["kind"], reason=f"measured by an earlier job: {saved['reason']}")
-
-    def keep(self, choice: EngineChoice) -> None:
-        self._cache.write(self._name, choice.as_dict())
 
 
 _TINY = CacheShape(rows=1, columns=3, prompts=1, prompt_tokens=2)

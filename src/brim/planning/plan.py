@@ -116,10 +116,6 @@ class GenerationPlan:
             return FixedRoom(self.rows, prefill_tokens=self.prefill_tokens)
         return MemoryRoom(self.costs, cap_bytes=self.cap_bytes, most_rows=self.most_rows)
 
-    def with_engine(self, name: str, reason: str) -> GenerationPlan:
-        """The plan, run by that engine."""
-        return replace(self, engine=name, engine_reason=reason)
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON, but for the costs."""
         return {name: value for name, value in asdict(self).items() if name != "costs"}

@@ -84,11 +84,11 @@ TokenIds: TypeAlias = Items[NonNegativeInt]
 class GenerationConfig(Section):
     """How text is generated. Defaults are Ludwig's, not the base model's."""
 
-    engine: Literal["auto", "slots", "static", "paged", "vllm"] = key(
+    engine: Literal["auto", "slots", "static", "vllm"] = key(
         "auto",
         "What writes the answers: `slots` is brim's own (rows that end leave, waiting ones take their place), `static` "
-        "transformers' `generate` in batches that stay together, `paged` transformers' continuous batching, `vllm` an "
-        "installed vLLM on a GPU. `auto` takes the one that is fastest, see docs/engines.md.",
+        "transformers' `generate` in batches that stay together, `vllm` an installed vLLM on a GPU. `auto`: `slots` "
+        "where it can generate what is asked, else `static`, see docs/engines.md.",
         brim=True,
     )
 

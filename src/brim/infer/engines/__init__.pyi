@@ -34,7 +34,6 @@ from .continuous import (
     prefill_groups as prefill_groups,
     why_not_slots as why_not_slots,
 )
-from .paged import PagedEngine as PagedEngine, why_not_paged as why_not_paged
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing
 from .transformers import (
     StaticEngine as StaticEngine,

@@ -56,9 +56,9 @@ class RunStatistics:
 class SlotsEngine:
     """An Engine (see infer/engine.py). The longest prompts run first; none may be empty.
 
-    settings: what `generation_settings` gives. refill: False: nobody takes the place of a row that has ended before
-    all have. on_smaller: told each time that memory ran out and fewer rows go on together; what it raises ends the run.
-    is_misled: whether the architecture's batches are not right, so that rows go one by one; None: it is tried.
+    settings: what `generation_settings` gives. on_smaller: told each time that memory ran out and
+    fewer rows go on together; what it raises ends the run. is_misled: whether the architecture's batches are not right,
+    so that rows go one by one; None: it is tried.
     """
 
     name = "slots"
@@ -73,13 +73,12 @@ class SlotsEngine:
         device: torch.device,
         precision: Precision,
         constraint: Constraint | None = None,
-        refill: bool = True,
         on_smaller: Callable[[Smaller], None] = lambda smaller: None,
         is_misled: bool | None = None,
     ) -> None:
         self._model, self._settings, self._room, self._seed = model, settings, room, seed
         self._device, self._precision = device, precision
-        self._constraint, self._refill, self._on_smaller = constraint, refill, on_smaller
+        self._constraint, self._on_smaller = constraint, on_smaller
         self.statistics = RunStatistics()
         self._is_misled = is_misled
 
@@ -122,7 +121,6 @@ class SlotsEngine:
             self._passes,
             chooser,
             room=room,
-            refill=self._refill,
             end_ids=self._settings["eos_token_id"],
             on_finished=on_finished,
             statistics=self.statistics,
@@ -184,12 +182,11 @@ class _Run:
         chooser: NextToken,
         *,
         room: Room,
-        refill: bool,
         end_ids: Sequence[int],
         on_finished: OnFinished,
         statistics: RunStatistics,
     ) -> None:
-        self._queue, self._chooser, self._room, self._refill = queue, chooser, room, refill
+        self._queue, self._chooser, self._room = queue, chooser, room
         self._end_ids, self._on_finished, self._statistics = frozenset(end_ids), on_finished, statistics
         self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache has not
         self._entering: list[Writing] = []  # taken from the queue, not read yet
@@ -232,7 +229,7 @@ class _Run:
     def _may_enter(self, columns: int) -> bool:
         if not self._active:
             return True
-        if not self._queue or not self._refill:
+        if not self._queue:
             return False
         rows = self._rows(columns)
         wanted = min(rows_to_wait_for(rows, self._queue.response_tokens), len(self._queue))

@@ -135,11 +135,6 @@ class CachingAllocator:
         """What a live block counts for in `allocated_bytes`: its own size, not the request's."""
         return self._pools[handle >> _POOL_SHIFT].live[handle] if handle else 0
 
-    def reset_peaks(self) -> None:
-        """As torch.cuda.reset_peak_memory_stats."""
-        self.peak_allocated_bytes = self.allocated_bytes
-        self.peak_reserved_bytes = self.reserved_bytes
-
     def empty_cache(self) -> None:
         """As torch.cuda.empty_cache: whole free segments, or whole free pages of expandable ones, go back."""
         for pool in self._pools:
