@@ -5,9 +5,10 @@ Update rules with 8-bit or paged states come from bitsandbytes.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, create_model
 
 from brim.config.schema.base import NonNegativeFloat, NonNegativeInt, Section, Typed, key
 
@@ -84,218 +85,119 @@ class AdafactorConfig(Section):
     weight_decay: NonNegativeFloat = key(0.0, "Share of each weight, times the learning rate, taken off at every step.")
 
 
-_Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+class BitsandbytesOptimizerConfig(Section):
+    """What all optimizers of bitsandbytes share; the table below has the keys of each."""
 
-
-_Betas: TypeAlias = Annotated[tuple[_Beta, _Beta], Strict(False)]
+    type: str
 
 
 _Momentum: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
+_Keys: TypeAlias = Mapping[str, tuple[Any, Any]]  # name: its type and its default with help
 
-_PLAIN_TYPE = "The optimizer."
-
-
-_ADAM_BETAS = key(
-    (0.9, 0.999), "How slowly the running averages of the gradient and of its square forget.", expected=_TWO_BETAS
-)
-
-
-_LION_BETAS = key((0.9, 0.99), "How slowly the direction and its running average forget.", expected=_TWO_BETAS)
-
-
-_EPS_KEY = key(1e-8, "Added to the denominator.")
-
-
-_DECOUPLED = key(0.0, "Share of each weight, times the learning rate, taken off at every step.")
-
-
-_DECOUPLED_IN_ADAM = key(
-    0.0, "Share of each weight, times the learning rate, taken off at every step, as in AdamW; torch's Adam differs."
-)
-
-
-_PENALTY = key(0.0, "L2 penalty, added to the gradient.")
-
-
-_NO_AMSGRAD = key(False, "Only `false`: bitsandbytes has no AMSGrad variant.")
-
-
-_MIN_8BIT_SIZE = key(
-    4096,
-    "Weights with fewer elements keep 32-bit states, which many of an adapter's matrices then do.",
-    brim=True,
-)
-
-
-class LionConfig(Section):
-    """Lion: the sign of a running average of the gradient."""
-
-    type: Literal["lion"] = key("lion", _PLAIN_TYPE)
-    betas: _Betas = _LION_BETAS
-    weight_decay: NonNegativeFloat = _DECOUPLED
-
-
-class Adam8bitConfig(Section):
-    """Adam with 8-bit states: a quarter of the memory, in blocks of 256 values with a scale each."""
-
-    type: Literal["adam_8bit"] = key("adam_8bit", _PLAIN_TYPE)
-    betas: _Betas = _ADAM_BETAS
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _DECOUPLED_IN_ADAM
-    amsgrad: Literal[False] = _NO_AMSGRAD
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
-
-
-class AdamW8bitConfig(Section):
-    """AdamW with 8-bit states."""
-
-    type: Literal["adamw_8bit"] = key("adamw_8bit", _PLAIN_TYPE)
-    betas: _Betas = _ADAM_BETAS
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _DECOUPLED
-    amsgrad: Literal[False] = _NO_AMSGRAD
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
-
-
-class Lion8bitConfig(Section):
-    """Lion with an 8-bit state."""
-
-    type: Literal["lion_8bit"] = key("lion_8bit", _PLAIN_TYPE)
-    betas: _Betas = _LION_BETAS
-    weight_decay: NonNegativeFloat = _DECOUPLED
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
-
-
-class SGD8bitConfig(Section):
-    """Stochastic gradient descent with an 8-bit momentum."""
-
-    type: Literal["sgd_8bit"] = key("sgd_8bit", _PLAIN_TYPE)
-    momentum: _Momentum = key(
-        0.9, "How much of the previous update is kept. Ludwig's default is 0, which bitsandbytes does not have."
+_DECOUPLED: _Keys = {
+    "weight_decay": (
+        NonNegativeFloat,
+        key(0.0, "Share of each weight, times the learning rate, taken off at every step."),
     )
-    weight_decay: NonNegativeFloat = _PENALTY
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
+}
 
+_PENALTY: _Keys = {"weight_decay": (NonNegativeFloat, key(0.0, "L2 penalty, added to the gradient."))}
 
-class RMSprop8bitConfig(Section):
-    """RMSprop with an 8-bit state."""
+_ADAMW: _Keys = {
+    "betas": (Betas, key((0.9, 0.999), _BETAS, expected=_TWO_BETAS)),
+    "eps": (NonNegativeFloat, key(1e-8, _EPS_TEXT)),
+    **_DECOUPLED,
+    "amsgrad": (Literal[False], key(False, "Only `false`: bitsandbytes has no AMSGrad variant.")),
+}
 
-    type: Literal["rmsprop_8bit"] = key("rmsprop_8bit", _PLAIN_TYPE)
-    alpha: _Momentum = key(0.99, "How slowly the running average of the squared gradient forgets.")
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _PENALTY
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
+_ADAM: _Keys = {
+    **_ADAMW,
+    "weight_decay": (
+        NonNegativeFloat,
+        key(
+            0.0,
+            "Share of each weight, times the learning rate, taken off at every step, as in AdamW; torch's Adam "
+            "differs.",
+        ),
+    ),
+}
 
+_LION: _Keys = {
+    "betas": (
+        Betas,
+        key((0.9, 0.99), "How slowly the direction and its running average forget.", expected=_TWO_BETAS),
+    ),
+    **_DECOUPLED,
+}
 
-class Adagrad8bitConfig(Section):
-    """Adagrad with an 8-bit state."""
+_EIGHT_BITS: _Keys = {
+    "min_8bit_size": (
+        NonNegativeInt,
+        key(
+            4096,
+            "Weights with fewer elements keep 32-bit states, which many of an adapter's matrices then do.",
+            brim=True,
+        ),
+    )
+}
 
-    type: Literal["adagrad_8bit"] = key("adagrad_8bit", _PLAIN_TYPE)
-    eps: NonNegativeFloat = key(1e-10, "Added to the denominator.")
-    weight_decay: NonNegativeFloat = _PENALTY
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
+_SGD: _Keys = {
+    "momentum": (
+        _Momentum,
+        key(0.9, "How much of the previous update is kept. Ludwig's default is 0, which bitsandbytes does not have."),
+    ),
+    **_PENALTY,
+}
 
+_RMSPROP: _Keys = {
+    "alpha": (_Momentum, key(0.99, "How slowly the running average of the squared gradient forgets.")),
+    "eps": (NonNegativeFloat, key(1e-8, _EPS_TEXT)),
+    **_PENALTY,
+}
 
-class PagedAdamConfig(Section):
-    """Adam with 32-bit states in pages that move to the machine's memory when the GPU's runs out. Needs CUDA."""
+_ADAGRAD: _Keys = {"eps": (NonNegativeFloat, key(1e-10, _EPS_TEXT)), **_PENALTY}
 
-    type: Literal["paged_adam"] = key("paged_adam", _PLAIN_TYPE)
-    betas: _Betas = _ADAM_BETAS
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _DECOUPLED_IN_ADAM
-    amsgrad: Literal[False] = _NO_AMSGRAD
-
-
-class PagedAdamWConfig(Section):
-    """AdamW with paged 32-bit states. Needs CUDA."""
-
-    type: Literal["paged_adamw"] = key("paged_adamw", _PLAIN_TYPE)
-    betas: _Betas = _ADAM_BETAS
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _DECOUPLED
-    amsgrad: Literal[False] = _NO_AMSGRAD
-
-
-class PagedLionConfig(Section):
-    """Lion with a paged 32-bit state. Needs CUDA."""
-
-    type: Literal["paged_lion"] = key("paged_lion", _PLAIN_TYPE)
-    betas: _Betas = _LION_BETAS
-    weight_decay: NonNegativeFloat = _DECOUPLED
-
-
-class PagedAdam8bitConfig(Section):
-    """Adam with paged 8-bit states. Needs CUDA."""
-
-    type: Literal["paged_adam_8bit"] = key("paged_adam_8bit", _PLAIN_TYPE)
-    betas: _Betas = _ADAM_BETAS
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _DECOUPLED_IN_ADAM
-    amsgrad: Literal[False] = _NO_AMSGRAD
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
-
-
-class PagedAdamW8bitConfig(Section):
-    """AdamW with paged 8-bit states. Needs CUDA."""
-
-    type: Literal["paged_adamw_8bit"] = key("paged_adamw_8bit", _PLAIN_TYPE)
-    betas: _Betas = _ADAM_BETAS
-    eps: NonNegativeFloat = _EPS_KEY
-    weight_decay: NonNegativeFloat = _DECOUPLED
-    amsgrad: Literal[False] = _NO_AMSGRAD
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
-
-
-class PagedLion8bitConfig(Section):
-    """Lion with a paged 8-bit state. Needs CUDA."""
-
-    type: Literal["paged_lion_8bit"] = key("paged_lion_8bit", _PLAIN_TYPE)
-    betas: _Betas = _LION_BETAS
-    weight_decay: NonNegativeFloat = _DECOUPLED
-    min_8bit_size: NonNegativeInt = _MIN_8BIT_SIZE
-
-
-BitsandbytesOptimizerConfig: TypeAlias = (
-    LionConfig
-    | Adam8bitConfig
-    | AdamW8bitConfig
-    | Lion8bitConfig
-    | SGD8bitConfig
-    | RMSprop8bitConfig
-    | Adagrad8bitConfig
-    | PagedAdamConfig
-    | PagedAdamWConfig
-    | PagedLionConfig
-    | PagedAdam8bitConfig
-    | PagedAdamW8bitConfig
-    | PagedLion8bitConfig
+# Each optimizer of bitsandbytes: its type, what it is, and its keys.
+_BITSANDBYTES: tuple[tuple[str, str, _Keys], ...] = (
+    ("lion", "Lion: the sign of a running average of the gradient.", _LION),
+    (
+        "adam_8bit",
+        "Adam with 8-bit states: a quarter of the memory, in blocks of 256 values with a scale each.",
+        {**_ADAM, **_EIGHT_BITS},
+    ),
+    ("adamw_8bit", "AdamW with 8-bit states.", {**_ADAMW, **_EIGHT_BITS}),
+    ("lion_8bit", "Lion with an 8-bit state.", {**_LION, **_EIGHT_BITS}),
+    ("sgd_8bit", "Stochastic gradient descent with an 8-bit momentum.", {**_SGD, **_EIGHT_BITS}),
+    ("rmsprop_8bit", "RMSprop with an 8-bit state.", {**_RMSPROP, **_EIGHT_BITS}),
+    ("adagrad_8bit", "Adagrad with an 8-bit state.", {**_ADAGRAD, **_EIGHT_BITS}),
+    (
+        "paged_adam",
+        "Adam with 32-bit states in pages that move to the machine's memory when the GPU's runs out. Needs CUDA.",
+        _ADAM,
+    ),
+    ("paged_adamw", "AdamW with paged 32-bit states. Needs CUDA.", _ADAMW),
+    ("paged_lion", "Lion with a paged 32-bit state. Needs CUDA.", _LION),
+    ("paged_adam_8bit", "Adam with paged 8-bit states. Needs CUDA.", {**_ADAM, **_EIGHT_BITS}),
+    ("paged_adamw_8bit", "AdamW with paged 8-bit states. Needs CUDA.", {**_ADAMW, **_EIGHT_BITS}),
+    ("paged_lion_8bit", "Lion with a paged 8-bit state. Needs CUDA.", {**_LION, **_EIGHT_BITS}),
 )
 
 
-OptimizerConfig: TypeAlias = AdamConfig | AdamWConfig | SGDConfig | AdafactorConfig | BitsandbytesOptimizerConfig
+def _section(name: str, text: str, keys: _Keys) -> type[BitsandbytesOptimizerConfig]:
+    fields: dict[str, Any] = {"type": (Literal[name], key(name, "The optimizer.")), **keys}
+    title = "".join(word.capitalize() for word in name.split("_"))
+    return create_model(f"{title}Config", __base__=BitsandbytesOptimizerConfig, __doc__=text, **fields)
 
 
-OptimizerField: TypeAlias = Annotated[
-    Annotated[OptimizerConfig, Field(discriminator="type")],
-    Typed(
-        "adam",
-        "adamw",
-        "sgd",
-        "adafactor",
-        "lion",
-        "adam_8bit",
-        "adamw_8bit",
-        "lion_8bit",
-        "sgd_8bit",
-        "rmsprop_8bit",
-        "adagrad_8bit",
-        "paged_adam",
-        "paged_adamw",
-        "paged_lion",
-        "paged_adam_8bit",
-        "paged_adamw_8bit",
-        "paged_lion_8bit",
-        default="adam",
-    ),
-]
+_SECTIONS = (AdamConfig, AdamWConfig, SGDConfig, AdafactorConfig, *(_section(*each) for each in _BITSANDBYTES))
+
+if TYPE_CHECKING:
+    OptimizerConfig: TypeAlias = AdamConfig | AdamWConfig | SGDConfig | AdafactorConfig | BitsandbytesOptimizerConfig
+    OptimizerField: TypeAlias = OptimizerConfig
+else:
+    OptimizerConfig = Union[_SECTIONS]  # noqa: UP007 - of a tuple
+    OptimizerField = Annotated[
+        Annotated[OptimizerConfig, Field(discriminator="type")],
+        Typed(*(section.model_fields["type"].default for section in _SECTIONS), default="adam"),
+    ]
