@@ -114,7 +114,7 @@ def _item(number: int, case: Case, options: Options, folder: Path) -> dict[str, 
         write_random_weights(base)  # what is quantised is loaded from the disk
     trace = options.out / NAME / f"{case.architecture}-{number}.json.gz" if case.records else None
     request = _request(case, base, config, options.device)
-    return {"request": json.loads(request.dumps()), "trace": None if trace is None else str(trace)}
+    return {"request": request.as_json(), "trace": None if trace is None else str(trace)}
 
 
 def _work(

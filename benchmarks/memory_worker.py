@@ -33,7 +33,7 @@ def run_cases(requests: Path, results: Path, device: torch.device, *, rehearses:
     if rehearses and given["cases"]:
         asked = [item["request"] for item in given["cases"]]
         for request in {(each["folder"]["name"], *each["phases"]): each for each in reversed(asked)}.values():
-            with tiny(Request.loads(json.dumps(request))) as rehearsal:
+            with tiny(Request.of_json(request)) as rehearsal:
                 run_on(rehearsal, device, NoMeter())
     gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     with results.open("a", encoding="utf-8") as file:
@@ -41,7 +41,7 @@ def run_cases(requests: Path, results: Path, device: torch.device, *, rehearses:
             if time.time() > given["until"]:
                 result = {"skipped": "time is up"}
             else:
-                result = _measured(Request.loads(json.dumps(item["request"])), device, item["trace"])
+                result = _measured(Request.of_json(item["request"]), device, item["trace"])
             file.write(json.dumps({"number": number, **result}) + "\n")
             file.flush()
             _clean(device)  # after an error of the device itself this ends the process, and another one goes on

@@ -42,7 +42,6 @@ SMALL = {
     "brim.memory.bitsandbytes.layout": "what bitsandbytes stores, without importing it",
     "brim.memory.cuda.target": "what all kernels ask, below them",
     "brim.notes": "below everything that speaks",
-    "brim.workflows.measure.__main__": "a process of its own",
 }
 # Packages and modules that start without torch: `brim --help`, `brim check` and what reads files alone.
 TORCH_FREE = [

@@ -31,7 +31,6 @@ from .capacity import (
 from .continuous import (
     SlotsEngine as SlotsEngine,
     model_class as model_class,
-    prefill_groups as prefill_groups,
     why_not_slots as why_not_slots,
 )
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing

@@ -18,14 +18,15 @@ from typing import Any
 from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Files, absolute_files
-from brim.errors import ConfigError, InputError, OutputError, Problem
+from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.models import continued, locate, require_trainable, with_stored_quantization
 from brim.notes import Say
 from brim.report import curves_plot, listening, require_matplotlib, save_picture, show
 from brim.storage import make_folder, write_text, writing
 from brim.train import Observer, Observers, RunFolder, check_run_folder, run_figures
-from brim.workflows.compare.child import Ended, RunOrder, Stop, run_in_process, stopping
+from brim.workflows.compare.child import RunOrder, run_in_process
 from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, in_order, read_runs
+from brim.workflows.runs import Ended, Stop, stopping
 
 _DEFAULT_OUTPUT = Path("results")
 
@@ -206,12 +207,12 @@ def _one(
         config=str(entrant.file), overrides=tuple(overrides), output_directory=str(run.path), resume=run.is_run
     )
     ended = run_in_process(order, observer=observer, say=say, stop=stop)
-    if ended.outcome == "stopped":
+    if ended.was_stopped:
         return None
-    if ended.is_users_mistake and not result.runs and entrant.name == first_name:
+    if isinstance(ended.error, InputError) and not result.runs and entrant.name == first_name:
         _withdraw(result)
-        raise InputError(*ended.problems)
-    return _told(entrant, seed, ended, run, say)
+        raise ended.error
+    return _told(entrant, seed, ended, run)
 
 
 def _withdraw(result: CompareResult) -> None:
@@ -229,14 +230,16 @@ def _samples_of_first(result: CompareResult, seed: int) -> int | None:
     return None if first is None else first.num_samples
 
 
-def _told(entrant: Entrant, seed: int, ended: Ended, run: RunFolder, say: Callable[[str], None]) -> ComparedRun:
-    if ended.outcome == "failed":
-        return _failed(entrant, seed, "\n".join(map(str, ended.problems)))
+def _told(entrant: Entrant, seed: int, ended: Ended, run: RunFolder) -> ComparedRun:
+    try:
+        rows = ended.require("its process", fix="what it printed stands above")
+    except BrimError as error:
+        return _failed(entrant, seed, str(error))
     try:
         figures = run_figures(run.metrics)
     except (OSError, ValueError, KeyError) as error:
         return _failed(entrant, seed, f"{run.metrics.name} cannot be read: {error}")
-    return ComparedRun(name=entrant.name, seed=seed, outcome="finished", figures=figures, rows=ended.rows, error=None)
+    return ComparedRun(name=entrant.name, seed=seed, outcome="finished", figures=figures, rows=rows, error=None)
 
 
 def _failed(entrant: Entrant, seed: int, error: str) -> ComparedRun:

@@ -7,7 +7,7 @@ live bytes decide whether steps leave memory behind.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -53,16 +53,16 @@ class Report:
     timeline: MeasuredTimeline | None
     notes: tuple[str, ...]
 
-    def dumps(self) -> str:
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         told["peaks"] = [asdict(peak) for peak in self.peaks]
         told["stayed"] = [asdict(each) for each in self.stayed]
         told["timeline"] = None if self.timeline is None else _timeline_as_json(self.timeline)
-        return json.dumps(told)
+        return told
 
     @classmethod
-    def loads(cls, text: str) -> Report:
-        told: dict[str, Any] = json.loads(text)
+    def of_json(cls, told: Mapping[str, Any]) -> Report:
         timeline = told["timeline"]
         return cls(
             device=told["device"],
@@ -121,19 +121,19 @@ class Request:
     snapshot: Path | None  # where PyTorch's memory snapshot goes
     looks_for_leaks: bool = False
 
-    def dumps(self) -> str:
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
         folder = asdict(self.folder)
         for name in ("path", "tokenizer_file"):
             folder[name] = None if folder[name] is None else str(folder[name])
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("config", "folder", "snapshot")}
         snapshot = None if self.snapshot is None else str(self.snapshot)
         config = self.config.model_dump(mode="json", exclude_unset=True)
-        return json.dumps({**fields, "config": config, "folder": folder, "snapshot": snapshot})
+        return {**fields, "config": config, "folder": folder, "snapshot": snapshot}
 
     @classmethod
-    def loads(cls, text: str) -> Request:
-        fields: dict[str, Any] = json.loads(text)
-        folder = fields["folder"]
+    def of_json(cls, fields: Mapping[str, Any]) -> Request:
+        folder = dict(fields["folder"])
         folder["path"] = Path(folder["path"])
         folder["tokenizer_file"] = None if folder["tokenizer_file"] is None else Path(folder["tokenizer_file"])
         snapshot = fields["snapshot"]

@@ -9,11 +9,9 @@ the front and one, then two, periods.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +35,7 @@ from brim.workflows.measure.messages import (
     Request,
     rise_per_step,
 )
+from brim.workflows.runs import Tell, run_child
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +201,7 @@ def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_A
     environment: of that process, beside this one's, which wins.
     """
     with tempfile.TemporaryDirectory() as name, _with_weights(request, Path(name)) as ready:
-        folder = Path(name)
-        (folder / "request.json").write_text(ready.dumps(), encoding="utf-8")
-        return _report_in(folder, _run("brim.workflows.measure", folder, environment))
+        return Report.of_json(_run(measured_here, ready.as_json(), Path(name), environment))
 
 
 def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phase], sequence_length: int) -> None:
@@ -329,36 +326,45 @@ def _with_weights(request: Request, scratch: Path) -> Iterator[Request]:
     if request.config.quantization is None:
         yield replace(request, folder=folder, config=request.config.model_copy(update={"initialize": "random"}))
         return
-    _run("brim.workflows.measure.work", base, {})  # what is quantised is loaded from the disk
+    _run(write_weights, {"folder": str(base)}, scratch, {})  # what is quantised is loaded from the disk
     yield replace(request, folder=folder, config=request.config.model_copy(update={"initialize": "pretrained"}))
 
 
-def _run(module: str, folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", module, str(folder)],
-        env={**environment, **os.environ},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
+def _run(
+    function: Callable[[Mapping[str, Any], Tell], Any],
+    order: Mapping[str, Any],
+    scratch: Path,
+    environment: Mapping[str, str],
+) -> Any:
+    log = scratch / "log.txt"
+    ended = run_child(function, order, log=log, environment=environment)
+    return ended.require(
+        "the process that measured", fix="a smaller --batch-size or --sequence-length, or --layers 1", log=log
     )
 
 
-def _report_in(folder: Path, ended: subprocess.CompletedProcess[bytes]) -> Report:
-    report, error = folder / "report.json", folder / "error.json"
-    if report.exists():
-        return Report.loads(report.read_text(encoding="utf-8"))
-    if error.exists():
-        told = json.loads(error.read_text(encoding="utf-8"))
-        problems = [Problem(**problem) for problem in told["problems"]]
-        raise (InputError if told["exit_code"] == InputError.exit_code else BrimError)(*problems)
-    last = ended.stderr.decode(errors="replace")[-_SHOWN_CHARACTERS:].strip()
-    killed = "; the system ends a process that takes too much memory" if ended.returncode == -9 else ""
-    raise BrimError(
-        Problem(
-            what=f"the process that measured ended with {ended.returncode}{killed}" + (f": {last}" if last else ""),
-            fix="a smaller --batch-size or --sequence-length, or --layers 1",
-        )
-    )
+def measured_here(order: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """Carry out a `Request` in the child that was started for it; the report, as JSON."""
+    from brim.workflows.measure.work import run
+
+    warnings.simplefilter("ignore")  # nobody reads this process's terminal
+    try:
+        return run(Request.of_json(order)).as_json()
+    except torch.OutOfMemoryError as error:
+        raise BrimError(
+            Problem(
+                what=f"the device ran out of memory: {str(error).splitlines()[0]}",
+                fix="a smaller --batch-size or --sequence-length; or --layers 1, which runs a few layers and "
+                "extrapolates",
+            )
+        ) from None
+
+
+def write_weights(order: Mapping[str, Any], tell: Tell) -> None:
+    """Write random weights beside the config.json of a folder, in a child, whose memory goes with it."""
+    from brim.workflows.measure.work import write_random_weights
+
+    write_random_weights(Path(order["folder"]))
 
 
 _DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -1,8 +1,7 @@
 """Run what is to be measured: brim's own loading, training loop, scoring and generation.
 
-One measurement runs in a process of its own, which `measured_alone` (run.py) starts on a FOLDER that holds
-request.json; report.json is written there, or error.json with the problems. What can only be loaded from disk, a
-quantised base model, gets random weights: another process writes them, in bf16, beside FOLDER's config.json. Random
+One measurement runs in a process of its own, which `measured_alone` (run.py) starts. What can only be loaded from
+disk, a quantised base model, gets random weights: another process writes them, in bf16, beside its config.json. Random
 token rows of the asked lengths come in the order in which the loop will take them.
 
 On a CPU the same work is done on a tiny model first: what is imported and set up at first use is then there before
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -435,7 +433,3 @@ def in_order_of_steps(steps: Sequence[Sequence[int]], *, num_rows: int, seed: in
         for position, length in zip(positions, steps[min(number, len(steps) - 1)], strict=True):
             lengths[int(position)] = length
     return lengths
-
-
-if __name__ == "__main__":
-    write_random_weights(Path(sys.argv[1]))

@@ -1,3 +1,10 @@
+from .child import (
+    Ended as Ended,
+    Stop as Stop,
+    Tell as Tell,
+    run_child as run_child,
+    stopping as stopping,
+)
 from .files import (
     _KERNELS as _KERNELS,
     _PLANNED as _PLANNED,

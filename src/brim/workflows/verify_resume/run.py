@@ -238,12 +238,11 @@ class Trial:
             overrides=self._overrides,
             dataset=self._dataset,
             run=str(run),
-            told=str(self._work / f"process-{self._num_legs}"),
             stop_after=stop_after,
             kill_in=kill_in,
         )
         try:
-            return go(leg)
+            return go(leg, self._work / f"process-{self._num_legs}.txt")
         except InputError as error:
             raise relocated(error, run, self._folder.path) from error
 

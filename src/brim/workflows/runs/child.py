@@ -1,0 +1,249 @@
+"""Run a part of brim in a process of its own: it frees all its memory when it ends, and nothing falls with it.
+
+`run_child` starts it with a function of brim and an order, which goes to its stdin as JSON; what it tells comes from
+its stdout, a message of JSON a line. It does not outlive the process that started it, however that ends: its stdin
+closes then, and it gets a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import brim.errors
+from brim.errors import BrimError, Problem
+
+
+class Tell(Protocol):
+    """What the function of a child is given to send messages with."""
+
+    def __call__(self, **message: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a child ended."""
+
+    code: int  # the exit code; minus the signal where one ended it
+    result: Any = None  # what its function returned, as JSON has it
+    error: BrimError | None = None  # what it raised
+    was_stopped: bool = False  # it was asked to stop, and neither finished nor failed
+
+    def require(self, what: str, *, fix: str, log: Path | None = None) -> Any:
+        """Return the result; raise the child's own error, or say how the process ended. what: "a process that …"."""
+        if self.error is not None:
+            raise self.error
+        if self.code == 0:
+            return self.result
+        raise BrimError(Problem(what=f"{what} ended {_ending(self.code)}{_last_line(log)}", fix=fix))
+
+
+def _ending(code: int) -> str:
+    killed = "; the system ends a process that takes too much memory" if code == -signal.SIGKILL else ""
+    return f"by itself ({f'signal {-code}' if code < 0 else f'exit code {code}'}{killed})"
+
+
+def _last_line(log: Path | None) -> str:
+    if log is None:
+        return ""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1]}" if lines else ": it said nothing"
+
+
+_INTERRUPTED = 130
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_WAIT_S = 0.5
+
+_READ_BYTES = 1 << 16
+
+_PATIENCE = 2  # signals that a child hears; one more ends it
+
+# With this process's path: `-m` would put the current folder first, where a file of the user's may be named `json.py`.
+_CHILD = (
+    "import sys; order = sys.stdin.readline(); sys.path[:] = sys.argv[2:]\n"
+    "from brim.workflows.runs.child import serve, signal_when_alone; signal_when_alone(int(sys.argv[1]))\n"
+    "from {module} import {name}; sys.exit(serve({name}, order))"
+)
+
+
+class Stop:
+    """Whether Ctrl-C was pressed, which the child that is running hears, too."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        self.num_asked += 1
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT if self.num_asked <= _PATIENCE else signal.SIGKILL)
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """Pass Ctrl-C and SIGTERM on to the child: the first lets it save its step. Not outside the main thread."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.ask) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_child(
+    function: Callable[[Mapping[str, Any], Tell], Any],
+    order: Mapping[str, Any],
+    *,
+    on_message: Callable[[Mapping[str, Any]], None] = lambda message: None,
+    stop: Stop | None = None,
+    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    when_alone: signal.Signals = signal.SIGKILL,
+) -> Ended:
+    """Call `function(order, tell)` in a new process, and pass on what it tells.
+
+    function: of a module of brim. stop: passes signals on. log: a file for what the process prints; None: it is
+    printed here. environment: beside this process's, which wins. when_alone: what it gets once this process has ended.
+    """
+    command = [sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning", "-c"]
+    start = _CHILD.format(module=function.__module__, name=function.__name__)
+    with ExitStack() as stack:
+        # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `stop`.
+        process = stack.enter_context(
+            subprocess.Popen(
+                [*command, start, str(int(when_alone)), *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if log is None else stack.enter_context(log.open("wb")),
+                env={**(environment or {}), **os.environ},
+                start_new_session=True,
+            )
+        )
+        stack.callback(_end, process)
+        if stop is not None:
+            stop.process = process
+            if stop.num_asked:  # just before
+                process.send_signal(signal.SIGINT)
+        assert process.stdin is not None, "it was opened as a pipe"
+        with suppress(BrokenPipeError):  # it was ended before it could read
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        told = _heard(process, on_message)
+        code = process.wait()  # before its stdin is closed, which would end it
+        if stop is not None:
+            stop.process = None
+    error = _error_of(told["failed"]) if "failed" in told else None
+    is_over = "done" in told or error is not None
+    was_stopped = stop is not None and bool(stop.num_asked) and not is_over
+    return Ended(code=code, result=told.get("done"), error=error, was_stopped=was_stopped)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _heard(process: subprocess.Popen[bytes], on_message: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """Return how it says that it ended; nothing where it ended without a word."""
+    assert process.stdout is not None, "it was opened as a pipe"
+    told: dict[str, Any] = {}
+    for line in _lines(process.stdout.fileno()):
+        message: dict[str, Any] = json.loads(line)
+        if message.keys() & {"done", "failed"}:
+            told = message
+        else:
+            on_message(message)
+    return told
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """Whole lines, until the end; one that a kill cut off is none.
+
+    Waits in short stretches: a signal that comes just before a wait is heard after it.
+    """
+    begun = b""
+    while True:
+        if not select.select([descriptor], [], [], _WAIT_S)[0]:
+            continue
+        read = os.read(descriptor, _READ_BYTES)
+        if not read:
+            return
+        *whole, begun = (begun + read).split(b"\n")
+        yield from whole
+
+
+def _error_of(told: Mapping[str, Any]) -> BrimError:
+    """The error that the child ended with, of its own class, so that the exit code is the same."""
+    kind = getattr(brim.errors, told["error"])
+    assert issubclass(kind, BrimError), "as the child wrote it"
+    error: BrimError = kind(*(Problem(**problem) for problem in told["problems"]))
+    return error
+
+
+def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str) -> int:
+    """Carry out an order, in the child. Return 0 where what came of it was told, be it a failure."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no message
+
+    def tell(**message: Any) -> None:
+        stream.write(json.dumps(message) + "\n")
+        stream.flush()
+
+    try:
+        tell(done=function(json.loads(order), tell))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrimError as error:
+        _fail(tell, error.problems, type(error).__name__)
+    except Exception as error:
+        problem = _out_of_memory(error)
+        if problem is None:
+            from brim.config import mask_text
+
+            sys.stderr.write(mask_text(traceback.format_exc()))
+            return 1
+        _fail(tell, (problem,), BrimError.__name__)
+    return 0
+
+
+def _fail(tell: Tell, problems: Sequence[Problem], error: str) -> None:
+    tell(failed={"error": error, "problems": [asdict(problem) for problem in problems]})
+
+
+def _out_of_memory(error: Exception) -> Problem | None:
+    from brim.batching import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        return None
+    return Problem(what="the memory of the device, or of the machine, is used up", fix="free memory; `brim plan` helps")
+
+
+def signal_when_alone(number: int) -> None:
+    """Send this process the signal once its stdin closes, whose other end the process that started it holds."""
+    threading.Thread(target=_watch, args=(number,), daemon=True).start()
+
+
+def _watch(number: int) -> None:
+    # Not sys.stdin: its lock would be held when Python ends.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), number)
