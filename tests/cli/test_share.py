@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.api.fake_hub import fake_hub
+from tests.fake_hub import fake_hub
 
 TOKEN = "hf_" + "PlantedTokenOfNobody" + "0123456789abcd"
 

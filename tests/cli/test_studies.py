@@ -1,4 +1,4 @@
-"""`brim compare` and `brim verify-resume`: tables, JSON and exit codes. What they do stands in tests/api."""
+"""`brim compare` and `brim verify-resume`: tables, JSON and exit codes. What they do stands in tests/workflows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.api.hand_made_proof import DIFFERENCE, PROOF, differing
+from tests.hand_made_proof import DIFFERENCE, PROOF, differing
 from tests.report.hand_made_runs import two_by_three
 
 from brim.workflows.compare import CompareResult

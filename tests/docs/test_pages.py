@@ -18,8 +18,7 @@ from rich.console import Console
 from tests.batching.test_finder import Device
 from tests.docs.pages import PAGES, PROSE, ROOT, blocks, helped, rows
 from tests.hand_made_proof import PROOF
-from tests.infer.families import FAMILIES
-from tests.infer.families import MISLED
+from tests.infer.families import FAMILIES, MISLED
 from tests.planning.hand_made import plan_that_moves
 
 import brim
@@ -202,7 +201,7 @@ def test_the_engines_and_their_flip_rates():
     assert {number for (precision, _), number in flipped.items() if precision == "fp32"} == {0}
     assert (
         f"of {num_rows} real prompts and up to {record['new_tokens']} tokens each, {flipped[bf16, 'slots']} texts of "
-        f"`slots`, {flipped[bf16, 'static']} of `static` and {flipped[bf16, 'paged']} of `paged`"
+        f"`slots` and {flipped[bf16, 'static']} of `static`"
     ) in PROSE["engines"]
 
 

@@ -8,7 +8,7 @@ from tests.infer.families import FAMILIES, MOST_NEW, RECURRENT, alone, build, en
 import brim
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import FixedRoom, PagedEngine, SlotsEngine, StaticEngine, respond_to, why_not_paged
+from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to
 from brim.models import precision
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,10 +33,7 @@ def test_greedy_texts_on_a_gpu_are_those_of_a_cpu(family):
         "pad_token_id": 1,
         "eos_token_id": [end],
     }
-    kinds = [SlotsEngine, StaticEngine]
-    if not why_not_paged(model, settings, precision=precision("fp32")):
-        kinds.append(PagedEngine)
-    for kind in kinds:
+    for kind in (SlotsEngine, StaticEngine):
         texts = [response.token_ids for response in respond_to(engine(kind, model, settings), rows)]
         assert texts == expected, kind.name
 
@@ -80,7 +77,7 @@ def little_memory():
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-@pytest.mark.parametrize("kind", [SlotsEngine, StaticEngine, PagedEngine])
+@pytest.mark.parametrize("kind", [SlotsEngine, StaticEngine])
 def test_what_does_not_fit_is_generated_all_the_same_and_once(larger, little_memory, kind):
     """A token keeps 24 KiB: 32 rows of 1,016 tokens 760 MiB."""
     rows = long_prompts(np.random.default_rng(1).integers(500, 1000, 40))
@@ -105,7 +102,7 @@ def test_the_flip_rate_in_bf16_is_below_one_half_and_recorded(larger, record_pro
     model = larger.to(torch.bfloat16)
     rows = long_prompts(np.random.default_rng(1).integers(5, 200, 64))
     alone_texts = respond_to(engine(SlotsEngine, model, GREEDY, name="bf16-true", rows=1), rows)
-    for kind in (SlotsEngine, StaticEngine, PagedEngine):
+    for kind in (SlotsEngine, StaticEngine):
         found = respond_to(engine(kind, model, GREEDY, name="bf16-true", rows=16), rows)
         rate = np.mean([one != other for one, other in zip(found, alone_texts, strict=True)])
         record_property(f"flip_rate_{kind.name}", float(rate))
@@ -113,7 +110,7 @@ def test_the_flip_rate_in_bf16_is_below_one_half_and_recorded(larger, record_pro
     larger.to(torch.float32)
 
 
-@pytest.mark.parametrize("name", ["slots", "static", "paged"])
+@pytest.mark.parametrize("name", ["slots", "static"])
 def test_a_data_set_is_predicted_by_each_engine(tiny_base, sums_file, name):
     def texts(engine_name):
         settings = {

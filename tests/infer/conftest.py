@@ -1,11 +1,10 @@
 """A tiny model in fp32 and rows of very different lengths."""
 
 import pytest
+from tests.infer.families import rows_of
 
 from brim.infer import stream
-from brim.infer.engines import batching, continuous, paged, transformers
-
-from .families import rows_of
+from brim.infer.engines import batching, continuous, transformers
 
 LENGTHS = [3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28]
 
@@ -15,7 +14,7 @@ def freed():
     """One entry each time that caches are freed, which would take a third of a second."""
     entries = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (stream, batching, continuous, paged, transformers):
+        for module in (stream, batching, continuous, transformers):
             patch.setattr(module, "free_caches", lambda: entries.append("freed"))
         yield entries
 

@@ -6,13 +6,12 @@ import numpy as np
 import peft
 import pytest
 import torch
+from tests.infer.families import ON_CPU, RunsOut, build, rows_of
 
 from brim.errors import InputError
 from brim.infer import VectorStore, collect_activations, first_vectors, named_layers
 from brim.infer.engines import RowsAtOnce
 from brim.models import precision
-
-from .families import ON_CPU, RunsOut, build, rows_of
 
 
 def collect(model, rows, layers, *, pooling="mean", normalize=False, batch_rows=4, folder=None, **how):

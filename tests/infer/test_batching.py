@@ -5,13 +5,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
+from tests.infer.families import rows_of as rows_with_keys
 
 from brim.batching import ByLength, ByRows
 from brim.batching.prober import NoPeak
 from brim.errors import OutOfMemoryError
 from brim.infer.engines import RowsAtOnce, RowsByCost, RowsByTrial, batching as module, longest_first, rows_at_once
-
-from .families import rows_of as rows_with_keys
 
 
 def rows_of(lengths):

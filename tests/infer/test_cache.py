@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.infer.costs_by_hand import costs
+from tests.infer.families import GREEDY, ON_CPU
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -16,9 +18,6 @@ from brim.batching import Surface
 from brim.infer.engines import FixedRoom, MemoryRoom, NextToken, Passes
 from brim.infer.engines.cache import RowCache, attending_in_windows, row_windows
 from brim.memory.trace.generation import worst_case
-
-from .costs_by_hand import costs
-from .families import GREEDY, ON_CPU
 
 CPU = torch.device("cpu")
 HEADS, KEY_SIZE, VALUE_SIZE = 2, 3, 5  # as where keys and values differ in size

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 from sacrebleu.metrics import BLEU
 from tests.batching.cost_examples import linear_costs
+from tests.infer.families import ON_CPU, RunsOut
 from torch.nn.functional import cross_entropy
 
 from brim.batching import ByLength
@@ -37,8 +38,6 @@ from brim.infer import (
 from brim.infer.engines import Response, RowsAtOnce, RowsByCost
 from brim.infer.evaluate import loss_interval, text_metrics
 from brim.models import precision
-
-from .families import ON_CPU, RunsOut
 
 
 def score(model, rows, batch_rows):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.infer.families import GREEDY as SETTINGS, ON_CPU
 from transformers import GenerationConfig
 
 from brim.errors import BrimError
@@ -20,8 +21,6 @@ from brim.infer.engines import (
     respond_to,
 )
 from brim.infer.engines.sampling import uniform_numbers
-
-from .families import GREEDY as SETTINGS, ON_CPU
 
 CPU = torch.device("cpu")
 

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.infer.families import GREEDY, ON_CPU, RunsOut, build
 from tests.properties import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -14,8 +15,6 @@ from brim.data.tokens.encoder import FolderEncoder
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer import GrowingText, KeptCache, stream, stream_tokens
 from brim.infer.engines import FixedRoom, Passes, SlotsEngine, respond_to
-
-from .families import GREEDY, ON_CPU, RunsOut, build
 
 SAMPLED = {**GREEDY, "do_sample": True, "temperature": 1.0, "top_k": 50}
 

@@ -9,6 +9,20 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.infer.families import (
+    FAMILIES,
+    GREEDY,
+    MISLED,
+    MOST_NEW,
+    ON_CPU,
+    RECURRENT,
+    RunsOut,
+    alone,
+    build,
+    ended,
+    prompts as short_prompts,
+    texts,
+)
 from transformers import GenerationConfig as TheirConfig
 
 from brim.config.schema import GenerationConfig
@@ -24,21 +38,6 @@ from brim.infer.engines import (
     why_not_slots,
 )
 from brim.infer.engines.base import is_misled_by_its_batch
-
-from .families import (
-    FAMILIES,
-    GREEDY,
-    MISLED,
-    MOST_NEW,
-    ON_CPU,
-    RECURRENT,
-    RunsOut,
-    alone,
-    build,
-    ended,
-    prompts as short_prompts,
-    texts,
-)
 
 pytestmark = pytest.mark.run
 

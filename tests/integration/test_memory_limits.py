@@ -378,11 +378,11 @@ def test_a_row_that_never_fits_is_named_and_what_was_learned_before_it_stays(loo
 
 # Engines
 
-ENGINES = ["slots", "static", "paged"]
+ENGINES = ["slots", "static"]
 GENERATIONS = {
     "free": {"engine": "slots"},
     **{f"{engine} limited": {"engine": engine, "limit_mib": 12} for engine in ENGINES},
-    **{f"{engine} too long": {"engine": engine, "limit_mib": 12, "longest": 2500} for engine in ENGINES[:2]},
+    **{f"{engine} too long": {"engine": engine, "limit_mib": 12, "longest": 2500} for engine in ENGINES},
 }
 # A token keeps 8 KiB of keys and values: 16 rows of 136 tokens 17 MiB, and a row of 2,500 tokens 20 MiB.
 GENERATION = """
@@ -392,7 +392,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import FixedRoom, PagedEngine, SlotsEngine, StaticEngine
+from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine
 from brim.models import precision
 
 CONFIG = LlamaConfig(
@@ -400,7 +400,7 @@ CONFIG = LlamaConfig(
     num_key_value_heads=8, max_position_embeddings=8192, initializer_range=0.4, eos_token_id=0, pad_token_id=1,
 )
 SETTINGS = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0, 3]}
-CLASSES = {"slots": SlotsEngine, "static": StaticEngine, "paged": PagedEngine}
+CLASSES = {"slots": SlotsEngine, "static": StaticEngine}
 
 def rows_of(lengths):
     numbers = np.random.default_rng(0)

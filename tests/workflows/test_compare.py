@@ -1,13 +1,11 @@
 """Comparisons of a tiny model: two configurations, two seeds, very few steps; which can be compared; the process of a run."""
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +14,12 @@ import pytest
 
 import brim
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
+from brim.notes import Note
 from brim.train import Observers
 from brim.workflows.compare import child as compare_process, run as comparing
-from brim.workflows.compare.child import Ended, RunOrder, run as run_here, run_in_process, stopping
+from brim.workflows.compare.child import RunOrder, run as run_here, run_in_process
 from brim.workflows.compare.run import entrants_of
+from brim.workflows.runs import Ended, Stop
 
 pytestmark = pytest.mark.run
 FILES = ["small.yaml", "large.yaml"]
@@ -60,13 +60,12 @@ class Here:
         try:
             if name in self.fails:
                 raise self.fails[name]
-            return Ended(outcome="finished", rows=run_here(order, observer=Observers([]), say=say))
+            return Ended(code=0, result=run_here(order, observer=Observers([]), say=say))
         except KeyboardInterrupt:
             stop.num_asked += 1
-            return Ended(outcome="stopped", rows={})
+            return Ended(code=130, was_stopped=True)
         except BrimError as error:
-            is_users = isinstance(error, InputError)
-            return Ended(outcome="failed", rows={}, problems=error.problems, is_users_mistake=is_users)
+            return Ended(code=0, error=error)
 
     def seeds(self):
         return [Path(order.output_directory).parts[-2:] for order in self.orders]
@@ -414,7 +413,6 @@ def test_all_that_is_wrong_is_told_at_once(write, tmp_path):
 
 
 ORDER = RunOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True)
-TELL = "import json, os, signal, sys, time\ndef tell(**m): print(json.dumps(m), flush=True)\nsys.stdin.readline()\n"
 
 
 class Heard:
@@ -433,114 +431,23 @@ class Heard:
         self.calls.append(("close",))
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """run("python code", say=…): how a run ends whose process is this program."""
+def test_what_its_process_tells_is_passed_on(monkeypatch):
+    def run_child(function, order, *, on_message, stop, when_alone):
+        assert RunOrder(**{**order, "overrides": tuple(order["overrides"])}) == ORDER
+        assert (function, when_alone) == (compare_process.train, signal.SIGTERM)
+        told = compare_process.Told(lambda **message: on_message(json.loads(json.dumps(message))))
+        told.say(Note("hello", kind="warning", topic="rows"))
+        told.start(first_step=1, total_steps=None, total_samples=9)
+        told.write({"step": 2, "loss": 0.5})
+        if is_killed:
+            return Ended(code=-9)
+        told.close()
+        return Ended(code=0, result={"train": "x"})
 
-    def with_program(code, *, observer=None, say=print, ready=None):
-        monkeypatch.setattr(compare_process, "_CHILD", TELL + code)
-        with stopping() as stop:
-            if ready is not None:
-                threading.Thread(target=ready, args=(stop,), daemon=True).start()
-            return run_in_process(ORDER, observer=observer or Heard(), say=say, stop=stop)
-
-    return with_program
-
-
-@pytest.mark.process
-def test_what_it_tells_is_passed_on(run):
-    assert RunOrder.loads(ORDER.dumps()) == ORDER
-    assert "\n" not in ORDER.dumps()
-    heard, said = Heard(), []
-    lines = ("say='hello'", "start={'first_step': 1, 'total_steps': None, 'total_samples': 9}")
-    more = ("record={'step': 2, 'loss': 0.5}", "close=True", "finished={'train': 'x'}")
-    ended = run("".join(f"tell({line})\n" for line in lines + more), observer=heard, say=said.append)
-    assert ended == Ended(outcome="finished", rows={"train": "x"})
-    assert said == ["hello"]
-    assert heard.calls == [("start", 1, None, 9), ("write", {"step": 2, "loss": 0.5}), ("close",)]
-
-
-@pytest.mark.process
-def test_its_problems_are_those_of_the_run_and_one_that_dies_has_failed(run):
-    ended = run("tell(failed={'problems': [{'what': 'w', 'fix': 'f'}], 'is_users_mistake': True})")
-    assert ended == Ended(outcome="failed", rows={}, problems=(Problem(what="w", fix="f"),), is_users_mistake=True)
-    for code, what in (
-        ("sys.exit(3)", "its process ended with 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "its process ended with -9; the system ends a process that takes too"),
-        ("print('{\"say\": \"half', end='', flush=True); os._exit(1)", "its process ended with 1"),
-    ):
-        ended = run(code)
-        assert (ended.outcome, ended.is_users_mistake) == ("failed", False)
-        assert ended.problems[0].what.startswith(what)
-    heard = Heard()  # a display is closed then
-    run("tell(start={'first_step': 0, 'total_steps': 1, 'total_samples': 1})\nos._exit(1)", observer=heard)
-    assert heard.calls[-1] == ("close",)
-
-
-@pytest.mark.process
-def test_where_nobody_reads_what_it_tells_it_is_stopped(run):
-    def closed(line):
-        raise BrokenPipeError("what reads stderr is gone")
-
-    with pytest.raises(BrokenPipeError, match="is gone"):
-        run("tell(say='hello')\nsys.stdin.read()", say=closed)
-
-
-LISTENS = "def stop(number, frame):\n    tell(say='stopping')\n    sys.exit(130)\nsignal.signal(signal.SIGINT, stop)\n"
-DEAF = "signal.signal(signal.SIGINT, lambda *_: tell(say='no'))\n"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("program", "presses"), [(LISTENS, 1), (DEAF, 3)], ids=["listens", "deaf"])
-def test_ctrl_c_reaches_it_and_where_it_does_not_listen_it_is_ended(run, program, presses):
-    said, heard = [], threading.Semaphore(0)
-
-    def say(line):
-        said.append(line)
-        heard.release()
-
-    def press(stop):
-        for _ in range(presses):
-            heard.acquire(timeout=60)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    ended = run(f"{program}tell(say='ready')\nwhile True: time.sleep(60)", say=say, ready=press)
-    assert ended.outcome == "stopped"
-    assert said[:2] == ["ready", "stopping" if program == LISTENS else "no"]
-
-
-def test_the_signals_are_given_back():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stopping():
-        assert signal.getsignal(signal.SIGINT) is not before[0]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-@pytest.mark.process
-def test_a_file_of_the_users_takes_no_module_s_place(run, tmp_path, monkeypatch):
-    """As `python -m` would let it."""
-    (tmp_path / "colorsys.py").write_text("raise SystemExit(9)")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
-    code = "sys.path[:] = sys.argv[1:]\nimport colorsys\ntell(finished={})"
-    assert run(code).outcome == "finished"
-
-
-@pytest.mark.process
-def test_a_run_does_not_outlive_the_process_that_started_it(tmp_path):
-    """The watch of the child, without a run."""
-    code = (
-        "import signal, sys, time\n"
-        "from brim.workflows.compare.child import signal_when_alone\n"
-        "def stop(number, frame):\n    print('stopped', flush=True)\n    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
-        "signal_when_alone(signal.SIGTERM)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    started = time.monotonic()
-    out, _ = process.communicate()  # closes its stdin
-    assert (out, process.returncode) == ("stopped\n", 0)
-    assert time.monotonic() - started < 30
+    monkeypatch.setattr(compare_process, "run_child", run_child)
+    for is_killed in (False, True):
+        heard, said = Heard(), []
+        ended = run_in_process(ORDER, observer=heard, say=said.append, stop=Stop())
+        assert ended.code == (-9 if is_killed else 0)
+        assert [(str(line), line.kind, line.topic) for line in said] == [("hello", "warning", "rows")]
+        assert heard.calls == [("start", 1, None, 9), ("write", {"step": 2, "loss": 0.5}), ("close",)]

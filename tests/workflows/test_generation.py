@@ -16,12 +16,9 @@ from tests.infer.fake_vllm import install
 import brim
 from brim.batching import Probe, random_states
 from brim.data.tokens import TokenRow, TokenRows
-from brim.errors import BrimError, InputError, Problem
+from brim.errors import BrimError, InputError
 from brim.infer import BATCH_TOKENS
 from brim.infer.engines import (
-    Finished,
-    PagedEngine,
-    Response,
     RowsByCost,
     RowsByTrial,
     SlotsEngine,
@@ -31,17 +28,13 @@ from brim.infer.engines import (
 from brim.memory import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import (
-    GenerationPlan,
     engines as engine_choice,
     evaluation as forward_planning,
-    generation_launch as planned_generation,
-    plan_generation,
     planned_engine,
     settings_of,
     vllm_engine,
 )
 from brim.planning.costs.calibration import TELLING_BYTES
-from brim.planning.engines import time_engines
 from brim.planning.evaluation import Unplanned, batches_of, plan_forward
 from brim.planning.generation import plan_job, request_of
 from brim.planning.generation_launch import proven
@@ -320,7 +313,7 @@ PROMPTS = TokenRows.from_rows(
 
 @pytest.mark.parametrize(
     ("engine", "kind"),
-    [("slots", SlotsEngine), ("static", StaticEngine), ("paged", PagedEngine), ("auto", SlotsEngine)],
+    [("slots", SlotsEngine), ("static", StaticEngine), ("auto", SlotsEngine)],
 )
 def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine, kind):
     session, llm = opened(engine=engine)
@@ -329,126 +322,15 @@ def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine,
     assert planned.plan.engine == planned.engine.name
     usual = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
     assert respond_to(planned.engine, PROMPTS) == respond_to(usual.engine, PROMPTS)
-    if engine == "paged":
-        plan = plan_generation(request_of(session, PROMPTS.lengths))
-        assert (plan.engine, plan.engine_reason) == ("paged", "generation.engine")
-
-
-def chosen(opened, **generation):
-    """The engine's name, why it is the one, and what was said."""
-    said = []
-    plan = planned_engine(*opened(**generation)[::-1], PROMPTS, say=said.append).plan
-    return plan.engine, plan.engine_reason, said
-
-
-def test_a_short_job_measures_nothing_and_says_so(opened):
-    _, reason, said = chosen(opened)
-    assert reason.startswith("the usual choice, not measured: ")
-    assert [line for line in said if line.startswith("engine: slots (the usual choice, not measured: ")]
-
-
-@pytest.fixture
-def long_job(monkeypatch):
-    """Three rows run at once, and measuring may take as long as the job."""
-
-    def plan(request, *, say):
-        return replace(plan_generation(replace(request, fixed_rows=3), say=say), seconds=20.0)
-
-    monkeypatch.setattr(engine_choice, "_SHARE_OF_RUN", 1.0)
-    monkeypatch.setattr(planned_generation, "plan_generation", plan)
-
-
-def test_a_long_job_measures_on_some_prompts_and_remembers(opened, long_job):
-    engine, reason, said = chosen(opened)
-    assert "measuring 4 engines on 6 of the prompts" in said
-    assert reason.startswith("rows/s over 6 rows: ")
-    assert "slots" in reason
-    assert "differ" not in reason
-    again, remembered, said = chosen(opened)
-    assert (again, remembered) == (engine, f"measured by an earlier job: {reason}")
-    assert not [line for line in said if line.startswith("measuring")]
-
-
-def test_what_cannot_be_measured_is_left_out_with_the_reason(opened, long_job, monkeypatch):
-    _, reason, said = chosen(opened, do_sample=True, temperature=1.0)
-    assert "measuring 3 engines on 6 of the prompts" in said
-    assert "paged: generation.do_sample: what is drawn would depend on the rows beside it" in reason
-    assert "differ" not in reason
-    monkeypatch.setattr(GenerationPlan, "is_ample", False)
-    monkeypatch.setattr(planned_generation, "proven", lambda plan, *given, **more: plan)
-    _, reason, said = chosen(opened, max_new_tokens=5)  # a job of its own, not measured before
-    assert "measuring 2 engines on 6 of the prompts" in said
-    assert reason.endswith("; static: not tried where more than half of the memory is planned")
+    assert planned.plan.engine_reason == ("" if engine == "auto" else "generation.engine")
 
 
 def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):
     request = request_of(opened(num_beams=2)[0], PROMPTS.lengths)
     assert (request.engine, request.engine_reason) == ("static", "generation.num_beams: beams stay together")
-    for engine, message in (
-        ("paged", r"continuous batching cannot be used: generation.num_beams: it has no beams"),
-        ("slots", r"generation.engine is slots, and generation.num_beams: beams stay together"),
-    ):
-        session, llm = opened(engine=engine, num_beams=2)
-        with pytest.raises(InputError, match=message):
-            planned_engine(llm, session, PROMPTS, say=say_nothing)
-
-
-FOUR = TokenRows.from_rows(
-    TokenRow(key=key, input_ids=np.ones(3, np.int32), supervised=np.zeros(3, np.bool_)) for key in range(4)
-)
-
-
-class Clock:
-    """Engines advance it themselves."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Engine:
-    """Takes so many seconds for each row."""
-
-    def __init__(self, clock, row_s):
-        self.clock, self.row_s, self.num_written = clock, row_s, 0
-
-    def run(self, prompts, *, on_finished):
-        for position in range(len(prompts)):
-            self.clock.now += self.row_s
-            self.num_written += 1
-            says = 8 if self.row_s == 0.5 else 7
-            response = Response(token_ids=[says], finish_reason="length")
-            on_finished([Finished(position=position, response=response)])
-
-
-class Refusing:
-    def run(self, prompts, *, on_finished):
-        raise InputError(Problem(what="not with these settings"))
-
-
-def timed(*, allowed_s=100.0, must_agree=False, **row_s):
-    """Time engines that take so long for a row, of which the one of half a second says other things."""
-    clock = Clock()
-    engines = {name: Engine(clock, each) if each else Refusing() for name, each in row_s.items()}
-    limits = {"allowed_s": allowed_s, "must_agree": must_agree}
-    return engines, time_engines(list(engines), engines.__getitem__, FOUR, clock, **limits)
-
-
-def test_engines_are_timed_and_the_fastest_stay():
-    slow = {"static": "slower, and stopped on the way"}
-    engines, found = timed(slots=2.0, paged=1.0, static=0.5)
-    assert (found.seconds, found.dropped) == ({"slots": 8.0, "paged": 4.0, "static": 2.0}, {})
-    assert {engine.num_written for engine in engines.values()} == {1 + 4}  # one prompt is to warm up
-    engines, found = timed(slots=1.0, static=3.0)
-    assert (found.seconds, found.dropped) == ({"slots": 4.0}, slow)
-    assert engines["static"].num_written == 1 + 2  # after two rows it has taken six seconds
-    assert timed(slots=1.0, static=0.9, allowed_s=5.0)[1].dropped == slow
-    differs = {"paged": "its responses differ, and in fp32 they must not"}
-    assert timed(slots=1.0, paged=0.5, must_agree=True)[1].dropped == differs
-    assert timed(slots=1.0, x=None)[1].dropped == {"x": "not with these settings"}
-    with pytest.raises(BrimError, match="not with these settings"):  # the first must not fail
-        timed(x=None)
+    session, llm = opened(engine="slots", num_beams=2)
+    with pytest.raises(InputError, match=r"generation.engine is slots, and generation.num_beams: beams stay together"):
+        planned_engine(llm, session, PROMPTS, say=say_nothing)
 
 
 VLLM_PROMPTS = TokenRows.from_rows(

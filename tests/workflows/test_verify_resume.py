@@ -9,10 +9,7 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import traceback
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,8 +22,10 @@ from tests.gallery import usual
 
 import brim
 from brim.cli import main
-from brim.errors import InputError
+from brim.errors import InputError, Problem
 from brim.train import RunFolder
+from brim.workflows.runs import Ended
+from brim.workflows.runs.child import serve
 from brim.workflows.verify_resume import leg as resume_leg
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
 from brim.workflows.verify_resume.leg import Leg
@@ -271,24 +270,35 @@ def whole(tiny_base, rows, tmp_path_factory):
 def forked(monkeypatch):
     """Processes are forked from this one, which has the libraries. What a test changes holds in them, too."""
 
-    def start(leg):
+    def start(function, order, *, on_message, log):
+        reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads, which do nothing here
             child = os.fork()
         if child == 0:
+            os.close(reading)
+            os.dup2(writing, 1)
+            sys.stdout = sys.stderr = log.open("w", buffering=1)
+            os.dup2(sys.stderr.fileno(), 2)
             code = 1
             try:
-                sys.stdout = sys.stderr = leg.log.open("w")
-                resume_leg.main(str(leg.order))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
+                code = serve(function, json.dumps(order))
             finally:
-                sys.stderr.flush()
                 os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(writing)
+        told = {}
+        with os.fdopen(reading) as messages:
+            for message in map(json.loads, messages):
+                if message.keys() & {"done", "failed"}:
+                    told = message
+                else:
+                    on_message(message)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        failed = told.get("failed")
+        error = failed and getattr(brim.errors, failed["error"])(*(Problem(**each) for each in failed["problems"]))
+        return Ended(code=code, result=told.get("done"), error=error)
 
-    monkeypatch.setattr(resume_leg, "start", start)
+    monkeypatch.setattr(resume_leg, "run_child", start)
 
 
 @pytest.fixture
@@ -379,13 +389,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_that_is_whole_is_an_error(
         brim.verify_resume(copy, steps=3)
 
 
-def stop(*arguments):
+def stop(*arguments, **options):
     raise KeyboardInterrupt
 
 
 @pytest.mark.run
 def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary, monkeypatch):
-    monkeypatch.setattr(resume_leg, "start", stop)
+    monkeypatch.setattr(resume_leg, "run_child", stop)
     for keep in (False, True):
         told = []
         with pytest.raises(KeyboardInterrupt):
@@ -395,65 +405,11 @@ def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary
 
 
 @pytest.mark.process
-def test_ctrl_c_ends_the_process_that_trains(monkeypatch, tmp_path):
-    script = "import os, signal, sys, time; sys.stdin.readline(); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
-    monkeypatch.setattr(resume_leg, "COMMAND", [sys.executable, "-c", script])
-    started = []
-
-    class Interrupting(subprocess.Popen):
-        """Lets the process go on, and so interrupt this one, only once it is waited for."""
-
-        def wait(self, timeout=None):
-            if self not in started:
-                started.append(self)
-                self.stdin.write(b"\n")
-                self.stdin.flush()
-            return super().wait(timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Interrupting)
-    with pytest.raises(KeyboardInterrupt):
-        resume_leg.start(leg_in(tmp_path, config="none.yaml"))
-    assert started[0].poll() == -signal.SIGKILL
-
-
-@pytest.mark.process
-def test_a_process_does_not_outlive_the_one_that_started_it(monkeypatch, tmp_path):
-    """That one is killed, and cannot end it."""
-    script = resume_leg.COMMAND[2].rpartition("from brim.workflows.verify_resume.leg")[0]
-    waits = f"{script}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)"
-    process = subprocess.Popen(
-        [*resume_leg.COMMAND[:2], waits, resume_leg.COMMAND[3]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    process.communicate(timeout=60)  # closes its stdin
-    assert process.returncode == -signal.SIGKILL
-
-
-def leg_in(folder, **changes):
-    told = folder / "told"
-    told.mkdir(exist_ok=True)
-    return Leg(
-        **{"config": "", "overrides": (), "dataset": None, "run": "", "told": str(told), "stop_after": 1, **changes}
-    )
-
-
-@pytest.mark.process
 def test_a_real_process_hands_its_error_on(tmp_path):
     (tmp_path / "config.yaml").write_text("base_modle: x\n")
-    leg = leg_in(tmp_path, config=str(tmp_path / "config.yaml"), told=str(tmp_path / "process-1"))
+    leg = Leg(config=str(tmp_path / "config.yaml"), overrides=(), dataset=None, run="", stop_after=1)
     with pytest.raises(brim.ConfigError, match=r"config.yaml:1: .*unknown key base_modle\n.*did you mean base_model\?"):
-        resume_leg.go(leg)
-
-
-@pytest.mark.process
-def test_a_process_that_breaks_down_is_told_with_its_last_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(resume_leg, "COMMAND", [sys.executable, "-c", "raise SystemExit('no memory')"])
-    with pytest.raises(brim.BrimError, match=r"ended by itself \(exit code 1\): no memory") as raised:
-        resume_leg.go(leg_in(tmp_path, told=str(tmp_path / "process-1")))
-    assert raised.value.exit_code == 1
+        resume_leg.go(leg, tmp_path / "log.txt")
 
 
 @pytest.mark.run
@@ -501,7 +457,7 @@ def no_data(run):
     ],
 )
 def test_what_the_user_got_wrong_is_said_before_a_process_starts(copy, monkeypatch, spoil, options, message):
-    monkeypatch.setattr(resume_leg, "start", None)
+    monkeypatch.setattr(resume_leg, "run_child", None)
     spoil(copy)
     with pytest.raises(brim.BrimError, match=message) as raised:
         brim.verify_resume(copy, say=None, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ def test_a_request_comes_back_equal(asked, tmp_path):
         snapshot=tmp_path / "snapshot.pickle",
         step_lengths=((3, 4), (5, 6)),
     )
-    assert Request.loads(request.dumps()) == request
-    assert isinstance(Request.loads(asked().dumps()).folder.path, Path)
+    assert Request.of_json(json.loads(json.dumps(request.as_json()))) == request
+    assert isinstance(Request.of_json(asked().as_json()).folder.path, Path)
 
 
 def test_a_report_comes_back_equal():
@@ -44,10 +45,10 @@ def test_a_report_comes_back_equal():
         ),
         notes=("a note",),
     )
-    back = Report.loads(report.dumps())
+    back = Report.of_json(json.loads(json.dumps(report.as_json())))
     assert back.timeline is not None
     assert back.timeline.live_bytes.tolist() == [1, 2]
-    assert back.dumps() == report.dumps()
+    assert back.as_json() == report.as_json()
     assert (back.peaks, back.stayed, back.end_bytes, back.notes) == (report.peaks, report.stayed, (5, 6), ("a note",))
     assert back.timeline.spikes == report.timeline.spikes
 

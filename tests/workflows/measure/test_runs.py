@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -209,19 +207,6 @@ def test_a_process_of_its_own_gives_the_peaks_without_the_weights(asked):
     assert report.baseline_bytes < load.total_bytes < report.baseline_bytes + 16 * 2**20
     assert report.baseline_bytes + 3 * weights_bytes < train.total_bytes < report.baseline_bytes + 32 * 2**20
     json.dumps(report.end_bytes)
-
-
-def test_a_process_that_dies_is_told_with_its_last_words_and_its_problem_raised_as_the_same_kind(tmp_path):
-    for code, told in (
-        (1, "the process that measured ended with 1: its last words"),
-        (-9, "ended with -9; the system ends a process that takes too much memory: its last words"),
-    ):
-        with pytest.raises(BrimError, match=re.escape(told)):
-            process._report_in(tmp_path, subprocess.CompletedProcess([], code, stderr=b"its last words\n"))
-    problem = {"what": "no room", "where": "", "expected": "", "fix": "buy some"}
-    (tmp_path / "error.json").write_text(json.dumps({"exit_code": 2, "problems": [problem]}))
-    with pytest.raises(InputError, match="no room\n  fix: buy some"):
-        process._report_in(tmp_path, subprocess.CompletedProcess([], 0, stderr=b""))
 
 
 # brim's own code, run to be measured: in this process, on a tiny model

@@ -1,174 +1,19 @@
-"""The engines that others wrote: transformers' continuous batching, and vLLM with a fake in its place."""
+"""vLLM, with a fake in its place."""
 
-import copy
 import dataclasses
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import __version__
+from tests.infer.fake_vllm import install
+from tests.infer.families import GREEDY as USUAL
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engines import (
-    FixedRoom,
-    PagedEngine,
-    Response,
-    StaticEngine,
-    VllmEngine,
-    VllmModel,
-    paged as paged_module,
-    respond_to,
-    vllm as vllm_module,
-    why_not_paged,
-)
+from brim.infer.engines import Response, VllmEngine, VllmModel, respond_to, vllm as vllm_module
 from brim.infer.engines.base import row_seed
-from brim.infer.engines.paged import page_field
 from brim.infer.engines.vllm import why_not_vllm
 from brim.models import precision
-
-from .fake_vllm import install
-from .families import GREEDY as USUAL, MOST_NEW, ON_CPU, RunsOut, alone, build, ended, prompts as short_prompts, texts
-
-pytestmark = pytest.mark.run
-
-GREEDY = {**USUAL, "eos_token_id": [0, 91]}
-
-
-def paged(model, rows, **how):
-    how = {"settings": GREEDY, "seed": 0, **ON_CPU, **how}
-    return PagedEngine(model, room=FixedRoom(rows, prefill_tokens=16), **how)
-
-
-@pytest.fixture(scope="module")
-def expected(model):
-    """Responses of static batches, which have an oracle of their own."""
-
-    def of(prompts):
-        room = FixedRoom(4, prefill_tokens=1)
-        return respond_to(StaticEngine(model, room=room, settings=GREEDY, seed=0, **ON_CPU), prompts)
-
-    return of
-
-
-@pytest.mark.parametrize("rows", [1, 4, 64])
-def test_paged_texts_equal_those_of_static_batches(model, prompts, expected, rows):
-    states = torch.get_rng_state()
-    responses = respond_to(paged(model, rows), prompts)
-    assert responses == expected(prompts)
-    assert {response.finish_reason for response in responses} == {"stop", "length"}
-    assert torch.equal(torch.get_rng_state(), states)
-
-
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gpt2", "opt", "qwen3_moe"])
-def test_paged_texts_of_other_architectures_too(family):
-    model, rows = build(family), short_prompts()
-    end, whole = ended([alone(model, row) for row in rows])
-    settings = {**GREEDY, "max_new_tokens": MOST_NEW, "eos_token_id": [end]}
-    assert texts(respond_to(paged(model, 3, settings=settings), rows)) == whole
-
-
-def test_each_row_is_told_as_it_ends(model, prompts, monkeypatch):
-    monkeypatch.setattr(paged_module, "_AHEAD", 1)  # submitted one by one
-    told = []
-    paged(model, 2).run(prompts, on_finished=lambda finished: told.append([each.position for each in finished]))
-    assert sorted(told) == [[position] for position in range(len(prompts))]
-    assert told[0] != [0]  # the longest first
-
-
-def test_what_the_listener_raises_stops_the_thread_and_puts_the_attention_back(model, prompts):
-    eager = copy.deepcopy(model)
-    eager.set_attn_implementation("eager")
-    seen, before = [], set(threading.enumerate())
-
-    def listener(finished):
-        seen.append((eager.config._attn_implementation, len(set(threading.enumerate()) - before)))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        paged(eager, 2).run(prompts, on_finished=listener)
-    assert seen == [("paged|eager", 1)]
-    assert eager.config._attn_implementation == "eager"
-    assert set(threading.enumerate()) == before
-
-
-def test_texts_are_the_same_where_memory_ran_out_on_the_way(model, prompts, expected, freed):
-    done, told = [], []
-    freed.clear()
-    with RunsOut(model, lambda rows, tokens, number: number in (1, 24)):
-        responses = respond_to(paged(model, 8, on_smaller=told.append), prompts, on_batch=done.append)
-    assert responses == expected(prompts)
-    assert sum(done) == len(prompts)
-    assert len(freed) == 2
-    assert [(smaller.before, smaller.after) for smaller in told] == [(8, 4), (4, 2)]
-    assert told[0].keys == (101, 107, 104, 110, 108, 102, 105, 109)
-    assert not set(told[1].keys) & {101}  # it had its response by then
-
-
-def test_a_row_that_never_fits_is_named_after_the_others_before_it(model, prompts):
-    finished = []
-    with (
-        RunsOut(model, lambda rows, tokens, number: number >= 24),
-        pytest.raises(OutOfMemoryError, match=r"of a single row runs out of memory \(31 tokens\)") as caught,
-    ):
-        paged(model, 1).run(prompts, on_finished=finished.extend)
-    assert [each.position for each in finished] == [1, 7]
-    assert caught.value.problems[0].where == "row 104 (numbered from 0)"
-
-
-def test_another_failure_of_its_thread_is_told(model, prompts):
-    def fail(module, args):
-        raise RuntimeError("shapes\ndo not match")
-
-    hook = model.register_forward_pre_hook(fail)
-    try:
-        with pytest.raises(BrimError, match="continuous batching failed: shapes do not match") as caught:
-            respond_to(paged(model, 4), prompts)
-    finally:
-        hook.remove()
-    assert caught.value.exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"do_sample": True}, "generation.do_sample: what is drawn would depend on the rows beside it"),
-        ({"num_beams": 2}, "generation.num_beams: it has no beams"),
-        ({"repetition_penalty": 1.2}, "generation.repetition_penalty: it does not honour it for each row by itself"),
-        ({"max_time": 3.0}, "generation.max_time: it does not honour it for each row by itself"),
-        ({"use_cache": False}, "generation.use_cache is false"),
-        ({"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}, ""),
-    ],
-)
-def test_settings_that_paged_batches_cannot_honour_are_told(model, keys, reason):
-    assert why_not_paged(model, {**GREEDY, **keys}, precision=precision("fp32")) == reason
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("bloom", "BloomForCausalLM computes attention in a way of its own"),
-        ("deepseek_v3", "DeepseekV3ForCausalLM has keys and values of different sizes"),
-        ("lfm2", "Lfm2ForCausalLM keeps more than keys and values (conv)"),
-    ],
-)
-def test_architectures_that_it_gets_wrong_are_told(family, reason):
-    assert why_not_paged(build(family), GREEDY, precision=precision("fp32")) == reason
-
-
-def test_what_it_cannot_do_is_refused_before_anything_runs(model, monkeypatch):
-    with pytest.raises(InputError, match="precision bf16-mixed: it does not run under autocast"):
-        paged(model, 4, precision=precision("bf16-mixed"))
-    assert why_not_paged(model, GREEDY, precision=precision("fp32"), constraint=object()).startswith("responses are")
-    monkeypatch.setattr("transformers.generation.ContinuousBatchingConfig", dataclasses.make_dataclass("Config", []))
-    assert __version__ in why_not_paged(None, GREEDY, precision=precision("fp32"))
-
-
-@pytest.mark.parametrize(("fields", "name"), [(["page_size", "seed"], "page_size"), (["block_size"], "block_size")])
-def test_a_page_is_asked_for_by_the_name_that_this_transformers_has(fields, name):
-    assert page_field(dataclasses.make_dataclass("Config", fields)) == name
-
 
 OF_VLLM = {**USUAL, "max_new_tokens": 3, "eos_token_id": [0, 9]}
 MODEL = VllmModel(

@@ -1,0 +1,64 @@
+"""What the tests of child processes run in one: functions of an order and a way to tell."""
+
+import os
+import signal
+import sys
+import time
+
+from brim.errors import ConfigError, Problem
+
+
+def answers(order, tell):
+    print("what libraries print is no message")
+    tell(heard=order)
+    return [order["name"], len(sys.path)]
+
+
+def fails(order, tell):
+    raise ConfigError(Problem(what="w", fix="f"))
+
+
+def breaks(order, tell):
+    raise RuntimeError("no luck with hf_abcdefghijklmnopqrstuvwxyz01234567")
+
+
+def runs_out(order, tell):
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def dies(order, tell):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleeps(order, tell):
+    tell(ready=os.getpid())
+    time.sleep(600)
+
+
+def listens(order, tell):
+    """Stops by the first signal that stops a run."""
+
+    def stop(number, frame):
+        tell(heard=number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    sleeps(order, tell)
+
+
+def is_deaf(order, tell):
+    signal.signal(signal.SIGINT, lambda number, frame: tell(heard=number))
+    tell(ready=os.getpid())
+    while True:
+        time.sleep(60)
+
+
+def starts_another(order, tell):
+    """Until it is killed, with the child that it started left alone."""
+    from brim.workflows.runs import run_child
+
+    run_child(listens if order["listens"] else sleeps, {}, on_message=lambda message: tell(**message),
+              when_alone=signal.SIGTERM if order["listens"] else signal.SIGKILL)  # fmt: skip

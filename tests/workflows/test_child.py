@@ -1,0 +1,139 @@
+"""A part of brim in a process of its own: what goes in, what comes out, how it ends, and that it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from tests.workflows.children import (
+    answers,
+    breaks,
+    dies,
+    fails,
+    is_deaf,
+    listens,
+    runs_out,
+    sleeps,
+    starts_another,
+)
+
+from brim.errors import BrimError, ConfigError
+from brim.workflows.runs import Ended, run_child, stopping
+
+pytestmark = pytest.mark.process
+
+
+def is_there(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{process}/stat") as file:  # noqa: PTH123 - it may go at any moment
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_an_order_goes_in_and_messages_and_a_result_come_out(tmp_path):
+    heard, log = [], tmp_path / "log.txt"
+    ended = run_child(answers, {"name": "é\n"}, on_message=heard.append, log=log)
+    assert ended == Ended(code=0, result=["é\n", len(sys.path)])
+    assert heard == [{"heard": {"name": "é\n"}}]
+    assert log.read_text() == "what libraries print is no message\n"
+    assert ended.require("a process", fix="none") == ["é\n", len(sys.path)]
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "error", "told"),
+    [
+        (fails, 0, ConfigError, "w\n  fix: f"),
+        (runs_out, 0, BrimError, "the memory of the device, or of the machine, is used up"),
+        (breaks, 1, None, "a process that trains ended by itself (exit code 1): RuntimeError: no luck with ***"),
+        (dies, -9, None, "ended by itself (signal 9; the system ends a process that takes too much memory)"),
+    ],
+)
+def test_what_it_raised_is_raised_and_how_it_broke_down_is_told(tmp_path, function, code, error, told):
+    log = tmp_path / "log.txt"
+    ended = run_child(function, {}, log=log)
+    assert (ended.code, type(ended.error)) == (code, error or type(None))
+    with pytest.raises(error or BrimError) as raised:
+        ended.require("a process that trains", fix="f", log=log)
+    assert told in str(raised.value)
+    assert "hf_abc" not in log.read_text()
+
+
+def test_a_line_that_a_kill_cut_off_is_none(monkeypatch):
+    from brim.workflows.runs import child
+
+    monkeypatch.setattr(child, "_CHILD", 'import os; os.write(1, b\'{{"say": 1}}\\n{{"say": \'); os._exit(1)')
+    heard = []
+    ended = run_child(answers, {}, on_message=heard.append)
+    assert (ended, heard) == (Ended(code=1), [{"say": 1}])
+
+
+def test_where_nobody_reads_what_it_tells_it_is_ended():
+    processes = []
+
+    def broken(message):
+        processes.append(message["ready"])
+        raise BrokenPipeError("what reads stderr is gone")
+
+    with pytest.raises(BrokenPipeError, match="is gone"):
+        run_child(sleeps, {}, on_message=broken)
+    assert not is_there(processes[0])
+
+
+@pytest.mark.parametrize(("function", "presses"), [(listens, 1), (is_deaf, 3)])
+def test_ctrl_c_reaches_it_and_where_it_does_not_listen_it_is_ended(function, presses):
+    heard, told = [], threading.Semaphore(0)
+
+    def hear(message):
+        heard.append(message)
+        told.release()
+
+    def press():
+        for _ in range(presses):
+            told.acquire(timeout=60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with stopping() as stop:
+        threading.Thread(target=press, daemon=True).start()
+        ended = run_child(function, {}, on_message=hear, stop=stop)
+    assert ended.was_stopped
+    assert ended.code == (130 if function is listens else -signal.SIGKILL)
+    assert heard[1] == {"heard": signal.SIGINT}
+
+
+def test_the_signals_are_given_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stopping():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_file_of_the_users_takes_no_module_s_place(tmp_path, monkeypatch):
+    """As `python -m` would let it."""
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    assert run_child(answers, {"name": "x"}).code == 0
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_it_does_not_outlive_the_process_that_started_it(listening):
+    """That one is killed, and cannot end it."""
+    program = (
+        "import json, sys; sys.path[:] = sys.argv[1:]\n"
+        "from tests.workflows.children import starts_another\n"
+        "def tell(**message): print(json.dumps(message), flush=True)\n"
+        f"starts_another({{'listens': {listening}}}, tell)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, *sys.path], stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline().split(":")[1].strip(" }\n"))
+        process.kill()
+    patience = time.monotonic() + 60
+    while is_there(child) and time.monotonic() < patience:
+        time.sleep(0.02)
+    assert not is_there(child)
+    assert starts_another.__doc__
