@@ -67,9 +67,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shared"
 
 
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """Collect garbage, as each recovery does, among a module's own objects alone, not among those of all libraries."""
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Collect garbage among a module's own objects alone, not among those of all libraries.
+
+    Each recovery from too little memory collects, and so does each run before it is planned.
+    """
     gc.freeze()
     yield
     gc.unfreeze()

@@ -16,7 +16,6 @@ import brim
 from brim.batching import AdaptiveStep
 from brim.batching.adaptive_step import count_rows, take_rows
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 

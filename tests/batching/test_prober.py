@@ -14,7 +14,6 @@ from brim.batching import Prober, find_batch_size, gradients_at_hand, no_trace, 
 from brim.batching.prober import ResidentPeak
 from brim.errors import NothingFitsError, ProbeError
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
 MIB = 2**20
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12"
 

@@ -16,7 +16,6 @@ from brim.batching.microbatch import cut_by_rows
 from brim.batching.step import BufferKeeper
 from brim.errors import OutOfMemoryError
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
 LENGTHS = np.array([5, 3, 8, 2, 7, 4, 6, 3])
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation."
 

@@ -94,9 +94,7 @@ def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monke
 def told_of(cases, tmp_path, *, until):
     """What the worker tells of cases."""
     requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
-    items = [
-        {"request": json.loads(memory_gpu._request(case, tmp_path, {}, "cpu").dumps()), "trace": None} for case in cases
-    ]
+    items = [{"request": memory_gpu._request(case, tmp_path, {}, "cpu").as_json(), "trace": None} for case in cases]
     requests.write_text(json.dumps({"cases": items, "until": until}))
     memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
     return [json.loads(line) for line in results.read_text().splitlines()]

@@ -47,7 +47,7 @@ from brim.data.read.encoding import HEAD_BYTES
 from brim.infer.statistics import t_quantile
 from brim.memory import MemoryPrediction
 from brim.memory.variants import variants
-from brim.planning import TrainingPlan, engines as engine_choice
+from brim.planning import TrainingPlan
 from brim.report import LOOKS, plan_table
 from brim.train.job import MEASURED_EVERY
 from brim.train.optimizer import batch_factor
@@ -109,11 +109,6 @@ def noise_steps() -> int:
         ("categories", lambda: f"{characters_within(r'.*x', MAX_STEPS):,} with one such repeat"),
         ("categories", lambda: f"{characters_within(r'.*x.*', MAX_STEPS):,} with two"),
         ("data", lambda: f"The first {format_bytes(HEAD_BYTES).replace('.0', '')} decide"),
-        (
-            "engines",
-            lambda: f"no more than {engine_choice._SHARE_OF_RUN:.0%} of the job, and {engine_choice.MOST_S:.0f} sec",
-        ),
-        ("engines", lambda: f"more than {engine_choice._LEAST_GAIN - 1:.0%} faster"),
         ("engines", lambda: f"tiny models of {len({name for name, _ in FAMILIES.values()})} families"),
         ("finding-a-batch-size", lambda: f"at most {count(MOST_CORRECTIONS)} times"),
         ("planning", lambda: f"After {FIRST_WAIT_STEPS} clean steps in a row"),

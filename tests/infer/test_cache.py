@@ -10,14 +10,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tests.infer.costs_by_hand import costs
-from tests.infer.families import GREEDY, ON_CPU
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from brim.batching import Surface
-from brim.infer.engines import FixedRoom, MemoryRoom, NextToken, Passes
+from brim.infer.engines import FixedRoom, MemoryRoom
 from brim.infer.engines.cache import RowCache, attending_in_windows, row_windows
-from brim.memory.trace.generation import worst_case
 
 CPU = torch.device("cpu")
 HEADS, KEY_SIZE, VALUE_SIZE = 2, 3, 5  # as where keys and values differ in size
@@ -196,22 +194,6 @@ def _arguments(starts: list[int], *, end: int, heads: int, queries: int = 1) -> 
         "value": torch.randn(num_rows, 2, window, size),
         "attention_mask": (columns >= torch.tensor(starts)[:, None])[:, None, None, :].expand(-1, -1, queries, -1),
     }
-
-
-def test_prompts_are_read_in_groups_and_the_last_token_sees_every_column(model):
-    """The first and the last pass of a job, as the job would make them."""
-    seen = []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, given: seen.append((*given["input_ids"].shape, given["attention_mask"].shape[1])),
-        with_kwargs=True,
-    )
-    passes = Passes(model, rows=5, columns=15, pad_id=1, **ON_CPU)
-    chooser = NextToken({**GREEDY, "max_new_tokens": 6}, seed=0, device=CPU)
-    try:
-        worst_case(passes, chooser, rows=5, prompt_tokens=10, prefill_tokens=25)
-    finally:
-        handle.remove()
-    assert seen == [(2, 10, 10), (2, 10, 10), (1, 10, 10), (5, 1, 15)]
 
 
 def test_the_cache_is_there_in_every_pass_and_the_larger_pass_counts():

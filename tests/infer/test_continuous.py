@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 from tests.infer.families import GREEDY as USUAL, ON_CPU, RunsOut, alone, rows_of, texts
 
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import FixedRoom, Passes, SlotsEngine, prefill_groups, respond_to
+from brim.infer.engines import FixedRoom, Passes, SlotsEngine, respond_to
 from brim.infer.engines.cache import RowCache
-from brim.infer.engines.continuous import Queue, rows_to_wait_for
+from brim.infer.engines.continuous import Queue, prefill_groups, rows_to_wait_for
 
 pytestmark = pytest.mark.run
 

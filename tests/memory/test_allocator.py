@@ -118,15 +118,6 @@ def test_a_large_request_and_its_segment_and_none():
         assert allocator.reserved_bytes == segment_bytes, request_bytes
 
 
-def test_peaks_stay_until_they_are_reset():
-    allocator = CachingAllocator()
-    allocator.free(allocator.malloc(100 * MIB))
-    allocator.malloc(10 * MIB)
-    assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (100 * MIB, 100 * MIB)
-    allocator.reset_peaks()
-    assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (10 * MIB, 100 * MIB)
-
-
 def test_streams_do_not_share_blocks():
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(64 * MIB))

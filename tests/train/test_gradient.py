@@ -16,7 +16,6 @@ from brim.errors import OutOfMemoryError
 from brim.models import next_token_loss, precision
 from brim.train.gradient import Gradient, GradientNorms
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])
 FEW = BATCH[:5]
 

@@ -20,8 +20,6 @@ from brim.errors import OutOfMemoryError, Problem
 from brim.train import checkpoint as checkpoint_module, clip_gradients, update as weight_update
 from brim.train.update import NotFinite, for_a_row, for_an_update
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def out():
     return torch.OutOfMemoryError(OUT + "\nSee the documentation.")

@@ -322,7 +322,9 @@ def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine,
     assert planned.plan.engine == planned.engine.name
     usual = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
     assert respond_to(planned.engine, PROMPTS) == respond_to(usual.engine, PROMPTS)
-    assert planned.plan.engine_reason == ("" if engine == "auto" else "generation.engine")
+    assert planned.plan.engine_reason == (
+        "nothing that is asked needs another" if engine == "auto" else "generation.engine"
+    )
 
 
 def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):

@@ -357,7 +357,10 @@ def engine_by_settings(config: Config, architecture: PretrainedConfig) -> tuple[
     against = why_not_slots(model_class(architecture), architecture, settings)
     if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
-    return ("static", against) if against else ("slots", "" if asked == "auto" else "generation.engine")
+    return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")
+
+
+_USUAL = "nothing that is asked needs another"
 
 
 def rows_by_hand(config: Config) -> int | None:
