@@ -46,12 +46,17 @@ def listens(order, tell):
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    sleeps(order, tell)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])  # nothing is told in the midst of telling
+    tell(ready=os.getpid())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])
+    time.sleep(600)
 
 
 def is_deaf(order, tell):
     signal.signal(signal.SIGINT, lambda number, frame: tell(heard=number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     tell(ready=os.getpid())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     while True:
         time.sleep(60)
 
