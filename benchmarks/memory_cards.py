@@ -81,7 +81,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-TARGETS = {"mixtral-8x7b": ["q_proj", "v_proj"]}  # for whose experts PEFT has no choice of its own
+# For which PEFT has no choice of its own.
+TARGETS = {model: ["q_proj", "v_proj"] for model in ("mixtral-8x7b", "granite-3-2b")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

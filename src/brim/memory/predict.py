@@ -15,7 +15,6 @@ import torch
 
 from brim.config import WAYS as WAYS_TO_MOVE, Choice, DeviceFacts, Resolution, default_rows, load_config, resolve
 from brim.config.schema import Config, FinetuneTrainer
-from brim.data.tokens import load_encoder
 from brim.errors import ConfigError, InputError, ModelError, Problem
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.budget import budget_of
@@ -37,7 +36,6 @@ from brim.models import (
     without_auto_map,
     without_quantization,
 )
-from brim.session import with_length_of_labels
 from brim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -172,6 +170,9 @@ def ask(
 
 def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust_remote_code: bool) -> Resolution:
     """The resolution with as many new tokens as the labels take; as it is where the folder has no tokenizer."""
+    from brim.data.tokens import load_encoder  # here, since most questions need no tokenizer
+    from brim.session import with_length_of_labels
+
     try:
         encoder = load_encoder(folder, trust_remote_code=trust_remote_code)
     except ModelError:
