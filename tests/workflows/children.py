@@ -28,6 +28,10 @@ def runs_out(order, tell):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
+def leaves(order, tell):
+    os._exit(0)
+
+
 def dies(order, tell):
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from tests.workflows.children import (
@@ -14,10 +15,10 @@ from tests.workflows.children import (
     dies,
     fails,
     is_deaf,
+    leaves,
     listens,
     runs_out,
     sleeps,
-    starts_another,
 )
 
 from brim.errors import BrimError, ConfigError
@@ -28,17 +29,15 @@ pytestmark = pytest.mark.process
 
 def is_there(process):
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    with open(f"/proc/{process}/stat") as file:  # noqa: PTH123 - it may go at any moment
-        return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_an_order_goes_in_and_messages_and_a_result_come_out(tmp_path):
     heard, log = [], tmp_path / "log.txt"
     ended = run_child(answers, {"name": "é\n"}, on_message=heard.append, log=log)
-    assert ended == Ended(code=0, result=["é\n", len(sys.path)])
+    assert ended == Ended(code=0, is_done=True, result=["é\n", len(sys.path)])
     assert heard == [{"heard": {"name": "é\n"}}]
     assert log.read_text() == "what libraries print is no message\n"
     assert ended.require("a process", fix="none") == ["é\n", len(sys.path)]
@@ -49,7 +48,8 @@ def test_an_order_goes_in_and_messages_and_a_result_come_out(tmp_path):
     [
         (fails, 0, ConfigError, "w\n  fix: f"),
         (runs_out, 0, BrimError, "the memory of the device, or of the machine, is used up"),
-        (breaks, 1, None, "a process that trains ended by itself (exit code 1): RuntimeError: no luck with ***"),
+        (breaks, 0, BrimError, "a mistake of brim's own or of a library: RuntimeError: no luck with ***"),
+        (leaves, 0, None, "a process that trains ended by itself (exit code 0): it said nothing"),
         (dies, -9, None, "ended by itself (signal 9; the system ends a process that takes too much memory)"),
     ],
 )
@@ -136,4 +136,3 @@ def test_it_does_not_outlive_the_process_that_started_it(listening):
     while is_there(child) and time.monotonic() < patience:
         time.sleep(0.02)
     assert not is_there(child)
-    assert starts_another.__doc__

@@ -60,7 +60,7 @@ class Here:
         try:
             if name in self.fails:
                 raise self.fails[name]
-            return Ended(code=0, result=run_here(order, observer=Observers([]), say=say))
+            return Ended(code=0, is_done=True, result=run_here(order, observer=Observers([]), say=say))
         except KeyboardInterrupt:
             stop.num_asked += 1
             return Ended(code=130, was_stopped=True)
@@ -442,7 +442,7 @@ def test_what_its_process_tells_is_passed_on(monkeypatch):
         if is_killed:
             return Ended(code=-9)
         told.close()
-        return Ended(code=0, result={"train": "x"})
+        return Ended(code=0, is_done=True, result={"train": "x"})
 
     monkeypatch.setattr(compare_process, "run_child", run_child)
     for is_killed in (False, True):

@@ -25,7 +25,7 @@ from brim.cli import main
 from brim.errors import InputError, Problem
 from brim.train import RunFolder
 from brim.workflows.runs import Ended
-from brim.workflows.runs.child import serve
+from brim.workflows.runs.child import messages, serve
 from brim.workflows.verify_resume import leg as resume_leg
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
 from brim.workflows.verify_resume.leg import Leg
@@ -282,13 +282,13 @@ def forked(monkeypatch):
             os.dup2(sys.stderr.fileno(), 2)
             code = 1
             try:
-                code = serve(function, json.dumps(order))
+                code = serve(function, json.dumps(order), messages())
             finally:
                 os._exit(code)
         os.close(writing)
         told = {}
-        with os.fdopen(reading) as messages:
-            for message in map(json.loads, messages):
+        with os.fdopen(reading) as lines:
+            for message in map(json.loads, lines):
                 if message.keys() & {"done", "failed"}:
                     told = message
                 else:
@@ -296,7 +296,7 @@ def forked(monkeypatch):
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         failed = told.get("failed")
         error = failed and getattr(brim.errors, failed["error"])(*(Problem(**each) for each in failed["problems"]))
-        return Ended(code=code, result=told.get("done"), error=error)
+        return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
 
     monkeypatch.setattr(resume_leg, "run_child", start)
 

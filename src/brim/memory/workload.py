@@ -221,8 +221,10 @@ class ConfigWorkload:
         """
         if self._config.quantization is None or not bias_bytes(model):
             return
+        trains = model.training
         with torch.no_grad(), self._precision.autocast(_CPU):
-            model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+            model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+        model.train(trains)
         cast_bytes = bias_bytes(model)
         self._loaded = [
             replace(each, element_bytes=cast_bytes.get(each.name, each.element_bytes)) for each in self._loaded

@@ -140,9 +140,6 @@ RETURNED_AT_ONCE: Mapping[str, str] = {
 _MOST_MICRO_BATCHES = 2  # the second one finds the gradients of the first; more change no peak
 
 
-_SHOWN_CHARACTERS = 2_000  # of what a process that failed printed last
-
-
 def measure(
     config: Config,
     folder: ModelFolder,

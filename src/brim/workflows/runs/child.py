@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import brim.errors
 from brim.errors import BrimError, Problem
@@ -37,7 +37,8 @@ class Ended:
     """How a child ended."""
 
     code: int  # the exit code; minus the signal where one ended it
-    result: Any = None  # what its function returned, as JSON has it
+    is_done: bool = False  # its function returned, and said so
+    result: Any = None  # what it returned, as JSON has it
     error: BrimError | None = None  # what it raised
     was_stopped: bool = False  # it was asked to stop, and neither finished nor failed
 
@@ -45,7 +46,7 @@ class Ended:
         """Return the result; raise the child's own error, or say how the process ended. what: "a process that …"."""
         if self.error is not None:
             raise self.error
-        if self.code == 0:
+        if self.is_done:
             return self.result
         raise BrimError(Problem(what=f"{what} ended {_ending(self.code)}{_last_line(log)}", fix=fix))
 
@@ -75,8 +76,9 @@ _PATIENCE = 2  # signals that a child hears; one more ends it
 # With this process's path: `-m` would put the current folder first, where a file of the user's may be named `json.py`.
 _CHILD = (
     "import sys; order = sys.stdin.readline(); sys.path[:] = sys.argv[2:]\n"
-    "from brim.workflows.runs.child import serve, signal_when_alone; signal_when_alone(int(sys.argv[1]))\n"
-    "from {module} import {name}; sys.exit(serve({name}, order))"
+    "from brim.workflows.runs.child import messages, serve, signal_when_alone\n"
+    "signal_when_alone(int(sys.argv[1])); told = messages()\n"
+    "from {module} import {name}; sys.exit(serve({name}, order, told))"
 )
 
 
@@ -133,6 +135,7 @@ def run_child(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None if log is None else stack.enter_context(log.open("wb")),
+                bufsize=0,
                 env={**(environment or {}), **os.environ},
                 start_new_session=True,
             )
@@ -144,16 +147,16 @@ def run_child(
                 process.send_signal(signal.SIGINT)
         assert process.stdin is not None, "it was opened as a pipe"
         with suppress(BrokenPipeError):  # it was ended before it could read
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
+            line = json.dumps(order).encode() + b"\n"
+            while line:  # a signal may come in the midst of it
+                line = line[process.stdin.write(line) :]
         told = _heard(process, on_message)
         code = process.wait()  # before its stdin is closed, which would end it
         if stop is not None:
             stop.process = None
     error = _error_of(told["failed"]) if "failed" in told else None
-    is_over = "done" in told or error is not None
-    was_stopped = stop is not None and bool(stop.num_asked) and not is_over
-    return Ended(code=code, result=told.get("done"), error=error, was_stopped=was_stopped)
+    was_stopped = stop is not None and bool(stop.num_asked) and not told
+    return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error, was_stopped=was_stopped)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -199,10 +202,15 @@ def _error_of(told: Mapping[str, Any]) -> BrimError:
     return error
 
 
-def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str) -> int:
-    """Carry out an order, in the child. Return 0 where what came of it was told, be it a failure."""
+def messages() -> IO[str]:
+    """Return where messages go, in the child; from now on what libraries print is none."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no message
+    os.dup2(2, 1)
+    return stream
+
+
+def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream: IO[str]) -> int:
+    """Carry out an order, in the child. Return 0 where what came of it was told, be it a failure."""
 
     def tell(**message: Any) -> None:
         stream.write(json.dumps(message) + "\n")
@@ -215,13 +223,7 @@ def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str) -> int
     except BrimError as error:
         _fail(tell, error.problems, type(error).__name__)
     except Exception as error:
-        problem = _out_of_memory(error)
-        if problem is None:
-            from brim.config import mask_text
-
-            sys.stderr.write(mask_text(traceback.format_exc()))
-            return 1
-        _fail(tell, (problem,), BrimError.__name__)
+        _fail(tell, (_out_of_memory(error) or _mistake(error),), BrimError.__name__)
     return 0
 
 
@@ -237,12 +239,21 @@ def _out_of_memory(error: Exception) -> Problem | None:
     return Problem(what="the memory of the device, or of the machine, is used up", fix="free memory; `brim plan` helps")
 
 
+def _mistake(error: Exception) -> Problem:
+    from brim.config import mask_text
+
+    sys.stderr.write(mask_text(traceback.format_exc()))
+    told = mask_text(f"{type(error).__name__}: {error}").splitlines()[0]
+    return Problem(what=f"a mistake of brim's own or of a library: {told}", fix="what it printed has the traceback")
+
+
 def signal_when_alone(number: int) -> None:
     """Send this process the signal once its stdin closes, whose other end the process that started it holds."""
     threading.Thread(target=_watch, args=(number,), daemon=True).start()
 
 
 def _watch(number: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they are the main thread's
     # Not sys.stdin: its lock would be held when Python ends.
     while os.read(0, 1):
         pass
