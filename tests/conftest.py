@@ -79,16 +79,12 @@ def _quick_collections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Neither finds nor leaves anything in the user's cache; processes that tests start inherit it.
 
-    Workers share what was traced, which is the same whoever traces it; plans depend on the memory that was free then.
+    Each worker has its own: a plan goes by all that was traced before, by another worker's traces, too.
     """
-    cache = tmp_path_factory.mktemp("cache")
-    for kind in ("traces", "generation-traces"):
-        (shared_folder / kind).mkdir(exist_ok=True)
-        (cache / kind).symlink_to(shared_folder / kind)
-    os.environ["BRIM_CACHE_DIR"] = str(cache)
+    os.environ["BRIM_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
