@@ -65,6 +65,15 @@ def is_deaf(order, tell):
         time.sleep(60)
 
 
+def tells_in_the_midst(order, tell):
+    """A signal's handler tells, too, whatever is being told just then."""
+    signal.signal(signal.SIGALRM, lambda number, frame: tell(signal=number))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    for number in range(order["number"]):
+        tell(told=number)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def starts_another(order, tell):
     """Until it is killed, with the child that it started left alone."""
     from brim.workflows.runs import run_child

@@ -147,9 +147,7 @@ def run_child(
                 process.send_signal(signal.SIGINT)
         assert process.stdin is not None, "it was opened as a pipe"
         with suppress(BrokenPipeError):  # it was ended before it could read
-            line = json.dumps(order).encode() + b"\n"
-            while line:  # a signal may come in the midst of it
-                line = line[process.stdin.write(line) :]
+            _write(process.stdin, order)
         told = _heard(process, on_message)
         code = process.wait()  # before its stdin is closed, which would end it
         if stop is not None:
@@ -157,6 +155,13 @@ def run_child(
     error = _error_of(told["failed"]) if "failed" in told else None
     was_stopped = stop is not None and bool(stop.num_asked) and not told
     return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error, was_stopped=was_stopped)
+
+
+def _write(stream: IO[bytes], message: Mapping[str, Any]) -> None:
+    """Write a line to an unbuffered stream: a signal's handler cannot write to a buffered one that is being written."""
+    line = json.dumps(message).encode() + b"\n"
+    while line:  # a signal may cut a write short
+        line = line[stream.write(line) :]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -202,19 +207,18 @@ def _error_of(told: Mapping[str, Any]) -> BrimError:
     return error
 
 
-def messages() -> IO[str]:
+def messages() -> IO[bytes]:
     """Return where messages go, in the child; from now on what libraries print is none."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    stream = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return stream
 
 
-def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream: IO[str]) -> int:
+def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream: IO[bytes]) -> int:
     """Carry out an order, in the child. Return 0 where what came of it was told, be it a failure."""
 
     def tell(**message: Any) -> None:
-        stream.write(json.dumps(message) + "\n")
-        stream.flush()
+        _write(stream, message)
 
     try:
         tell(done=function(json.loads(order), tell))
