@@ -165,9 +165,8 @@ def _write(stream: IO[bytes], message: Mapping[str, Any]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    process.kill()  # nothing happens where it ended
+    process.wait()
 
 
 def _heard(process: subprocess.Popen[bytes], on_message: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
