@@ -14,8 +14,8 @@ from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
 from brim.infer import LayerName, Pooling
 from brim.memory import limit_lifted
-from brim.models import LLM, is_adapted, load_llm
-from brim.notes import Say, status, warning
+from brim.models import LLM, is_adapted, load_llm, model_note
+from brim.notes import Say, planned, status, warning
 from brim.planning import settings_of
 from brim.report import both, listening, show
 from brim.session import Session, choice_notes, dataset_of, open_session, say_nothing, with_choices, with_settings
@@ -30,6 +30,7 @@ from brim.train import (
     open_run_folder,
     require_whole_model,
 )
+from brim.units import format_count
 from brim.workflows.export import UploadResult, check_format, export_run, merge_run, merging_of, require_run, upload
 from brim.workflows.prediction import (
     Activations,
@@ -132,7 +133,7 @@ class Model:
         the run has come; None: nothing is. See docs/python.md for both.
         With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
         """
-        with listening(say, is_short=True) as told:
+        with listening(say) as told:
             output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
             trains = isinstance(self.config.trainer, FinetuneTrainer)
             if trains:
@@ -196,6 +197,8 @@ class Model:
             for line in [*self.notes, *self._untrained(), *ours.notes]:
                 told(line)
             require_rows(ours.rows, split, source)
+            tokens = format_count(int(ours.rows.lengths.sum()), "token")
+            told(planned("data", f"{format_count(len(ours.rows), 'row')} ({split}), {tokens}"))
             other = None if against is None else self._other(against)
             theirs = None if other is None else other._contender(source, like=ours, split=split)
             result = evaluated(ours, self._weights(told), split=split, say=told, on_batch=told.advance)
@@ -434,6 +437,7 @@ class Model:
             say(status("loading the model"))
             session = self._open()
             self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
+            say(model_note(session.config, self._llm))
         return self._llm
 
     def _untrained(self) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
-# warning: it changes what is learned, or which rows are. plan: what the run takes. note: good to know. detail: an
-# automatic choice with its reason, or of use to few. status: what is being done at the moment, until the next one.
-# rest: where the notes stand that were not shown.
-Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "rest"]
+# warning: it changes what is learned, or which rows are. plan: what the run takes; its topic is its label. note: good
+# to know. detail: an automatic choice with its reason, or of use to few. status: what is being done at the moment,
+# until the next one. work: the same, once everything is planned. rest: where the notes stand that were not shown.
+Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "work", "rest"]
 
 
 Say: TypeAlias = Callable[[str], None]  # takes a line that a person should see; one that is no Note is a note
@@ -42,9 +42,14 @@ def as_warnings(texts: Iterable[str], *, topic: str) -> list[str]:
     return [warning(text, topic=topic) for text in texts]
 
 
-def status(text: str) -> Note:
-    """What is being done from now on: "planning"."""
-    return Note(text, kind="status")
+def planned(label: str, text: str, *, short: str = "") -> Note:
+    """Return a line on what the run takes: "memory: 13.0 GiB of 15.0 GiB". short: of the text, for the plan's card."""
+    return Note(f"{label}: {text}", kind="plan", topic=label, short=short or text)
+
+
+def status(text: str, *, is_planned: bool = False) -> Note:
+    """Return what is being done from now on: "planning". is_planned: everything about it has been said."""
+    return Note(text, kind="work" if is_planned else "status")
 
 
 def kind_of(line: str) -> Kind:
@@ -54,7 +59,7 @@ def kind_of(line: str) -> Kind:
 
 def is_told(line: str) -> bool:
     """Whether it is for whoever listens, and not for the line that shows what is going on."""
-    return kind_of(line) not in ("status", "rest")
+    return kind_of(line) not in ("status", "work", "rest")
 
 
 def topic_of(line: str) -> str:

@@ -53,6 +53,14 @@ def format_count(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
+def format_parameters(number: int) -> str:
+    """A number of parameters as models are named by: 124_439_808 -> '124.4M', 7_241_732_096 -> '7.2B'."""
+    for factor, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= 0.95 * factor:
+            return f"{number / factor:.1f}{unit}"
+    return str(number)
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """A stretch of training with its unit, named as in Composer.

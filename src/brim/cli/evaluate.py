@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, require_exists
+from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, VerboseOption, require_exists
 from brim.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def evaluate(
         Optional[str],  # noqa: UP045
         typer.Option("--rows", metavar="FILE", help="Also write the figures of each row: parquet, jsonl or csv."),
     ] = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print loss, perplexity, accuracies and, with --texts, text metrics of a model, each with its 95% interval."""
@@ -56,11 +57,13 @@ def evaluate(
     other = _other(against, against_base=against_base)
     model = open_model(config_or_run, overrides or [], dataset)
     from brim.data import check_split
+    from brim.report import Screen
     from brim.workflows.prediction import check_output, write_predictions
 
     if rows is not None:
         check_output(Path(rows))
-    result = model.evaluate(dataset, split=check_split(split), with_texts=texts, against=other)
+    with Screen(is_short=not verbose, hint="--verbose") as screen:
+        result = model.evaluate(dataset, split=check_split(split), with_texts=texts, against=other, say=screen)
     if rows is not None:
         write_predictions(result.rows, Path(rows))
     if as_json:

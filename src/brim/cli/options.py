@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from brim.config import mask_text
 from brim.errors import ConfigError, DataError, InputError, Problem
@@ -167,6 +165,11 @@ DatasetOption = Annotated[
 SplitOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
+]
+
+
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show every note as it comes, not a card of eight lines.")
 ]
 
 
@@ -384,24 +387,22 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def print_metrics(by_split: Mapping[str, Mapping[str, float]]) -> None:
-    """One row a metric, one column a split."""
-    if not by_split:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for split in by_split:
-        table.add_column(split, justify="right")
-    for name in next(iter(by_split.values())):
-        figures = (_figure(name, metrics[name]) for metrics in by_split.values())
-        table.add_row(name.removeprefix("num_").replace("_", " "), *figures)
-    Console(highlight=False).print(table)
+def print_result(lines: Iterable[tuple[str, str]]) -> None:
+    """Print a command's result: a label, and a text that is never broken, since programs read it, too."""
+    for label, text in lines:
+        print(f"{label:<8}{text}")
+
+
+def metric_lines(by_split: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    """Yield a line of figures for each split, the first of them with a label."""
+    for number, (split, metrics) in enumerate(by_split.items()):
+        figures = ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in _FIGURES)
+        yield "" if number else "figures", f"{split}: {figures} ({metrics['num_rows']:,.0f} rows)"
+
+
+_FIGURES = ("loss", "perplexity", "token_accuracy", "sequence_accuracy")
 
 
 def finite_or_null(value: float) -> float | None:
     """The figure for JSON, which has no word for NaN and infinity."""
     return value if math.isfinite(value) else None
-
-
-def _figure(name: str, value: float) -> str:
-    return f"{value:,.0f}" if name.startswith("num_") else f"{value:.4f}"

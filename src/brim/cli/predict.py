@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from brim.cli.memory import check_device, device_memory
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, SplitOption, resumable
+from brim.cli.options import (
+    ConfigOrRun,
+    DatasetOption,
+    JsonOption,
+    Overrides,
+    SplitOption,
+    VerboseOption,
+    print_result,
+    resumable,
+)
 from brim.errors import InputError, Problem
 from brim.units import format_count
 
@@ -41,6 +50,7 @@ def embed(
         typer.Option("--pooling", metavar="NAME", help="mean or last (token) of a row, or none: a vector a token."),
     ] = "mean",
     normalize: Annotated[bool, typer.Option("--normalize", help="Vectors of length 1.")] = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write what a layer makes of each row's prompt, in the input's order."""
@@ -48,19 +58,22 @@ def embed(
 
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
+    from brim.report import Screen
     from brim.units import format_count, format_seconds
     from brim.workflows.prediction import check_pooling
 
     how = check_pooling(pooling)
-    result = model.collect_activations(
-        layer,
-        dataset,
-        split=check_split(split) or "full",
-        pooling=how,
-        normalize=normalize,
-        output=output,
-        columns=[_COLUMN],
-    )
+    with Screen(is_short=not verbose, hint="--verbose") as screen:
+        result = model.collect_activations(
+            layer,
+            dataset,
+            split=check_split(split) or "full",
+            pooling=how,
+            normalize=normalize,
+            output=output,
+            columns=[_COLUMN],
+            say=screen,
+        )
     (width,) = result.widths.values()
     num_rows, num_tokens = len(result.rows), int(result.num_tokens.sum())
     if as_json:
@@ -75,13 +88,11 @@ def embed(
             "num_tokens": num_tokens,
             "seconds": result.seconds,
         }
-        print(json.dumps(told))
+        print(json.dumps(done))
         return
     rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
-    print(f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}")
-    print(f"embeddings: {result.output}")
-    if result.ledger is not None:
-        print(f"cut or left out: {result.ledger}")
+    done = f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}"
+    print_result([("done", done), ("written", str(result.output)), *_left_out(result.ledger)])
 
 
 _Key = Annotated[
@@ -144,6 +155,7 @@ def predict(
     ] = False,
     device: _Device = None,
     memory: _Memory = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Generate a response for each row and write them beside the input's columns, in the input's order."""
@@ -170,7 +182,9 @@ def predict(
         )
         show_plan(model, dataset, wanted, device=device, memory=memory, as_json=as_json)
         return
-    with resumable():
+    from brim.report import Screen
+
+    with Screen(is_short=not verbose, hint="--verbose") as screen, resumable():
         result = model.predict(
             dataset,
             output=output,
@@ -180,8 +194,12 @@ def predict(
             key=key,
             on_error=on_error,
             on_overlong=on_overlong,
+            say=screen,
         )
-    print(json.dumps(_as_json(result)) if as_json else "\n".join(_lines(result)))
+    if as_json:
+        print(json.dumps(_as_json(result)))
+    else:
+        print_result(_lines(result))
 
 
 def _check_flags(output: Path | None, *, plan: bool, device: str | None, memory: str | None) -> None:
@@ -218,22 +236,22 @@ def _as_json(result: PredictResult) -> dict[str, object]:
     }
 
 
-def _lines(result: PredictResult) -> list[str]:
+def _lines(result: PredictResult) -> list[tuple[str, str]]:
     from brim.units import format_seconds
 
     summary = result.summary
     num_rows, num_stopped = summary["num_rows"], summary["finish_reasons"].get("stop", 0)
-    lines = [
+    told = (
         f"{format_count(num_rows, 'row')}, {format_count(summary['num_response_tokens'], 'token')} in "
         f"{format_seconds(result.seconds)}; "
-        f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens",
-        f"predictions: {result.output}",
-    ]
-    if "category" in summary:
-        lines.append(f"labels: {_counted(summary['category']['labels'])}")
-    if result.ledger is not None:
-        lines.append(f"cut or left out: {result.ledger}")
-    return lines
+        f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens"
+    )
+    labels = [("labels", _counted(summary["category"]["labels"]))] if "category" in summary else []
+    return [("done", told), *labels, ("written", str(result.output)), *_left_out(result.ledger)]
+
+
+def _left_out(ledger: Path | None) -> list[tuple[str, str]]:
+    return [] if ledger is None else [("ledger", f"{ledger} (rows that were cut or left out)")]
 
 
 def _counted(labels: Mapping[str, int]) -> str:

@@ -7,12 +7,22 @@ loaded; `schema` prints the configuration's JSON Schema for editors.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, ReplanOption, config_file, resumable
+from brim.cli.options import (
+    ConfigOrRun,
+    DatasetOption,
+    JsonOption,
+    Overrides,
+    ReplanOption,
+    VerboseOption,
+    config_file,
+    resumable,
+)
 from brim.memory import MOST_MADE_UP, MOST_TOKENS
 
 
@@ -97,16 +107,14 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in that folder; start anew if there is none.")
     ] = False,
     replan: ReplanOption = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every note before the first step, not eight lines.")
-    ] = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model and write a run folder. With `trainer.type: none`, evaluate the model on the splits."""
     if config.is_dir() and output_directory is None:
         output_directory = config
     file = config_file(config, trains=True)
-    from brim.cli.options import finite_or_null, open_config, print_metrics
+    from brim.cli.options import finite_or_null, metric_lines, open_config, print_result
     from brim.notes import status
     from brim.report import Screen
 
@@ -142,8 +150,15 @@ def train(
         }
         print(json.dumps(told))
         return
-    print_metrics(result.metrics)
+    lines = [*metric_lines(result.metrics)]
     if folder is not None:
-        print(steps_in_words(result))
-        print(f"run folder: {folder}")
-        print(f"model:      {folder / 'model'}")
+        named = shlex.quote(str(folder))
+        next_command = f"brim evaluate {named}{'' if 'test' in result.metrics else ' --dataset FILE'} --against-base"
+        lines = [
+            ("done", steps_in_words(result)),
+            *lines,
+            ("run", str(folder)),
+            ("model", str(folder / "model")),
+            ("next", next_command),
+        ]
+    print_result(lines)

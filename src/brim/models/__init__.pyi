@@ -30,6 +30,7 @@ from .load import (
     forget_generation_settings as forget_generation_settings,
     load_base as load_base,
     load_llm as load_llm,
+    model_note as model_note,
     no_library_bars as no_library_bars,
     no_library_warnings as no_library_warnings,
 )

@@ -7,10 +7,12 @@ and warnings of their own code.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -34,7 +36,8 @@ from brim.models.quantization import (
     settle_layers,
     without_quantization,
 )
-from brim.units import format_bytes, format_count
+from brim.notes import Note, planned
+from brim.units import format_bytes, format_count, format_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,6 +54,27 @@ class LLM:
     head: LogitHead | None = None  # the loss is computed in chunks; None: all logits stand at once
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
+
+
+def model_note(config: Config, llm: LLM) -> Note:
+    """Return which model is there, what of it is trained, in which numbers it computes, and where."""
+    weights = list(llm.model.parameters())
+    held = sum(_num_elements(weight) for weight in weights)
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    path = Path(config.base_model)
+    name = "/".join(path.parts[-2:]) if path.is_dir() else config.base_model
+    bits = "" if config.quantization is None else f" in {config.quantization.bits} bits"
+    method = "" if config.adapter is None else f", {config.adapter.type}"
+    if trained:
+        method = f"{method or ','} trains {'all' if trained == held else format_parameters(trained)}"
+    where = f"{llm.precision.name} on {llm.device.type}"
+    return planned("model", f"{name}, {format_parameters(held)} parameters{bits}{method}; {where}")
+
+
+def _num_elements(weight: torch.Tensor) -> int:
+    """Of a weight in 4 bits, which bitsandbytes holds in bytes, those that it stands for."""
+    state = getattr(weight, "quant_state", None)
+    return weight.numel() if state is None else math.prod(state.shape)
 
 
 _LIBRARIES = "accelerate|bitsandbytes|datasets|huggingface_hub|peft|tokenizers|torch|transformers"

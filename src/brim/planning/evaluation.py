@@ -39,7 +39,7 @@ from brim.memory import (
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
 from brim.models import LLM
-from brim.notes import Note, Say, status
+from brim.notes import Note, Say, planned, short_of, status
 from brim.planning.costs import (
     ForwardModel,
     ForwardShapes,
@@ -104,7 +104,12 @@ def batches_for(
     plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
     if isinstance(plan, Unplanned) and whole_tokens is not None:
         return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
-    say(Note(f"{doing}: {plan}", kind="detail"))
+    is_part = beside_bytes is not None or whole_tokens is not None
+    if is_part or isinstance(plan, Unplanned):
+        say(Note(f"{doing}: {plan}", kind="detail"))
+    else:
+        for fact in plan.facts():
+            say(fact)
     return batches_of(plan, session.device, on_smaller=on_smaller or tell)
 
 
@@ -302,15 +307,20 @@ class ForwardPlan:
         """What the rows are cut by."""
         return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
 
-    def __str__(self) -> str:
+    def facts(self) -> tuple[Note, Note, Note]:
+        """Return batches, memory and time, each with its label."""
         rows, tokens = self.widest
-        batches = format_count(self.num_batches, "batch", "batches")
+        batches = f"{format_count(self.num_batches, 'batch', 'batches')} of up to {rows:,} × {tokens:,} tokens"
         at_most = "at most " if self.source == "closed form" else ""
+        memory = f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"
         return (
-            f"{batches} of up to {rows:,} × {tokens:,} tokens, {self.padding - 1:.1%} padding; "
-            f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}; "
-            f"about {format_seconds(self.seconds)} ({self.reason})"
+            planned("batch", f"{batches}, {self.padding - 1:.1%} padding ({self.reason})", short=batches),
+            planned("memory", f"{memory} ({self.budget.limit_reason})", short=memory),
+            planned("time", f"about {format_seconds(self.seconds)} (estimated)"),
         )
+
+    def __str__(self) -> str:
+        return "; ".join(short_of(fact) for fact in self.facts()) + f" ({self.reason})"
 
 
 def forward_plan(

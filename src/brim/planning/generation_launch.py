@@ -30,7 +30,7 @@ from brim.infer.engines import (
 from brim.memory import budget_of, enforce, map_large_blocks, returns_at_once
 from brim.memory.trace import peak_passes
 from brim.models import LLM
-from brim.notes import Say, status
+from brim.notes import Note, Say, status
 from brim.planning.costs import Correction, Peak, at_once, of_run
 from brim.planning.engines import engine_for, settings_of
 from brim.planning.generation import GenerationRequest, plan_job, request_of
@@ -76,7 +76,7 @@ def planned_engine(
     say(status("trying the plan on the device"))
     plan = proven(plan, request, llm, settings, say=say)
     if plan.proof:
-        say(f"launch: {plan.proof}")
+        say(Note(f"launch: {plan.proof}", kind="detail"))
     engine = engine_for(llm, session, room=plan.room(), on_smaller=on_smaller, kind=plan.engine)
     return PlannedEngine(engine=engine, plan=plan)
 

@@ -8,14 +8,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from brim.memory import Budget
-from brim.notes import Note, warning
-from brim.planning.plan import Candidate, GenerationPlan, TrainingPlan, Way
+from brim.notes import Note, planned, warning
+from brim.planning.plan import GenerationPlan, TrainingPlan, Way
 from brim.units import format_bytes, format_count, format_seconds
 
 
 def generation_lines(plan: GenerationPlan) -> list[str]:
-    """At most five: how many rows run together and why, memory, time, and what is worth knowing."""
-    return list(_generation_lines(plan))
+    """How many rows run together and why, memory and time, a note each; and what is worth knowing."""
+    would = would_take_in_words(plan)
+    rows = rows_in_words(plan)
+    lines: list[str] = [
+        planned("batch", f"{rows}; engine {engine_in_words(plan)}", short=rows),
+        planned(
+            "memory",
+            generation_memory_in_words(plan),
+            short=" of ".join(
+                format_bytes(each) for each in (plan.total_bytes, plan.budget.limit_bytes) if each is not None
+            ),
+        ),
+    ]
+    if plan.seconds is not None:
+        short = f"at most about {format_seconds(plan.seconds)} (estimated)"
+        lines.append(planned("time", time_in_words(plan), short=short))
+    return [*lines, *filter(None, [would]), *plan.notes]
 
 
 def rows_in_words(plan: GenerationPlan) -> str:
@@ -57,18 +72,6 @@ def would_take_in_words(plan: GenerationPlan) -> str | None:
     return f"by itself the plan would take {rows} ({plan.would_take_reason})"
 
 
-def _generation_lines(plan: GenerationPlan) -> Iterator[str]:
-    yield f"plan: engine {engine_in_words(plan)}; {rows_in_words(plan)}"
-    would = would_take_in_words(plan)
-    if would is not None:
-        yield f"plan: {would}"
-    yield f"memory: {generation_memory_in_words(plan)}"
-    if plan.seconds is not None:
-        yield f"time: {time_in_words(plan)}"
-    if plan.notes:
-        yield f"note: {'; '.join(plan.notes)}"
-
-
 def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
     """Return the way that is taken, its memory and its time, and what is worth knowing, a note each.
 
@@ -77,7 +80,7 @@ def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list
     """
     on_speed = () if plan.chosen is None else plan.chosen.advice
     return [
-        *(Note(line, kind="plan", topic=topic) for topic, line in _lines(plan)),
+        *_facts(plan),
         *(
             warning(line, topic="plan")
             if line in phase_notes
@@ -87,43 +90,33 @@ def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list
     ]
 
 
-def _lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """With what each is about."""
+def _facts(plan: TrainingPlan) -> Iterator[Note]:
+    """Batch, memory and time, each with its label."""
     source = " (found earlier; --replan looks again)" if plan.from_cache else ""
-    if plan.chosen is None:
+    chosen = plan.chosen
+    if chosen is None:
         leanest = min(plan.candidates, key=lambda each: each.single_row_bytes)
-        yield "plan", f"plan: no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}"
-        yield "memory", f"memory: {memory_in_words(plan)}"
+        yield planned("batch", f"no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}")
+        yield planned("memory", memory_in_words(plan))
         return
-    yield "plan", f"plan: {_cut(plan.chosen)}{source}"
-    yield "memory", f"memory: {_memory(plan, plan.chosen)}"
-    if plan.batch_moves:
-        yield "plan", f"schedule: {schedule_in_words(plan)}"
-    yield "time", f"time: {duration_in_words(plan)}"
-
-
-def _cut(chosen: Candidate) -> str:
     assert chosen.widest is not None, "it fits"
     assert chosen.micro_batches_per_step is not None, "it fits"
     assert chosen.padding is not None, "it fits"
-    return (
-        f"{way_in_words(chosen.way)}; {_number(chosen.micro_batches_per_step)} a step, of up to "
-        f"{shape_in_words(chosen.widest)}, {padding_in_words(chosen.padding)} padding"
-    )
+    assert chosen.total_bytes is not None, "it fits"
+    cut = f"{_number(chosen.micro_batches_per_step)} of up to {shape_in_words(chosen.widest)}"
+    padding = f", {padding_in_words(chosen.padding)} padding"
+    rows = schedule_in_words(plan) if plan.batch_moves else f"updates of {batch_in_words(plan)}"
+    yield planned("batch", f"{rows}, each in {cut}{padding}{source}", short=f"{rows}, each in {cut}")
+    budget, way = plan.budget, way_in_words(chosen.way)
+    taken = f"{format_bytes(chosen.total_bytes)} of {format_bytes(budget.limit_bytes)}"
+    why = f"({budget.limit_reason}; margin {format_bytes(budget.margin_bytes)}: {budget.margin_reason})"
+    yield planned("memory", f"{taken} {why}; {way}", short=f"{taken}; {way}")
+    yield planned("time", duration_in_words(plan), short=f"{_steps_in_words(plan)}, {seconds_in_words(plan)}")
 
 
 def _number(micro_batches: float) -> str:
     shown = f"{micro_batches:.1f}".removesuffix(".0")
     return f"{shown} {'micro-batch' if shown == '1' else 'micro-batches'}"
-
-
-def _memory(plan: TrainingPlan, chosen: Candidate) -> str:
-    assert chosen.total_bytes is not None, "it fits"
-    budget = plan.budget
-    return (
-        f"{format_bytes(chosen.total_bytes)} of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}; "
-        f"margin {format_bytes(budget.margin_bytes)}: {budget.margin_reason})"
-    )
 
 
 def way_in_words(way: Way) -> str:

@@ -60,8 +60,13 @@ class LiveLine:
         """Whether there is a line that can be written anew."""
         return self._in_notebook or self._console.is_terminal
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; 80 where there is none."""
+        return self._console.width
+
     def print(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._wipe()
         self._console.print(text, soft_wrap=True)
         self._last = time.monotonic()

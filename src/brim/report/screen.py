@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Protocol
@@ -15,16 +16,6 @@ from brim.train import Observer, Record
 from brim.units import format_count
 
 MOST_LINES = 8  # before the first step
-
-
-# How many lines there may be once the notes on a topic are shown: what comes later has room left, one line a topic.
-_MOST_UNTIL = {"configuration": 2, "rows": 2, "run": 3}
-
-
-_MOST_BEFORE_END = MOST_LINES - 2  # one for what comes last, one for where the others are
-
-
-_MATTER = ("warning", "plan")
 
 
 def show(line: str) -> None:
@@ -46,8 +37,8 @@ class Listener(Observer, Protocol):
 
 
 @contextmanager
-def listening(say: Say | None, *, is_short: bool = False) -> Iterator[Listener]:
-    """Whoever listens to what is done meanwhile. is_short: as `Screen` has it, where brim's own screen does.
+def listening(say: Say | None) -> Iterator[Listener]:
+    """Whoever listens to what is done meanwhile; brim's own screen shows a card of the plan.
 
     Raises InputError for what cannot be called.
     """
@@ -56,7 +47,7 @@ def listening(say: Say | None, *, is_short: bool = False) -> Iterator[Listener]:
         expected = "a function that takes a line, such as print, or None for silence"
         raise InputError(Problem(what=f"say is {say!r}", expected=expected, fix="leave it out to see what is done"))
     if say is show:
-        with Screen(is_short=is_short) as screen:
+        with Screen(is_short=True, hint="say=print") as screen:
             yield screen
     else:
         yield say if isinstance(say, Screen) else _Ear(say)
@@ -66,14 +57,14 @@ class Screen:
     """Notes and progress for people.
 
     stream: default: stderr; in a notebook the cell's stdout, since stderr is shown there as if something had failed.
-    is_short: before the first step at most eight lines, those that matter first. hint: how to see the other notes.
+    is_short: before the first step, or row, a card of at most eight lines. hint: how to see the other notes.
     """
 
     def __init__(self, stream: IO[str] | None = None, *, is_short: bool = False, hint: str = "") -> None:
         in_notebook = stream is None and _in_notebook()
         self._line = LiveLine(stream or (sys.stdout if in_notebook else sys.stderr), in_notebook=in_notebook)
         self._steps, self._rows = TrainProgress(self._line), RowProgress(self._line)
-        self._digest = Digest(hint=hint) if is_short else None
+        self._card = PlanCard(hint=hint) if is_short else None
 
     def __enter__(self) -> Screen:
         return self
@@ -81,20 +72,20 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end_digest()
+        self._end_card()
         self._line.clear()
 
     def __call__(self, line: str) -> None:
         """Show a note, or what is being done from now on."""
-        if self._digest is not None:
-            self._print(self._digest.take(line))
-        elif is_told(line):
-            self._print([line])
-        if kind_of(line) == "status":
+        if self._card.take(line) if self._card is not None else is_told(line):
+            self._line.print(line)
+        if kind_of(line) == "work":
+            self._end_card()
+        if kind_of(line) in ("status", "work"):
             self._rows.begin(line)
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
-        self._end_digest()
+        self._end_card()
         self._steps.start(first_step=first_step, total_steps=total_steps, total_samples=total_samples)
 
     def write(self, record: Record) -> None:
@@ -106,73 +97,86 @@ class Screen:
     def advance(self, num_rows: int) -> None:
         self._rows.advance(num_rows)
 
-    def _end_digest(self) -> None:
-        if self._digest is not None:
-            self._print(self._digest.end())
-
-    def _print(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._line.print(line)
+    def _end_card(self) -> None:
+        for label, text in () if self._card is None else self._card.end():
+            self._line.print(wrapped(label, text, width=self._line.width))
 
 
-class Digest:
-    """The notes before the first step in at most eight lines.
+class PlanCard:
+    """The notes before the first step as a card of at most eight labelled lines.
 
-    What matters is shown before the next thing is done: where it would take too many lines, the notes on one topic
-    share one, in short. At the end the others are shown as far as there is room, and the last line counts what is left.
-    Afterwards each note is shown as it comes, but for details.
+    What the run takes comes first, a line each: model, data, batch, memory, time. What changes what is learned is never
+    left out: it shares lines, in short, where it would take too many. Other notes are shown as far as there is room,
+    and the last line counts what is left and says where it is. Afterwards each note is shown as it comes, but for
+    details.
     """
 
     def __init__(self, *, hint: str = "") -> None:
         self._hint, self._rest = hint, ""
-        self._matter: list[str] = []
+        self._facts: dict[str, list[str]] = {}
+        self._warnings: list[str] = []
         self._others: list[str] = []
-        self._num_details = self._num_shown = 0  # details, and notes that were shown in short
-        self._has_ended = False
+        self._num_details = 0
+        self._is_shown = False
 
-    def take(self, line: str) -> list[str]:
-        """What is to be shown now that this is said."""
+    def take(self, line: str) -> bool:
+        """Return whether this note is to be shown now, by itself: the card has been shown."""
         kind = kind_of(line)
-        if kind == "status":
-            return self._flushed()
         if kind == "rest":
             self._rest = line
         elif kind == "detail":
-            self._num_details += not self._has_ended
-        elif self._has_ended:
-            return [line]
-        else:
-            (self._matter if kind in _MATTER else self._others).append(line)
-        return []
+            self._num_details += 1
+        elif kind == "plan":
+            self._facts.setdefault(topic_of(line), []).append(line)
+        elif self._is_shown:
+            return is_told(line)
+        elif kind == "warning":
+            self._warnings.append(line)
+        elif is_told(line):
+            self._others.append(line)
+        return False
 
-    def end(self) -> list[str]:
-        """What is left to be shown before the first step."""
-        if self._has_ended:
+    def end(self) -> list[tuple[str, str]]:
+        """Return the card's lines, label and text, once; nothing where it has been shown."""
+        if self._is_shown:
             return []
-        lines = self._flushed(most=MOST_LINES - 1)
-        self._has_ended, room = True, MOST_LINES - self._num_shown
-        num_left = self._num_details + len(self._others)
+        self._is_shown = True
+        of_rows = [note for note in self._warnings if topic_of(note) == _OF_ROWS]
+        lines = [(label, self._facts[label]) for label in _LABELS if label in self._facts]
+        if of_rows:
+            place = next((number for number, (label, _) in enumerate(lines) if label == "data"), len(lines) - 1)
+            lines.insert(place + 1, ("" if lines else "data", of_rows))
+        grouped = in_lines([note for note in self._warnings if note not in of_rows], room=MOST_LINES - 1 - len(lines))
+        lines += [("" if number else "watch", group) for number, group in enumerate(grouped)]
+        shortened = sum(short_of(note) != note for note in self._warnings)
+        num_left, room = self._num_details + shortened + len(self._others), MOST_LINES - len(lines)
         shown = self._others if num_left == len(self._others) <= room else self._others[: room - 1]
+        lines += [("" if number else "note", [note]) for number, note in enumerate(shown)]
+        card = [(label, "; ".join(map(short_of, notes))) for label, notes in lines]
         num_left -= len(shown)
         if num_left:
             where = " or ".join(filter(None, (self._rest, self._hint)))
-            told = format_count(num_left, "more note")
-            return [*lines, *shown, f"{told}: {where}" if where else told]
-        return [*lines, *shown]
+            card.append(("more", ": ".join(filter(None, (format_count(num_left, "note"), where)))))
+        return card
 
-    def _flushed(self, *, most: int | None = None) -> list[str]:
-        """What matters of what was said, as far as there is room so early."""
-        if not self._matter or self._has_ended:
-            return []
-        if most is None:
-            most = max(_MOST_UNTIL.get(topic_of(line), _MOST_BEFORE_END) for line in self._matter)
-        if self._num_shown >= most:
-            return []
-        groups = in_lines(self._matter, room=most - self._num_shown)
-        lines = [_joined(group) for group in groups]
-        self._num_details += sum(len(group) > 1 and short_of(note) != note for group in groups for note in group)
-        self._matter, self._num_shown = [], self._num_shown + len(lines)
-        return lines
+
+_OF_ROWS = "rows"  # notes on what became of them stand beneath the data
+
+
+_LABELS = ("model", "data", "batch", "memory", "time")
+
+
+_LABEL_CHARACTERS = 8  # the longest label, and two between it and its text
+
+
+_MOST_CHARACTERS = 100  # of a line on a wide terminal
+
+
+def wrapped(label: str, text: str, *, width: int) -> str:
+    """Return a line of a card, broken where it is longer than the screen, under its text's beginning."""
+    width = max(min(width, _MOST_CHARACTERS), 3 * _LABEL_CHARACTERS)
+    told = textwrap.wrap(text, width - _LABEL_CHARACTERS, break_long_words=False, break_on_hyphens=False)
+    return f"{label:<{_LABEL_CHARACTERS}}" + f"\n{'':{_LABEL_CHARACTERS}}".join(told)
 
 
 def in_lines(notes: Sequence[str], *, room: int) -> list[list[str]]:
@@ -184,11 +188,6 @@ def in_lines(notes: Sequence[str], *, room: int) -> list[list[str]]:
         by_topic.setdefault(topic_of(note), []).append(note)
     lines = list(by_topic.values())
     return lines if len(lines) <= room else [*lines[: room - 1], [note for said in lines[room - 1 :] for note in said]]
-
-
-def _joined(notes: Sequence[str]) -> str:
-    """One note as it is, several in short."""
-    return notes[0] if len(notes) == 1 else "; ".join(map(short_of, notes))
 
 
 def both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:

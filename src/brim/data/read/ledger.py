@@ -250,10 +250,10 @@ class Ledger:
 
 
 def _in_short(event: str, entries: Sequence[Entry]) -> str:
-    """What became of the rows, and the reason where all share one: "cut: max_sequence_length is 40"."""
+    """Say what became of the rows: "cut to 512 tokens"."""
     verb = event.partition("_")[0]
-    shared = {entry.why for entry in entries}
-    return f"{verb}: {shared.pop()}" if len(shared) == 1 and event != "dropped_bad" else verb
+    left = {entry.tokens_after for entry in entries}
+    return f"{verb} to {format_count(left.pop() or 0, 'token')}" if event in _CUTS and len(left) == 1 else verb
 
 
 def _details(event: str, entries: Sequence[Entry]) -> str:

@@ -319,7 +319,7 @@ def evaluate(
     category, for accuracy and F1 of its labels. on_batch: told how many more rows are done, first of those that are
     scored, then of the texts.
     """
-    say(status("evaluating"))
+    say(status("evaluating", is_planned=True))
     scores = scored(llm, session, rows, batches, on_batch=on_batch)
     figures, measures = summarize(scores), score_measures(scores)
     frame = pd.DataFrame(
@@ -381,7 +381,7 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
 def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: Callable[[int], None]) -> pd.DataFrame:
     """With a column of labels for a category."""
     planned = planned_engine(llm, session, asked.prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
-    say(status("generating"))
+    say(status("generating", is_planned=True))
     texts = respond(planned.engine, session, asked.prompts, on_batch=on_batch)
     reader = label_reader(session.config)
     if reader is not None:

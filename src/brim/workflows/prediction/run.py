@@ -44,7 +44,7 @@ from brim.infer import (
 from brim.infer.engines import Engine, Finished, SlotsEngine
 from brim.memory import Asked, Budget, ask
 from brim.models import LLM, no_library_warnings
-from brim.notes import Note, Say, status, warning
+from brim.notes import Note, Say, planned, status, warning
 from brim.planning import (
     GenerationPlan,
     GenerationRequest,
@@ -406,7 +406,9 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
     ledger = prompts.ledger.with_more(kept.entries)
     if wanted.is_unnamed:
         say(_own_data(source, session, wanted.split, num_rows=len(kept.prompts)))
-    for line in [*notes, *prompts.notes, *ledger.summary()]:
+    tokens = format_count(int(kept.prompts.lengths.sum()), "token")
+    told = planned("data", f"{format_count(len(kept.prompts), 'prompt')}, {tokens}")
+    for line in [told, *notes, *prompts.notes, *ledger.summary()]:
         say(line)
     if wanted.split != "full":
         require_rows(kept.prompts, wanted.split, source)
@@ -475,7 +477,7 @@ class Generation:
         planned = planned_engine(weights(), session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
         self._engine, plan = planned.engine, planned.plan
         self._budget = plan.budget
-        say(status("generating"))
+        say(status("generating", is_planned=True))
         self.about = {
             "engine": self._engine.name,
             "rows_at_once": plan.rows_at_most,
@@ -522,7 +524,7 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
     else:
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
         engine = engine_by_hand(llm, session, batch_rows=said(rows, say))
-    say(status("generating"))
+    say(status("generating", is_planned=True))
     texts: list[str] = respond(engine, session, prompts, on_batch=on_batch)["response"].tolist()
     return texts
 

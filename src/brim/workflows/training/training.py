@@ -17,8 +17,8 @@ from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.errors import CheckpointError, InputError, Problem
 from brim.infer import summarize
-from brim.models import LLM, load_llm, no_library_warnings, require_trainable, unquantised_experts
-from brim.notes import Say, status, warning
+from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
+from brim.notes import Say, planned, status, warning
 from brim.planning import batches_for, settings_of
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.train import (
@@ -70,9 +70,18 @@ def prepared_for(
     session, slips = with_labels(session, source), slip_notes(session.config, source)
     prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
     session = with_rows(session, len(prepared.splits["train"]))
+    say(planned("data", _rows_in_words(prepared)))
     for line in [*notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
         say(line)
     return session, source, prepared
+
+
+def _rows_in_words(prepared: Prepared) -> str:
+    """How many rows and tokens there are to learn from, and how many rows the other splits have."""
+    rows = prepared.splits["train"]
+    tokens = format_count(int(rows.lengths.sum()), "token")
+    others = (f"{name} {format_count(len(of), 'row')}" for name, of in prepared.splits.items() if len(of))
+    return "; ".join((f"{format_count(len(rows), 'row')} to learn from, {tokens}", *list(others)[1:]))
 
 
 def train_configuration(
@@ -254,6 +263,7 @@ def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
     """The model to train, and the session with what was chosen when it was built."""
     say(status("loading the model"))
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    say(model_note(session.config, llm))
     for line in choice_notes(llm.choices):
         say(line)
     return with_choices(session, llm.choices), llm
