@@ -201,7 +201,7 @@ class Model:
             told(planned("data", f"{format_count(len(ours.rows), 'row')} ({split}), {tokens}"))
             other = None if against is None else self._other(against)
             theirs = None if other is None else other._contender(source, like=ours, split=split)
-            result = evaluated(ours, self._weights(told), split=split, say=told, on_batch=told.advance)
+            result = evaluated(ours, self._announced(told), split=split, say=told, on_batch=told.advance)
             if other is None or theirs is None:
                 return result
             self._let_go()
@@ -254,7 +254,7 @@ class Model:
                 session,
                 dataset_of(self.config, dataset),
                 wanted,
-                weights=lambda: self._weights(told),
+                weights=lambda: self._announced(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
                 on_batch=both(told.advance, on_batch),
@@ -345,7 +345,7 @@ class Model:
                 dataset_of(self.config, dataset),
                 asked,
                 llm=self._llm,
-                weights=lambda: self._weights(told),
+                weights=lambda: self._announced(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
                 on_batch=both(told.advance, on_batch),
@@ -437,8 +437,13 @@ class Model:
             say(status("loading the model"))
             session = self._open()
             self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
-            say(model_note(session.config, self._llm))
         return self._llm
+
+    def _announced(self, say: Say) -> LLM:
+        """The weights, with a line on which they are."""
+        llm = self._weights(say)
+        say(model_note(self._open().config, llm, trains=False))
+        return llm
 
     def _untrained(self) -> list[str]:
         """A note for those who take a configuration for the run that it describes."""

@@ -72,7 +72,7 @@ def test_a_plan_that_was_found_says_so_and_one_micro_batch_a_step_is_one():
     plan = hand_made_plan(from_cache=True)
     assert words(plan).endswith("source an earlier plan for the same model, data and device; --replan looks again")
     head = short_plan(replace(plan, chosen=replace(plan.candidates[0], micro_batches_per_step=1.0)))[0]
-    assert "; 1 micro-batch a step, of up to 12 × 512 tokens" in head
+    assert ", each in 1 micro-batch of up to 12 × 512 tokens" in head
     assert head.endswith("(found earlier; --replan looks again)")
 
 
@@ -89,7 +89,7 @@ def test_the_short_form_says_what_the_run_takes_and_what_is_good_to_know(make):
     told = short_plan(plan, phase_notes=["the batch falls"])
     head = [kind_of(line) for line in told[:-2]]
     assert head == ["plan"] * len(head)
-    assert [topic_of(line) for line in told[:2]] == ["plan", "memory"]
+    assert [topic_of(line) for line in told[:2]] == ["batch", "memory"]
     assert told[-2:] == list(plan.advice)
     assert [kind_of(line) for line in told[-2:]] == ["warning", "note"]
 

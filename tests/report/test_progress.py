@@ -9,21 +9,22 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.notes import Note, kind_of, status, warning
+from brim.notes import Note, kind_of, planned, short_of, status, warning
 from brim.report import Screen, listening, progress, show
 from brim.report.progress import LiveLine, RowProgress, TrainProgress, event_line
-from brim.report.screen import MOST_LINES, Digest, in_lines
+from brim.report.screen import MOST_LINES, PlanCard, in_lines, wrapped
 
-TOPICS = ["configuration", "rows", "run", "plan", "memory", "time", ""]
+TOPICS = ["configuration", "rows", "run", "machine"]
 TEXTS = st.integers(0, 99).map(str)
 NOTES = st.one_of(
     st.builds(
         Note,
         TEXTS,
-        kind=st.sampled_from(["warning", "plan"]),
+        kind=st.just("warning"),
         topic=st.sampled_from(TOPICS),
         short=st.sampled_from(["", "x", "y"]),
     ),
+    st.builds(planned, st.sampled_from(["model", "data", "batch", "memory", "time"]), TEXTS),
     st.builds(Note, TEXTS, kind=st.sampled_from(["note", "detail", "status"])),
     TEXTS,
 )
@@ -47,69 +48,85 @@ def plain(text):
     return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", text)
 
 
+def card_of(notes, hint="--verbose"):
+    card = PlanCard(hint=hint)
+    assert not any(card.take(note) for note in notes)
+    return card.end()
+
+
 @given(st.lists(NOTES, max_size=40))
-def test_before_the_first_step_there_are_eight_lines_at_most_and_nothing_that_matters_is_missing(notes):
-    digest = Digest(hint="--verbose")
-    shown = [line for note in notes for line in digest.take(note)] + digest.end()
-    assert len(shown) <= MOST_LINES
-    matter = [note for note in notes if kind_of(note) in ("warning", "plan")]
-    others = [note for note in notes if kind_of(note) == "note"]
-    num_details = sum(kind_of(note) == "detail" for note in notes)
-    parts = [part for line in shown for part in line.split("; ")]
-    more = re.fullmatch(r"(\d+) more notes?: --verbose", parts[-1]) if parts else None
-    told = Counter(parts[:-1] if more else parts)
-    told.subtract(others[: sum(told.values()) - len(matter)])
-    whole = told & Counter(map(str, matter))
-    shortened = told - whole
-    assert sum(told.values()) == len(matter)
-    assert shortened <= Counter(note.short for note in matter if note.short)
-    num_others = sum((Counter(parts[:-1] if more else parts)).values()) - len(matter)
-    assert int(more[1] if more else 0) == len(others) - num_others + num_details + sum(shortened.values())
+def test_a_card_has_eight_lines_at_most_and_nothing_that_matters_is_missing(notes):
+    lines = card_of(notes)
+    assert len(lines) <= MOST_LINES
+    more = re.fullmatch(r"(\d+) notes?: --verbose", lines[-1][1]) if lines and lines[-1][0] == "more" else None
+    parts = Counter(part for label, text in lines if label != "more" for part in text.split("; "))
+    matter = Counter(short_of(note) for note in notes if kind_of(note) in ("warning", "plan"))
+    assert matter <= parts
+    others = Counter(str(note) for note in notes if kind_of(note) == "note")
+    assert parts - matter <= others, "and notes, as far as there is room"
+    num_hidden = sum(others.values()) - sum((parts - matter).values())
+    num_hidden += sum(kind_of(note) == "detail" for note in notes)
+    num_hidden += sum(kind_of(note) == "warning" and short_of(note) != note for note in notes)
+    assert num_hidden == (int(more[1]) if more else 0)
 
 
-def test_what_matters_about_the_rows_is_shown_before_the_plan_is_made():
-    digest = Digest()
-    digest.take("the test split has no rows")
-    assert digest.take(warning("3 of 60 rows were dropped", topic="rows")) == []
-    assert digest.take(status("planning")) == ["3 of 60 rows were dropped"]
-    assert digest.end() == ["the test split has no rows"]
+def test_a_card_s_lines_have_their_order_and_rows_stand_with_the_data():
+    notes = [
+        warning("epochs has no effect", topic="configuration"),
+        warning("3 of 60 rows were cut: why", topic="rows", short="3 of 60 rows cut"),
+        "the test split has no rows",
+        planned("memory", "1 GiB of 2 GiB (all of it)", short="1 GiB of 2 GiB"),
+        planned("data", "60 rows"),
+        planned("model", "tiny"),
+    ]
+    assert card_of(notes) == [
+        ("model", "tiny"),
+        ("data", "60 rows"),
+        ("", "3 of 60 rows cut"),
+        ("memory", "1 GiB of 2 GiB"),
+        ("watch", "epochs has no effect"),
+        ("note", "the test split has no rows"),
+        ("more", "1 note: --verbose"),
+    ]
+    assert card_of(notes[1:2])[0] == ("data", "3 of 60 rows cut")
+    assert str(notes[3]) == "memory: 1 GiB of 2 GiB (all of it)"
 
 
 def test_lines_on_one_topic_are_put_together_where_there_is_no_room_for_each():
-    rows = [warning(f"{number} rows", topic="rows") for number in range(3)]
+    runs = [warning(f"{number} runs", topic="run") for number in range(3)]
     key = warning("epochs has no effect", topic="configuration")
-    assert in_lines([*rows, key], room=4) == [[rows[0]], [rows[1]], [rows[2]], [key]]
-    assert in_lines([*rows, key], room=3) == [rows, [key]]
-    assert in_lines([*rows, key], room=1) == [[*rows, key]]
+    assert in_lines([*runs, key], room=4) == [[runs[0]], [runs[1]], [runs[2]], [key]]
+    assert in_lines([*runs, key], room=3) == [runs, [key]]
+    assert in_lines([*runs, key], room=1) == [[*runs, key]]
 
 
-def test_notes_that_share_a_line_are_short_and_counted():
-    digest = Digest(hint="--verbose")
-    for number in (1, 2):
-        digest.take(warning(f"{number} rows were cut: {'why ' * 40}", topic="rows", short=f"{number} rows cut"))
-    digest.take(warning("epochs has no effect", topic="configuration"))
-    assert digest.take(status("planning")) == ["1 rows cut; 2 rows cut", "epochs has no effect"]
-    assert digest.end() == ["2 more notes: --verbose"]
-
-
-def test_the_last_line_says_where_the_others_are():
-    digest = Digest(hint="--verbose")
+def test_the_last_line_says_where_the_others_are_and_what_comes_later_is_shown_at_once():
+    card = PlanCard(hint="--verbose")
     for number in range(9):
-        digest.take(Note(f"choice {number}", kind="detail"))
-    digest.take(Note("results/a/notes.txt", kind="rest"))
-    assert digest.end() == ["9 more notes: results/a/notes.txt or --verbose"]
-    assert digest.take("kept the weights of step 4") == ["kept the weights of step 4"]
-    assert digest.take(Note("choice 9", kind="detail")) == []
+        card.take(Note(f"choice {number}", kind="detail"))
+    card.take(Note("results/a/notes.txt", kind="rest"))
+    assert card.end() == [("more", "9 notes: results/a/notes.txt or --verbose")]
+    assert card.end() == []
+    assert card.take("kept the weights of step 4")
+    assert not card.take(Note("choice 9", kind="detail"))
+    assert not card.take(planned("model", "another"))
 
 
 def test_notes_that_just_fit_are_all_shown_and_of_one_more_two_are_counted():
-    just, more = Digest(), Digest(hint="--verbose")
-    for number in range(MOST_LINES):
-        just.take(str(number))
-        more.take(str(number))
-    more.take("one more")
-    assert just.end() == [str(number) for number in range(MOST_LINES)]
-    assert more.end() == [*(str(number) for number in range(MOST_LINES - 1)), "2 more notes: --verbose"]
+    notes = [str(number) for number in range(MOST_LINES + 1)]
+    assert [text for _, text in card_of(notes[:-1])] == notes[:-1]
+    assert [text for _, text in card_of(notes)] == [*notes[:-2], "2 notes: --verbose"]
+
+
+def test_a_line_that_is_longer_than_the_screen_goes_on_under_its_beginning():
+    assert wrapped("data", "one two three", width=80) == "data    one two three"
+    assert wrapped("data", "word " * 20, width=40).splitlines() == [
+        "data    word word word word word word",
+        "        word word word word word word",
+        "        word word word word word word",
+        "        word word",
+    ]
+    assert wrapped("data", "w" * 200, width=40) == f"data    {'w' * 200}", "a path stays whole"
 
 
 def test_a_pipe_gets_the_notes_alone_also_those_that_are_held_where_the_run_fails():
@@ -124,7 +141,7 @@ def test_a_pipe_gets_the_notes_alone_also_those_that_are_held_where_the_run_fail
     with pytest.raises(ValueError, match="no"), Screen(stream, is_short=True) as screen:
         screen(warning("3 rows were dropped", topic="rows"))
         raise ValueError("no")
-    assert stream.getvalue() == "3 rows were dropped\n"
+    assert stream.getvalue() == "data    3 rows were dropped\n"
 
 
 def test_a_terminal_shows_what_is_being_done_and_no_trace_of_it_stays():
@@ -146,23 +163,17 @@ def test_a_notebook_s_cell_has_the_notes_and_a_line_that_is_rewritten(monkeypatc
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
     with listening(show) as told:
-        told(status("loading the model"))
         told("a note")
+        told(status("generating", is_planned=True))
         told.advance(7)
     out, err = capsys.readouterr()
-    assert out == (
-        "\rloading the model"
-        f"\r{' ' * 17}\r"  # taken away for the note
-        "a note\n"
-        "\rloading the model  7 rows"
-        f"\r{' ' * 25}\r"
-    )
+    assert out == (f"note    a note\n\rgenerating\rgenerating  7 rows\r{' ' * 18}\r")
     assert err == ""
 
 
 def test_a_function_of_one_s_own_is_given_every_note_and_nothing_else():
     said = []
-    with listening(said.append, is_short=True) as told:
+    with listening(said.append) as told:
         for number in range(12):
             told(Note(f"choice {number}", kind="detail"))
         told(status("planning"))

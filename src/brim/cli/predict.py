@@ -88,11 +88,11 @@ def embed(
             "num_tokens": num_tokens,
             "seconds": result.seconds,
         }
-        print(json.dumps(done))
+        print(json.dumps(told))
         return
     rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
-    done = f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}"
-    print_result([("done", done), ("written", str(result.output)), *_left_out(result.ledger)])
+    line = f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}"
+    print_result([("done", line), ("written", str(result.output)), *_left_out(result.ledger)])
 
 
 _Key = Annotated[

@@ -23,7 +23,14 @@ from torch import nn
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer, QuantizationConfig
 from brim.errors import BrimError, ConfigError, ModelError, Problem
-from brim.models.adapters import RowDropout, add_adapter, as_transformers_takes_it, attention_choice, drop_by_row
+from brim.models.adapters import (
+    RowDropout,
+    add_adapter,
+    as_transformers_takes_it,
+    attention_choice,
+    drop_by_row,
+    is_adapted,
+)
 from brim.models.chunked_loss import chunk_rows
 from brim.models.device import Precision, cast_products, precision
 from brim.models.folder import Initialize, ModelFolder
@@ -56,16 +63,16 @@ class LLM:
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
 
 
-def model_note(config: Config, llm: LLM) -> Note:
-    """Return which model is there, what of it is trained, in which numbers it computes, and where."""
+def model_note(config: Config, llm: LLM, *, trains: bool) -> Note:
+    """Return which model is there, what of it is to be trained, in which numbers it computes, and where."""
     weights = list(llm.model.parameters())
     held = sum(_num_elements(weight) for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     path = Path(config.base_model)
     name = "/".join(path.parts[-2:]) if path.is_dir() else config.base_model
     bits = "" if config.quantization is None else f" in {config.quantization.bits} bits"
-    method = "" if config.adapter is None else f", {config.adapter.type}"
-    if trained:
+    method = f", {config.adapter.type}" if config.adapter is not None and is_adapted(llm.model) else ""
+    if trains:
         method = f"{method or ','} trains {'all' if trained == held else format_parameters(trained)}"
     where = f"{llm.precision.name} on {llm.device.type}"
     return planned("model", f"{name}, {format_parameters(held)} parameters{bits}{method}; {where}")

@@ -250,8 +250,10 @@ class Ledger:
 
 
 def _in_short(event: str, entries: Sequence[Entry]) -> str:
-    """Say what became of the rows: "cut to 512 tokens"."""
+    """Say what became of the rows: "cut to 512 tokens". Of rows that cannot be used, the first is named."""
     verb = event.partition("_")[0]
+    if event == "dropped_bad":
+        return f"{verb}: {entries[0].why}" + (f" and {len(entries) - 1:,} more" if len(entries) > 1 else "")
     left = {entry.tokens_after for entry in entries}
     return f"{verb} to {format_count(left.pop() or 0, 'token')}" if event in _CUTS and len(left) == 1 else verb
 

@@ -21,7 +21,7 @@ from brim.data.tokens import TokenRows
 from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.infer import LayerName, Pooling, VectorStore, collect_activations, first_vectors, named_layers
 from brim.models import LLM, no_library_warnings
-from brim.notes import Say, status
+from brim.notes import Say, planned, status
 from brim.planning import batches_for
 from brim.session import Session
 from brim.storage import whole_file
@@ -92,6 +92,9 @@ def activations_of(
         say(line)
     batches = batches_for(session, [rows], llm=llm, say=say)
     loaded = weights()
+    tokens = format_count(int(rows.lengths.sum()), "token")
+    say(planned("data", f"{format_count(len(rows), 'prompt')}, {tokens}"))
+    say(status("reading the layers", is_planned=True))
     layers = named_layers(loaded.model, asked.layers)
     starts = first_vectors(rows, asked.pooling)
     with ExitStack() as files:

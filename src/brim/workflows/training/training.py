@@ -263,7 +263,7 @@ def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
     """The model to train, and the session with what was chosen when it was built."""
     say(status("loading the model"))
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
-    say(model_note(session.config, llm))
+    say(model_note(session.config, llm, trains=True))
     for line in choice_notes(llm.choices):
         say(line)
     return with_choices(session, llm.choices), llm
