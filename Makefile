@@ -51,8 +51,8 @@ fuzz: $(STAMP)  ## the property tests on fresh examples, ten times as many; SEED
 	$(BIN)/python -m pytest -n 3 -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$(SEED)
 
 .PHONY: docs
-docs: $(STAMP)  ## write docs/configuration.md anew from the schema
-	$(BIN)/python docs/generate.py
+docs: $(STAMP)  ## write docs/configuration.md and docs/figures.md anew
+	$(BIN)/python -m docs.generate
 
 .PHONY: faults
 faults: $(STAMP)  ## kills, full disks, damaged files, bad input: some minutes; writes docs/reliability.md's table

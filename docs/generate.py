@@ -1,4 +1,4 @@
-"""The page of all configuration keys, written from the schema."""
+"""The pages that are written by a program: all configuration keys, from the schema; figures, from the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from docs.figures import figures_page
 from pydantic_core import PydanticUndefined
 
 from brim.config import (
@@ -232,8 +233,8 @@ def _slug(heading: str) -> str:
 
 
 def main() -> None:
-    page = Path(__file__).parent / "configuration.md"
-    page.write_text(reference_page(), encoding="utf-8")
+    for name, text in (("configuration", reference_page()), ("figures", figures_page())):
+        (Path(__file__).parent / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

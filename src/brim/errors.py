@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,23 @@ def problems_of(*checks: Callable[[], object]) -> list[Problem]:
         except InputError as error:
             problems += error.problems
     return list(dict.fromkeys(problems))
+
+
+def require_extra(extra: str, *packages: str, what: str, otherwise: str) -> None:
+    """Import the packages of an extra of brim. Raise InputError with the command that installs it, where one is missing.
+
+    what: "a picture". otherwise: what to do without it.
+    """
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise InputError(
+                Problem(
+                    what=f"{what} needs {package}, which cannot be imported: {error}",
+                    fix=f"pip install 'brim[{extra}]', or {otherwise}",
+                )
+            ) from error
 
 
 class BrimError(Exception):

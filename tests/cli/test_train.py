@@ -376,3 +376,26 @@ def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, 
     assert done.code == 0
     assert re.findall(r"(\w+): loss", done.out) == ["validation", "test"]
     assert digests(project) == before
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("package", "command", "extra"),
+    [
+        ("sacrebleu", ("evaluate", "config.yaml", "--dataset", "sums.jsonl", "--texts"), "metrics"),
+        ("bitsandbytes", (*TRAIN, "quantization={bits: 4}"), "quantization"),
+    ],
+)
+def test_what_an_extra_brings_is_named_with_its_command(brim, project, monkeypatch, package, command, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    done = brim(*command)
+    assert done.code == 2
+    assert f"pip install 'brim[{extra}]'" in done.err
+
+
+@pytest.mark.run
+def test_without_tensorboardx_a_run_writes_no_such_files_and_says_so(brim, project, monkeypatch):
+    monkeypatch.setattr("brim.train.logs.find_spec", lambda name: None)
+    assert brim(*TRAIN, "trainer.train_steps=1").code == 0
+    assert not (project / "new/tensorboard").exists()
+    assert "no TensorBoard files are written: pip install 'brim[tensorboard]'" in notes(project, "new")

@@ -111,7 +111,7 @@ def test_the_summary_counts_and_names_the_longest():
     assert Ledger(num_rows=3).summary() == []
 
 
-def test_beside_others_a_line_gives_the_count_and_the_reason_that_all_rows_share():
+def test_on_a_card_a_line_gives_the_count_and_what_became_of_the_rows():
     def short(*events):
         entries = [
             Entry(key=key, split="train", event=event, why=why, tokens_before=100, tokens_after=40)
@@ -120,8 +120,10 @@ def test_beside_others_a_line_gives_the_count_and_the_reason_that_all_rows_share
         return [short_of(line) for line in Ledger(num_rows=9, entries=entries).summary()]
 
     cut = ("cut_joined", "max_sequence_length is 40")
-    assert short(cut, cut) == ["2 of 9 rows cut: max_sequence_length is 40"]
+    assert short(cut, cut) == ["2 of 9 rows cut to 40 tokens"]
     assert short(("dropped_missing", "no value in `a`"), ("dropped_missing", "no value in `b`")) == [
         "2 of 9 rows dropped"
     ]
-    assert short(("dropped_bad", "a long story")) == ["1 of 9 rows dropped"]
+    bad = ("dropped_bad", "a.jsonl:4: no JSON"), ("dropped_bad", "a.jsonl:7: no JSON")
+    assert short(*bad[:1]) == ["1 of 9 rows dropped: a.jsonl:4: no JSON"]
+    assert short(*bad) == ["2 of 9 rows dropped: a.jsonl:4: no JSON and 1 more"]

@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 from benchmarks.memory_known import KNOWN
+from docs.figures import figures_page
 from docs.generate import reference_page
 from faults.page import PAGE as RELIABILITY, with_table
 from faults.report import REPORT, read_report
@@ -82,8 +83,8 @@ def test_every_command_has_the_flags_that_are_shown():
     flags = set(re.findall(r"(?<!\w)--[a-z][a-z-]+", PAGES["compare"])) - {"--against"}  # of `brim evaluate`
     assert flags == {"--dataset", "--seeds", "--output-directory", "--resume", "--markdown", "--json"}
     assert all(flag in helped("compare") for flag in flags)
-    targets = set(re.findall(r"make ([a-z-]+)", PAGES["README"])) | {"faults"}
-    assert {"demo", "test", "bench-loss", "bench-loop"} <= targets
+    targets = set(re.findall(r"make ([a-z-]+)", PAGES["README"])) | {"faults", "docs"}
+    assert {"demo", "test"} <= targets
     made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert targets <= set(made)
     assert "`make faults`" in PAGES["reliability"]
@@ -119,8 +120,13 @@ def test_figures_are_those_of_the_code(name, words):
     assert words() in PROSE[name]
 
 
-def test_the_reference_of_the_configuration_is_fresh():
+def test_pages_that_a_program_writes_are_fresh():
     assert PAGES["configuration"] == reference_page(), "run `make docs`"
+    assert PAGES["figures"] == figures_page(), "run `make docs`"
+
+
+def test_the_readme_is_a_page():
+    assert len(PAGES["README"]) <= 8000
 
 
 def test_what_is_named_exists():

@@ -183,7 +183,8 @@ def test_what_is_planned_is_what_runs(tiny_base, tmp_path):
     planned = [(phase.size, phase.first_sample, phase.num_steps) for phase in plan.phases]
     recorded = plan_of(run)["plan"]["phases"]
     assert [(phase["size"], phase["first_sample"], phase["num_steps"]) for phase in recorded] == planned
-    assert f"schedule: 2 → 8 rows in 3 phases over 48 samples, 8 from {plan.phases[-1].first_sample} on" in said
+    (batch,) = (line for line in said if line.startswith("batch: "))
+    assert f"2 → 8 rows in 3 phases over 48 samples, 8 from {plan.phases[-1].first_sample} on" in batch
 
 
 def test_another_schedule_is_another_plan_and_another_learning_rate_is_not(tiny_base):
@@ -333,7 +334,7 @@ def test_the_maximum_is_told_once_and_a_first_plan_is_not_said_to_be_found_earli
     for name in ("first", "second"):
         said = []
         train(config, tmp_path / name, said=said)
-        found_earlier += ["found earlier" in line for line in said if line.startswith("plan: ")]
+        found_earlier += ["found earlier" in line for line in said if line.startswith("batch: ")]
         (told,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
         assert CHANGES in told
     assert found_earlier == [False, True]

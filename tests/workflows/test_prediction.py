@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -529,7 +530,7 @@ def test_a_run_is_compared_with_its_base_on_the_same_rows(trained, sums_file):
         assert interval.low - 1e-9 <= difference <= interval.high + 1e-9
     assert found.differences["loss"] != 0
     assert found.notes == ()
-    assert len([line for line in said if line.startswith("evaluation: ")]) == 2
+    assert len([line for line in said if re.match(r"batch: \d+ batch", line)]) == 2
     differences = result.rows["loss"] - base.rows["loss"]
     expected = ratio_interval(differences.to_numpy(), result.rows["num_supervised"].to_numpy())
     interval = found.difference_intervals["loss"]

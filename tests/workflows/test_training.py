@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_with_another_budget_or_replan_is_planned_again(tiny_
     assert plan_of(parts)["plan"]["budget"]["margin_bytes"] == 64 * 2**20
     said.clear()
     train(other, parts, resume=True, replan=True, said=said)
-    assert any(line.startswith("plan: ") and "found earlier" not in line for line in said)
+    assert any(line.startswith("batch: ") and "found earlier" not in line for line in said)
 
 
 def test_a_damaged_plan_of_a_run_is_made_again(tiny_base, tmp_path):
@@ -244,7 +244,7 @@ def test_a_number_of_rows_that_is_predicted_not_to_fit_is_told_and_tried(tiny_ba
     checkpointing = {"batch_size": 4, "enable_gradient_checkpointing": "auto"}
     run = train(settings(tiny_base, trainer=checkpointing), tmp_path / "run", said=said)
     for beginning in (
-        "plan: no way fits; ",
+        "batch: no way fits; ",
         "the run goes on with micro-batches of 4 rows, as trainer.batch_size says",
         "rows do not fit even alone: row ",
     ):

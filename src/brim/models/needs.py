@@ -149,7 +149,7 @@ def _needs(config: Config) -> Iterator[_Need]:
         yield _Need(
             setting="quantization",
             package="bitsandbytes",
-            install="pip install 'bitsandbytes>=0.49'",
+            install="pip install 'brim[quantization]'",
             instead="install it, or leave quantization out",
             trains=isinstance(trainer, FinetuneTrainer),
         )
@@ -159,7 +159,7 @@ def _needs(config: Config) -> Iterator[_Need]:
             yield _Need(
                 setting=f"trainer.optimizer.type: {name}",
                 package="bitsandbytes",
-                install="pip install 'bitsandbytes>=0.49'",
+                install="pip install 'brim[quantization]'",
                 cuda=name.startswith("paged_"),
                 instead=f"set trainer.optimizer.type: {name.removeprefix('paged_')}"
                 if name.startswith("paged_")

@@ -41,7 +41,7 @@ def require_bitsandbytes() -> None:
         raise ModelError(
             Problem(
                 what=f"bitsandbytes, which quantises, cannot be imported: {' '.join(str(error).split())}",
-                fix="install it with `pip install 'bitsandbytes>=0.49'`, or remove quantization and 8-bit or paged "
+                fix="install it with `pip install 'brim[quantization]'`, or remove quantization and 8-bit or paged "
                 "optimizers",
             )
         ) from error

@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.errors import InputError, OutputError, Problem
+from brim.errors import OutputError, Problem, require_extra
 from brim.storage import write_text
 
 if TYPE_CHECKING:
@@ -171,12 +171,4 @@ def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figu
 
 def require_matplotlib() -> None:
     """Raise InputError, with the command to install it, where there is none."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            Problem(
-                what=f"a picture needs matplotlib, which cannot be imported: {error}",
-                fix="pip install 'brim[plots]', or do without the picture",
-            )
-        ) from error
+    require_extra("plots", "matplotlib", what="a picture", otherwise="do without the picture")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
@@ -169,7 +170,14 @@ class TensorBoardLog:
         self._writer: Any = None
         self._synced_at_s = 0.0
 
+    @property
+    def is_there(self) -> bool:
+        """Whether tensorboardX, an extra of brim, is installed; else nothing is written."""
+        return find_spec("tensorboardX") is not None
+
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
+        if not self.is_there:
+            return
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
 
@@ -182,7 +190,7 @@ class TensorBoardLog:
         self._add(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, record: Record) -> None:
-        if "split" not in record and record["event"] != "point":
+        if self._writer is None or ("split" not in record and record["event"] != "point"):
             return
         from tensorboardX.summary import scalar
 
@@ -195,6 +203,8 @@ class TensorBoardLog:
 
     def sync(self) -> None:
         """Return once all events are on the disk."""
+        if self._writer is None:
+            return
         with self._writing():
             self._writer.flush()
         self._synced_at_s = time.monotonic()

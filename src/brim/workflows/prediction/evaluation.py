@@ -19,7 +19,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, prompter, prompts_of
 from brim.data.read import Entry, Ledger, Source
 from brim.data.tokens import TextEncoder, Texts, TokenRows
-from brim.errors import DataError, InputError, Problem
+from brim.errors import DataError, InputError, Problem, require_extra
 from brim.infer import (
     LabelCounts,
     Measure,
@@ -86,6 +86,10 @@ def contender(
     `generation` and texts the other one is given.
     """
     config = session.config
+    if with_texts and label_reader(config) is None:
+        require_extra(
+            "metrics", "sacrebleu", "rouge_score", what="a comparison of texts", otherwise="leave --texts out"
+        )
     if like is not None:
         config = config.model_copy(update={"generation": like.session.config.generation})
     session = with_labels(replace(session, config=config), source)

@@ -18,7 +18,7 @@ from brim.data.read import Data, Source, read
 from brim.errors import CheckpointError, InputError, Problem
 from brim.infer import summarize
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
-from brim.notes import Say, planned, status, warning
+from brim.notes import Note, Say, planned, status, warning
 from brim.planning import batches_for, settings_of
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.train import (
@@ -284,6 +284,8 @@ class _Logs:
             self.observers.start(
                 first_step=state.step, total_steps=length.total_steps, total_samples=length.total_samples
             )
+            if not self._tensorboard.is_there:
+                say(Note("no TensorBoard files are written: pip install 'brim[tensorboard]'", kind="detail"))
             if self._metrics.was_damaged:
                 say(
                     warning(
