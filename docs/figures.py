@@ -16,8 +16,8 @@ _INTRODUCTION = """\
 <!-- Written by `make docs` from benchmarks/results; changes here are lost. -->
 
 Each figure comes from a file in [benchmarks/results](../benchmarks/results), which names its machine, versions, command
-and date. Timings are ratios of commands that ran in turn on the same machine, medians of several rounds. Everything here
-ran on two CPU cores: **nothing has run on a GPU yet**.
+and date. Timings are ratios of commands that ran in turn on the same machine, medians of several rounds. Everything
+here ran on two CPU cores: **nothing has run on a GPU yet**.
 
 | what | figure | command, date |
 | --- | --- | --- |

@@ -54,7 +54,7 @@ def problems_of(*checks: Callable[[], object]) -> list[Problem]:
 
 
 def require_extra(extra: str, *packages: str, what: str, otherwise: str) -> None:
-    """Import the packages of an extra of brim. Raise InputError with the command that installs it, where one is missing.
+    """Import the packages of an extra of brim. Raise InputError, with the command to install it, where one is missing.
 
     what: "a picture". otherwise: what to do without it.
     """
