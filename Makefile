@@ -31,6 +31,10 @@ lint: $(STAMP)  ## lint, format check, strict types
 sizes: $(STAMP)  ## modules, code lines and faces of each package, beside its budget
 	$(BIN)/python -m tools.sizes
 
+.PHONY: walks
+walks: $(STAMP)  ## modules, functions and calls between packages that brim check, memory, train and predict run
+	$(BIN)/python -m tools.walks
+
 .PHONY: same
 same: $(STAMP)  ## whether this checkout does the same as COMMIT (default: the one before), to the bit
 	$(BIN)/python -m tools.same $(COMMIT)

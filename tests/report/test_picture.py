@@ -1,7 +1,7 @@
 """Pictures as files: what is refused before any work, and an HTML page with everything in it and nothing outside."""
 
-import builtins
 import re
+import sys
 
 import pytest
 
@@ -43,14 +43,7 @@ def test_a_folder_and_a_place_below_a_file_are_refused(tmp_path):
 
 
 def test_without_matplotlib_the_command_is_told(tmp_path, monkeypatch):
-    there = builtins.__import__
-
-    def missing(name, *rest, **more):
-        if name.split(".")[0] == "matplotlib":
-            raise ModuleNotFoundError("No module named 'matplotlib'")
-        return there(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="needs matplotlib") as caught:
         check_picture(tmp_path / "a.png")
     assert "pip install 'brim[plots]'" in caught.value.problems[0].fix

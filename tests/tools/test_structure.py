@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tools.sizes import over, sizes
 from tools.structure import House, read_house
+from tools.walks import counted
 
 FILES = {
     "errors.py": '"""Errors."""\n\nclass BrimError(Exception):\n    """Any."""\n',
@@ -79,3 +80,13 @@ def test_what_is_over_its_budget_is_told(house):
     assert over(found, less) == ["brim.data: 7 code, the budget is 6"]
     del less["brim.train"]
     assert "brim.train has no budget" in over(found, less)
+
+
+def test_a_walk_counts_modules_functions_and_what_leads_from_a_package_to_another():
+    functions = [("brim.cli.app", "main"), ("brim.cli.app", "run"), ("brim.memory.trace.record", "record")]
+    calls = [
+        ("brim.cli.app", "brim.memory.trace.record"),
+        ("brim.memory.trace.record", "brim.memory.predict"),
+        ("brim.cli.app", "brim.units"),
+    ]
+    assert counted(functions, calls) == (2, 3, 3, 2)
