@@ -22,6 +22,7 @@ import typer
 
 from brim.config import mask_text
 from brim.errors import ConfigError, DataError, InputError, Problem
+from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.config import KeyPath, LoadedConfig
@@ -396,10 +397,11 @@ def print_result(lines: Iterable[tuple[str, str]]) -> None:
 def metric_lines(by_split: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
     """Yield a line of figures for each split, the first of them with a label."""
     for number, (split, metrics) in enumerate(by_split.items()):
-        figures = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items() if not name.startswith("num_")
-        )
-        yield "" if number else "figures", f"{split}: {figures} ({metrics['num_rows']:,.0f} rows)"
+        figures = ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in _FIGURES if name in metrics)
+        yield "" if number else "figures", f"{split}: {figures} ({format_count(int(metrics['num_rows']), 'row')})"
+
+
+_FIGURES = ("loss", "perplexity", "token_accuracy", "category_accuracy")
 
 
 def finite_or_null(value: float) -> float | None:
