@@ -2,7 +2,7 @@
 
 A docstring begins with what is done ("Return the rows that …", "Hold a finished run."), or is a sentence with a subject
 and a verb ("Rows are padded to the longest."). A noun phrase ("The rows of a batch.") or a clause ("What a run takes.")
-is neither. The verbs are those of tools/verbs.txt, to which a new one is added. Exit status 1: more are found than `MOST`.
+is neither. The verbs are those of tools/verbs.txt; a new one is added there. Exit status 1: more are found than `MOST`.
 """
 
 from __future__ import annotations
