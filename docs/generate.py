@@ -13,10 +13,7 @@ from docs.figures import figures_page
 from pydantic_core import PydanticUndefined
 
 from brim.config import (
-    KEYS,
-    VALUES,
     Key,
-    UnsupportedKey,
     all_keys,
     expected,
     flow,
@@ -24,8 +21,11 @@ from brim.config import (
     line,
     sections_of,
     type_name,
+    unsupported_keys,
+    unsupported_values,
 )
-from brim.config.foreign import FOREIGN_KEYS
+from brim.config.foreign import foreign_keys
+from brim.config.ludwig import UnsupportedKey
 from brim.config.schema import Config, Section
 
 EXAMPLE = """\
@@ -169,7 +169,7 @@ def _unsupported_keys() -> str:
         "| What it is for | Keys | Instead |",
         "| --- | --- | --- |",
     ]
-    for (about, instead), entries in groupby(sorted(KEYS, key=_matter), key=_matter):
+    for (about, instead), entries in groupby(sorted(unsupported_keys(), key=_matter), key=_matter):
         keys = ", ".join(f"`{entry.key}`{_off(entry)}" for entry in entries)
         lines.append(f"| {about} | {keys} | {instead} |")
     return "\n".join(lines) + "\n"
@@ -195,7 +195,7 @@ def _unsupported_values() -> str:
         "| Key | Values | Supported |",
         "| --- | --- | --- |",
     ]
-    for entry in VALUES:
+    for entry in unsupported_values():
         key = f"{entry.key}.type" if entry.is_type else entry.key
         values = ", ".join(f"`{_as_yaml(value)}`" for value in entry.values)
         lines.append(f"| `{key}` | {values} | {entry.expected} |")
@@ -214,7 +214,7 @@ def _foreign_keys() -> str:
         "| Keys | Example | brim |",
         "| --- | --- | --- |",
     ]
-    for entry in FOREIGN_KEYS:
+    for entry in foreign_keys():
         names = ", ".join(f"`{name}`" for name in entry.names)
         helped = entry.answer(entry.example if entry.target else True)
         written = ", ".join(f"`{line(key, value)}`" for key, value in helped.lines)

@@ -31,7 +31,7 @@ from .load import (
     require_trust_said_again as require_trust_said_again,
     with_labels_matched as with_labels_matched,
 )
-from .ludwig import KEYS as KEYS, VALUES as VALUES, UnsupportedKey as UnsupportedKey
+from .ludwig import unsupported_keys as unsupported_keys, unsupported_values as unsupported_values
 from .prompt_rules import (
     MAX_STEPS as MAX_STEPS,
     LabelReader as LabelReader,

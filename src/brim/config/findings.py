@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from brim.config.foreign import FOREIGN_KEYS, FOREIGN_VALUES, ForeignKey, Help, Lines
+from brim.config.foreign import ForeignKey, Help, Lines, foreign_keys, foreign_values
 from brim.config.introspect import all_keys, expected, kinds_of_values, type_name
 from brim.config.schema import Config, NoTrainer, Section
 from brim.config.yaml import Document, KeyPath, dotted, mask_text, value_at
@@ -72,7 +72,7 @@ def misspelt_key(name: str, value: Any, section: type[Section]) -> str | None:
 def foreign_value(path: KeyPath, data: dict[str, Any]) -> Help | None:
     """What to write instead of a value of brim's key, where other tools mean something by it."""
     value = value_at(data, path)
-    for entry in _named(path, FOREIGN_VALUES):
+    for entry in _named(path, foreign_values()):
         helped = entry.answer(value)
         if helped.words and not helped.lines:
             return helped
@@ -83,7 +83,7 @@ def foreign_value(path: KeyPath, data: dict[str, Any]) -> Help | None:
 def _foreign_help(path: KeyPath, data: dict[str, Any]) -> Help | None:
     """What to do about a key of another tool's."""
     value = value_at(data, path)
-    for entry in _named(path, FOREIGN_KEYS):
+    for entry in _named(path, foreign_keys()):
         if value is None:
             return Help(words="remove it: null asks for nothing", is_idle=True)
         helped = entry.answer(value)

@@ -1,2 +1,2 @@
-from .keys import FOREIGN_KEYS as FOREIGN_KEYS, FOREIGN_VALUES as FOREIGN_VALUES, ForeignKey as ForeignKey
+from .keys import ForeignKey as ForeignKey, foreign_keys as foreign_keys, foreign_values as foreign_values
 from .values import DATA_FILES as DATA_FILES, Help as Help, Lines as Lines
