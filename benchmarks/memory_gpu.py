@@ -37,7 +37,7 @@ from benchmarks.report import RESULTS, write_report
 from brim.config import load_config
 from brim.models import ModelFolder
 from brim.models.folder import context_length
-from brim.workflows.measure.messages import Request
+from brim.workflows.measure.messages import Request, as_json
 from brim.workflows.measure.work import write_random_weights
 
 NAME = "memory_gpu"
@@ -114,7 +114,7 @@ def _item(number: int, case: Case, options: Options, folder: Path) -> dict[str, 
         write_random_weights(base)  # what is quantised is loaded from the disk
     trace = options.out / NAME / f"{case.architecture}-{number}.json.gz" if case.records else None
     request = _request(case, base, config, options.device)
-    return {"request": request.as_json(), "trace": None if trace is None else str(trace)}
+    return {"request": as_json(request), "trace": None if trace is None else str(trace)}
 
 
 def _work(

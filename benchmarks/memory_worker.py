@@ -6,12 +6,15 @@ up.
 
 from __future__ import annotations
 
+import bisect
 import gc
 import gzip
 import json
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,10 @@ from typing import Any
 import torch
 
 from brim.errors import BrimError
-from brim.memory.trace import EventStream
-from brim.workflows.measure.messages import Request
-from brim.workflows.measure.record import CudaRecording, meter_of
-from brim.workflows.measure.work import Bench, NoMeter, run_on, tiny
+from brim.memory.trace import EventStream, Place
+from brim.workflows.measure.messages import Request, of_json
+from brim.workflows.measure.record import Meter, Recorder, allocator_record, meter_of
+from brim.workflows.measure.work import run_on, tiny
 
 _COUNTERS = ("allocated_bytes.all", "reserved_bytes.all", "active_bytes.all", "inactive_split_bytes.all", "segment.all")
 
@@ -33,15 +36,15 @@ def run_cases(requests: Path, results: Path, device: torch.device, *, rehearses:
     if rehearses and given["cases"]:
         asked = [item["request"] for item in given["cases"]]
         for request in {(each["folder"]["name"], *each["phases"]): each for each in reversed(asked)}.values():
-            with tiny(Request.of_json(request)) as rehearsal:
-                run_on(rehearsal, device, NoMeter())
+            with tiny(of_json(Request, request)) as rehearsal:
+                run_on(rehearsal, device, meter_of(device))
     gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     with results.open("a", encoding="utf-8") as file:
         for number, item in enumerate(given["cases"]):
             if time.time() > given["until"]:
                 result = {"skipped": "time is up"}
             else:
-                result = _measured(Request.of_json(item["request"]), device, item["trace"])
+                result = _measured(of_json(Request, item["request"]), device, item["trace"])
             file.write(json.dumps({"number": number, **result}) + "\n")
             file.flush()
             _clean(device)  # after an error of the device itself this ends the process, and another one goes on
@@ -53,7 +56,8 @@ def _measured(request: Request, device: torch.device, trace: str | None) -> dict
     before = _allocated(device)
     try:
         meter = meter_of(device)
-        bench = run_on(request, device, meter)
+        recorder = AllocatorRecorder(device, meter) if trace is not None and device.type == "cuda" else None
+        bench = run_on(request, device, meter, recorder)
     except (
         BrimError,
         RuntimeError,
@@ -72,16 +76,73 @@ def _measured(request: Request, device: torch.device, trace: str | None) -> dict
         "peaks": [asdict(peak) for peak in bench.peaks],
         "counters": _counters(device),
         "notes": bench.notes,
-        "trace": None if trace is None else _write_trace(bench, Path(trace)),
+        "trace": None if recorder is None else _write_trace(recorder.stream(), Path(str(trace))),
         "seconds": round(time.perf_counter() - started, 2),
     }
 
 
-def _write_trace(bench: Bench, file: Path) -> str | None:
-    """The name of a file with the births and deaths of the recorded steps; None where the device tells none."""
-    if not isinstance(bench.recording, CudaRecording):
-        return None
-    write_compact(bench.recording.stream(), file)
+class AllocatorRecorder(Recorder):
+    """Every allocation and release as PyTorch's allocator records it, with the operator that asked for it."""
+
+    def __init__(self, device: torch.device, meter: Meter) -> None:
+        super().__init__(device, meter)
+        self._times_ns: list[int] = []  # of each operator, when it began
+        self._operators: list[Place] = []
+        self._entries: list[Mapping[str, Any]] = []
+        # Writes an operator's number on the allocations that it makes, where this PyTorch can.
+        self._write: Any = getattr(torch.cuda.memory, "_set_memory_metadata", None)
+
+    @contextmanager
+    def watching(self, model: torch.nn.Module) -> Iterator[None]:
+        with allocator_record(self._device, None) as self._entries, super().watching(model):
+            yield
+
+    def stream(self) -> EventStream:
+        """Return the same events as a prediction is made of, to lay them side by side."""
+        return stream(self._entries, self._place_of)
+
+    def _place(self, name: str) -> Place:
+        place = super()._place(name)
+        if self._write is not None:
+            self._write(str(len(self._operators)))
+        self._times_ns.append(time.time_ns())
+        self._operators.append(place)
+        return place
+
+    def _point(self, place: Place) -> None:
+        """Leave PyTorch's counters alone, which have the peaks."""
+
+    def _place_of(self, entry: Mapping[str, Any]) -> Place:
+        """The operator whose number it bears, or the last one that had begun."""
+        number = str(entry.get("user_metadata") or "")
+        if entry["action"] == "alloc" and number.isdecimal():
+            return self._operators[int(number)]
+        last = bisect.bisect_right(self._times_ns, entry.get("time_us", 0) * 1000) - 1
+        return self._operators[last] if last >= 0 else Place(self._phase)
+
+
+def stream(entries: Sequence[Mapping[str, Any]], place_of: Callable[[Mapping[str, Any]], Place]) -> EventStream:
+    """Births and deaths in their order; what dies without having been born is born first.
+
+    entries: of `torch.cuda.memory._snapshot()["device_traces"]`. The categories are not known: all are "temporary".
+    """
+    found, born, before = EventStream(), dict[int, int](), set[int]()
+    for entry in entries:  # what was alive before the first entry, as far as it dies
+        if entry["action"] == "alloc":
+            before.add(entry["addr"])
+        elif entry["action"] == "free_completed" and entry["addr"] not in before and entry["addr"] not in born:
+            born[entry["addr"]] = found.birth(entry["size"], "temporary", Place("load"))
+    for entry in entries:
+        if entry["action"] == "alloc":
+            born[entry["addr"]] = found.birth(entry["size"], "temporary", place_of(entry))
+        elif entry["action"] == "free_completed":
+            found.death(born.pop(entry["addr"]), place_of(entry))
+    return found
+
+
+def _write_trace(found: EventStream, file: Path) -> str:
+    """Write the births and deaths of the recorded steps. Return the file's name."""
+    write_compact(found, file)
     return file.name
 
 

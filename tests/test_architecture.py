@@ -28,8 +28,6 @@ LARGE = {
     "brim.planning.costs.traces",
     "brim.workflows.compare.run",
     "brim.workflows.export.merge",
-    "brim.workflows.measure.record",
-    "brim.workflows.measure.run",
     "brim.workflows.prediction.evaluation",
     "brim.workflows.prediction.job",
     "brim.workflows.prediction.run",

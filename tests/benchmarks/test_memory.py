@@ -22,7 +22,7 @@ from brim.config import load_config
 from brim.memory import find_device
 from brim.memory.trace import EventStream, Place
 from brim.workflows.measure import PhasePeak
-from brim.workflows.measure.messages import Report
+from brim.workflows.measure.messages import Report, as_json
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 ALL = list(grid())
@@ -94,14 +94,14 @@ def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monke
 def told_of(cases, tmp_path, *, until):
     """What the worker tells of cases."""
     requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
-    items = [{"request": memory_gpu._request(case, tmp_path, {}, "cpu").as_json(), "trace": None} for case in cases]
+    items = [{"request": as_json(memory_gpu._request(case, tmp_path, {}, "cpu")), "trace": None} for case in cases]
     requests.write_text(json.dumps({"cases": items, "until": until}))
     memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
 def test_no_case_is_started_when_time_is_up_and_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
-    def fails(request, device, meter):
+    def fails(request, device, meter, recorder):
         raise RuntimeError("CUDA error: no kernel image")
 
     case = small(ALL[0])

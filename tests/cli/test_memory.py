@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from tests.report.hand_made import GIB, hand_made_prediction
 
@@ -198,9 +197,7 @@ def measured(monkeypatch, asked):
             ),
         ]
         recorded = MeasuredTimeline(
-            seconds=np.arange(len(timeline.places), dtype=np.float64),
-            live_bytes=timeline.allocated_bytes() + GIB,
-            reserved_bytes=None,
+            live_bytes=tuple((timeline.allocated_bytes() + GIB).tolist()),
             marks=tuple(timeline.marks[:2]),
             spikes=(
                 Spike(point=7, live_bytes=14 * GIB, place=Place("load", operator="aten::empty")),
@@ -228,7 +225,7 @@ def measured(monkeypatch, asked):
     return calls
 
 
-NO_CUDA = {"allocated_bytes": None, "reserved_bytes": None, "outside_bytes": None, "baseline_bytes": GIB}
+NO_CUDA = {"baseline_bytes": GIB}
 
 
 def test_measured_beside_predicted_by_phase(brim, config, measured):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -188,7 +189,7 @@ def measured_picture(beside: Beside, *, title: str) -> Figure:
         on_cpu = measured.kind == "cpu"
         overlay = Overlay(
             label=f"measured on {measured.device}" + (", resident set" if on_cpu else ""),
-            live_bytes=timeline.live_bytes,
+            live_bytes=np.asarray(timeline.live_bytes),
             marks=timeline.marks,
             num_steps=sum(peak.phase == "train" for peak in measured.peaks),
             baseline_bytes=_before(beside),
@@ -277,7 +278,6 @@ def _leak(leak: Leak) -> Iterator[str]:
 
 
 def _stayed(stayed: Stayed) -> str:
-    shape = "" if stayed.shape is None else f" of {'×'.join(map(str, stayed.shape)) or 'one number'}"
-    kind = f" {stayed.dtype}" if stayed.dtype else ""
+    shape = "×".join(map(str, stayed.shape)) or "one number"
     made = f", made at {stayed.made_at}" if stayed.made_at else ""
-    return f"{stayed.count:,}{kind} tensors{shape} stayed, {stayed.num_bytes:,} bytes{made}"
+    return f"{stayed.count:,} {stayed.dtype} tensors of {shape} stayed, {stayed.num_bytes:,} bytes{made}"

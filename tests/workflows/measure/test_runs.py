@@ -18,8 +18,9 @@ from brim.models import locate
 from brim.train import gradient
 from brim.workflows.measure import PhasePeak, run as process
 from brim.workflows.measure.messages import Report
+from brim.workflows.measure.record import Recorder
 from brim.workflows.measure.run import Depths, depths, extrapolated, measure, measured_alone, num_layers, with_layers
-from brim.workflows.measure.work import NoMeter, in_order_of_steps, random_rows, run, run_on, tiny
+from brim.workflows.measure.work import in_order_of_steps, random_rows, run, run_on, tiny
 
 CPU = torch.device("cpu")
 TRAINS = {"trainer": {"type": "finetune", "learning_rate": 0.001}}
@@ -212,14 +213,23 @@ def test_a_process_of_its_own_gives_the_peaks_without_the_weights(asked):
 # brim's own code, run to be measured: in this process, on a tiny model
 
 
-class Counting(NoMeter):
-    """A meter that tells how often it was read."""
+class Counting:
+    """A meter that tells how often it was read: each time there is a byte more."""
+
+    kind, baseline_bytes = "cpu", 0
 
     def __init__(self):
-        self.begun = 0
+        self.begun = self.num_bytes = 0
 
     def begin(self):
         self.begun += 1
+
+    def peak(self, phase, step=None):
+        return peak(0, phase=phase, step=step)
+
+    def live_bytes(self):
+        self.num_bytes += 1
+        return self.num_bytes
 
 
 @pytest.mark.run
@@ -242,7 +252,7 @@ def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, monkeyp
         return forward(self, input_ids=input_ids, **others)
 
     monkeypatch.setattr(LlamaModel, "forward", watched)
-    bench = run_on(asked(trainable=False, phases=("evaluate", "generate")), CPU, NoMeter())
+    bench = run_on(asked(trainable=False, phases=("evaluate", "generate")), CPU, Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "evaluate", "generate"]
     # Scored; prefill and two decoded, which make three new tokens.
     assert widths[-4:] == [(2, 16), (2, 16), (2, 1), (2, 1)]
@@ -259,7 +269,7 @@ def test_micro_batches_and_lengths_are_those_that_were_asked_for(asked, monkeypa
         return batch
 
     monkeypatch.setattr(gradient, "collate", watched)
-    run_on(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), CPU, NoMeter())
+    run_on(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), CPU, Counting())
     assert shapes == [(2, 9), (2, 5), (2, 12), (2, 3)]
 
 
@@ -273,7 +283,7 @@ def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
         return scale(self, outputs) * (float("inf") if len(calls) == 1 else 1.0)
 
     monkeypatch.setattr(torch.amp.GradScaler, "scale", overflowing)
-    bench = run_on(asked({"precision": "fp16-mixed"}, num_steps=2), CPU, NoMeter())
+    bench = run_on(asked({"precision": "fp16-mixed"}, num_steps=2), CPU, Counting())
     assert [peak.step for peak in bench.peaks if peak.phase == "train"] == [1, 2]
     (note,) = bench.notes
     assert note.startswith("1 step left out: fp16 gradients overflowed")
@@ -283,25 +293,38 @@ def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
 def test_the_rehearsal_runs_the_same_phases_on_a_model_that_fits_anywhere(asked):
     request = asked({"adapter": {"type": "lora", "target_modules": ["q_proj"]}}, phases=("train",), records=True)
     with tiny(request) as rehearsal:
-        bench = run_on(rehearsal, CPU, NoMeter())
+        bench = run_on(rehearsal, CPU, Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "train"]
-    assert bench.recording is None
+    assert bench.recorder is None
 
 
 @pytest.mark.run
 def test_a_recorded_step_names_its_parts_and_where_their_spikes_are(asked):
-    bench = run_on(asked(records=True), CPU, NoMeter())
-    assert bench.recording is not None
-    found = bench.recording.timeline()
+    recorder = run_on(asked(records=True), CPU, Counting()).recorder
+    assert recorder is not None
+    found = recorder.timeline()
     expected = [f"step {step}: {part}" for step in (1, 2) for part in ("forward", "backward", "optimizer")]
-    assert [label for _, label in found.marks] == expected
-    # On a CPU the points are samples of the resident set: a part's highest may be the first of the part after it.
-    assert {spike.place.phase for spike in found.spikes} <= {"forward", "backward", "optimizer"}
-    assert len(found.spikes) == len(found.marks)
-    places = bench.recording.log.places
-    heads = {place.module for place in places if place.phase == "forward" and place.operator == "aten.mm"}
+    assert [label for _, label in found.marks] == [*expected, "step 3: forward"][: len(found.marks)]
+    assert len(found.marks) >= len(expected)
+    assert found.live_bytes == tuple(range(1, len(found.live_bytes) + 1))
+    # A part's highest point is its last one here: right before the next part begins.
+    ends = [*(point for point, _ in found.marks[1:]), len(found.live_bytes)]
+    assert [spike.point for spike in found.spikes] == [end - 1 for end in ends]
+    assert [spike.place.phase for spike in found.spikes][:6] == ["forward", "backward", "optimizer"] * 2
+    heads = {place.module for place in recorder.places if place.phase == "forward" and place.operator == "aten.mm"}
     assert "model.layers.1.mlp.down_proj" in heads
-    assert {place.layer for place in places if place.phase == "backward"} >= {0, 1}
+    assert {place.layer for place in recorder.places if place.phase == "backward"} >= {0, 1}
+
+
+def test_a_storage_is_known_by_its_operator_and_the_line_that_asked_for_it():
+    recorder = Recorder(CPU, Counting())
+    layer = torch.nn.Linear(2, 3)
+    with recorder.watching(layer):
+        recorder.begin("forward", "step 1")
+        made = layer(torch.ones(1, 2))
+    where = recorder.where()[made.untyped_storage().data_ptr()]
+    assert where.startswith("forward, aten.addmm; test_runs.py:")
+    assert where.endswith("(test_a_storage_is_known_by_its_operator_and_the_line_that_asked_for_it)")
 
 
 @pytest.mark.run
@@ -314,10 +337,10 @@ def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch,
         return loss_of(model, batch, **others)
 
     request = asked(num_steps=5, looks_for_leaks=True)
-    sound = run_on(request, CPU, NoMeter())
+    sound = run_on(request, CPU, Counting())
     assert len(set(sound.end_bytes[1:])) == 1
     monkeypatch.setattr(gradient, "next_token_loss", leaking)
-    bench = run_on(request, CPU, NoMeter())
+    bench = run_on(request, CPU, Counting())
     rises = [after - before for before, after in pairwise(bench.end_bytes)]
     assert rises == [8_000, 12_000, 16_000, 20_000]
     assert [(each.shape, each.num_bytes) for each in bench.stayed()] == [((n, 1000), n * 4000) for n in (5, 4, 3, 2)]
@@ -335,7 +358,7 @@ def test_a_list_of_losses_whose_graphs_stay_is_found(asked, monkeypatch, few_obj
 
     monkeypatch.setattr(gradient, "next_token_loss", leaking)
     trainer = {**TRAINS["trainer"], "chunked_loss": False}
-    bench = run_on(asked({"trainer": trainer}, num_steps=5, looks_for_leaks=True), CPU, NoMeter())
+    bench = run_on(asked({"trainer": trainer}, num_steps=5, looks_for_leaks=True), CPU, Counting())
     rises = [after - before for before, after in pairwise(bench.end_bytes[1:])]
     assert len(set(rises)) == 1
     assert rises[0] > 2 * 15 * 300 * 4  # the probabilities of the vocabulary's 300 tokens, in fp32
@@ -350,5 +373,5 @@ def test_what_does_not_fit_is_no_measurement_of_something_smaller(asked, monkeyp
 
     monkeypatch.setattr(LlamaModel, "forward", scarce)
     with pytest.raises(BrimError, match="the device ran out of memory: ") as caught:
-        run_on(asked(trainable=phase == "train", phases=(phase,)), CPU, NoMeter())
+        run_on(asked(trainable=phase == "train", phases=(phase,)), CPU, Counting())
     assert "--batch-size" in caught.value.problems[0].fix

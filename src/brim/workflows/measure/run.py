@@ -21,7 +21,7 @@ import torch
 
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer
-from brim.errors import BrimError, ConfigError, InputError, Problem
+from brim.errors import ConfigError, InputError, Problem
 from brim.memory import PACKING_BYTES, MemoryPrediction, Timeline, predict_memory, with_checkpointing
 from brim.memory.trace import Phase
 from brim.models import ModelFolder, locate, require_trainable, with_stored_quantization
@@ -33,6 +33,8 @@ from brim.workflows.measure.messages import (
     PhasePeak,
     Report,
     Request,
+    as_json,
+    of_json,
     rise_per_step,
 )
 from brim.workflows.runs import Tell, run_child
@@ -198,7 +200,7 @@ def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_A
     environment: of that process, beside this one's, which wins.
     """
     with tempfile.TemporaryDirectory() as name, _with_weights(request, Path(name)) as ready:
-        return Report.of_json(_run(measured_here, ready.as_json(), Path(name), environment))
+        return of_json(Report, _run(measured_here, as_json(ready), Path(name), environment))
 
 
 def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phase], sequence_length: int) -> None:
@@ -345,16 +347,7 @@ def measured_here(order: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     from brim.workflows.measure.work import run
 
     warnings.simplefilter("ignore")  # nobody reads this process's terminal
-    try:
-        return run(Request.of_json(order)).as_json()
-    except torch.OutOfMemoryError as error:
-        raise BrimError(
-            Problem(
-                what=f"the device ran out of memory: {str(error).splitlines()[0]}",
-                fix="a smaller --batch-size or --sequence-length; or --layers 1, which runs a few layers and "
-                "extrapolates",
-            )
-        ) from None
+    return as_json(run(of_json(Request, order)))
 
 
 def write_weights(order: Mapping[str, Any], tell: Tell) -> None:

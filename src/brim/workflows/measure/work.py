@@ -45,12 +45,11 @@ from brim.infer.engines import (
     respond_to,
     why_not_slots,
 )
-from brim.memory.trace import Phase
 from brim.models import LLM, device_facts, device_name, load_llm, pick_device
 from brim.train import CheckpointStore, Loop, Record, TrainState, build_job, run_length
 from brim.units import format_count
-from brim.workflows.measure.messages import PhasePeak, Report, Request
-from brim.workflows.measure.record import Living, Meter, Recording, living, meter_of, recorded
+from brim.workflows.measure.messages import PhasePeak, Report, Request, Stayed
+from brim.workflows.measure.record import Living, Meter, Recorder, living, meter_of
 
 
 def write_random_weights(folder: Path) -> None:
@@ -69,11 +68,18 @@ _OVERFLOWS = 16  # steps that fp16's loss scale of 2^16 may leave out until it i
 
 
 def run(request: Request) -> Report:
-    """Load the model once and run the phases."""
+    """Load the model once and run the phases. Raises BrimError where the device runs out of memory."""
+    try:
+        return _report(request)
+    except torch.OutOfMemoryError as error:
+        raise _ran_out(str(error).splitlines()[0]) from None
+
+
+def _report(request: Request) -> Report:
     device = _device(request.device)
     if device.type == "cpu":
         with tiny(request) as rehearsal:
-            run_on(rehearsal, device, NoMeter())
+            run_on(rehearsal, device, meter_of(device))
     gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     meter = meter_of(device)
     bench = run_on(request, device, meter)
@@ -83,20 +89,22 @@ def run(request: Request) -> Report:
         baseline_bytes=meter.baseline_bytes,
         peaks=tuple(bench.peaks),
         end_bytes=tuple(bench.end_bytes),
-        stayed=bench.recording.stayed() if bench.recording is not None else bench.stayed(),
-        timeline=None if bench.recording is None else bench.recording.timeline(),
+        stayed=bench.stayed(),
+        timeline=None if bench.recorder is None else bench.recorder.timeline(),
         notes=tuple(bench.notes),
     )
 
 
-def run_on(request: Request, device: torch.device, meter: Meter) -> Bench:
-    """Load the model and run the phases in this process, as it is."""
+def run_on(request: Request, device: torch.device, meter: Meter, recorder: Recorder | None = None) -> Bench:
+    """Load the model and run the phases in this process, as it is. recorder: default: what the request asks for."""
+    if recorder is None and request.records:
+        recorder = Recorder(device, meter, request.snapshot)
     facts = device_facts(device)
     config = resolve(request.config, facts, context_length=request.folder.context_length).config
     meter.begin()
     with _drawn_on(device) if config.initialize == "random" else nullcontext():
         llm = load_llm(config, request.folder, device, trainable=request.trainable)
-    bench = Bench(request, config, llm, meter)
+    bench = Bench(request, config, llm, meter, recorder)
     bench.peaks.append(meter.peak("load"))
     bench.run()
     return bench
@@ -124,58 +132,47 @@ def _drawn_on(device: torch.device) -> AbstractContextManager[object]:
 class Bench:
     """One loaded model, and what was found of it so far."""
 
-    def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter) -> None:
+    def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter, recorder: Recorder | None) -> None:
         self._request, self._config, self._llm, self._meter = request, config, llm, meter
         self._vocabulary = int(llm.model.get_input_embeddings().weight.shape[0])
         self._living: list[Living] = []
-        self.recording: Recording | None = None
+        self.recorder = recorder
         self.peaks: list[PhasePeak] = []
         self.end_bytes: list[int] = []
         self.notes: list[str] = []
 
     def run(self) -> None:
-        request = self._request
-        with self._recorded() as self.recording:
-            for phase in request.phases:
+        """Run the phases that were asked for; loading is done."""
+        with nullcontext() if self.recorder is None else self.recorder.watching(self._llm.model):
+            for phase in self._request.phases:
                 if phase == "train":
                     self._train()
-                elif phase == "evaluate":
-                    self._begin("evaluate")
-                    self._evaluate()
-                    self.peaks.append(self._meter.peak("evaluate"))
-                elif phase == "generate":
-                    self._begin("generate")
-                    self._generate()
-                    self.peaks.append(self._meter.peak("generate"))
+                elif phase != "load":
+                    self._begin(phase)
+                    self._evaluate() if phase == "evaluate" else self._generate()
+                    self.peaks.append(self._meter.peak(phase))
 
-    def stayed(self) -> tuple[Any, ...]:
+    def stayed(self) -> tuple[Stayed, ...]:
+        """Return what the steps after the first left behind."""
         return self._living[-1].since(self._living[0]) if self._living else ()
 
     def step_begins(self, step: int) -> None:
-        self._meter.begin()
-        if self.recording is not None:
-            self.recording.log.begin("forward", f"step {step}")
+        """Forget the peak of the step before."""
+        self._begin("forward", f"step {step}")
 
     def step_ended(self, step: int) -> None:
         """The peak is read before anything is looked at, which takes memory itself."""
         peak = self._meter.peak("train", step)
         self.peaks.append(peak)
-        if self.recording is not None:
-            self.recording.step_ended()
         if self._request.looks_for_leaks:
-            self._living.append(living())
+            self._living.append(living(None if self.recorder is None else self.recorder.where()))
         looked = self._request.looks_for_leaks and peak.allocated_bytes is None
         self.end_bytes.append(self._living[-1].num_bytes if looked else peak.end_bytes)
 
-    def _recorded(self) -> AbstractContextManager[Recording | None]:
-        if not self._request.records:
-            return nullcontext()
-        return recorded(self._llm.model, self._llm.device, self._request.snapshot)
-
-    def _begin(self, phase: str) -> None:
+    def _begin(self, phase: str, prefix: str = "") -> None:
         self._meter.begin()
-        if self.recording is not None:
-            self.recording.log.begin(phase, "")
+        if self.recorder is not None:
+            self.recorder.begin(phase, prefix)
 
     def _train(self) -> None:
         """The run's own loop, ended before its first checkpoint."""
@@ -198,10 +195,10 @@ class Bench:
                 store=CheckpointStore(Path(folder)),
                 observer=stepper,
             )
-            log = None if self.recording is None else self.recording.log
-            if log is not None:
-                job.optimizer.register_step_pre_hook(lambda *given: log.begin("optimizer"))
-                llm.model.register_forward_pre_hook(lambda *given: log.begin_once("forward"))
+            recorder = self.recorder
+            if recorder is not None:
+                job.optimizer.register_step_pre_hook(lambda *given: recorder.begin("optimizer"))
+                llm.model.register_forward_pre_hook(lambda *given: recorder.begin_once("forward"))
             self.step_begins(1)
             with suppress(_EnoughSteps):
                 Loop(job, TrainState()).run(threading.Event())
@@ -261,13 +258,13 @@ class Bench:
 
     def _mark_passes(self) -> None:
         """A pass over several tokens of each row reads prompts, the others write a token each."""
-        if self.recording is None:
+        recorder = self.recorder
+        if recorder is None:
             return
-        log = self.recording.log
 
         def begin(module: Any, given: Any, named: Mapping[str, Any]) -> None:
             ids = named["input_ids"]
-            log.begin_once("prefill" if ids.shape[1] > 1 else "decode")
+            recorder.begin_once("prefill" if ids.shape[1] > 1 else "decode")
 
         self._llm.model.register_forward_pre_hook(begin, with_kwargs=True)
 
@@ -345,27 +342,6 @@ _LLAMA: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 0,
 }
-
-
-class NoMeter:
-    """Reads nothing."""
-
-    kind = "cpu"
-    baseline_bytes = 0
-
-    def begin(self) -> None: ...
-
-    def peak(self, phase: Phase, step: int | None = None) -> PhasePeak:
-        return PhasePeak(
-            phase=phase,
-            step=step,
-            allocated_bytes=None,
-            reserved_bytes=None,
-            outside_bytes=None,
-            total_bytes=0,
-            end_bytes=0,
-            baseline_bytes=0,
-        )
 
 
 @contextmanager
