@@ -21,7 +21,6 @@ LARGE = {
     "brim.infer.engines.continuous",
     "brim.memory.bitsandbytes.loading",
     "brim.memory.closed_form.architecture",
-    "brim.memory.fsdp.units",
     "brim.memory.predict",
     "brim.memory.trace.layers",
     "brim.planning.costs.generation",

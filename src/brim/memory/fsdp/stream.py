@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from brim.memory.fsdp.units import (
     COMPUTE,
+    Cut,
     FlatShards,
     FullyShard,
     Precision,
     Tape,
-    WholeParameters,
     gradients_added,
     layer_of_events,
     sharded_sizes,
@@ -66,18 +66,6 @@ class ShardedStream:
     numbers: Mapping[int, int]  # recorded storage -> the rank's, where it has one
 
 
-class _Units(Protocol):
-    """What is allocated around a unit, by the kind of sharding."""
-
-    def shard(self, weight: Weight) -> int: ...
-    def gather(self, layer: int | None, *, backward: bool) -> None: ...
-    def prefetch(self, layer: int | None) -> None: ...
-    def reshard(self, layer: int | None) -> None: ...
-    def reduce(self, layer: int | None, gradients: Sequence[int]) -> list[int]: ...
-    def end_forward(self) -> None: ...
-    def end_backward(self) -> None: ...
-
-
 def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) -> ShardedStream:
     """The stream of rank 0.
 
@@ -88,38 +76,30 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     if sharding.kind == "whole" and sharding.offload == "none":
         numbers = range(len(stream.sizes))
         return ShardedStream(stream, (COMPUTE,) * len(numbers), dict(zip(numbers, numbers, strict=True)))
-    walk = _Walk(stream, weights, sharding, tape, _units(weights, sharding, tape))
+    walk = _Walk(stream, weights, sharding, tape)
     marks = list(stream.marks)
     for position in range(len(stream.storages)):
         while marks and marks[0][0] == position:
             walk.mark(marks.pop(0)[1])
         walk.step(position)
-    walk.finish()
+    walk.leave_phase()
     for _, label in marks:
         tape.stream.mark(label)
     return ShardedStream(tape.stream, tuple(tape.cuda_streams), walk.numbers)
 
 
-def _units(weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> _Units:
-    if sharding.kind == "whole":
-        return WholeParameters()
-    make = FullyShard if sharding.kind == "fsdp2" else FlatShards
-    return make(
-        tape,
-        units(weights),
-        world_size=sharding.world_size,
-        precision=sharding.precision,
-        offload=sharding.offload == "weights",
-    )
-
-
 class _Walk:
     """Repeats the recorded events one by one and says when units are gathered, freed and reduced."""
 
-    def __init__(
-        self, stream: EventStream, weights: Sequence[Weight], sharding: Sharding, tape: Tape, whole: _Units
-    ) -> None:
-        self._stream, self._sharding, self._tape, self._whole = stream, sharding, tape, whole
+    def __init__(self, stream: EventStream, weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> None:
+        self._stream, self._sharding, self._tape = stream, sharding, tape
+        cut = Cut(
+            units={} if sharding.kind == "whole" else units(weights),
+            world_size=sharding.world_size,
+            precision=sharding.precision,
+            offload=sharding.offload == "weights",
+        )
+        self._whole = FullyShard(tape, cut) if sharding.kind == "fsdp2" else FlatShards(tape, cut)
         self._weights = {weight.storage: weight for weight in weights}
         self._layers = layer_of_events(stream)
         self._optimizer_sizes = sharded_sizes(
@@ -128,10 +108,10 @@ class _Walk:
             precision=sharding.precision,
             by_rows=sharding.kind != "fsdp1",
         )
-        self._prefetches = sharding.prefetch and not (sharding.kind == "fsdp1" and sharding.reentrant_checkpoints)
+        watches = sharding.kind == "fsdp1" and sharding.reentrant_checkpoints
+        self._prefetches = sharding.prefetch and not watches
         frozen = {weight.layer for weight in weights if not weight.trainable}
         self._trained = {weight.layer for weight in weights if weight.trainable}
-        watches = sharding.kind == "fsdp1" and sharding.reentrant_checkpoints
         self._watched = storages_kept_by_hooks(stream, self._layers, frozen) if watches else frozenset()
         self._added = gradients_added(stream, self._layers, weights)
         late = late_prefetches(stream, self._layers, weights) if sharding.kind == "fsdp1" else {}
@@ -149,7 +129,7 @@ class _Walk:
 
     def mark(self, label: str) -> None:
         """A mark ends the pass before it."""
-        self._leave_phase()
+        self.leave_phase()
         self._tape.stream.mark(label)
 
     def step(self, position: int) -> None:
@@ -163,14 +143,10 @@ class _Walk:
             self._prefetch_before(self._order.index(self._layer))
         self._bear(storage, place)
 
-    def finish(self) -> None:
-        """The stream is over."""
-        self._leave_phase()
-
     def _move(self, place: Place, layer: int | None) -> None:
         """Leave the unit that computed and gather the one that will."""
         if place.phase != self._phase:
-            self._leave_phase()
+            self.leave_phase()
             self._enter_phase(place.phase)
         elif layer != self._layer:
             self._leave_layer()
@@ -190,7 +166,8 @@ class _Walk:
         if phase == _BACKWARD:
             self._prefetch_before(len(self._order))
 
-    def _leave_phase(self) -> None:
+    def leave_phase(self) -> None:
+        """The pass is over, or the stream."""
         self._leave_layer()
         self._tape.stand_at(self._phase, None)
         if self._phase == _BACKWARD:

@@ -45,31 +45,36 @@ def storages_kept_by_hooks(stream: EventStream, layers: list[int | None], frozen
     return frozenset(kept)
 
 
-class FlatShards:
-    """Parameters that are written into flat ones, which are cut; gathered straight into place."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What is cut, and over how many ranks."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        units: Mapping[int | None, Sequence[Weight]],
-        *,
-        world_size: int,
-        precision: Precision,
-        offload: bool,
-    ) -> None:
-        self._tape, self._world_size = tape, world_size
-        self._precision, self._offload = precision, offload
-        self._units = {layer: flat_parameters(weights) for layer, weights in units.items()}
+    units: Mapping[int | None, Sequence[Weight]]
+    world_size: int
+    precision: Precision
+    offload: bool  # weights and gradients lie on the CPU
+
+
+class FlatShards:
+    """Parameters that are written into flat ones, which are cut; gathered straight into place.
+
+    Those of no unit are whole on each rank, and their gradients stay as they were computed.
+    """
+
+    def __init__(self, tape: Tape, cut: Cut) -> None:
+        self._tape, self._world_size = tape, cut.world_size
+        self._precision, self._offload = cut.precision, cut.offload
+        self._units = {layer: flat_parameters(weights) for layer, weights in cut.units.items()}
         self._flat = {flat.weights[0].storage: flat for flats in self._units.values() for flat in flats}
         self._whole: dict[int | None, list[int]] = {}
         self._offloaded: list[int] = []  # sharded gradients, copied to the CPU and kept until the pass is over
 
     def shard(self, weight: Weight) -> int:
-        """Bytes that the rank keeps of a parameter: those of its flat one where it is the first in it."""
+        """Return the bytes that the rank keeps of a parameter: those of its flat one where it is the first in it."""
+        if weight.layer not in self._units:
+            return weight.elements * weight.element_bytes
         flat = self._flat.get(weight.storage)
-        if flat is None:
-            return 0
-        return flat.shard_elements(self._world_size) * self._precision.in_shards(weight)
+        return 0 if flat is None else flat.shard_elements(self._world_size) * self._precision.in_shards(weight)
 
     def gather(self, layer: int | None, *, backward: bool) -> None:
         """Make the unit's parameters whole before its forward or its backward pass.
@@ -91,7 +96,9 @@ class FlatShards:
 
     def reduce(self, layer: int | None, gradients: Sequence[int]) -> list[int]:
         """Drop the whole parameters, cut their gradients; the storages that hold the sharded ones."""
-        trained = [flat for flat in self._units.get(layer, ()) if flat.trainable] if gradients else []
+        if layer not in self._units:
+            return list(gradients)
+        trained = [flat for flat in self._units[layer] if flat.trainable] if gradients else []
         whole = list(gradients)
         if any(len(flat.weights) > 1 for flat in trained):  # autograd joins the gradients of the views
             num_bytes = sum(self._bytes(flat, self._world_size) for flat in trained)
@@ -145,17 +152,9 @@ class FlatShards:
 class FullyShard:
     """Parameters that are cut one by one, gathered through one buffer a unit."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        units: Mapping[int | None, Sequence[Weight]],
-        *,
-        world_size: int,
-        precision: Precision,
-        offload: bool,
-    ) -> None:
-        self._tape, self._units, self._world_size = tape, units, world_size
-        self._precision, self._offload = precision, offload
+    def __init__(self, tape: Tape, cut: Cut) -> None:
+        self._tape, self._units, self._world_size = tape, cut.units, cut.world_size
+        self._precision, self._offload = cut.precision, cut.offload
         self._whole: dict[int | None, list[int]] = {}
         self._buffers: dict[int | None, int] = {}  # gathered, not yet copied out
         self._last_buffer: list[int] = []  # of the forward pass: freed after the next one was copied out
@@ -270,16 +269,13 @@ def sharded_sizes(weights: Iterable[Weight], *, world_size: int, precision: Prec
         whole = weight.elements
         part = shard_elements(weight.shape, world_size) if by_rows else -(-whole // world_size)
         kept = precision.in_shards(weight)
-        for element_bytes in _ELEMENT_BYTES:
-            wide = kept if element_bytes == weight.element_bytes else element_bytes
-            _enter(sizes, whole * element_bytes, part * wide)
+        cut = {size: part * (kept if size == weight.element_bytes else size) for size in _ELEMENT_BYTES}
+        cut_sizes = [(whole * size, shard_bytes) for size, shard_bytes in cut.items()]
         if whole > _SCALED_BLOCK:
-            _enter(sizes, 4 * -(-whole // _SCALED_BLOCK), 4 * -(-part // _SCALED_BLOCK))
+            cut_sizes.append((4 * -(-whole // _SCALED_BLOCK), 4 * -(-part // _SCALED_BLOCK)))
+        for whole_bytes, shard_bytes in cut_sizes:
+            sizes[whole_bytes] = max(shard_bytes, sizes.get(whole_bytes, 0))
     return sizes
-
-
-def _enter(sizes: dict[int, int], whole: int, part: int) -> None:
-    sizes[whole] = max(part, sizes.get(whole, 0))
 
 
 _ADD_IN_PLACE = "aten::add_"
@@ -375,33 +371,6 @@ class Tape:
         return Place(self._phase, self._layer, "", f"fsdp::{operator}")
 
 
-class WholeParameters:
-    """Nothing is gathered, and gradients stay as they were computed."""
-
-    def shard(self, weight: Weight) -> int:
-        """Bytes that the rank keeps of a parameter."""
-        return weight.elements * weight.element_bytes
-
-    def gather(self, layer: int | None, *, backward: bool) -> None:
-        """The parameters are whole."""
-
-    def prefetch(self, layer: int | None) -> None:
-        """They are whole."""
-
-    def reshard(self, layer: int | None) -> None:
-        """They stay whole."""
-
-    def reduce(self, layer: int | None, gradients: Sequence[int]) -> list[int]:
-        """The gradients themselves."""
-        return list(gradients)
-
-    def end_forward(self) -> None:
-        """Nothing to free."""
-
-    def end_backward(self) -> None:
-        """Nothing to free."""
-
-
 _ALIGNMENT_BYTES = 16  # of each parameter in a flat one that keeps its originals: FlatParamHandle._get_aligned_numel
 
 
@@ -448,11 +417,6 @@ class FlatParameter:
     def trainable(self) -> bool:
         """A flat parameter is trained as a whole or not at all."""
         return self.weights[0].trainable
-
-    @property
-    def elements(self) -> int:
-        """Without padding."""
-        return sum(weight.elements for weight in self.weights)
 
 
 def flat_parameters(weights: Iterable[Weight]) -> list[FlatParameter]:
