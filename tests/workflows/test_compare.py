@@ -17,9 +17,9 @@ from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.notes import Note
 from brim.train import Observers
 from brim.workflows.compare import child as compare_process, run as comparing
-from brim.workflows.compare.child import RunOrder, run as run_here, run_in_process
+from brim.workflows.compare.child import run as run_here, run_in_process
 from brim.workflows.compare.run import entrants_of
-from brim.workflows.runs import Ended, Stop
+from brim.workflows.runs import Ended, Stop, TrainOrder
 
 pytestmark = pytest.mark.run
 FILES = ["small.yaml", "large.yaml"]
@@ -412,7 +412,7 @@ def test_all_that_is_wrong_is_told_at_once(write, tmp_path):
             entrants_of([files[0], other], [], None)
 
 
-ORDER = RunOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True)
+ORDER = TrainOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True)
 
 
 class Heard:
@@ -433,7 +433,7 @@ class Heard:
 
 def test_what_its_process_tells_is_passed_on(monkeypatch):
     def run_child(function, order, *, on_message, stop, when_alone):
-        assert RunOrder(**{**order, "overrides": tuple(order["overrides"])}) == ORDER
+        assert TrainOrder(**{**order, "overrides": tuple(order["overrides"])}) == ORDER
         assert (function, when_alone) == (compare_process.train, signal.SIGTERM)
         told = compare_process.Told(lambda **message: on_message(json.loads(json.dumps(message))))
         told.say(Note("hello", kind="warning", topic="rows"))

@@ -24,12 +24,12 @@ import brim
 from brim.cli import main
 from brim.errors import InputError, Problem
 from brim.train import RunFolder
-from brim.workflows.runs import Ended
+from brim.workflows.runs import Ended, TrainOrder
 from brim.workflows.runs.child import messages, serve
-from brim.workflows.verify_resume import leg as resume_leg
+from brim.workflows.verify_resume import segment
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
-from brim.workflows.verify_resume.leg import Leg
-from brim.workflows.verify_resume.run import Disturbance, Reach, Start, Trial, choose_disturbance, choose_start
+from brim.workflows.verify_resume.run import Reach, Start, Trial, choose_disturbance, choose_start
+from brim.workflows.verify_resume.segment import Disturbance, run_segment
 
 # 16 steps of 8 rows.
 RUN = Reach(total_steps=16, total_samples=128, largest_size=8, logged_steps=16)
@@ -83,18 +83,18 @@ def test_it_is_disturbed_at_a_switch_and_amid_an_accumulation():
         ([8, 8, 8, 8], [2, 1, 1, 1], 11, 13),  # the only such step lies before the stop
         ([8, 8, 8, 8], [1, 2, 1, 1], 11, 12),
     ):
-        assert choose_disturbance(10, sizes, cuts) == Disturbance(stop_after=stop_after, kill_in=kill_in)
+        assert choose_disturbance(10, sizes, cuts) == (stop_after, kill_in)
 
 
 @given(st.lists(st.tuples(st.sampled_from([4, 8]), st.integers(1, 3)), min_size=1, max_size=12))
 def test_it_is_stopped_between_two_steps_and_killed_after_that(steps):
     sizes, cuts = zip(*steps, strict=True)
-    disturbance = choose_disturbance(0, sizes, cuts)
-    stopped = disturbance.stop_after or 0
-    assert (disturbance.stop_after is None) == (len(steps) == 1)
-    assert 0 <= stopped < disturbance.kill_in <= len(steps)
+    stop_after, kill_in = choose_disturbance(0, sizes, cuts)
+    stopped = stop_after or 0
+    assert (stop_after is None) == (len(steps) == 1)
+    assert 0 <= stopped < kill_in <= len(steps)
     if any(each > 1 for each in cuts[stopped:]):
-        assert cuts[disturbance.kill_in - 1] > 1
+        assert cuts[kill_in - 1] > 1
 
 
 BITS = Promise(states="bits", figures="bits", loss_tolerance=0.0, same_cut=True, why="")
@@ -298,7 +298,7 @@ def forked(monkeypatch):
         error = failed and getattr(brim.errors, failed["error"])(*(Problem(**each) for each in failed["problems"]))
         return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
 
-    monkeypatch.setattr(resume_leg, "run_child", start)
+    monkeypatch.setattr(segment, "run_child", start)
 
 
 @pytest.fixture
@@ -395,7 +395,7 @@ def stop(*arguments, **options):
 
 @pytest.mark.run
 def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary, monkeypatch):
-    monkeypatch.setattr(resume_leg, "run_child", stop)
+    monkeypatch.setattr(segment, "run_child", stop)
     for keep in (False, True):
         told = []
         with pytest.raises(KeyboardInterrupt):
@@ -407,9 +407,9 @@ def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary
 @pytest.mark.process
 def test_a_real_process_hands_its_error_on(tmp_path):
     (tmp_path / "config.yaml").write_text("base_modle: x\n")
-    leg = Leg(config=str(tmp_path / "config.yaml"), overrides=(), dataset=None, run="", stop_after=1)
+    order = TrainOrder(config=str(tmp_path / "config.yaml"), overrides=(), output_directory="", resume=True)
     with pytest.raises(brim.ConfigError, match=r"config.yaml:1: .*unknown key base_modle\n.*did you mean base_model\?"):
-        resume_leg.go(leg, tmp_path / "log.txt")
+        run_segment(order, Disturbance(stop_after=1), tmp_path / "log.txt")
 
 
 @pytest.mark.run
@@ -457,7 +457,7 @@ def no_data(run):
     ],
 )
 def test_what_the_user_got_wrong_is_said_before_a_process_starts(copy, monkeypatch, spoil, options, message):
-    monkeypatch.setattr(resume_leg, "run_child", None)
+    monkeypatch.setattr(segment, "run_child", None)
     spoil(copy)
     with pytest.raises(brim.BrimError, match=message) as raised:
         brim.verify_resume(copy, say=None, **options)

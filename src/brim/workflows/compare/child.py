@@ -5,26 +5,15 @@ from __future__ import annotations
 import hashlib
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from brim.notes import Note, kind_of, topic_of
 from brim.train import Observer, Record
-from brim.workflows.runs import Ended, Stop, Tell, run_child
+from brim.workflows.runs import Ended, Stop, Tell, TrainOrder, run_child
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
-    """What is to be trained."""
-
-    config: str  # a YAML file
-    overrides: tuple[str, ...]
-    output_directory: str
-    resume: bool  # continue what is there, if there is anything
-
-
-def run_in_process(order: RunOrder, *, observer: Observer, say: Callable[[str], None], stop: Stop) -> Ended:
+def run_in_process(order: TrainOrder, *, observer: Observer, say: Callable[[str], None], stop: Stop) -> Ended:
     """Train in a new process, and pass on what it tells; it saves a checkpoint and stops once this one is gone.
 
     Its result: for each split a digest of which rows it holds.
@@ -80,26 +69,16 @@ class Told:
 
 
 def train(order: Mapping[str, Any], tell: Tell) -> dict[str, str]:
-    """Train as a `RunOrder` says; in the child."""
+    """Carry out a `TrainOrder`, in the child."""
     told = Told(tell)
-    asked = RunOrder(**{**order, "overrides": tuple(order["overrides"])})
-    return run(asked, observer=told, say=told.say)
+    return run(TrainOrder(**order), observer=told, say=told.say)
 
 
-def run(order: RunOrder, *, observer: Observer, say: Callable[[str], None]) -> dict[str, str]:
-    """Train, judged by the last weights; for each split a digest of which rows it holds."""
+def run(order: TrainOrder, *, observer: Observer, say: Callable[[str], None]) -> dict[str, str]:
+    """Train, judged by the last weights. Return, for each split, a digest of which rows it holds."""
     from brim.workflows.training import train_configuration  # here, where Ctrl-C is caught: torch takes seconds
 
-    output = Path(order.output_directory)
-    prepared = train_configuration(
-        order.config,
-        order.overrides,
-        output_directory=output,
-        resume=order.resume and output.exists(),
-        observer=observer,
-        say=say,
-        weights="last",
-    )
+    prepared = train_configuration(order, observer=observer, say=say, weights="last")
     return {
         split: hashlib.sha256(rows.keys.astype("<i8").tobytes()).hexdigest() for split, rows in prepared.splits.items()
     }

@@ -24,9 +24,9 @@ from brim.notes import Say
 from brim.report import curves_plot, listening, require_matplotlib, save_picture, show
 from brim.storage import make_folder, write_text, writing
 from brim.train import Observer, Observers, RunFolder, check_run_folder, run_figures
-from brim.workflows.compare.child import RunOrder, run_in_process
+from brim.workflows.compare.child import run_in_process
 from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, in_order, read_runs
-from brim.workflows.runs import Ended, Stop, stopping
+from brim.workflows.runs import Ended, Stop, TrainOrder, stopping
 
 _DEFAULT_OUTPUT = Path("results")
 
@@ -203,7 +203,7 @@ def _one(
             return _failed(entrant, seed, f"not run, since {first_name}, which says how many rows it gets, failed")
         overrides += ["trainer.train_steps=null", f"trainer.train_samples={num_samples}"]
     run = RunFolder(result.output_directory / entrant.name / f"seed-{seed}")
-    order = RunOrder(
+    order = TrainOrder(
         config=str(entrant.file), overrides=tuple(overrides), output_directory=str(run.path), resume=run.is_run
     )
     ended = run_in_process(order, observer=observer, say=say, stop=stop)

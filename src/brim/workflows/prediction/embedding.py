@@ -26,7 +26,7 @@ from brim.planning import batches_for
 from brim.session import Session
 from brim.storage import whole_file
 from brim.units import format_count
-from brim.workflows.prediction.output import ROW, ledger_path, require_writable, write_ledger
+from brim.workflows.prediction.output import ROW, ledger_path, require_free, require_writable, write_ledger
 from brim.workflows.prediction.prompts import require_rows
 
 Vectors: TypeAlias = NDArray[np.float32]
@@ -150,11 +150,8 @@ def check_output(path: Path) -> None:
             )
         )
     require_writable(path)
-    for each in (path, ledger_path(path)):
-        if each.exists() or each.is_symlink():
-            raise OutputError(
-                Problem(what="the output file exists already; nothing was changed", where=str(each), fix="name another")
-            )
+    require_free(path)
+    require_free(ledger_path(path))
 
 
 def _prompts(session: Session, data: Data, *, split: str) -> tuple[TokenRows, Ledger, Sequence[str]]:

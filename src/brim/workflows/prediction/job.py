@@ -28,6 +28,7 @@ from brim.session import Session
 from brim.storage import make_folder, remove_folder, sha256, sync, write_text, writing
 from brim.train import package_versions
 from brim.workflows.prediction.chat import template_texts
+from brim.workflows.runs import flat, json_lines, read_json
 
 _FORMAT = 1  # of the files in the folder
 
@@ -79,7 +80,7 @@ class JobFolder:
 
     def is_finished(self) -> bool:
         """Whether the output was put in place, and no row has been generated since."""
-        return bool(_read_json(self.outputs).get("finished", False))
+        return bool(read_json(self.outputs).get("finished", False))
 
 
 def check_job(output: Path, *, resume: bool) -> None:
@@ -162,7 +163,7 @@ class Job:
             yield responses, scores
 
     def _digests(self) -> list[str]:
-        digests: list[str] = _read_json(self.folder.outputs).get("sha256", [])
+        digests: list[str] = read_json(self.folder.outputs).get("sha256", [])
         return digests
 
     def _note_outputs(self, digests: list[str], *, finished: bool) -> None:
@@ -230,7 +231,7 @@ def _check_existing(folder: JobFolder, *, resume: bool) -> None:
             )
         )
     is_file = folder.output.is_file() and not folder.output.is_symlink()
-    if not is_file or sha256(folder.output) not in _read_json(folder.outputs).get("sha256", []):
+    if not is_file or sha256(folder.output) not in read_json(folder.outputs).get("sha256", []):
         raise OutputError(
             Problem(
                 what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
@@ -316,7 +317,7 @@ def _is_ours(folder: JobFolder) -> bool:
 
 
 def _read_job(folder: JobFolder) -> dict[str, Any]:
-    job = _read_json(folder.job)
+    job = read_json(folder.job)
     if job.get("format") != _FORMAT:
         raise InputError(
             Problem(
@@ -328,31 +329,13 @@ def _read_job(folder: JobFolder) -> dict[str, Any]:
     return job
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _write_line(file: TextIO, line: Mapping[str, Any]) -> None:
     """On a line of its own, even after one that a kill has cut off."""
     file.write(f"\n{json.dumps(line)}\n")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that a kill may have cut off, or a failure of the machine filled with anything."""
-    if not path.is_file():
-        return []
-    lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return [line for line in lines if isinstance(line, dict) and "event" in line]
+    return [line for line in json_lines(path) if "event" in line]
 
 
 Fingerprint: TypeAlias = dict[str, Any]
@@ -407,7 +390,7 @@ _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 
 def fingerprint(session: Session, *, split: str) -> Fingerprint:
     """Of the configuration's keys that change a response, and of the files of the base model and the adapter."""
-    config = dict(_flat(mask_secrets(session.config.model_dump(mode="json"))))
+    config = flat(mask_secrets(session.config.model_dump(mode="json")))
     kept = {key: value for key, value in config.items() if not _is_without_effect(key)}
     if split == "full":
         kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_ROWS)}
@@ -485,15 +468,3 @@ def _digest_of_file(path: Path) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys; lists of mappings by their positions."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
-        for number, item in enumerate(tree):
-            yield from _flat(item, f"{prefix}.{number}")
-    else:
-        yield prefix, tree

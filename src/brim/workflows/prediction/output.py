@@ -41,6 +41,7 @@ from brim.infer.engines import Response
 from brim.storage import whole_file, write_text, writing
 from brim.train import package_versions
 from brim.workflows.prediction.job import JobFolder, check_job
+from brim.workflows.runs import read_json
 
 _MARK = "num_response_tokens"  # in every summary
 
@@ -64,12 +65,8 @@ def check_place(output: Path, *, resume: bool) -> None:
     check_job(output, resume=resume)
     if not JobFolder(output).path.exists():
         for path, is_own in ((ledger_path(output), _is_ledger), (summary_path(output), _is_summary)):
-            if (path.exists() or path.is_symlink()) and not is_own(path):
-                raise OutputError(
-                    Problem(
-                        what="the output file exists already; nothing was changed", where=str(path), fix="name another"
-                    )
-                )
+            if not is_own(path):
+                require_free(path)
 
 
 def write_ledger(ledger: Ledger, output: Path) -> Path | None:
@@ -92,14 +89,8 @@ def write_summary(summary: Mapping[str, Any], output: Path) -> None:
 
 def read_summary(output: Path) -> Mapping[str, Any] | None:
     """The summary beside an output; None where there is none."""
-    path = summary_path(output)
-    if not path.is_file():
-        return None
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) and _MARK in summary else None
+    summary = read_json(summary_path(output))
+    return summary if _MARK in summary else None
 
 
 def _is_ledger(path: Path) -> bool:
@@ -255,6 +246,11 @@ _ROWS_A_GROUP = 4096  # of a parquet file: held in memory together
 def check_output(path: Path) -> None:
     """Refuse, before any work is done, a file that could not be written or stands there already."""
     require_writable(path)
+    require_free(path)
+
+
+def require_free(path: Path) -> None:
+    """Raise OutputError where something stands there already."""
     if path.exists() or path.is_symlink():
         raise OutputError(
             Problem(what="the output file exists already; nothing was changed", where=str(path), fix="name another")

@@ -2,6 +2,7 @@ from .child import (
     Ended as Ended,
     Stop as Stop,
     Tell as Tell,
+    TrainOrder as TrainOrder,
     run_child as run_child,
     stopping as stopping,
 )
@@ -11,7 +12,10 @@ from .files import (
     _SIZES as _SIZES,
     RunNotes as RunNotes,
     card_apart as card_apart,
+    flat as flat,
+    json_lines as json_lines,
     local_name as local_name,
+    read_json as read_json,
     with_trained_weights as with_trained_weights,
     write_card as write_card,
     write_head as write_head,

@@ -63,6 +63,17 @@ def _last_line(log: Path | None) -> str:
     return f": {lines[-1]}" if lines else ": it said nothing"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOrder:
+    """What a process that trains is asked for: texts and numbers alone, so that it goes to it as JSON."""
+
+    config: str  # a YAML file
+    overrides: Sequence[str]
+    output_directory: str
+    resume: bool  # continue what is there, if there is anything
+    dataset: str | Sequence[str] | None = None  # None: the key `dataset`
+
+
 _INTERRUPTED = 130
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

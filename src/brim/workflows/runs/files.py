@@ -126,6 +126,39 @@ def _write(path: Path, text: str) -> None:
         write_text(path, text)
 
 
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return values by their dotted keys, those in lists of mappings (features, phases) by their numbers."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            value = {str(number): each for number, each in enumerate(value)}
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty one where there is none, or the file is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a log, a line each. What a kill cut off, or others wrote into it, is passed over."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return [record for record in map(_object, lines) if record]
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 _KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")  # as they are chosen, one after the other
 
 

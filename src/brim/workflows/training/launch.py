@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,26 +51,41 @@ from brim.planning import (
     corrected,
     cut_anew,
     epoch,
+    remember,
     rows_of_shape,
     seconds_in_words,
     uncorrected,
     with_phases,
 )
 from brim.planning.costs import fit_time, shapes_to_time, time_shapes
-from brim.train import MicroBatchPass
+from brim.train import MicroBatchPass, Peak
 from brim.units import format_bytes, format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """How the run will cut its batches, and what was tried."""
+    """How the run will partition its batches, and what was tried."""
 
     cutter: Cutter
     request: PlanRequest  # with the effective batch that a search has found, where one was to
-    plan: TrainingPlan | None  # as it is after what was tried
-    probes: tuple[Probe, ...]
+    plan: TrainingPlan | None = None  # as it is after what was tried
+    probes: tuple[Probe, ...] = ()
     measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
-    told: str  # one line; empty where nothing is to be told
+    told: str = ""  # one line; empty where nothing is to be told
+    saved: Mapping[str, Any] | None = None  # what plan.json has of it, where the run goes on as it was planned
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What plan.json keeps of it."""
+        if self.saved is not None:
+            return self.saved
+        plan = None if self.plan is None else self.plan.as_dict()
+        return {"plan": plan, "launch": {"told": self.told, "probes": [asdict(probe) for probe in self.probes]}}
+
+    def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
+        """Let later plans know what the steps took."""
+        if self.plan is not None and self.plan.costs is not None:
+            remember(self.request, self.plan.costs, steps, self.measured, device)
 
 
 def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id: int, say: Say) -> Launched:
@@ -84,7 +100,7 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     if trainer.batch_size != "auto":
         assert request.task.fixed_rows is not None, "as the configuration says"
         cutter = ByRows(max_rows=request.task.fixed_rows)
-        return Launched(cutter=cutter, request=request, plan=plan, probes=(), told="")
+        return Launched(cutter=cutter, request=request, plan=plan)
     if plan is None or costs is None or trainer.batch_search != "predict":
         how: Search = "linear" if trainer.batch_search == "predict" else trainer.batch_search
         return _searched(how, plan, request, trial)

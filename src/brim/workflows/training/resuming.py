@@ -27,7 +27,7 @@ from brim.train import (
     stopping_of,
 )
 from brim.units import format_count
-from brim.workflows.runs import _KERNELS, _PLANNED, _SIZES
+from brim.workflows.runs import _KERNELS, _PLANNED, _SIZES, flat
 
 
 def where_it_stands(
@@ -45,7 +45,9 @@ def where_it_stands(
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
     as_before = with_plan_of(as_begun(session, checkpoint, run), checkpoint, run)
-    for line in (*_sizes_kept(session, as_before), *_allowed_changes(as_before.config, checkpoint, run)):
+    # The sizes that are the run's own, and not what the configuration of today says.
+    sizes = [str(choice) for choice in as_before.choices if choice.key in _SIZES and choice not in session.choices]
+    for line in (*sizes, *_allowed_changes(as_before.config, checkpoint, run)):
         say(warning(line, topic="run"))
     if state.rows_digest != digest:
         raise OutputError(
@@ -97,8 +99,8 @@ def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Se
 
 
 def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:
-    before = _flat(checkpoint.state["settings"]) if checkpoint is not None else {}
-    now = _flat(session.config.model_dump(mode="json"))
+    before = flat(checkpoint.state["settings"]) if checkpoint is not None else {}
+    now = flat(session.config.model_dump(mode="json"))
     unset = tuple(_unset_sizes(session)) if checkpoint is not None else ()
     keys = [
         key for key in chosen if key in before and (now[key] == "auto" or (key in unset and now[key] != before[key]))
@@ -122,13 +124,6 @@ def _unset_sizes(session: Session) -> Iterator[str]:
     was_chosen = any(choice.key == "trainer.effective_batch_size" for choice in session.choices)
     if was_chosen and trainer.batch_size == "auto" and not moves_batch(trainer):
         yield "trainer.effective_batch_size"
-
-
-def _sizes_kept(session: Session, as_before: Session) -> Iterator[str]:
-    """A line for each size that is the run's own, and not what the configuration of today says."""
-    for choice in as_before.choices:
-        if choice.key in _SIZES and choice not in session.choices:
-            yield str(choice)
 
 
 def _reasons(run: RunFolder) -> dict[tuple[str, Any], str]:
@@ -185,7 +180,7 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
 
     The checkpoint's own settings count, which its digests guard: config.yaml may have been edited, or damaged.
     """
-    before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
+    before, now = flat(checkpoint.state["settings"]), flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [key for key in changed if not key.startswith((*_MAY_CHANGE, *_LENGTHS)) and not key.endswith(_OF_ROWS)]
     if refused:
@@ -214,7 +209,7 @@ def _with_length_of(
     """
     trainer, seed = config.trainer, config.random_seed
     assert isinstance(trainer, FinetuneTrainer), "a run trains"
-    before, now = _flat(checkpoint.state["settings"]), _flat(config.model_dump(mode="json"))
+    before, now = flat(checkpoint.state["settings"]), flat(config.model_dump(mode="json"))
     changed = [key for key in _LENGTHS if before.get(key) != now[key]]
     if not changed:
         return checkpoint
@@ -306,13 +301,3 @@ def _more(before: Mapping[str, object], now: Mapping[str, object]) -> str:
 def _shown(value: object) -> str:
     """A value as YAML writes it."""
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Values by their dotted keys, those in lists of mappings (features, phases) by their numbers."""
-    flat: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            value = {str(number): each for number, each in enumerate(value)}
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from brim.batching import Costs, Cutter, Probe, cutter_of
+from brim.batching import Cutter, cutter_of
 from brim.data import Prepared
 from brim.errors import InputError
 from brim.memory import UntraceableError, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
@@ -23,15 +21,14 @@ from brim.planning import (
     largest_choice,
     phase_notes,
     plan_run,
-    remember,
     require_phases,
     short_plan,
     too_long,
 )
 from brim.session import Session, choice_notes, with_choices
-from brim.train import Checkpoint, Peak, RunFolder
+from brim.train import Checkpoint, RunFolder
 from brim.units import format_count
-from brim.workflows.training.launch import launch
+from brim.workflows.training.launch import Launched, launch
 from brim.workflows.training.planning import request_of
 from brim.workflows.training.resuming import with_plan_of
 
@@ -54,53 +51,25 @@ class RunPlan:
         """Whether the run cuts as its checkpoint does."""
         return self.cutter is not None
 
-    def launched(self, llm: LLM, session: Session, *, say: Say) -> LaunchedRun:
+    def launched(self, llm: LLM, session: Session, *, say: Say) -> tuple[Session, Launched]:
         """Prove the plan on the device, and keep it for later runs.
 
-        session: with what was chosen when the model was built, too.
+        session: with what was chosen when the model was built, too; it is returned with what could only be chosen once
+        sizes had been tried.
         """
-        if self.cutter is not None and self.saved is not None:
-            return LaunchedRun(cutter=self.cutter, record=self.saved, request=self.request, session=session)
+        if self.cutter is not None:
+            return session, Launched(cutter=self.cutter, request=self.request, saved=self.saved)
         say(status("trying the plan on the device"))
         launched = launch(self.plan, self.request, llm, pad_id=session.encoder.pad_id, say=say)
         if launched.told:
             say(Note(f"launch: {launched.told}", kind="detail"))
-        request = launched.request
-        if request is not self.request:
-            chosen = largest_choice(request, found=launched.told)
+        if launched.request is not self.request:
+            chosen = largest_choice(launched.request, found=launched.told)
             say(warning(str(chosen), topic="run"))
             session = with_choices(session, [chosen])
         if launched.plan is not None and launched.plan != self.plan:
-            keep(launched.plan, request, launched.plan.budget, every_way=False, say=say)
-        record = {
-            "plan": None if launched.plan is None else launched.plan.as_dict(),
-            "launch": {"told": launched.told, "probes": [asdict(probe) for probe in launched.probes]},
-        }
-        return LaunchedRun(
-            cutter=launched.cutter,
-            record=record,
-            request=request,
-            session=session,
-            costs=None if launched.plan is None else launched.plan.costs,
-            measured=launched.measured,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedRun:
-    """What the loop cuts by, and what the run's folder keeps of it."""
-
-    cutter: Cutter
-    record: Mapping[str, Any]  # for plan.json
-    request: PlanRequest
-    session: Session  # with what could only be chosen once sizes had been tried
-    costs: Costs | None = None
-    measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
-
-    def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
-        """Let later plans know what the steps took."""
-        if self.costs is not None:
-            remember(self.request, self.costs, steps, self.measured, device)
+            keep(launched.plan, launched.request, launched.plan.budget, every_way=False, say=say)
+        return session, launched
 
 
 def plan_of_run(

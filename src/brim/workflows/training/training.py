@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from brim.config import load_config
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
+from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError, Problem
 from brim.infer import summarize
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
@@ -43,7 +44,7 @@ from brim.train import (
 )
 from brim.units import format_count
 from brim.workflows.prediction import scored, template_texts, with_day_of_run
-from brim.workflows.runs import RunNotes, TrainResult, write_card, write_head
+from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, write_card, write_head
 from brim.workflows.training.launch import counted_state_bytes
 from brim.workflows.training.resuming import as_begun, where_it_stands
 from brim.workflows.training.run_plan import plan_of_run
@@ -84,30 +85,21 @@ def _rows_in_words(prepared: Prepared) -> str:
     return "; ".join((f"{format_count(len(rows), 'row')} to learn from, {tokens}", *list(others)[1:]))
 
 
-def train_configuration(
-    config: str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    dataset: Data | None = None,
-    output_directory: Path,
-    resume: bool,
-    observer: Observer,
-    say: Say,
-    weights: Weights = "best",
-) -> Prepared:
-    """Train as the file says, for a process that is started to do that; return the rows that were prepared.
+def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weights: Weights = "best") -> Prepared:
+    """Train as it is asked for, in a process that was started to do that; return the rows that were prepared.
 
-    dataset: default: the key `dataset`. Raises as `train` does, and what is wrong with the configuration or the data.
+    Raises as `train` does, and what is wrong with the configuration or the data.
     """
-    loaded = load_config(config, overrides)
-    data = loaded.config.dataset if dataset is None else dataset
+    loaded, output = load_config(order.config, order.overrides), Path(order.output_directory)
+    data = loaded.config.dataset if order.dataset is None else order.dataset
     assert data is not None, "whoever starts the process has checked it"
-    check_run_folder(output_directory, resume=resume)
+    resume = order.resume and output.exists()
+    check_run_folder(output, resume=resume)
     notes = RunNotes(say)
     session, source, prepared = prepared_for(
         open_session(loaded.config),
         data,
-        resumed=RunFolder(output_directory) if resume else None,
+        resumed=RunFolder(output) if resume else None,
         notes=loaded.notes,
         say=notes,
     )
@@ -115,7 +107,7 @@ def train_configuration(
         session,
         source,
         prepared,
-        output_directory=output_directory,
+        output_directory=output,
         resume=resume,
         replan=False,
         observer=observer,
@@ -148,89 +140,70 @@ def train(
     assert isinstance(trainer, FinetuneTrainer)
     if not len(prepared.splits["train"]):
         raise InputError(Problem(what="no row is left to train on", where=source.name, fix="look at the split's key"))
-    existed = output_directory.exists()
-    run = create_run_folder(output_directory, resume=resume)
+    with _folder(output_directory, resume=resume) as run:
+        checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
+        first_step = state.step
+        # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
+        planned = plan_of_run(as_begun(session, checkpoint, run), prepared, run, checkpoint, replan=replan, say=say)
+        session, llm = _loaded(planned.session, say)
+        session, launched = planned.launched(llm, session, say=say)
+        length = launched.request.length
+        write_head(run, session, prepared, length, launched.record, checkpoint=checkpoint)
+        say.keep_in(run, step=state.step)
+        logs = _Logs(run, checkpoint, observer)
+        evaluated = _splits(trainer, prepared, *(["train"] if trainer.evaluate_training_set else []), "validation")
+        in_the_end = _splits(trainer, prepared, "validation", "test")
+        splits = {name: prepared.splits[name] for name in dict.fromkeys((*evaluated, *in_the_end))}
+        score = _scorer(llm, session, trainer, splits, logs.observers, state, say)
+        store = CheckpointStore(run.checkpoints)
+        job = build_job(
+            session.config,
+            launched.request.trainer,
+            llm,
+            prepared.splits["train"],
+            length=length,
+            cutter=launched.cutter,
+            pad_id=session.encoder.pad_id,
+            evaluate=(lambda: score(evaluated)) if evaluated else None,
+            store=store,
+            observer=logs.observers,
+            sync_logs=logs.sync,
+        )
+        for line in _left_wide(session.config, trainer, llm):
+            say(warning(line, topic="run"))
+        loop = Loop(job, state)
+        torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
+        if checkpoint is not None:
+            store.tidy(state.step, best_step=state.best_step)
+            loop.restore(checkpoint, keep_cutter=planned.goes_on)
+            checkpoint = None  # its tensors would stay in memory for the whole run
+        with logs.open(length, state, run, say):
+            seconds = _timed(loop)
+            launched.remember(loop.peaks, llm.device)
+            llm.model.eval()
+            _settle_weights(weights, llm, store, loop.state, say)
+            metrics = score(in_the_end)
+            if "test" in metrics:
+                logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
+        for line in _what_went_wrong(loop, run):
+            say(line)
+        result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+        return llm, replace(result, num_new_steps=loop.state.step - first_step)
+
+
+@contextmanager
+def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
+    """Yield the run's folder, which no other process touches meanwhile; one that was made and stays empty goes."""
+    existed = path.exists()
+    run = create_run_folder(path, resume=resume)
     try:
         with held(run, resume=resume):
-            return _train_in(
-                run,
-                session,
-                trainer,
-                source,
-                prepared,
-                resume=resume,
-                replan=replan,
-                observer=observer,
-                say=say,
-                weights=weights,
-            )
+            yield run
     except BaseException:
         if not existed:
             with suppress(OSError):  # it holds what was begun
                 run.path.rmdir()
         raise
-
-
-def _train_in(
-    run: RunFolder,
-    session: Session,
-    trainer: FinetuneTrainer,
-    source: Source,
-    prepared: Prepared,
-    *,
-    resume: bool,
-    replan: bool,
-    observer: Observer,
-    say: RunNotes,
-    weights: Weights,
-) -> tuple[LLM, TrainResult]:
-    """The run itself, in a folder that no other process touches meanwhile."""
-    checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
-    first_step = state.step
-    # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
-    session = as_begun(session, checkpoint, run)
-    planned = plan_of_run(session, prepared, run, checkpoint, replan=replan, say=say)
-    session, llm = _loaded(planned.session, say)
-    launched = planned.launched(llm, session, say=say)
-    session = launched.session
-    write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
-    say.keep_in(run, step=state.step)
-    logs = _Logs(run, checkpoint, observer)
-    score = _scorer(llm, session, trainer, prepared, logs.observers, state, say)
-    store, evaluated = CheckpointStore(run.checkpoints), _evaluated_splits(trainer, prepared)
-    job = build_job(
-        session.config,
-        launched.request.trainer,
-        llm,
-        prepared.splits["train"],
-        length=launched.request.length,
-        cutter=launched.cutter,
-        pad_id=session.encoder.pad_id,
-        evaluate=(lambda: score(evaluated)) if evaluated else None,
-        store=store,
-        observer=logs.observers,
-        sync_logs=logs.sync,
-    )
-    for line in _left_wide(session.config, trainer, llm):
-        say(warning(line, topic="run"))
-    loop = Loop(job, state)
-    torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
-    if checkpoint is not None:
-        store.tidy(state.step, best_step=state.best_step)
-        loop.restore(checkpoint, keep_cutter=planned.goes_on)
-        checkpoint = None  # its tensors would stay in memory for the whole run
-    with logs.open(job.length, state, run, say):
-        seconds = _timed(loop)
-        launched.remember(loop.peaks, llm.device)
-        llm.model.eval()
-        _settle_weights(weights, llm, store, loop.state, say)
-        metrics = score(_splits_of_the_card(trainer, prepared))
-        if "test" in metrics:
-            logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
-    _tell_skipped(loop.state, run, say)
-    _tell_out_of_memory(loop.num_out_of_memory, run, say)
-    result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
-    return llm, replace(result, num_new_steps=loop.state.step - first_step)
 
 
 def _exported(
@@ -313,16 +286,33 @@ def _timed(loop: Loop) -> float:
 
 
 def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
-    """Leave those in the model that were asked for."""
-    if weights == "best":
-        _take_best(llm, store, state, say)
-    elif state.best_step is not None:
+    """Put the weights into the model that were asked for, where they are not the last ones."""
+    if state.best_step is None or state.best_step == state.step:
+        return
+    if weights == "last":
         state.best_step = state.step
+        return
+    try:
+        best = store.load_tensors(state.best_step, "model")
+    except CheckpointError as error:
+        say(f"{error.problems[0].what}: the weights of the last step, {state.step:,}, are kept instead of the best")
+        state.best_step = state.step
+        return
+    restore_weights(llm.model, best)
+    say(f"kept the weights of step {state.best_step:,}, the best on the validation rows")
 
 
-def _tell_out_of_memory(num_times: int, run: RunFolder, say: Say) -> None:
+def _what_went_wrong(loop: Loop, run: RunFolder) -> Iterator[str]:
+    """Yield a line on steps that were left out, and one on memory that ran out."""
+    state, num_times = loop.state, loop.num_out_of_memory
+    if state.num_skipped:
+        were, their = ("was", "its") if state.num_skipped == 1 else ("were", "their")
+        yield (
+            f"{state.num_skipped:,} of {format_count(state.step, 'step')} {were} left out, since {their} loss or "
+            f"gradient was not finite: look for `skipped` in {run.metrics.name}"
+        )
     if num_times:
-        say(
+        yield (
             f"memory ran out {format_count(num_times, 'time')} in training, which was made up for: "
             f"each step was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
         )
@@ -335,63 +325,31 @@ def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[s
     yield from filter(None, (experts, small))
 
 
-def _tell_skipped(state: TrainState, run: RunFolder, say: Say) -> None:
-    if state.num_skipped:
-        were, their = ("was", "its") if state.num_skipped == 1 else ("were", "their")
-        say(
-            f"{state.num_skipped:,} of {format_count(state.step, 'step')} {were} left out, since {their} loss or "
-            f"gradient was not finite: look for `skipped` in {run.metrics.name}"
-        )
-
-
-def _evaluated_splits(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
-    if trainer.skip_all_evaluation:
-        return ()
-    wanted = ("train", "validation") if trainer.evaluate_training_set else ("validation",)
-    return tuple(split for split in wanted if len(prepared.splits[split]))
-
-
-def _splits_of_the_card(trainer: FinetuneTrainer, prepared: Prepared) -> tuple[str, ...]:
-    if trainer.skip_all_evaluation:
-        return ()
-    return tuple(split for split in ("validation", "test") if len(prepared.splits[split]))
+def _splits(trainer: FinetuneTrainer, prepared: Prepared, *names: str) -> tuple[str, ...]:
+    """Return those of the splits that have rows; none where the run evaluates nothing."""
+    return () if trainer.skip_all_evaluation else tuple(name for name in names if len(prepared.splits[name]))
 
 
 def _scorer(
     llm: LLM,
     session: Session,
     trainer: FinetuneTrainer,
-    prepared: Prepared,
+    splits: Mapping[str, TokenRows],
     observers: Observers,
     state: TrainState,
     say: Say,
 ) -> _Score:
-    """Evaluates splits. One limit for all evaluations of the run, planned with the optimizer's state beside them;
-    training has a limit of its own.
+    """Return what evaluates splits by name. One limit holds for all evaluations of the run, planned with the
+    optimizer's state beside them; training has a limit of its own.
     """
-    names = dict.fromkeys((*_evaluated_splits(trainer, prepared), *_splits_of_the_card(trainer, prepared)))
-    if not names:
-        return lambda splits: {}
+    if not splits:
+        return lambda names: {}
     batches = batches_for(
         session,
-        [prepared.splits[name] for name in names],
+        list(splits.values()),
         llm=llm,
         beside_bytes=counted_state_bytes(trainer, llm.model),
         say=say,
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
-    return lambda splits: {name: summarize(scored(llm, session, prepared.splits[name], batches)) for name in splits}
-
-
-def _take_best(llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
-    """Put the weights of the best evaluation into the model, where they are not the last ones."""
-    if state.best_step is None or state.best_step == state.step:
-        return
-    try:
-        best = store.load_tensors(state.best_step, "model")
-    except CheckpointError as error:
-        say(f"{error.problems[0].what}: the weights of the last step, {state.step:,}, are kept instead of the best")
-        state.best_step = state.step
-        return
-    restore_weights(llm.model, best)
-    say(f"kept the weights of step {state.best_step:,}, the best on the validation rows")
+    return lambda names: {name: summarize(scored(llm, session, splits[name], batches)) for name in names}

@@ -19,6 +19,7 @@ from torch import Tensor
 from brim.storage import sha256
 from brim.train import RunFolder
 from brim.units import format_count, format_seconds
+from brim.workflows.runs import flat, json_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,7 @@ class Made:
 
 def records_of(run: RunFolder, *, after: int, upto: int) -> list[Record]:
     """The lines of the log for these steps, but for those that say where a checkpoint was written."""
-    lines = run.metrics.read_text(encoding="utf-8").splitlines() if run.metrics.is_file() else []
-    records = [record for record in map(_parsed, lines) if isinstance(record.get("step"), int)]
+    records = [record for record in json_lines(run.metrics) if isinstance(record.get("step"), int)]
     return [each for each in records if after < each["step"] <= upto and each.get("event") != "checkpoint"]
 
 
@@ -340,24 +340,7 @@ def _largest(wrong: Sequence[Difference]) -> Difference:
 def _numbers_of(file: Path) -> dict[str, Any]:
     """What a checkpoint keeps beside tensors, but for what has times in it."""
     state = json.loads(file.read_text(encoding="utf-8"))
-    return {name: value for key in state if key not in _NO_STATE for name, value in _flat(state[key], key)}
-
-
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}")
-    else:
-        yield prefix, value
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """A line of a log that others may have changed; nothing where it is none."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return flat({key: value for key, value in state.items() if key not in _NO_STATE})
 
 
 def _shown(value: Any) -> str:

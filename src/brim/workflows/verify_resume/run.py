@@ -26,6 +26,7 @@ from brim.session import dataset_of
 from brim.storage import verified, writing
 from brim.train import CheckpointStore, RunFolder, read_only
 from brim.units import format_bytes, format_count, format_seconds
+from brim.workflows.runs import TrainOrder
 from brim.workflows.verify_resume.comparison import (
     EVERY_STEP,
     Made,
@@ -37,7 +38,7 @@ from brim.workflows.verify_resume.comparison import (
     ran_out_of_memory,
     records_of,
 )
-from brim.workflows.verify_resume.leg import Ended, Leg, go, relocated
+from brim.workflows.verify_resume.segment import Disturbance, Segment, relocated, run_segment
 
 
 def verify_resume(
@@ -160,7 +161,7 @@ class Trial:
     ) -> None:
         self._folder, self._work, self._start, self._say = folder, work, start, say
         self._overrides, self._dataset = overrides, dataset
-        self._num_legs = 0
+        self._num_segments = 0
 
     def proof(self) -> ResumeProof:
         """Make both, and compare."""
@@ -176,8 +177,8 @@ class Trial:
         records = records_of(undisturbed.run, after=start.step, upto=undisturbed.last_step)
         made = [record for record in records if _is_step(record)]
         sizes = _sizes(made)
-        disturbance = choose_disturbance(start.step, sizes, [each.get("num_micro_batches", 0) for each in made])
-        disturbed, killed = self._disturbed(disturbance, last_step=undisturbed.last_step)
+        stop_after, kill_in = choose_disturbance(start.step, sizes, [each.get("num_micro_batches", 0) for each in made])
+        disturbed, killed = self._disturbed(stop_after, kill_in, last_step=undisturbed.last_step)
         others = records_of(disturbed.run, after=start.step, upto=undisturbed.last_step)
         settings = _state_of(undisturbed)["settings"]
         device = json.loads(undisturbed.run.environment.read_text(encoding="utf-8"))["device"]
@@ -191,7 +192,7 @@ class Trial:
             start_step=start.step,
             num_steps=undisturbed.last_step - start.step,
             effective_batch_sizes=tuple(sizes),
-            stopped_after=disturbance.stop_after,
+            stopped_after=stop_after,
             killed_in=killed.killed_in,
             killed_where=killed.killed_where,
             promise=promise,
@@ -209,40 +210,40 @@ class Trial:
         ended = self._go("undisturbed", stop_after=last_step)
         return _made(self._work / "undisturbed", [ended], after=start.step)
 
-    def _disturbed(self, disturbance: Disturbance, *, last_step: int) -> tuple[Made, Ended]:
-        legs, again = [], "the same"
-        if disturbance.stop_after is not None:
-            self._say(f"the same, stopped (Ctrl-C) after step {disturbance.stop_after:,}")
-            legs.append(self._go("disturbed", stop_after=disturbance.stop_after))
+    def _disturbed(self, stop_after: int | None, kill_in: int, *, last_step: int) -> tuple[Made, Segment]:
+        segments, again = [], "the same"
+        if stop_after is not None:
+            self._say(f"the same, stopped (Ctrl-C) after step {stop_after:,}")
+            segments.append(self._go("disturbed", stop_after=stop_after))
             again = "continued, and"
-        self._say(f"{again} killed (SIGKILL) in step {disturbance.kill_in:,}")
-        killed = self._go("disturbed", stop_after=last_step, kill_in=disturbance.kill_in)
-        if killed.how != "killed":
+        self._say(f"{again} killed (SIGKILL) in step {kill_in:,}")
+        killed = self._go("disturbed", stop_after=last_step, kill_in=kill_in)
+        if killed.killed_in is None:
             raise BrimError(
                 Problem(
-                    what=f"the run could not be killed in step {disturbance.kill_in:,} or later: none was an update",
+                    what=f"the run could not be killed in step {kill_in:,} or later: none was an update",
                     where=str(self._folder.path),
                     fix="try other steps with --from-step",
                 )
             )
         self._say(f"continued, to step {last_step:,}")
-        legs += [killed, self._go("disturbed", stop_after=last_step)]
-        return _made(self._work / "disturbed", legs, after=self._start.step), killed
+        segments += [killed, self._go("disturbed", stop_after=last_step)]
+        return _made(self._work / "disturbed", segments, after=self._start.step), killed
 
-    def _go(self, name: str, *, stop_after: int, kill_in: int | None = None) -> Ended:
+    def _go(self, name: str, *, stop_after: int, kill_in: int | None = None) -> Segment:
         """One process, in one of the copies. What a user did wrong is told of the run, not of the copy."""
-        self._num_legs += 1
+        self._num_segments += 1
         run = self._work / name
-        leg = Leg(
+        order = TrainOrder(
             config=str(self._folder.config),
             overrides=self._overrides,
+            output_directory=str(run),
+            resume=True,
             dataset=self._dataset,
-            run=str(run),
-            stop_after=stop_after,
-            kill_in=kill_in,
         )
+        until = Disturbance(stop_after=stop_after, kill_in=kill_in)
         try:
-            return go(leg, self._work / f"process-{self._num_legs}.txt")
+            return run_segment(order, until, self._work / f"process-{self._num_segments}.txt")
         except InputError as error:
             raise relocated(error, run, self._folder.path) from error
 
@@ -279,9 +280,9 @@ class Trial:
         )
 
 
-def _made(folder: Path, legs: Sequence[Ended], *, after: int) -> Made:
+def _made(folder: Path, segments: Sequence[Segment], *, after: int) -> Made:
     tokens: dict[int, set[str]] = {}
-    for step, digest in (seen for leg in legs for seen in leg.tokens):
+    for step, digest in (seen for segment in segments for seen in segment.tokens):
         tokens.setdefault(step, set()).add(digest)
     return Made(
         run=RunFolder(folder),
@@ -488,16 +489,10 @@ def choose_start(
     return Start(checkpoint=checkpoint, step=step, num_steps=min(steps, left))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
-    """Steps of the run at which it is disturbed."""
+def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int]) -> tuple[int | None, int]:
+    """Return the step after which the run is stopped, None where there is but one, and the one in which it is killed.
 
-    stop_after: int | None  # Ctrl-C in this step, which is still made; None: where there is but one step
-    kill_in: int  # SIGKILL in the middle of this one
-
-
-def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int]) -> Disturbance:
-    """sizes: the effective batch of each step that is made, in order; cuts: its micro-batches.
+    sizes: the effective batch of each step that is made, in order; cuts: its micro-batches.
 
     Where the size changes, the run is stopped right before, and killed in the first step of the new size. Where steps
     have several micro-batches, it is killed in one of these, so that a part of a gradient is lost.
@@ -508,7 +503,7 @@ def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int
     wanted = before if changes else before + (num_steps - before - 1) // 2
     later = [*range(wanted, num_steps), *range(before, wanted)]
     kill = next((number for number in later if cuts[number] > 1), wanted)
-    return Disturbance(stop_after=start_step + before if before else None, kill_in=start_step + kill + 1)
+    return (start_step + before if before else None), start_step + kill + 1
 
 
 def _nothing_left(reach: Reach, step: int, from_step: int | None) -> Problem:

@@ -9,11 +9,11 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -23,34 +23,29 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brim.errors import InputError, Problem
 from brim.train import Record
-from brim.workflows.runs import Tell, run_child
+from brim.workflows.runs import Tell, TrainOrder, run_child
 from brim.workflows.training import train_configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
-    """What is to be done. Texts and numbers alone, so that it goes to another process as JSON."""
+class Disturbance:
+    """Where a segment ends."""
 
-    config: str  # a file
-    overrides: tuple[str, ...]
-    dataset: str | Sequence[str] | None
-    run: str  # the folder that is continued
     stop_after: int  # the step after which it sends itself Ctrl-C
     kill_in: int | None = None  # the step in the middle of which it kills itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a leg ended, and what its process saw."""
+class Segment:
+    """What a process saw until it ended."""
 
-    how: Literal["stopped", "finished", "killed"]
-    killed_in: int | None  # step
-    killed_where: str  # in that step; empty where it was not killed
     tokens: tuple[tuple[int, str], ...]  # step and digest, for each step that was made
+    killed_in: int | None  # step; None where it was stopped, or came to the end of the run
+    killed_where: str  # in that step; empty where it was not killed
 
 
-def go(leg: Leg, log: Path) -> Ended:
-    """Run the leg to its end. Raises what its process raised, or BrimError where it broke down.
+def run_segment(order: TrainOrder, until: Disturbance, log: Path) -> Segment:
+    """Train in a process of its own. Raises what that raised, or BrimError where it broke down.
 
     log: a file for what the process prints.
     """
@@ -63,43 +58,32 @@ def go(leg: Leg, log: Path) -> Ended:
         else:
             tokens.append((message["step"], message["sha256"]))
 
-    ended = run_child(train, asdict(leg), on_message=hear, log=log)
-    if ended.code == -signal.SIGKILL and killed:
-        return Ended(how="killed", killed_in=killed["step"], killed_where=killed["where"], tokens=tuple(tokens))
-    how = ended.require("a process that trains", fix=_FIX, log=log)
-    return Ended(how=how, killed_in=None, killed_where="", tokens=tuple(tokens))
+    ended = run_child(train, {"order": asdict(order), "until": asdict(until)}, on_message=hear, log=log)
+    if not (ended.code == -signal.SIGKILL and killed):
+        killed = {}
+        ended.require("a process that trains", fix=_FIX, log=log)
+    return Segment(tokens=tuple(tokens), killed_in=killed.get("step"), killed_where=killed.get("where", ""))
 
 
 _FIX = "free memory, if that is what it lacked; --keep leaves all that it said"
 
 
-def train(order: Mapping[str, Any], tell: Tell) -> Literal["stopped", "finished"]:
-    """Run a `Leg`, in the child."""
-    leg = Leg(**{**order, "overrides": tuple(order["overrides"])})
-    watcher = _Watcher(leg, tell)
+def train(told: Mapping[str, Any], tell: Tell) -> None:
+    """Run a segment, in the child."""
+    watcher = _Watcher(Disturbance(**told["until"]), tell)
     try:
         with watcher.hooks():
-            train_configuration(
-                leg.config,
-                leg.overrides,
-                dataset=leg.dataset,
-                output_directory=Path(leg.run),
-                resume=True,
-                observer=watcher,
-                say=_log,
-            )
+            train_configuration(TrainOrder(**told["order"]), observer=watcher, say=_log)
     except KeyboardInterrupt as stopped:
         if not stopped.args:  # it came where nothing could be saved
             raise
-        return "stopped"
-    return "finished"
 
 
 class _Watcher:
     """An observer of the run that also sees what goes through the model, from the first step on."""
 
-    def __init__(self, leg: Leg, tell: Tell) -> None:
-        self._leg, self._tell = leg, tell
+    def __init__(self, until: Disturbance, tell: Tell) -> None:
+        self._until, self._tell = until, tell
         self._step: int | None = None  # the last one that was made; None before the loop begins
         self._digest = hashlib.sha256()
         self._outermost: nn.Module | None = None  # of the pass in which the process is to be killed
@@ -115,20 +99,20 @@ class _Watcher:
         self._step = first_step
 
     def write(self, record: Record) -> None:
-        """Note which tokens a step was given, and stop after the last one of this leg."""
+        """Note which tokens a step was given, and stop after the last one of the segment."""
         if record.get("event") != "skipped" and "learning_rate" not in record:
             return  # not the line of a step
         self._step = record["step"]
         self._tell(step=self._step, sha256=self._digest.hexdigest())
         self._digest = hashlib.sha256()
-        if self._step == self._leg.stop_after:
+        if self._step == self._until.stop_after:
             os.kill(os.getpid(), signal.SIGINT)
 
     def close(self) -> None: ...
 
     @property
     def _is_to_be_killed(self) -> bool:
-        return self._step is not None and self._leg.kill_in is not None and self._step + 1 >= self._leg.kill_in
+        return self._step is not None and self._until.kill_in is not None and self._step + 1 >= self._until.kill_in
 
     def _before_module(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._step is None or not torch.is_grad_enabled():
@@ -157,14 +141,9 @@ def _log(line: str) -> None:
 
 
 def relocated(error: InputError, folder: Path, run: Path) -> InputError:
-    """The error as the run itself would give it, where it names the copy that a process worked on."""
+    """Return the error as the run itself would give it, where it names the copy that a process worked on."""
     problems = (
-        Problem(
-            what=problem.what.replace(str(folder), str(run)),
-            where=problem.where.replace(str(folder), str(run)),
-            expected=problem.expected,
-            fix=problem.fix.replace(str(folder), str(run)),
-        )
+        Problem(**{name: text.replace(str(folder), str(run)) for name, text in asdict(problem).items()})
         for problem in error.problems
     )
     return type(error)(*problems)
