@@ -43,17 +43,20 @@ def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None)
         kept = _kept(module)
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             path = f"{name}.{key}" if name else key
-            if tensor is None or id(tensor) in seen or (key in kept and key != "weight") or _is_table(path):
+            # bitsandbytes' table is born with the first layer that is quantised: see _quantize_4bit.
+            is_table = path == "bitsandbytes_dynamic_map"
+            if tensor is None or id(tensor) in seen or (key in kept and key != "weight") or is_table:
                 continue
+            is_packed = bool(kept) and key == "weight"
             seen.add(id(tensor))
             found.append(
                 LoadedTensor(
                     name=path,
-                    num_elements=_num_weights(module) if kept and key == "weight" else tensor.numel(),
-                    element_bytes=(arriving_bytes or 1) if kept and key == "weight" else tensor.element_size(),
+                    num_elements=_num_weights(module) if is_packed else tensor.numel(),
+                    element_bytes=(arriving_bytes or 1) if is_packed else tensor.element_size(),
                     layer=_layer(path),
                     kept=tuple(kept.values()) if key == "weight" else (),
-                    transposed=_is_turned(module),
+                    transposed=_is_stand_in(module) and cast(Any, module).source_cls.__name__ == "Conv1D",
                     stacks=_stacks(path, tensor, stacks),
                     in_checkpoint=key not in module._non_persistent_buffers_set,
                     tied=path in tied,
@@ -73,17 +76,16 @@ def _kept(module: nn.Module) -> Mapping[str, KeptTensor]:
     """What a stand-in keeps in its weight's place, by name; in the order of birth, which its tensors were made in."""
     if not _is_stand_in(module):
         return {}
-    tensors = {**module._parameters, **module._buffers}
+    tensors: dict[str, Any] = {**module._parameters, **module._buffers}
     names = [name for name in _ORDER if tensors.get(name) is not None]
-    return {name: _as_kept(name, tensors[name]) for name in names}
+    return {
+        name: KeptTensor(name=name, num_elements=tensors[name].numel(), element_bytes=tensors[name].element_size())
+        for name in names
+    }
 
 
 # quantize_4bit with and without double quantization, and int8_vectorwise_quant: see layout.py.
 _ORDER = ("SCB", "weight", "code", "offset", "nested_absmax", "absmax", "nested_code")
-
-
-def _as_kept(name: str, tensor: Any) -> KeptTensor:
-    return KeptTensor(name=name, num_elements=tensor.numel(), element_bytes=tensor.element_size())
 
 
 def _is_stand_in(module: nn.Module) -> bool:
@@ -93,14 +95,6 @@ def _is_stand_in(module: nn.Module) -> bool:
 
 def _num_weights(module: Any) -> int:
     return int(module.in_features * module.out_features)
-
-
-def _is_turned(module: Any) -> bool:
-    return _is_stand_in(module) and module.source_cls.__name__ == "Conv1D"
-
-
-def _is_table(path: str) -> bool:
-    return path == "bitsandbytes_dynamic_map"  # born with the first layer: loading.py
 
 
 def _layer(path: str) -> int | None:
@@ -133,10 +127,6 @@ def _stacks(path: str, tensor: Tensor, stacked: Mapping[str, int]) -> tuple[int,
     return None
 
 
-# A module's path in the base model, and bytes: a module's tensors of the same size are interchangeable here.
-_Key: TypeAlias = tuple[str, int]
-
-
 def with_loading(
     stream: EventStream,
     tensors: Sequence[LoadedTensor],
@@ -152,7 +142,8 @@ def with_loading(
     a tensor is not in the stream's load. has_warmup: transformers' since 4.50 (see load_events).
     """
     (start, _), (end, _) = _load_part(stream)
-    born: dict[_Key, list[int]] = defaultdict(list)
+    # By a module's path in the base model, and bytes: a module's tensors of the same size are interchangeable here.
+    born: dict[tuple[str, int], list[int]] = defaultdict(list)
     place_of = {}
     for position in range(start, end):
         storage, place = stream.storages[position], stream.places[position]
@@ -172,9 +163,12 @@ def with_loading(
         if storage < 0:
             out.death(given[~storage], place)
         elif storage in names:
-            mine = _take(born, (names[storage].rpartition(".")[0], loading.sizes[storage]), names[storage])
-            out.storages.append(mine)
-            out.places.append(place_of.pop(mine))
+            name, num_bytes = names[storage], loading.sizes[storage]
+            same = born.get((name.rpartition(".")[0], num_bytes))
+            if not same:
+                raise LookupError(f"{name}, {num_bytes:,} bytes, is not among what the stream loads")
+            out.storages.append(same.pop(0))
+            out.places.append(place_of.pop(out.storages[-1]))
         else:
             given[storage] = out.birth(loading.sizes[storage], loading.categories[storage], place)
     for storage, place in place_of.items():
@@ -231,12 +225,6 @@ def _load_part(stream: EventStream) -> tuple[tuple[int, str], tuple[int, str]]:
     index = next(index for index, (_, label) in enumerate(stream.marks) if label == "load")
     following = stream.marks[index + 1] if index + 1 < len(stream.marks) else (len(stream.storages), "end")
     return stream.marks[index], following
-
-
-def _take(born: dict[_Key, list[int]], key: _Key, name: str) -> int:
-    if not born.get(key):
-        raise LookupError(f"{name}, {key[1]:,} bytes, is not among what the stream loads")
-    return born[key].pop(0)
 
 
 # moved: read on the CPU, then `model.to(device)`; what brim does with weights that are not quantised.
@@ -308,8 +296,9 @@ def load_events(
         for tensor in mine:
             loading.stay(tensor.name, tensor.num_bytes, _place(tensor))
         return loading.resident
-    if has_warmup:
-        _warm_up(loading, mine, device_bytes)
+    if has_warmup and (num_bytes := warmup_bytes(mine, device_bytes)) > 0:
+        place = Place(phase="load", operator="caching_allocator_warmup")
+        stream.death(loading.pass_by(num_bytes, place), place)
     for tensor in in_checkpoint_order(mine):
         _place_one(loading, tensor, kind)
     for tensor in mine:
@@ -347,13 +336,6 @@ def _settled_bytes(tensor: LoadedTensor) -> float:
         return tensor.num_bytes
     packed = next(kept for kept in tensor.kept if kept.name == "weight")
     return tensor.num_elements * (1.0 if packed.num_elements == tensor.num_elements else 0.5)
-
-
-def _warm_up(loading: _Loading, tensors: Sequence[LoadedTensor], device_bytes: int | None) -> None:
-    place = Place(phase="load", operator="caching_allocator_warmup")
-    num_bytes = warmup_bytes(tensors, device_bytes)
-    if num_bytes > 0:
-        loading.stream.death(loading.pass_by(num_bytes, place), place)
 
 
 def _place_one(loading: _Loading, tensor: LoadedTensor, kind: LoadKind) -> None:
@@ -471,16 +453,27 @@ def quantize_stand_in(
     than that of arithmetic, as it does outside brim. Raises ModelError where bitsandbytes cannot be imported.
     """
     require_bitsandbytes()
+    from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    release = release or installed_release()
-    four_bits = _four_bits(settings, release, dequantized_dtype, quant_storage) if settings.bits == 4 else None
+    from brim.memory.bitsandbytes.linear import FourBits
+
+    four_bits = None
+    if settings.bits == 4:
+        four_bits = FourBits(
+            compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
+            double_quant=settings.bnb_4bit_use_double_quant,
+            quant_type=settings.bnb_4bit_quant_type,
+            dequantized_dtype=dequantized_dtype,
+            quant_storage=quant_storage,
+            release=release or installed_release(),
+        )
     kept = HfQuantizer.get_modules_to_not_convert(
         model, None if skip_modules is None else list(skip_modules), list(model._keep_in_fp32_modules or ())
     )
     for name, module in list(model.named_modules()):
-        if should_convert_module(name, kept) and _is_linear(module):
+        if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear):
             with _where(cast(torch.Tensor, module.weight)):
                 model.set_submodule(name, _stand_in(module, settings, four_bits, outlier_columns))
     if four_bits is not None and four_bits.double_quant and not is_stored:
@@ -507,30 +500,6 @@ def bias_bytes(model: nn.Module) -> dict[str, int]:
         for name, module in model.named_modules()
         if _is_stand_in(module) and (bias := module._parameters.get("bias")) is not None
     }
-
-
-def _four_bits(
-    settings: QuantizationConfig,
-    release: tuple[int, int],
-    dequantized_dtype: torch.dtype | None,
-    quant_storage: torch.dtype,
-) -> FourBits:
-    from brim.memory.bitsandbytes.linear import FourBits
-
-    return FourBits(
-        compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
-        double_quant=settings.bnb_4bit_use_double_quant,
-        quant_type=settings.bnb_4bit_quant_type,
-        dequantized_dtype=dequantized_dtype,
-        quant_storage=quant_storage,
-        release=release,
-    )
-
-
-def _is_linear(module: nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, Conv1D) or type(module) is nn.Linear
 
 
 def _stand_in(
