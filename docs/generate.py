@@ -12,20 +12,10 @@ from typing import Any
 from docs.figures import figures_page
 from pydantic_core import PydanticUndefined
 
-from brim.config import (
-    Key,
-    all_keys,
-    expected,
-    flow,
-    has_entries,
-    line,
-    sections_of,
-    type_name,
-    unsupported_keys,
-    unsupported_values,
-)
+from brim.config.findings import flow, line
 from brim.config.foreign import foreign_keys
-from brim.config.ludwig import UnsupportedKey
+from brim.config.introspect import Key, all_keys, expected, has_entries, sections_of, type_name
+from brim.config.ludwig import UnsupportedKey, unsupported_keys, unsupported_values
 from brim.config.schema import Config, Section
 
 EXAMPLE = """\

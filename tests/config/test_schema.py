@@ -10,8 +10,10 @@ import pytest
 import torch
 from docs.generate import EXAMPLE, reference_page
 
-from brim.config import all_keys, expected, json_schema, load_config, unsupported_keys
+from brim.config import json_schema, load_config
 from brim.config.foreign import foreign_keys
+from brim.config.introspect import all_keys, expected
+from brim.config.ludwig import unsupported_keys
 from brim.config.schema import AdamWConfig, Config, GenerationConfig, SGDConfig
 from brim.config.schema.optimizer import AdafactorConfig, AdamConfig
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.messages import refused
 
-from brim.config import all_keys, line, load_config, misspelt, unsupported_keys, unsupported_values
+from brim.config import load_config, misspelt
+from brim.config.findings import line
 from brim.config.foreign import foreign_keys, foreign_values
+from brim.config.introspect import all_keys
+from brim.config.ludwig import unsupported_keys, unsupported_values
 from brim.config.yaml import contains
 from brim.errors import ConfigError
 from brim.notes import kind_of

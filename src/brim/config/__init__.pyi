@@ -5,24 +5,14 @@ from .batch_rules import (
     is_sized_by_memory as is_sized_by_memory,
 )
 from .findings import (
-    flow as flow,
     folded as folded,
     is_within as is_within,
-    line as line,
     misspelt as misspelt,
     nearest as nearest,
     shortened as shortened,
     show as show,
 )
-from .introspect import (
-    Key as Key,
-    all_keys as all_keys,
-    expected as expected,
-    has_entries as has_entries,
-    json_schema as json_schema,
-    sections_of as sections_of,
-    type_name as type_name,
-)
+from .introspect import json_schema as json_schema
 from .load import (
     LoadedConfig as LoadedConfig,
     as_override as as_override,
@@ -31,7 +21,6 @@ from .load import (
     require_trust_said_again as require_trust_said_again,
     with_labels_matched as with_labels_matched,
 )
-from .ludwig import unsupported_keys as unsupported_keys, unsupported_values as unsupported_values
 from .prompt_rules import (
     MAX_STEPS as MAX_STEPS,
     LabelReader as LabelReader,
