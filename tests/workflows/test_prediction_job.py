@@ -305,15 +305,15 @@ def test_scores_that_were_broken_off_are_the_same_file(model, sums_file, tmp_pat
     monkeypatch.setattr(generating, "score_batches", lambda lengths: iter(pa.array(range(40)).to_numpy().reshape(8, 5)))
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
     model.predict(sums_file, output=whole, scores=True)
-    score, calls = generating.score_rows, []
+    score, calls = generating.scored, []
 
     def killed(*arguments, **more):
-        calls.append(len(arguments[1]))
+        calls.append(arguments)
         if len(calls) == 4:
             raise Killed
         return score(*arguments, **more)
 
-    monkeypatch.setattr(generating, "score_rows", killed)
+    monkeypatch.setattr(generating, "scored", killed)
     with pytest.raises(Killed):
         model.predict(sums_file, output=path, scores=True)
     model.predict(sums_file, output=path, scores=True, resume=True)

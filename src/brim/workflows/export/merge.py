@@ -123,7 +123,12 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
     check_target(path, run)
     _require_adapter(session, run)
     asked = probe(session, merging.dataset, say)
-    how = Runner(pad_id=session.encoder.pad_id, batch_rows=_batch_rows(session), device=session.device)
+    rows = session.config.trainer.eval_batch_size
+    how = Runner(
+        pad_id=session.encoder.pad_id,
+        batch_rows=rows if isinstance(rows, int) else _FEW_ROWS,
+        device=session.device,
+    )
     llm = load_llm(session.config, session.folder, session.device, trainable=False, keeps_digits=True)
     before = list(logits_of(llm.model, asked.rows, how, llm.precision))
     adapter_kl = _effect(llm, before, asked, how)
@@ -223,8 +228,8 @@ def _require_close(compared: Compared, merging: Merging, path: Path) -> None:
 def _told(session: Session, merging: Merging, compared: Compared) -> str:
     """The merge, for the card."""
     found = compared.merged
-    bits = _bits(session)
-    onto = f"onto the base, dequantised from {bits} bits" if bits else "onto the base"
+    quantization = session.config.quantization
+    onto = "onto the base" + ("" if quantization is None else f", dequantised from {quantization.bits} bits")
     effect = "" if compared.adapter_kl is None else f" The adapter itself moves them by {compared.adapter_kl:.2g}."
     return (
         f"The adapter is part of the weights: added in fp32 {onto}, then rounded to {merging.dtype}. "
@@ -245,17 +250,6 @@ def _notes(compared: Compared, merging: Merging) -> list[str]:
         f"merging moves the predictions by {compared.merged.mean_kl:.2g} nats a token, where the adapter itself moves "
         f"them by {effect:.2g}: much of what it learned is lost in the rounding{fix}"
     ]
-
-
-def _bits(session: Session) -> int | None:
-    quantization = session.config.quantization
-    return quantization.bits if quantization is not None else None
-
-
-def _batch_rows(session: Session) -> int:
-    trainer: Any = session.config.trainer
-    given = trainer.eval_batch_size
-    return _FEW_ROWS if given in ("auto", None) else int(given)
 
 
 # For runs whose data is gone. Prose, figures and code, since a model may have learned any of them.
@@ -328,7 +322,7 @@ def merge_adapter(model: PeftModel, *, dtype: torch.dtype) -> PreTrainedModel:
     A weight that two layers share (an embedding and a head) is parted where the adapter changes one of the two.
     Raises ModelError for adapters other than LoRA, rsLoRA and DoRA on linear and embedding layers.
     """
-    adapter = _only_adapter(model)
+    (adapter,) = model.peft_config  # brim puts one adapter on a model
     base = cast("PreTrainedModel", model.get_base_model())
     layers = list(_layers(base))
     for name, layer in layers:
@@ -453,12 +447,6 @@ def _require_known(name: str, layer: nn.Module, adapter: str) -> None:
         raise ModelError(_unmergeable(f"{name} ({type(original).__name__}, {type(layer).__name__})"))
     if isinstance(layer, AuxiliaryTrainingWrapper) and not isinstance(layer, ModulesToSaveWrapper):
         raise ModelError(_unmergeable(f"{name} ({type(layer).__name__})"))
-
-
-def _only_adapter(model: PeftModel) -> str:
-    names: list[str] = list(model.peft_config)
-    assert len(names) == 1, "brim puts one adapter on a model"
-    return names[0]
 
 
 def _unmergeable(layer: str) -> Problem:

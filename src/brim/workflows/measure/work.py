@@ -17,7 +17,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,7 +102,8 @@ def run_on(request: Request, device: torch.device, meter: Meter, recorder: Recor
     facts = device_facts(device)
     config = resolve(request.config, facts, context_length=request.folder.context_length).config
     meter.begin()
-    with _drawn_on(device) if config.initialize == "random" else nullcontext():
+    # Random weights are drawn where they will stay: on one core of a CPU, those of 8 billion take minutes.
+    with device if config.initialize == "random" and device.type == "cuda" else nullcontext():
         llm = load_llm(config, request.folder, device, trainable=request.trainable)
     bench = Bench(request, config, llm, meter, recorder)
     bench.peaks.append(meter.peak("load"))
@@ -122,11 +123,6 @@ def _device(name: str | None) -> torch.device:
             )
         )
     return torch.device(name)
-
-
-def _drawn_on(device: torch.device) -> AbstractContextManager[object]:
-    """Random weights are drawn where they will stay: on one core of a CPU, those of 8 billion take minutes."""
-    return device if device.type == "cuda" else nullcontext()
 
 
 class Bench:
@@ -229,7 +225,7 @@ class Bench:
             llm.model,
             rows,
             pad_id=_PAD_ID,
-            batch_rows=_all_at_once(rows),
+            batch_rows=RowsAtOnce(len(rows), on_smaller=_refuse),
             device=llm.device,
             precision=llm.precision,
             head=llm.head,
@@ -271,10 +267,6 @@ class Bench:
     def _rows(self, *, supervised: bool) -> TokenRows:
         lengths = [self._request.sequence_length] * self._request.batch_size
         return random_rows(lengths, vocabulary=self._vocabulary, supervised=supervised, seed=self._config.random_seed)
-
-
-def _all_at_once(rows: TokenRows) -> RowsAtOnce:
-    return RowsAtOnce(len(rows), on_smaller=_refuse)
 
 
 def _refuse(smaller: Smaller) -> None:

@@ -384,16 +384,29 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
 
 def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: Callable[[int], None]) -> pd.DataFrame:
     """With a column of labels for a category."""
-    planned = planned_engine(llm, session, asked.prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
-    say(status("generating", is_planned=True))
-    texts = respond(planned.engine, session, asked.prompts, on_batch=on_batch)
-    reader = label_reader(session.config)
+    texts, reader = responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch), label_reader(session.config)
     if reader is not None:
         counts = LabelCounts()
         texts.insert(1, "label", extract(texts["response"].tolist(), reader, counts))
         for line in counts.notes(session.config.output_features[0]):
             say(line)
     return texts
+
+
+def responses_to(
+    llm: LLM,
+    session: Session,
+    prompts: TokenRows,
+    *,
+    engine: Engine | None = None,
+    say: Say,
+    on_batch: Callable[[int], None],
+) -> pd.DataFrame:
+    """Respond to each of at least one prompt, as `respond` does. engine: default: as it is planned for them."""
+    if engine is None:
+        engine = planned_engine(llm, session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller))).engine
+    say(status("generating", is_planned=True))
+    return respond(engine, session, prompts, on_batch=on_batch)
 
 
 def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -> Asked:

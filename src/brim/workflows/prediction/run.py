@@ -39,7 +39,6 @@ from brim.infer import (
     score_batches,
     score_bytes,
     score_of,
-    score_rows,
 )
 from brim.infer.engines import Engine, Finished, SlotsEngine
 from brim.memory import Asked, Budget, ask
@@ -61,7 +60,7 @@ from brim.session import Session, say_nothing, with_labels
 from brim.storage import writing
 from brim.train import interruption
 from brim.units import format_bytes, format_count
-from brim.workflows.prediction.evaluation import respond, said
+from brim.workflows.prediction.evaluation import responses_to, said, scored
 from brim.workflows.prediction.job import Job, fingerprint, job_settings, open_job
 from brim.workflows.prediction.output import (
     Counts,
@@ -519,13 +518,13 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
 
     Where there is a budget to keep to, they are planned, too.
     """
-    if len(prompts) > _A_FEW or session.config.memory.budget != "auto":
-        engine = planned_engine(llm, session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller))).engine
-    else:
+    engine = None
+    if len(prompts) <= _A_FEW and session.config.memory.budget == "auto":
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
         engine = engine_by_hand(llm, session, batch_rows=said(rows, say))
-    say(status("generating", is_planned=True))
-    texts: list[str] = respond(engine, session, prompts, on_batch=on_batch)["response"].tolist()
+    texts: list[str] = responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)[
+        "response"
+    ].tolist()
     return texts
 
 
@@ -543,14 +542,6 @@ def score_missing(
     for positions in score_batches(rows.lengths):
         if not is_missing[positions].any():
             continue
-        found = score_rows(
-            llm.model,
-            rows.take(positions),
-            pad_id=session.encoder.pad_id,
-            batch_rows=at_once,
-            device=llm.device,
-            precision=llm.precision,
-            head=llm.head,
-        )
+        found = scored(llm, session, rows.take(positions), at_once)
         new = is_missing[positions]  # a score that is there stays, to the bit
         scores.add(positions[new].tolist(), [score_bytes(-loss) for loss in found.loss[new].tolist()])
