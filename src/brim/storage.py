@@ -1,14 +1,16 @@
 """Write files and folders that appear whole or not at all, and keep digests, small caches and secrets safe.
 
 A manifest holds the digest of every file of a folder, by which a changed or missing one is known. The cache folder
-holds what brim can make again: copies of data, what traces found, plans. Small JSON files lie in it under names that
-are digests of what they depend on; the oldest go when there are many. A checksum in each says whether it is what was
-written: a number that was damaged would be believed otherwise. The environment's secrets are found by the names of
+holds what brim can make again: copies of data, embeddings, what traces found, plans. Each kind has a budget in bytes:
+what was used longest ago goes when it is exceeded. Small JSON files lie in it under names that are digests of what they
+depend on. A checksum in each says whether it is what was written: a number that was damaged would be believed
+otherwise. The environment's secrets are found by the names of
 their variables: they must stand in no file and no message.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -121,8 +123,7 @@ class Cache:
         except (ValueError, KeyError, TypeError, RecursionError):
             self.refuse(name)
             return None
-        with suppress(OSError):  # a folder that only others may write to
-            os.utime(path)  # what is used is not the oldest
+        mark_used(path)
         return value
 
     def refuse(self, name: str) -> None:
@@ -165,22 +166,38 @@ def digest(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def forget_oldest(folder: Path, *, most_bytes: int = _MOST_BYTES) -> None:
-    """Remove the entries of a folder that were used longest ago, until the others take no more than this."""
-    entries = sorted(_entries(folder), reverse=True)
+def mark_used(path: Path) -> None:
+    """Make an entry of the cache the newest."""
+    with suppress(OSError):  # a folder that only others may write to
+        os.utime(path)
+
+
+def forget_oldest(folder: Path, pattern: str = "*.json", *, most_bytes: int = _MOST_BYTES) -> None:
+    """Remove the entries of a folder that were used longest ago, until the others take no more than this.
+
+    pattern: of the entries' names; an entry is a file, or a folder with all that is in it.
+    """
     total_bytes = 0
-    for _, path, num_bytes in entries:
+    for _, path, num_bytes in sorted(_entries(folder, pattern), reverse=True):
         total_bytes += num_bytes
         if total_bytes > most_bytes:
             with suppress(OSError):  # another process was quicker
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _entries(folder: Path) -> Iterator[tuple[int, Path, int]]:
-    for path in folder.glob("*.json"):
+def _entries(folder: Path, pattern: str) -> Iterator[tuple[int, Path, int]]:
+    for path in folder.glob(pattern):
         with suppress(OSError):
-            status = path.stat()
-            yield status.st_mtime_ns, path, status.st_size
+            files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+            yield path.stat().st_mtime_ns, path, sum(each.stat().st_size for each in files)
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove the files that a process which is dead left unfinished: who writes one holds a lock on it."""
+    for path in folder.glob(pattern):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def cache_folder() -> Path:

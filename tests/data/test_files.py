@@ -318,10 +318,11 @@ def test_a_spilled_file_is_read_once_until_it_changes_or_is_damaged(tmp_path, mo
     make_small(monkeypatch)
     whole = read(path).table.to_pylist()
     (kept,) = cache.iterdir()
-    written = kept.stat().st_mtime_ns
-    assert kept.stat().st_mode & 0o077 == 0
+    written = kept.stat()
+    assert written.st_mode & 0o077 == 0
     assert read(path).table.num_rows == NUM_ROWS
-    assert kept.stat().st_mtime_ns == written
+    assert kept.stat().st_ino == written.st_ino
+    assert kept.stat().st_mtime_ns > written.st_mtime_ns, "what is used is not the oldest"
     kept.write_bytes(kept.read_bytes()[:5000])
     assert read(path).table.to_pylist() == whole
     path.write_text(json.dumps({"q": "more", "n": 1, "a": "x"}) + "\n" + path.read_text())
@@ -335,11 +336,11 @@ def test_a_failure_while_spilling_leaves_nothing_behind(tmp_path, monkeypatch, c
     write_jsonl(tmp_path / "data.jsonl")
     make_small(monkeypatch)
 
-    def failing(path):
+    def failing(path, unreadable):
         yield from json.loads(f"[{','.join(path.read_text().splitlines())}]")
         raise DataError(Problem(what="on purpose"))
 
-    monkeypatch.setattr(read_jsonl, "_quick_lines", failing)
+    monkeypatch.setattr(read_jsonl, "_objects", failing)
     with pytest.raises(DataError, match="on purpose"):
         read(tmp_path / "data.jsonl")
     assert list(cache.iterdir()) == []

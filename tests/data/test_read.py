@@ -155,6 +155,45 @@ def test_what_is_wrong_with_a_file_is_told_with_its_place(tmp_path):
             usable(read(name if content is None else tmp_path / name), [], PreprocessingConfig(on_bad_row="error"))
 
 
+LISTS = st.lists(
+    st.dictionaries(
+        st.sampled_from("qa"), st.text('a1\\"]},ü😀\n', max_size=5) | st.integers() | st.none(), max_size=2
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(
+    rows=LISTS,
+    indent=st.sampled_from([None, 1]),
+    ascii=st.booleans(),
+    window=st.integers(1, 40),
+    cut=st.integers(0, 99),
+)
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_list_is_read_as_a_whole_would_be_whatever_window_it_is_read_through(
+    tmp_path, monkeypatch, rows, indent, ascii, window, cut
+):
+    """What comes out, and where it stops being JSON."""
+    monkeypatch.setattr(read_jsonl, "_WINDOW", window)
+    text = json.dumps(rows, indent=indent, ensure_ascii=ascii)
+    write_content(tmp_path / "data.json", text)
+    expected = [{name: row.get(name) for name in dict.fromkeys(key for each in rows for key in each)} for row in rows]
+    if expected[0]:
+        texts = [list(map(str, row.values())) for row in read(tmp_path / "data.json").table.to_pylist()]
+        assert texts == [list(map(str, row.values())) for row in expected]
+    part = text[: len(text) * cut // 100]
+    write_content(tmp_path / "data.json", part)
+    if part:
+        with pytest.raises(json.JSONDecodeError) as whole:
+            json.loads(part)
+        with pytest.raises(DataError) as caught:
+            read(tmp_path / "data.json")
+        assert caught.value.problems[0].where == f"data.json:{whole.value.lineno}"
+        assert f" at character {whole.value.colno:,} of the line" in caught.value.problems[0].what
+
+
 def write_content(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 

@@ -24,9 +24,20 @@ import numpy.typing as npt
 from brim.data.examples import NONE, ExamplePool, Positions
 from brim.errors import ConfigError, ModelError, OutputError, Problem
 from brim.models import read_json, refusals, require_plain_files
-from brim.storage import cache_folder, verified, whole_folder, write_manifest, write_text
+from brim.storage import (
+    cache_folder,
+    forget_oldest,
+    mark_used,
+    verified,
+    whole_folder,
+    write_manifest,
+    write_text,
+)
 
 _VECTORS, _FACTS = "embeddings.npy", "facts.json"
+
+
+_MOST_KEPT_BYTES = 8 * 2**30  # of all embeddings in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,7 @@ def embeddings_of(pool: ExamplePool, encoder: SentenceEncoder, *, index_name: st
     notes = []
     try:
         if _facts(folder) == facts:
+            mark_used(folder)
             return Kept(embeddings=np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False))
         notes.append(f"prompt.retrieval: the data or the model changed since {name} was made: it is made anew")
     except FileNotFoundError:
@@ -55,7 +67,9 @@ def embeddings_of(pool: ExamplePool, encoder: SentenceEncoder, *, index_name: st
     except (OSError, ValueError) as error:
         notes.append(f"prompt.retrieval: what is kept in {folder} is damaged ({error}): it is made anew")
     _write(folder, facts, lambda path: _embed(pool, encoder, path))
-    return Kept(embeddings=np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False), notes=tuple(notes))
+    kept = Kept(embeddings=np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False), notes=tuple(notes))
+    forget_oldest(folder.parent, "[!.]*", most_bytes=_MOST_KEPT_BYTES)
+    return kept
 
 
 def _facts(folder: Path) -> object:

@@ -1,13 +1,13 @@
 from .arrow import read_columns as read_columns
-from .cells import (
+from .columns import (
     cell_texts as cell_texts,
-    nested_field as nested_field,
+    kind_of as kind_of,
     nested_type as nested_type,
     nested_values as nested_values,
     nested_word as nested_word,
+    of_one_kind as of_one_kind,
     without_origin as without_origin,
 )
-from .columns import kind_of as kind_of
 from .csv import has_decimal_commas as has_decimal_commas
 from .files import (
     Data as Data,

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.data.read.cells import MARK, is_text
-from brim.data.read.columns import columns_of, require_no_text
+from brim.data.read.columns import column_of, is_text, require_no_text
 from brim.data.read.encoding import without_undecodable
 from brim.data.read.source import FIXED_VALUES, Source, plain, row_number, source_of, spellings
 from brim.data.read.spill import gather, kept_or
@@ -121,10 +119,13 @@ def _table_of_dataset(dataset: Any) -> pa.Table:
 _BATCH_ROWS = 4096
 
 
+_BUFFER_BYTES = 2**20  # of each column of a parquet file
+
+
 def read_parquet(path: Path) -> Source:
     """A parquet file; a row with a text that is no UTF-8 has a fault. Raises DataError where it is damaged or none."""
     try:
-        table = kept_or(lambda keep_as: _read_table(path, keep_as), path)
+        table, _ = kept_or(lambda keep_as, _: _read_table(path, keep_as), path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, UnicodeDecodeError) as error:
         if isinstance(error, PermissionError):
             raise
@@ -141,7 +142,8 @@ def read_parquet(path: Path) -> Source:
 
 
 def _read_table(path: Path, keep_as: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:
+    # What is read ahead would be kept until the end of a row group, and that may be the whole file.
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         require_names(file.schema_arrow.names, path.name)
         schema = plain(file.schema_arrow)
         return gather(_batches(file, schema), schema=schema, keep_as=keep_as)
@@ -171,11 +173,8 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
         )
     faults: dict[int, Problem] = {}
     read = [
-        each
+        column_of(str(column), values if hasattr(values, "dtype") else list(values), locate=locate, faults=faults)
         for column, values in columns.items()
-        for each in columns_of(
-            str(column), values if hasattr(values, "dtype") else list(values), locate=locate, faults=faults
-        )
     ]
     return _source(_table_of_columns(read), name, faults)
 
@@ -202,7 +201,7 @@ def read_pandas(frame: pd.DataFrame) -> Source:
             read.append((pa.field(column, array.type), array))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
             values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
-            read += columns_of(column, values, locate=row_number(name), faults=faults)
+            read.append(column_of(column, values, locate=row_number(name), faults=faults))
     return _source(_table_of_columns(read), name, faults)
 
 
@@ -219,8 +218,7 @@ def _table_of_columns(columns: Sequence[tuple[pa.Field, pa.Array]]) -> pa.Table:
 def _source(table: pa.Table, name: str, faults: dict[int, Problem]) -> Source:
     """faults: of rows that Python's values have; those of Arrow's bytes are added."""
     table, undecodable = without_undecodable(table.cast(plain(table.schema)), name)
-    source = source_of(table, name=name, locate=row_number(name))
-    return replace(source, faults={**undecodable, **faults})
+    return source_of(table, name=name, locate=row_number(name), faults={**undecodable, **faults})
 
 
 def _is_list(values: Any) -> bool:
@@ -229,7 +227,7 @@ def _is_list(values: Any) -> bool:
 
 def require_names(names: list[str], where: str) -> None:
     """Raise DataError for column names that stand twice, or that no table can have."""
-    strange = [name for name in names if name.startswith(MARK) or not is_text(name)]
+    strange = [name for name in names if name.startswith("\0") or not is_text(name)]
     if strange:
         listed = ", ".join(f"`{name.encode(errors='backslashreplace').decode()!r}`" for name in strange)
         raise DataError(Problem(what=f"column names that are no text: {listed}", where=where, fix="rename them"))

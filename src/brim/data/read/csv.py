@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from brim.data.read.cells import FAULT
 from brim.data.read.encoding import (
     ESCAPED_NUL,
     CsvForm,
@@ -39,14 +38,14 @@ from brim.data.read.encoding import (
     require_marked,
     require_utf8,
 )
-from brim.data.read.ledger import Faulty, Unreadable, is_majority
+from brim.data.read.ledger import Unreadable, is_majority
 from brim.data.read.source import MAX_PLACES, Source, source_of
-from brim.data.read.spill import gather, kept_or
+from brim.data.read.spill import Faults, gather, kept_or
 from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.units import format_count
 
-BLOCK_BYTES = 8 * 2**20  # parsed at a time; doubled while a single row is longer
+BLOCK_BYTES = 2 * 2**20  # parsed at a time; doubled while a single row is longer
 
 
 _MOST_BLOCK_BYTES = 2**30
@@ -56,15 +55,15 @@ _BATCH_ROWS = 4096  # where rows are parsed one by one
 
 
 def read_csv(path: Path, *, separator: str) -> Source:
-    """A delimited text file with a header line. A line that is no row is a row with a fault.
+    """Read a delimited text file with a header line. A line that is no row is a row with a fault.
 
     separator: the sign between fields that the ending says; the file may show another, which is noted.
     Raises DataError where the file is of another kind, or where it cannot be told which lines are rows.
     """
     form = csv_form(path, usual=separator)
     header = read_header(path, form)
-    table = kept_or(partial(_read_table, path, header, form), path)
-    source = source_of(table, name=path.name, locate=_locator(path, form))
+    table, faults = kept_or(partial(_read_table, path, header, form), path)
+    source = source_of(table, name=path.name, locate=_locator(path, form), faults=faults)
     if form.is_utf8 and is_majority(source.faults, table.num_rows):
         require_utf8(path)  # tells best why nothing can be read
     notes = (
@@ -93,37 +92,35 @@ def _notes_on_unnamed(header: Header, source: Source) -> list[str]:
 _IS = {True: "is", False: "are"}
 
 
-def _read_table(path: Path, header: Header, form: CsvForm, keep_as: Path) -> pa.Table:
+Batches = Callable[[], Iterator[pa.RecordBatch]]  # the file's rows from the beginning, every cell as text
+
+
+def _read_table(path: Path, header: Header, form: CsvForm, keep_as: Path, faults: Faults) -> pa.Table:
+    """Read by Arrow's parser, and row by row what it does not take or reads as what it is not."""
     if form.is_marked:
         require_marked(path, form.encoding)
-    if form.is_marked or first_bad_byte(path, form.encoding) is None:
-        try:
-            return _read_whole(path, header, form, keep_as)
-        except Faulty:
-            pass
-    return _read_row_by_row(path, header, form, keep_as)
-
-
-def _read_whole(path: Path, header: Header, form: CsvForm, keep_as: Path) -> pa.Table:
-    """A file without faults. Raises Faulty where Arrow's parser does not take it, or reads it as what it is not."""
+    is_text = form.is_marked or first_bad_byte(path, form.encoding) is None
     block_bytes = BLOCK_BYTES
-    while True:
-        open_batches = partial(_text_batches, path, header, form, block_bytes)
+    while is_text and block_bytes <= _MOST_BLOCK_BYTES:
         try:
-            kinds, last = _kinds(open_batches(), path, form)
-            if _ends_in_line_break(last) and ends_in_open_quote(path, form):
-                raise Faulty
-            schema = pa.schema(_fields(header, kinds))
-            converted = (_converted(batch, kinds, schema) for batch in open_batches())
-            return gather(converted, schema=schema, keep_as=keep_as)
+            return _typed(
+                partial(_parsed_batches, path, header, form, block_bytes), path, header, form, keep_as, faults
+            )
+        except _OpenQuote:
+            break
         except pa.ArrowInvalid as error:
-            if "straddling" not in str(error) or block_bytes >= _MOST_BLOCK_BYTES:
-                raise Faulty from None
+            if "straddling" not in str(error):
+                break
             block_bytes *= 2
+    return _typed(partial(_judged_batches, path, header, form, faults), path, header, form, keep_as, faults)
 
 
-def _text_batches(path: Path, header: Header, form: CsvForm, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The file's rows, every cell as text."""
+class _OpenQuote(Exception):
+    """A quote that is never closed has swallowed the rest of the file, of which Arrow's parser says nothing."""
+
+
+def _parsed_batches(path: Path, header: Header, form: CsvForm, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    last = None
     with pa_csv.open_csv(
         path,
         read_options=pa_csv.ReadOptions(
@@ -135,69 +132,56 @@ def _text_batches(path: Path, header: Header, form: CsvForm, block_bytes: int) -
         ),
     ) as reader:
         assert reader.schema.names == header.written, "both parsers read the same header"
-        yield from (batch.rename_columns(header.names) for batch in reader if batch.num_rows)
+        for batch in reader:
+            if batch.num_rows:
+                last = batch
+                yield batch.rename_columns(header.names)
+    may_be_open = last is not None and any("\n" in (column[-1].as_py() or "") for column in last.columns)
+    if may_be_open and ends_in_open_quote(path, form):
+        raise _OpenQuote
 
 
-def _kinds(batches: Iterator[pa.RecordBatch], path: Path, form: CsvForm) -> tuple[list[ColumnKind], pa.RecordBatch]:
-    """What each column is, from all of its cells; and the last batch."""
-    kinds: list[ColumnKind] | None = None
-    batch = None
-    for batch in batches:
-        kinds = kinds or [ColumnKind.EMPTY] * batch.num_columns
-        kinds = [
-            refine(kind, column, decimal_commas=form.has_decimal_commas)
-            for kind, column in zip(kinds, batch.columns, strict=True)
-        ]
-    if batch is None or kinds is None:
-        raise DataError(
-            Problem(what="there is a header but no rows", where=path.name, expected="at least one row of data")
-        )
-    return kinds, batch
-
-
-def _ends_in_line_break(last: pa.RecordBatch) -> bool:
-    """Whether it may be that a quote is never closed: it swallows the rest of the file without complaint."""
-    return any("\n" in (cell.as_py() or "") for cell in (column[-1] for column in last.columns))
-
-
-def _fields(header: Header, kinds: list[ColumnKind]) -> list[pa.Field]:
-    """The columns that are kept: all but those without a name and without a value, beside others."""
-    fields = [kind.field(name) for name, kind in zip(header.names, kinds, strict=True)]
-    unnamed = {name for _, name in header.unnamed}
-    is_left_out = [name in unnamed and kind is ColumnKind.EMPTY for name, kind in zip(header.names, kinds, strict=True)]
-    return fields if all(is_left_out) else [field for field, out in zip(fields, is_left_out, strict=True) if not out]
-
-
-def _converted(batch: pa.RecordBatch, kinds: list[ColumnKind], schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of the schema, each as its kind."""
-    kind_of = dict(zip(batch.schema.names, kinds, strict=True))
-    columns = [convert(kind_of[name], batch[name]) for name in schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _read_row_by_row(path: Path, header: Header, form: CsvForm, keep_as: Path) -> pa.Table:
-    """A file with faults: the last column says what is wrong with a row, whose cells are missing then."""
-    open_batches = partial(_judged_batches, path, header, form)
-    kinds, _ = _kinds((batch.select(header.names) for batch in open_batches()), path, form)
-    schema = pa.schema([*_fields(header, kinds), (FAULT, pa.string())])
-    converted = (_converted(batch, [*kinds, ColumnKind.TEXT], schema) for batch in open_batches())
-    return gather(converted, schema=schema, keep_as=keep_as)
-
-
-def _judged_batches(path: Path, header: Header, form: CsvForm) -> Iterator[pa.RecordBatch]:
-    faulty = Unreadable(name=path.name, explain=partial(require_utf8, path) if form.is_utf8 else lambda: None)
-    schema = pa.schema([(name, pa.string()) for name in (*header.names, FAULT)])
+def _judged_batches(path: Path, header: Header, form: CsvForm, faults: Faults) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a file with faults: the cells of a row that has one are missing."""
+    explain = partial(require_utf8, path) if form.is_utf8 else lambda: None
+    unreadable = Unreadable(name=path.name, problems=faults, explain=explain)
     rows = enumerate(judged_rows(path, form, num_cells=len(header.names)))
     while block := list(islice(rows, _BATCH_ROWS)):
         cells: list[list[str | None]] = []
         for row, (record, problem) in block:
-            if problem is None:
-                cells.append([*record.cells, None])
-            else:
-                fault = faulty.fault(row, problem, where=f"{path.name}:{record.line}")
-                cells.append([*[None] * len(header.names), fault])
+            if problem is not None:
+                unreadable.add(row, problem, where=f"{path.name}:{record.line}")
+            cells.append([*record.cells] if problem is None else [None] * len(header.names))
         columns = [pa.array(column, type=pa.string()) for column in zip(*cells, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        yield pa.RecordBatch.from_arrays(columns, names=header.names)
+
+
+def _typed(batches: Batches, path: Path, header: Header, form: CsvForm, keep_as: Path, faults: Faults) -> pa.Table:
+    """Return the rows with each column as its kind, which all of its cells decide, so that they are gone through twice.
+
+    A column without a name and without a value is left out beside others.
+    """
+    kinds = [ColumnKind.EMPTY] * len(header.names)
+    num_rows = 0
+    for batch in batches():
+        num_rows += batch.num_rows
+        kinds = [
+            refine(kind, column, decimal_commas=form.has_decimal_commas)
+            for kind, column in zip(kinds, batch.columns, strict=True)
+        ]
+    if not num_rows:
+        raise DataError(
+            Problem(what="there is a header but no rows", where=path.name, expected="at least one row of data")
+        )
+    kind_of = dict(zip(header.names, kinds, strict=True))
+    left_out = {name for _, name in header.unnamed if kind_of[name] is ColumnKind.EMPTY}
+    names = [name for name in header.names if name not in left_out] or header.names
+    schema = pa.schema([kind_of[name].field(name) for name in names])
+    converted = (
+        pa.RecordBatch.from_arrays([convert(kind_of[name], batch[name]) for name in names], schema=schema)
+        for batch in batches()
+    )
+    return gather(converted, schema=schema, keep_as=keep_as, faults=faults)
 
 
 def _locator(path: Path, form: CsvForm) -> Callable[[int], str]:

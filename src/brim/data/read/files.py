@@ -28,7 +28,7 @@ from brim.data.read.arrow import (
     read_rows,
     read_table,
 )
-from brim.data.read.cells import cell_texts, mixed_field, nested_word, problem_of
+from brim.data.read.columns import cell_texts, nested_word, problem_of, with_problem
 from brim.data.read.csv import read_csv
 from brim.data.read.encoding import require_utf8
 from brim.data.read.json import read_json, read_jsonl
@@ -376,7 +376,9 @@ def _joined(name: str, sources: Sequence[Source]) -> tuple[pa.Field, pa.ChunkedA
     if len({word for _, word in forms}) > 1 or (len(types) > 1 and any(map(pa.types.is_nested, types))):
         first, other, *_ = forms.values()
         what = f"column `{name}` holds lists or objects in one form here and in another in {first}"
-        field = mixed_field(name, Problem(what=what, where=other, fix="write all files in one format"))
+        field = with_problem(
+            pa.field(name, pa.string()), Problem(what=what, where=other, fix="write all files in one format")
+        )
     if len(types) > 1:
         kind = pa.large_string() if pa.large_string() in types else pa.string()
         field, columns = field.with_type(kind), [_as_text(column, kind) for column in columns]

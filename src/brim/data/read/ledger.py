@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.data.read.cells import fault_text
 from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.storage import whole_file, writing
@@ -24,36 +23,30 @@ from brim.units import format_count
 FIRST_ROWS = 20  # a file in which none of these can be read is of another kind, whatever follows
 
 
-class Faulty(Exception):
-    """A quick pass over a file has met what makes rows unreadable: they are to be judged one by one."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Unreadable:
-    """One pass over a file.
+    """Why rows of a file cannot be read. A file in which none of the first can be is refused.
 
-    explain: called before a file is refused, to raise what tells better what it is, if anything does.
+    explain: called before that, to raise what tells better what the file is, if anything does.
     """
 
     name: str
+    problems: dict[int, Problem]  # by row, without a place
     explain: Callable[[], None]
     _first: list[Problem] = field(default_factory=list)
 
-    def fault(self, row: int, problem: Problem, *, where: str) -> str:
-        """The cell of the column FAULT for this row. Raises DataError when the first rows are all unreadable."""
+    def add(self, row: int, problem: Problem, *, where: str) -> None:
+        """Note a row's problem. Raises DataError when the first rows are all unreadable."""
+        self.problems[row] = problem
         if row == len(self._first) and row < FIRST_ROWS:
             self._first.append(replace(problem, where=where))
             if len(self._first) == FIRST_ROWS:
                 self.explain()
-                raise DataError(*self._first[:MAX_PROBLEMS], self._another_kind())
-        return fault_text(problem)
-
-    def _another_kind(self) -> Problem:
-        return Problem(
-            what=f"none of the first {FIRST_ROWS} rows can be read",
-            where=self.name,
-            expected="a file of the kind that its ending names",
-        )
+                what, expected = (
+                    f"none of the first {FIRST_ROWS} rows can be read",
+                    "a file of the kind that its ending names",
+                )
+                raise DataError(*self._first[:MAX_PROBLEMS], Problem(what=what, where=self.name, expected=expected))
 
 
 BadRowPolicy: TypeAlias = Literal["auto", "error", "drop"]  # preprocessing.on_bad_row

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from brim.config import misspelt
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature
-from brim.data.read.cells import faults_of, kinds_of, nested_values, nested_word, problem_of, shown
+from brim.data.read.columns import nested_values, nested_word, problem_of, taken_apart
 from brim.errors import DataError, Problem
 from brim.units import format_count
 
@@ -206,9 +206,12 @@ class Source:
         return np.flatnonzero(is_usable)
 
 
-def source_of(table: pa.Table, *, name: str, locate: Callable[[int], str]) -> Source:
-    """A table, which may have hidden columns, as a source."""
-    return Source(table=shown(table), name=name, locate=locate, faults=faults_of(table), kinds=kinds_of(table))
+def source_of(
+    table: pa.Table, *, name: str, locate: Callable[[int], str], faults: Mapping[int, Problem] | None = None
+) -> Source:
+    """Return a table, as it was read, as a source."""
+    table, kinds = taken_apart(table)
+    return Source(table=table, name=name, locate=locate, faults=faults or {}, kinds=kinds)
 
 
 def row_number(name: str) -> Callable[[int], str]:

@@ -1,15 +1,20 @@
 """Keep a stream of record batches as one table: in memory while small, memory-mapped from disk beyond that.
 
-Chosen rows of a table are read a block at a time, so that a large one is never in memory whole.
+Chosen rows of a table are read a block at a time, so that a large one is never in memory whole. The copy of a large
+file stays in the cache for later runs, within a budget; beside the table it holds why rows cannot be read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import json
+import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from brim.errors import OutputError, Problem
-from brim.storage import cache_folder
+from brim.storage import cache_folder, forget_oldest, mark_used, remove_abandoned
 
 BATCH_ROWS = 1024
 
@@ -26,27 +31,51 @@ BATCH_ROWS = 1024
 Keys = npt.NDArray[np.int64]
 
 
-def blocks(table: pa.Table, keys: Keys) -> Iterator[tuple[Keys, pa.Table]]:
-    """These rows (ascending) in batches, each with its keys."""
-    for start in range(0, table.num_rows, BATCH_ROWS):
-        low, high = np.searchsorted(keys, [start, start + BATCH_ROWS])
+BLOCK_BYTES = 2**22  # rows of about this size are read together, a single one however large it is
+
+
+def blocks(table: pa.Table, keys: Keys, *, row_bytes: int = 0) -> Iterator[tuple[Keys, pa.Table]]:
+    """Give these rows (ascending) in batches, each with its keys.
+
+    row_bytes: what is made of a row beside its cells, such as a template's text.
+    """
+    start = 0
+    while start < table.num_rows:
+        num_rows = BATCH_ROWS
+        while num_rows > 1 and table.slice(start, num_rows).nbytes + num_rows * row_bytes > BLOCK_BYTES:
+            num_rows //= 2
+        low, high = np.searchsorted(keys, [start, start + num_rows])
         if low < high:
-            yield keys[low:high], table.slice(start, BATCH_ROWS).combine_chunks().take(pa.array(keys[low:high] - start))
+            yield keys[low:high], table.slice(start, num_rows).combine_chunks().take(pa.array(keys[low:high] - start))
+        start += num_rows
 
 
 SPILL_BYTES = 64 * 2**20  # Arrow data up to this size stays in memory
 
 
-_READER_VERSION = 5  # part of a kept file's name: raise it when a reader's result changes
+MOST_KEPT_BYTES = 8 * 2**30  # of all copies of data sets in the cache
 
 
-Batches = Iterable[pa.RecordBatch]
+_READER_VERSION = 6  # part of a kept file's name: raise it when a reader's result changes
 
 
-def gather(batches: Batches, *, schema: pa.Schema, keep_as: Path | None = None) -> pa.Table:
-    """All batches as one table; beyond SPILL_BYTES they stream into an Arrow file, which is memory-mapped.
+_FAULTS = "brim.faults"  # of the last batch of a kept file, which has no rows
 
-    keep_as: where that file stays for the next run. Without it the file has no name and goes when the table goes.
+
+Faults = dict[int, Problem]  # why rows cannot be read, by their numbers; without a place
+
+
+def gather(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    schema: pa.Schema,
+    keep_as: Path | None = None,
+    faults: Mapping[int, Problem] | None = None,
+) -> pa.Table:
+    """Return all batches as one table; beyond SPILL_BYTES they stream into an Arrow file, which is memory-mapped.
+
+    keep_as: where that file stays for the next run, with the faults, which are complete once all batches are drawn.
+    Without it the file has no name and goes when the table goes.
     Raises OutputError when the disk does not take it.
     """
     stream = iter(batches)
@@ -56,24 +85,34 @@ def gather(batches: Batches, *, schema: pa.Schema, keep_as: Path | None = None) 
         held.append(batch)
         num_bytes += batch.nbytes
         if num_bytes > SPILL_BYTES:
-            return _to_disk(_first_held_then_rest(held, stream), schema=schema, keep_as=keep_as)
+            return _to_disk(_first_held_then_rest(held, stream), schema=schema, keep_as=keep_as, faults=faults or {})
     return pa.Table.from_batches(held, schema=schema)
 
 
-def kept_or(read: Callable[[Path], pa.Table], source: Path) -> pa.Table:
-    """The table that an earlier run kept for this very file (path, size, time of change), else `read(keep_as)`."""
+def kept_or(read: Callable[[Path, Faults], pa.Table], source: Path) -> tuple[pa.Table, Faults]:
+    """Return the table of a file and why rows of it cannot be read.
+
+    They are what an earlier run kept of this very file (path, size, time of change), else `read(keep_as, faults)`,
+    which fills the faults.
+    """
     keep_as = _kept_path(source)
     if keep_as.exists():
         try:
-            return open_mapped(keep_as)
-        except (pa.ArrowInvalid, OSError):
+            with pa.memory_map(str(keep_as)) as file:
+                kept = _opened(file)
+            mark_used(keep_as)
+            return kept
+        except (pa.ArrowInvalid, OSError, LookupError):
             keep_as.unlink(missing_ok=True)  # cut short by a crash of the machine: it is only a copy
-    return read(keep_as)
+    faults: Faults = {}
+    return read(keep_as, faults), faults
 
 
-def open_mapped(path: Path) -> pa.Table:
-    """An Arrow file as a table whose buffers stay on disk."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+def _opened(file: Any) -> tuple[pa.Table, Faults]:
+    reader = pa.ipc.open_file(file)
+    said = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1).custom_metadata
+    problems = json.loads(said[_FAULTS.encode()])
+    return reader.read_all(), {int(row): Problem(**problem) for row, problem in problems.items()}
 
 
 def _kept_path(source: Path) -> Path:
@@ -89,38 +128,42 @@ def _first_held_then_rest(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBa
     yield from rest
 
 
-def _to_disk(batches: Iterator[pa.RecordBatch], *, schema: pa.Schema, keep_as: Path | None) -> pa.Table:
+def _to_disk(
+    batches: Iterator[pa.RecordBatch], *, schema: pa.Schema, keep_as: Path | None, faults: Mapping[int, Problem]
+) -> pa.Table:
     folder = _writable_folder()
+    remove_abandoned(folder, "spill-*.part")
     handle, name = tempfile.mkstemp(dir=folder, prefix="spill-", suffix=".part")
-    part = Path(name)
     try:
         with _Disk(handle, folder) as disk:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # so that no other process takes it for abandoned
             with pa.ipc.new_file(disk, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
+                told = json.dumps({row: asdict(problem) for row, problem in faults.items()})
+                nothing = [pa.nulls(0, each.type) for each in schema]
+                writer.write_batch(pa.RecordBatch.from_arrays(nothing, schema=schema), {_FAULTS: told})
             disk.flush()
-            if keep_as is not None:
+            if keep_as is not None and keep_as.parent == folder:
                 os.fsync(handle)
-        if keep_as is not None and keep_as.parent == folder:
-            _forget_older(keep_as)
-            part.replace(keep_as)
-            return open_mapped(keep_as)
-        return open_mapped(part)
+                _keep(Path(name), keep_as)
+            mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+            return pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
     finally:
-        # The mapping outlives the name. Where a mapped file cannot lose its name (Windows) it stays behind.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            part.unlink()
+        Path(name).unlink(missing_ok=True)  # the mapping outlives the name
 
 
-def _forget_older(keep_as: Path) -> None:
-    """Remove what was kept of earlier states of the same source file."""
+def _keep(part: Path, keep_as: Path) -> None:
+    """Give a copy its name, in place of those of earlier states of the same source file, and of the oldest ones."""
     for older in keep_as.parent.glob(f"{keep_as.name.split('-')[0]}-*.arrow"):
         with contextlib.suppress(OSError):
             older.unlink()
+    part.replace(keep_as)
+    forget_oldest(keep_as.parent, "*.arrow", most_bytes=MOST_KEPT_BYTES)
 
 
 def _writable_folder() -> Path:
-    """brim's cache folder, or the system's temporary folder where that cannot be written."""
+    """Return brim's cache folder, or the system's temporary folder where that cannot be written."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +176,7 @@ class _Disk:
     """A file for Arrow's writer that tells a full disk as what it is, apart from failures to read the source."""
 
     def __init__(self, handle: int, folder: Path) -> None:
-        self._file = os.fdopen(handle, "wb")
+        self._file = os.fdopen(handle, "wb+")  # read, too, by whoever maps it
         self._folder = folder
 
     def __enter__(self) -> _Disk:
