@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from brim.config.schema import Config
 from brim.data import check_data
-from brim.data.advice import Bin, Cut, Watcher, histogram
-from brim.data.advice.boundaries import ConstantEdges, are_broken, constant_edges
+from brim.data.advice import Bin, Cut, Watcher
+from brim.data.advice.facts import ConstantEdges, are_broken, constant_edges
+from brim.data.advice.finding import histogram
 from brim.data.advice.rows import different_answers, duplicates, one_prompt
 from brim.data.read import read
 from brim.data.tokens import Texts, load_encoder
@@ -82,10 +83,10 @@ def test_a_template_without_the_rows_values_and_one_answer_in_more_than_half_of_
 
 
 @given(rows=st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz")), max_size=30))
-def test_findings_equal_those_of_a_plain_count(rows):
+def test_findings_equal_those_of_a_plain_count(encoder, rows):
     """The arrays against dictionaries of the texts themselves."""
     prompts, answers = [prompt for prompt, _ in rows], [answer for _, answer in rows]
-    watcher = Watcher("</s>")
+    watcher = Watcher(encoder)
     watcher(Texts(keys=np.arange(len(prompts)), prompts=prompts, answers=answers))
     facts = watcher.facts()
     silent = {p for p in prompts if prompts.count(p) > max(10, len(rows) / 2)}

@@ -41,7 +41,7 @@ from brim.config import CONTEXT, LABELS, MAX_STEPS, SAMPLE, WAYS, load_config, p
 from brim.config.introspect import all_keys
 from brim.config.schema import GenerationConfig, PromptConfig
 from brim.config.template import TASK, characters_within
-from brim.data.advice.finding import ORDER
+from brim.data.advice.finding import ADVICE
 from brim.data.labels import MOST_LABELS
 from brim.data.prompts import as_sample
 from brim.data.read import EVENTS
@@ -150,10 +150,10 @@ def test_what_is_named_exists():
 
 
 def test_every_kind_of_advice_is_named_the_most_important_first_and_made_somewhere():
-    assert re.findall(r"^\| `(\w+)` \|", PAGES["data-advice"], flags=re.MULTILINE) == list(ORDER)
+    assert re.findall(r"^\| `(\w+)` \|", PAGES["data-advice"], flags=re.MULTILINE) == list(ADVICE)
     source = ROOT / "src" / "brim" / "data" / "advice"
     code = "".join(path.read_text(encoding="utf-8") for path in source.glob("*.py") if path.name != "finding.py")
-    assert set(ORDER) <= set(re.findall(r'(?:kind=|: )"(\w+)"', code))
+    assert set(ADVICE) <= set(re.findall(r'(?:finding\(|: \()"(\w+)"', code))
 
 
 def test_batch_schedules():

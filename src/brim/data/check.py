@@ -11,20 +11,7 @@ import numpy.typing as npt
 
 from brim.config import new_tokens
 from brim.config.schema import Config, RandomSplit
-from brim.data.advice import (
-    Bin,
-    Cut,
-    Finding,
-    Watcher,
-    advise,
-    cut_findings,
-    cuts,
-    eos_text,
-    histogram,
-    in_order,
-    lengths_before,
-    no_room,
-)
+from brim.data.advice import Bin, Cut, Finding, Watcher, advise, in_order, look_at_cuts, no_room
 from brim.data.labels import label_slips, with_labels_of_data
 from brim.data.preparation import FULL, Prepared, prepare, prompts_of
 from brim.data.read import Ledger, Source
@@ -103,14 +90,14 @@ def check_data(
     """
     config, stand_ins = without_embeddings(config)
     (config, choices), slips = with_labels_of_data(config, source), label_slips(config, source)
-    watcher = Watcher(eos_text(encoder))
+    watcher = Watcher(encoder)
     prepared = _prepared(config, source, encoder, watcher, context_length=context_length)
-    entries = prepared.ledger.entries
-    before = lengths_before(prepared.splits.values(), entries, has_answers=watcher.has_answers)
-    found = cuts(before, entries)
+    found, lengths, on_cuts = look_at_cuts(
+        prepared.splits.values(), prepared.ledger, has_answers=watcher.has_answers, context_length=context_length
+    )
     advice = [
         *advise(watcher, prepared.splits, config=config, source=source, encoder=encoder, slips=slips),
-        *cut_findings(found, entries, context_length=context_length),
+        *on_cuts,
         *_room(config, prepared, context_length, of_labels=label_room(config, encoder)),
     ]
     shown = [row for rows in prepared.splits.values() for row in rows[:show]][:show]
@@ -125,7 +112,7 @@ def check_data(
         samples=tuple(
             Sample(key=row.key, where=source.locate(row.key), segments=tuple(_segments(row, encoder))) for row in shown
         ),
-        lengths=histogram(before["cut_joined"]),
+        lengths=lengths,
         cuts=found,
         advice=in_order(advice, source),
     )

@@ -1,6 +1,7 @@
 """Describe one piece of advice: what was found, in which rows, why it matters and what to do.
 
-`histogram` shows how lengths are spread, in a few bins with round edges.
+What is always said of a kind of advice stands in one table. `histogram` shows how lengths are spread, in a few bins
+with round edges.
 """
 
 from __future__ import annotations
@@ -14,44 +15,78 @@ import numpy.typing as npt
 
 from brim.data.read import MAX_PLACES, Source
 
-Keys = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64]
 
 
 MAX_ROWS = 10_000  # row numbers of a finding in JSON; the count is always there
 
 
-ORDER = (  # from the most to the least important
-    "no_room",
-    "leakage",
-    "no_end",
-    "misspelt_label",
-    "one_prompt",
-    "different_answers",
-    "no_separator",
-    "cut_prompt",
-    "cut_answer",
-    "end_in_text",
-    "unfinished",
-    "duplicates",
-    "answer_in_prompt",
-    "one_answer",
-    "broken_characters",
-    "nearly_the_same",
-    "space_at_end",
-    "small_split",
-)
+BY_ROWS = "`brim check … --rows FILE` lists them"
+
+
+_END = "the model learns to stop in the middle"
+
+
+# From the most to the least important kind: why it matters, and what to do. Braces take what is known of the data.
+ADVICE = {
+    "no_room": ("predict stops at such rows before it generates", "lower generation.max_new_tokens{cut}"),
+    "leakage": ("a model that has seen the answers scores better there than on new prompts", "{fix}"),
+    "no_end": ("they have no end-of-sequence token: the model does not learn there when to stop", "{fix}"),
+    "misspelt_label": (
+        "it is learned, predicted and counted as a label of its own",
+        "if {meant!r} is meant, write it so in these rows",
+    ),
+    "one_prompt": (
+        "the answer cannot follow from such a prompt",
+        "put the columns that decide the answer into prompt.template, as {{column}}",
+    ),
+    "different_answers": (
+        "the model learns a mixture of the answers",
+        "keep one answer a prompt, or add to the prompt what makes them differ",
+    ),
+    "no_separator": (
+        "the model cannot tell where the prompt ends; fine where the answer is meant to continue its text",
+        "{fix}",
+    ),
+    "cut_prompt": ("a prompt loses its end, where the question and the template's last words stand", "{fix}"),
+    "cut_answer": (f"EOS comes after the cut, so that {_END}", "{fix}"),
+    "end_in_text": ("{why}", "{fix}"),
+    "unfinished": (f"{_END}{{of}}", "{fix}"),
+    "duplicates": ("what is repeated weighs more, and is learned by heart", f"take them out; {BY_ROWS}"),
+    "answer_in_prompt": (
+        "the model learns to copy; fine where the task is to find a passage",
+        "look at `brim check … --show 3`; take the column that holds the answer out of the prompt",
+    ),
+    "one_answer": (
+        "a model that always writes it is right in {share:.1%} of the rows",
+        "compare sequence_accuracy with this share, or balance the answers",
+    ),
+    "broken_characters": (
+        "the model learns to write them",
+        "read the original again with its own encoding and save it as UTF-8",
+    ),
+    "nearly_the_same": (
+        "unless case or spacing decides the answer, the model learns a mixture",
+        "look at some; write such prompts alike and keep one answer",
+    ),
+    "space_at_end": ("in the text that the model knows, the space belongs to the word after it", "{fix}"),
+    "small_split": (
+        "an accuracy from so few rows is uncertain by up to ±{uncertainty:.0%}",
+        "give the split more rows (preprocessing.split)",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finding:
     """Advice about some rows, or about a whole split where `rows` is empty."""
 
-    kind: str  # one of ORDER
+    kind: str  # of ADVICE
     what: str
     why: str
     fix: str
-    rows: Keys  # 0-based row numbers in the source
-    like: Keys | None = None  # for each of `rows`, the row that it repeats
+    rows: Integers  # 0-based row numbers in the source
+    like: Integers | None = None  # for each of `rows`, the row that it repeats
     places: tuple[str, ...] = ()  # where the first of `rows` stand
 
     @property
@@ -60,7 +95,7 @@ class Finding:
         return len(self.rows) if self.like is None else int(np.count_nonzero(self.rows != self.like))
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return it for --json."""
         return {
             "kind": self.kind,
             "what": self.what,
@@ -73,27 +108,34 @@ class Finding:
         }
 
 
+def finding(kind: str, what: str, rows: Integers, like: Integers | None = None, **known: Any) -> Finding:
+    """Return advice of a kind. known: what the texts of its kind have braces for."""
+    why, fix = (text.format(**known) for text in ADVICE[kind])
+    return Finding(kind=kind, what=what, why=why, fix=fix, rows=rows, like=like)
+
+
 def in_order(findings: list[Finding], source: Source) -> tuple[Finding, ...]:
-    """The most important first, each with the places of its first rows."""
-    ordered = sorted(findings, key=lambda finding: ORDER.index(finding.kind))
-    return tuple(replace(finding, places=_places(finding, source)) for finding in ordered)
+    """Return the most important first, each with the places of its first rows."""
+    kinds = list(ADVICE)
+    ordered = sorted(findings, key=lambda each: kinds.index(each.kind))
+    return tuple(replace(each, places=_places(each, source)) for each in ordered)
 
 
-def _places(finding: Finding, source: Source) -> tuple[str, ...]:
-    if finding.like is None:
-        return tuple(map(source.locate, finding.rows[:MAX_PLACES].tolist()))
-    others = np.flatnonzero(finding.rows != finding.like)[:MAX_PLACES]
-    pairs = zip(finding.rows[others].tolist(), finding.like[others].tolist(), strict=True)
+def _places(found: Finding, source: Source) -> tuple[str, ...]:
+    if found.like is None:
+        return tuple(map(source.locate, found.rows[:MAX_PLACES].tolist()))
+    others = np.flatnonzero(found.rows != found.like)[:MAX_PLACES]
+    pairs = zip(found.rows[others].tolist(), found.like[others].tolist(), strict=True)
     return tuple(f"{source.locate(row)} (as {source.locate(like)})" for row, like in pairs)
 
 
 def share(part: int, whole: int, noun: str = "rows") -> str:
-    """ "3 of 40 rows (7.5%)" """
+    """Return "3 of 40 rows (7.5%)"."""
     return f"{part:,} of {whole:,} {noun} ({percent(part / max(whole, 1))})"
 
 
 def percent(part: float) -> str:
-    """ "7.5%", and "under 0.1%" for what would be written as 0.0%."""
+    """Return "7.5%", and "under 0.1%" for what would be written as 0.0%."""
     return "under 0.1%" if 0 < part < 0.0005 else f"{part:.1%}"
 
 
@@ -112,8 +154,8 @@ class Bin:
     num_rows: int
 
 
-def histogram(lengths: npt.NDArray[np.int64]) -> tuple[Bin, ...]:
-    """At most eight bins, without gaps, from the shortest to the longest; none for no lengths."""
+def histogram(lengths: Integers) -> tuple[Bin, ...]:
+    """Return at most eight bins, without gaps, from the shortest to the longest; none for no lengths."""
     if not len(lengths):
         return ()
     shortest, longest = int(lengths.min()), int(lengths.max())

@@ -9,23 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from brim.data.advice.finding import Finding, Keys, percent, share
+from brim.data.advice.finding import Bin, Finding, Integers, finding, histogram, percent, share
 from brim.data.read import Entry
 from brim.data.tokens import TokenRows
-
-Integers = npt.NDArray[np.int64]
-
-
-_KEYS = {
-    "cut_prompt": "input_features[0].preprocessing.max_sequence_length",
-    "cut_answer": "output_features[0].preprocessing.max_sequence_length",
-    "cut_joined": "preprocessing.global_max_sequence_length",
-}
-
-
-_PARTS = {"cut_prompt": "prompts", "cut_answer": "answers", "cut_joined": "rows"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,38 +31,46 @@ class Cut:
     keeps_all: int
 
 
-def cuts(before: Mapping[str, Integers], entries: Iterable[Entry]) -> tuple[Cut, ...]:
-    """Each limit that cut something. before: by event, the length of every row before that cut."""
-    by_event: dict[str, list[Entry]] = {}
-    for entry in entries:
-        if entry.event in _KEYS:
-            by_event.setdefault(entry.event, []).append(entry)
-    return tuple(_cut(event, by_event[event], before[event]) for event in _KEYS if event in by_event)
+_OF_EVENT = {  # the kind of advice, what is cut, the key that sets the length
+    "cut_prompt": ("cut_prompt", "prompts", "input_features[0].preprocessing.max_sequence_length"),
+    "cut_answer": ("cut_answer", "answers", "output_features[0].preprocessing.max_sequence_length"),
+    "cut_joined": ("no_end", "rows", "preprocessing.global_max_sequence_length"),
+}
 
 
-def lengths_before(rows: Iterable[TokenRows], entries: Iterable[Entry], *, has_answers: bool) -> dict[str, Integers]:
-    """By event, the length of every row before that cut, from the rows that stayed and what the ledger says."""
-    cut: dict[str, dict[int, int]] = {event: {} for event in _KEYS}
+def look_at_cuts(
+    splits: Iterable[TokenRows], entries: Iterable[Entry], *, has_answers: bool, context_length: int | None
+) -> tuple[tuple[Cut, ...], tuple[Bin, ...], list[Finding]]:
+    """Return each limit that cut something, how long the rows were before they were cut as a whole, and advice.
+
+    splits: the rows that stayed. entries: what the ledger says of these and the others.
+    """
+    by_event: dict[str, dict[int, Entry]] = {event: {} for event in _OF_EVENT}
     for entry in entries:
-        if entry.event in cut and entry.tokens_before is not None:
-            cut[entry.event][entry.key] = entry.tokens_before
-    rows = list(rows)
-    parts = [_before(each, cut, has_answers) for each in rows]
-    there = np.concatenate([np.zeros(0, np.int64), *(each.keys for each in rows)])
+        if entry.event in by_event and entry.tokens_before is not None:
+            by_event[entry.event][entry.key] = entry
+    before = _lengths_before(list(splits), by_event, has_answers)
+    made = {event: _cut(event, list(cut.values()), before[event]) for event, cut in by_event.items() if cut}
+    advice = [
+        _finding(cut, np.fromiter(by_event[event], dtype=np.int64), context_length) for event, cut in made.items()
+    ]
+    return tuple(made.values()), histogram(before["cut_joined"]), advice
+
+
+def _lengths_before(
+    splits: list[TokenRows], by_event: Mapping[str, Mapping[int, Entry]], has_answers: bool
+) -> dict[str, Integers]:
+    """Return by event the length of every row before that cut, those that are gone behind the others."""
+    cut = {
+        event: {key: entry.tokens_before or 0 for key, entry in entries.items()} for event, entries in by_event.items()
+    }
+    parts = [_before(each, cut, has_answers) for each in splits]
+    there = np.concatenate([np.zeros(0, np.int64), *(each.keys for each in splits)])
     lengths = {}
     for event, of_rows in cut.items():
         keys, tokens = (np.fromiter(each, dtype=np.int64, count=len(of_rows)) for each in (of_rows, of_rows.values()))
-        gone = tokens[~np.isin(keys, there)]
-        lengths[event] = np.concatenate([*(part[event] for part in parts), gone])
+        lengths[event] = np.concatenate([*(part[event] for part in parts), tokens[~np.isin(keys, there)]])
     return lengths
-
-
-def cut_findings(found: Iterable[Cut], entries: Iterable[Entry], *, context_length: int | None) -> list[Finding]:
-    """Advice on each of these cuts."""
-    keys: dict[str, list[int]] = {}
-    for entry in entries:
-        keys.setdefault(entry.event, []).append(entry.key)
-    return [_finding(cut, np.asarray(keys[cut.event], dtype=np.int64), context_length) for cut in found]
 
 
 def _before(rows: TokenRows, cut: Mapping[str, Mapping[int, int]], has_answers: bool) -> dict[str, Integers]:
@@ -115,40 +110,24 @@ def _cut(event: str, entries: list[Entry], before: Integers) -> Cut:
     )
 
 
-_KINDS = {"cut_prompt": "cut_prompt", "cut_answer": "cut_answer", "cut_joined": "no_end"}
-
-
-_WHY = {
-    "cut_prompt": "a prompt loses its end, where the question and the template's last words stand",
-    "cut_answer": "EOS comes after the cut, so that the model learns to stop in the middle",
-    "cut_joined": "they have no end-of-sequence token: the model does not learn there when to stop",
-}
-
-
 def _finding(cut: Cut, rows: Integers, context_length: int | None) -> Finding:
-    return Finding(
-        kind=_KINDS[cut.event],
-        what=f"{share(cut.num_rows, cut.num_all_rows, _PARTS[cut.event])} are cut at {cut.limit_tokens:,} tokens; "
-        f"{percent(cut.share_of_tokens_lost)} of their tokens are lost",
-        why=_WHY[cut.event],
-        fix=_fix(cut, context_length),
-        rows=rows,
-    )
-
-
-def _fix(cut: Cut, context_length: int | None) -> str:
+    kind, part, key = _OF_EVENT[cut.event]
     wanted = cut.keeps_99 if cut.keeps_99 > cut.limit_tokens else cut.keeps_all
     length = wanted if context_length is None else min(wanted, context_length)
+    is_way_out = length > cut.limit_tokens
+    fix = (
+        f"set {key}: {length}" if is_way_out else "shorten these rows, or take them out: the model's context ends there"
+    )
     whole = f"(whole are 95% at {cut.keeps_95:,}, 99% at {cut.keeps_99:,}, all at {cut.keeps_all:,})"
-    if length > cut.limit_tokens:
-        return f"set {_KEYS[cut.event]}: {length} {whole}"
-    return f"shorten these rows, or take them out: the model's context ends there {whole}"
+    what = (
+        f"{share(cut.num_rows, cut.num_all_rows, part)} are cut at {cut.limit_tokens:,} tokens; "
+        f"{percent(cut.share_of_tokens_lost)} of their tokens are lost"
+    )
+    return finding(kind, what, rows, fix=f"{fix} {whole}")
 
 
-def no_room(
-    keys: Keys, lengths: npt.NDArray[np.int64], *, context_length: int, num_new: int, can_cut: bool
-) -> list[Finding]:
-    """Rows whose prompt is longer than the context less the tokens to be generated. The longest come first.
+def no_room(keys: Integers, lengths: Integers, *, context_length: int, num_new: int, can_cut: bool) -> list[Finding]:
+    """Return the rows whose prompt is longer than the context less the tokens to be generated, the longest first.
 
     lengths: tokens of each prompt. num_new: generation.max_new_tokens. can_cut: whether a key cuts prompts.
     """
@@ -157,15 +136,9 @@ def no_room(
     if not len(too_long):
         return []
     longest = too_long[np.argsort(-lengths[too_long], kind="stable")]
-    return [
-        Finding(
-            kind="no_room",
-            what=f"{share(len(longest), len(keys), 'prompts')} are too long: the model's context of "
-            f"{context_length:,} tokens less generation.max_new_tokens {num_new:,} leaves {max(room, 0):,}, "
-            f"the longest has {lengths[longest[0]]:,}",
-            why="predict stops at such rows before it generates",
-            fix="lower generation.max_new_tokens"
-            + (f", or set input_features[0].preprocessing.max_sequence_length: {room}" if can_cut and room > 0 else ""),
-            rows=keys[longest],
-        )
-    ]
+    what = (
+        f"{share(len(longest), len(keys), 'prompts')} are too long: the model's context of {context_length:,} tokens "
+        f"less generation.max_new_tokens {num_new:,} leaves {max(room, 0):,}, the longest has {lengths[longest[0]]:,}"
+    )
+    cut = f", or set input_features[0].preprocessing.max_sequence_length: {room}" if can_cut and room > 0 else ""
+    return [finding("no_room", what, keys[longest], cut=cut)]

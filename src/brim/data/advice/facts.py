@@ -1,10 +1,8 @@
-"""Find texts with broken characters, answers without an end, and prompts without a separator.
+"""Collect what the advice needs of each row's texts as they pass by: a few dozen bytes a row; the texts are not kept.
 
 Broken characters are those that nobody typed: replacement and control characters, and UTF-8 that was read as
-Windows-1252. A model learns to stop only where it is shown the end of an answer, and it must be able to tell where
-the prompt ends and the answer begins.
-
-What the advice needs of each row's texts is collected in a few dozen bytes a row; the texts are not kept.
+Windows-1252. How a prompt ends tells whether the model can see where the answer begins, and how an answer ends whether
+something had cut it.
 """
 
 from __future__ import annotations
@@ -13,23 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntFlag
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.data.advice.finding import Finding, Keys, share
-from brim.data.tokens import Texts
-
-Integers = npt.NDArray[np.int64]
-
+from brim.data.advice.finding import Integers
+from brim.data.tokens import TextEncoder, Texts
 
 Flags = npt.NDArray[np.bool_]
 
 
-Kind = TypeVar("Kind", bound=np.generic)
+Bits = npt.NDArray[np.uint8]
 
 
 # Shorter answers stand in their prompts by chance, or since the prompt lists what may be answered.
@@ -49,8 +44,8 @@ class Facts:
     loose_prompt: Integers  # of the prompt with case folded and each run of whitespace as one space
     answer: Integers
     blank_prompt: Flags
-    prompt_ends: npt.NDArray[np.uint8]  # PromptEnds
-    answer_ends: npt.NDArray[np.uint8]  # AnswerEnds
+    prompt_ends: Bits  # PromptEnds
+    answer_ends: Bits  # AnswerEnds
     answer_characters: npt.NDArray[np.int32]
     answer_in_prompt: Flags
     broken: Flags  # characters that no one typed
@@ -59,7 +54,7 @@ class Facts:
         return len(self.keys)
 
     def of(self, keys: Integers) -> Facts:
-        """Those of the rows with these keys."""
+        """Return those of the rows with these keys."""
         at = np.searchsorted(self.keys, np.sort(keys))
         return Facts(**{field.name: getattr(self, field.name)[at] for field in fields(self)})
 
@@ -67,10 +62,10 @@ class Facts:
 class Watcher:
     """Takes the facts of texts as they pass by, batch by batch."""
 
-    def __init__(self, eos_text: str) -> None:
+    def __init__(self, encoder: TextEncoder) -> None:
         self.has_answers = False
+        self.eos_text = encoder.decode([encoder.eos_id], skip_special_tokens=False).strip()  # as it is written
         self.samples: list[tuple[str, str]] = []  # ends of prompts that end in a space, with their answers' starts
-        self._eos_text = eos_text
         self._edges: ConstantEdges | None = None
         self._parts: list[Facts] = []
 
@@ -78,13 +73,13 @@ class Watcher:
         if self._edges is None:
             self._edges = constant_edges(texts.prompts, texts.answers)
             self.has_answers = bool(texts.answers)
-        part = _facts_of(texts, self._edges, self._eos_text)
+        part = _facts_of(texts, self._edges, self.eos_text)
         self._parts.append(part)
         if self.has_answers:
             self._keep_samples(texts, part)
 
     def facts(self) -> Facts:
-        """Of all texts that have passed."""
+        """Return those of all texts that have passed."""
         parts = self._parts or [_facts_of(Texts(keys=np.zeros(0, np.int64), prompts=[], answers=[]), None, "")]
         names = [field.name for field in fields(Facts)]
         whole = Facts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
@@ -124,7 +119,7 @@ def _facts_of(texts: Texts, edges: ConstantEdges | None, eos_text: str) -> Facts
     )
 
 
-def _mapped(of: Callable[[str], int], texts: Iterable[str], kind: type[Kind]) -> npt.NDArray[Kind]:
+def _mapped(of: Callable[[str], int], texts: Iterable[str], kind: type[Any]) -> npt.NDArray[Any]:
     return np.fromiter(map(of, texts), dtype=kind)
 
 
@@ -148,26 +143,10 @@ _TRAIL = f"[{_CP1252}\\x{{80}}-\\x{{BF}}]"
 _BROKEN = f"\\x{{FFFD}}|[\\x00-\\x08\\x0B\\x0E-\\x1A\\x1C-\\x1F\\x7F]|[ÂÃ]{_TRAIL}|â€{_TRAIL}"
 
 
-def are_broken(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which texts hold such a character. Form feeds and escape sequences of terminals are left alone."""
+def are_broken(texts: Sequence[str]) -> Flags:
+    """Return which texts hold such a character. Form feeds and escape sequences of terminals are left alone."""
     found = pc.match_substring_regex(pa.array(texts, type=pa.large_string()), _BROKEN)
     return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def broken_characters(keys: Keys, broken: npt.NDArray[np.bool_]) -> list[Finding]:
-    """Rows with such characters."""
-    rows = keys[broken]
-    if not len(rows):
-        return []
-    return [
-        Finding(
-            kind="broken_characters",
-            what=f"{share(len(rows), len(keys))} hold characters that nobody typed (\ufffd, Ã© for é, control codes)",
-            why="the model learns to write them",
-            fix="read the original again with its own encoding and save it as UTF-8",
-            rows=rows,
-        )
-    ]
 
 
 # End signs of other models, which this tokenizer may know as plain text only.
@@ -177,28 +156,10 @@ _END_SIGNS = ("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<
 _LONG_CHARACTERS = 40  # a last line of this length is no word, no number and no item of a list
 
 
-_NEARLY_ALL = 0.9  # of the long last lines end as sentences do: it is prose, and what does not stands out
-
-
-_MOST = 0.5  # do: it is prose, in which what does not may be a matter of style
-
-
-_TIMES_AS_OFTEN = 3
-
-
 _SENTENCE_ENDS = tuple(".!?…。！？")
 
 
 _CLOSERS = "\"'”’»)]}*_`"  # may stand behind the end of a sentence
-
-
-_FEW = 3  # fewer that stand out are chance
-
-
-_LEAST_SHARE = 0.005  # of all rows
-
-
-_WIDE_CHARACTERS = 50  # answers that may have been cut at a width; shorter ones are labels
 
 
 class AnswerEnds(IntFlag):
@@ -213,108 +174,11 @@ class AnswerEnds(IntFlag):
     WORD = 64  # ends in a letter, a digit, a comma or a space, as most cuts at a number of characters do
 
 
-def answer_ends(answers: Sequence[str], eos_text: str) -> npt.NDArray[np.uint8]:
-    """AnswerEnds of each row. eos_text: how the tokenizer spells its end-of-sequence token."""
+def answer_ends(answers: Sequence[str], eos_text: str) -> Bits:
+    """Return AnswerEnds of each row. eos_text: how the tokenizer spells its end-of-sequence token."""
     foreign = tuple(sign for sign in _END_SIGNS if sign != eos_text)
     ends = (_answer_end(answer, eos_text, foreign) for answer in answers)
     return np.fromiter(ends, dtype=np.uint8, count=len(answers))
-
-
-def end_in_text(keys: Keys, ends: npt.NDArray[np.uint8], *, eos_text: str) -> list[Finding]:
-    """Answers that spell out an end sign, of this tokenizer or of another."""
-    found = []
-    told = (
-        (
-            AnswerEnds.EOS_INSIDE,
-            f"have the end-of-sequence token {eos_text} inside",
-            "the model learns to stop there; what follows is never generated",
-            f"take {eos_text} out of the answers, or split the rows",
-        ),
-        (
-            AnswerEnds.EOS_AT_END,
-            f"end in {eos_text} already",
-            "brim ends each answer with it, so that it stands there twice",
-            f"take {eos_text} off the answers",
-        ),
-        (
-            AnswerEnds.FOREIGN,
-            "end in another model's end sign, such as </s>",
-            f"this tokenizer ends with {eos_text}, which brim adds; the other sign is text that is learned",
-            "take the sign off the answers",
-        ),
-    )
-    for flag, what, why, fix in told:
-        rows = keys[(ends & flag) > 0]
-        if len(rows):
-            what = f"{share(len(rows), len(keys), 'answers')} {what}"
-            found.append(Finding(kind="end_in_text", what=what, why=why, fix=fix, rows=rows))
-    return found
-
-
-def unfinished(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
-    """Answers that look as if something had cut them before brim saw them."""
-    return [*_cut_at_one_length(keys, ends, characters), *_stops_in_a_sentence(keys, ends, characters)]
-
-
-def _cut_at_one_length(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
-    """Many answers as long as the longest, most of them ending anywhere, and far fewer of any other length."""
-    longest = int(characters.max(initial=0))
-    at_longest = characters == longest
-    num_cut = int(at_longest.sum())
-    num_alike = int(np.unique(characters[~at_longest], return_counts=True)[1].max(initial=0))  # of another length
-    num_anywhere = int(((ends[at_longest] & AnswerEnds.WORD) > 0).sum())
-    stands_out = num_cut >= max(5, _LEAST_SHARE * len(keys)) and num_cut > _TIMES_AS_OFTEN * num_alike
-    if (
-        longest < _WIDE_CHARACTERS
-        or not stands_out
-        or 2 * num_anywhere <= num_cut
-        or np.quantile(characters, 0.1) > 0.8 * longest
-    ):
-        return []
-    return [
-        Finding(
-            kind="unfinished",
-            what=f"{share(num_cut, len(keys), 'answers')} have exactly {longest:,} characters, and none has more: "
-            "they look cut",
-            why="the model learns to stop in the middle",
-            fix="make the data again without that limit, or take these rows out",
-            rows=keys[at_longest],
-        )
-    ]
-
-
-def _stops_in_a_sentence(keys: Keys, ends: npt.NDArray[np.uint8], characters: npt.NDArray[np.int32]) -> list[Finding]:
-    """Answers that end in a word where nearly all end as sentences do, or where most do and the long ones do not."""
-    is_long, is_open = (ends & AnswerEnds.LONG) > 0, (ends & AnswerEnds.OPEN) > 0
-    num_long, num_sentences = int(is_long.sum()), int(((ends & AnswerEnds.SENTENCE) > 0).sum())
-    if num_sentences < _NEARLY_ALL * num_long:
-        is_open &= _among_the_longest(is_long, is_open, characters)
-    num_open = int(is_open.sum())
-    if num_open < max(_FEW, _LEAST_SHARE * len(keys)) or num_sentences < _MOST * num_long:
-        return []
-    return [
-        Finding(
-            kind="unfinished",
-            what=f"{share(num_open, len(keys), 'answers')} stop in a word or at a comma, where "
-            f"{num_sentences / num_long:.0%} of those of their length end as sentences do",
-            why="the model learns to stop in the middle of a sentence",
-            fix="look at some; complete them, or take them out",
-            rows=keys[is_open],
-        )
-    ]
-
-
-def _among_the_longest(
-    is_long: npt.NDArray[np.bool_], is_open: npt.NDArray[np.bool_], characters: npt.NDArray[np.int32]
-) -> npt.NDArray[np.bool_]:
-    """The longest quarter, if it stops in a word far more often than the others: a limit cuts what is long.
-
-    None, if it does not: then full stops are left out as a matter of style.
-    """
-    longest = is_long & (characters >= np.quantile(characters[is_long], 0.75)) if is_long.any() else is_long
-    others = is_long & ~longest
-    stands_out = is_open[longest].sum() * others.sum() > _TIMES_AS_OFTEN * is_open[others].sum() * longest.sum()
-    return longest if stands_out else np.zeros_like(longest)
 
 
 _LONG, _SENTENCE, _OPEN_ANSWER, _INSIDE, _AT_END, _FOREIGN, _WORD = (
@@ -351,9 +215,6 @@ _EDGE_CHARACTERS = (12, 6, 4, 3, 2)  # tried in this order
 _CONSTANT_SHARE = 0.9  # of the rows have the same ending, which then marks the end
 
 
-_WORTH_TELLING = 0.1  # share of rows; a few odd ones are no missing separator
-
-
 class PromptEnds(IntFlag):
     """How a prompt ends, as bits."""
 
@@ -371,7 +232,7 @@ class ConstantEdges:
 
 
 def constant_edges(prompts: Sequence[str], answers: Sequence[str]) -> ConstantEdges:
-    """From some rows, which need be no sample: what is constant is constant everywhere.
+    """Find them in some rows, which need be no sample: what is constant is constant everywhere.
 
     An answer's start counts where it begins with a line break or a sign; words are its text.
     """
@@ -382,45 +243,10 @@ def constant_edges(prompts: Sequence[str], answers: Sequence[str]) -> ConstantEd
     )
 
 
-def prompt_ends(prompts: Sequence[str], answers: Sequence[str], edges: ConstantEdges) -> npt.NDArray[np.uint8]:
-    """PromptEnds of each row."""
+def prompt_ends(prompts: Sequence[str], answers: Sequence[str], edges: ConstantEdges) -> Bits:
+    """Return PromptEnds of each row."""
     ends = (_prompt_end(prompt, answer, edges) for prompt, answer in zip(prompts, answers, strict=True))
     return np.fromiter(ends, dtype=np.uint8, count=len(prompts))
-
-
-def no_separator(keys: Keys, ends: npt.NDArray[np.uint8], *, fix: str) -> list[Finding]:
-    """Prompts that end in the middle of their text, with nothing between it and the answer."""
-    is_open = (ends & PromptEnds.OPEN) > 0
-    num_open, num_glued = int(is_open.sum()), int(((ends & PromptEnds.GLUED) > 0).sum())
-    if num_open < max(2, _WORTH_TELLING * len(keys)):
-        return []
-    glued = f"; in {num_glued:,} not even a space stands between them" if num_glued else ""
-    return [
-        Finding(
-            kind="no_separator",
-            what=f"{share(num_open, len(keys))} have no separator: the prompt ends in a word, and the answer goes on"
-            f"{glued}",
-            why="the model cannot tell where the prompt ends; fine where the answer is meant to continue its text",
-            fix=fix,
-            rows=keys[is_open],
-        )
-    ]
-
-
-def space_at_end(keys: Keys, ends: npt.NDArray[np.uint8], *, is_trap: bool, fix: str) -> list[Finding]:
-    """Prompts that end in a space. is_trap: whether the tokenizer would have put it into the answer's first word."""
-    has_space = (ends & PromptEnds.SPACE) > 0
-    if not is_trap or has_space.sum() < max(2, _WORTH_TELLING * len(keys)):
-        return []
-    return [
-        Finding(
-            kind="space_at_end",
-            what=f"{share(int(has_space.sum()), len(keys), 'prompts')} end in a space, a token of its own",
-            why="in the text that the model knows, the space belongs to the word after it",
-            fix=fix,
-            rows=keys[has_space],
-        )
-    ]
 
 
 _OPEN_PROMPT, _GLUED, _SPACE = (flag.value for flag in PromptEnds)  # plain ones are quick
@@ -441,7 +267,7 @@ def _prompt_end(prompt: str, answer: str, edges: ConstantEdges) -> int:
 
 
 def _constant(pieces: Sequence[str], *, at_end: bool) -> str:
-    """The longest ending (or beginning) of at least two characters that nearly all pieces share."""
+    """Return the longest ending (or beginning) of at least two characters that nearly all pieces share."""
     for num_characters in _EDGE_CHARACTERS:
         edges = Counter(piece[-num_characters:] if at_end else piece[:num_characters] for piece in pieces)
         edge, count = edges.most_common(1)[0] if edges else ("", 0)
