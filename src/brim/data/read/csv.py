@@ -45,7 +45,7 @@ from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.units import format_count
 
-BLOCK_BYTES = 2 * 2**20  # parsed at a time; doubled while a single row is longer
+BLOCK_BYTES = 2**20  # parsed at a time, of which Arrow reads 32 ahead; doubled while a single row is longer
 
 
 _MOST_BLOCK_BYTES = 2**30
