@@ -70,17 +70,27 @@ def category_rules(config: Config) -> Iterator[Finding]:
 
 
 def unreachable(feature: OutputFeature) -> list[tuple[str, str]]:
-    """Labels whose rule never decides, each with the label whose rule fits whenever it does."""
-    found = []
-    rules = list(feature.rules.items())
-    for number, (label, rule) in enumerate(rules):
-        for earlier, other in rules[:number]:
-            same = other == rule
-            within = other.type == rule.type == "contains" and other.value.lower() in rule.value.lower()
-            if same or within:
-                found.append((label, earlier))
-                break
+    """Return labels whose rule never decides, each with the first label whose rule fits whenever it does."""
+    labels = list(feature.rules)
+    found, same, contained, lengths = [], dict[tuple[str, str], int](), dict[str, int](), set[int]()
+    for number, (label, rule) in enumerate(feature.rules.items()):
+        earlier = [same[rule.type, rule.value]] if (rule.type, rule.value) in same else []
+        if rule.type == "contains":
+            text = rule.value.lower()
+            earlier += [contained[part] for part in _parts(text, lengths) if part in contained]
+            contained.setdefault(text, number)
+            lengths.add(len(text))
+        if earlier:
+            found.append((label, labels[min(earlier)]))
+        same.setdefault((rule.type, rule.value), number)
     return found
+
+
+def _parts(text: str, lengths: set[int]) -> Iterator[str]:
+    """Give the parts of a text that have one of these lengths."""
+    for length in lengths:
+        for start in range(len(text) - length + 1):
+            yield text[start : start + length]
 
 
 def without_rule(feature: OutputFeature) -> list[str]:

@@ -94,7 +94,7 @@ class ExamplePool:
     """
 
     def __init__(self, table: pa.Table, *, num_unknown: int = 0) -> None:
-        self.num_unknown = num_unknown
+        self.num_unknown, self.num_bytes = num_unknown, int(table.nbytes)
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
         digests = np.concatenate([np.zeros(0, np.uint64), *map(digests_of, self.inputs())])

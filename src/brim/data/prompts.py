@@ -154,7 +154,8 @@ class Prompter:
     def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
         """These rows (ascending) in batches; no cell of theirs may be missing unless its strategy fills it."""
         table = self.source.table.select(list(dict.fromkeys(column.name for column in self.columns)))
-        for batch_keys, block in blocks(table, keys):
+        row_bytes = len(self.bare_template) + (0 if self.contexts is None else self.contexts.row_bytes)
+        for batch_keys, block in blocks(table, keys, row_bytes=row_bytes):
             texts = self._texts(batch_keys, block)
             if len(texts.keys):
                 yield texts

@@ -55,6 +55,11 @@ class Contexts:
             faults.add(key, self._too_few())
         return contexts
 
+    @property
+    def row_bytes(self) -> int:
+        """What the examples of a row take on average."""
+        return self.pool.num_bytes // max(1, len(self.pool)) * self.num_examples
+
     def notes(self) -> list[str]:
         """What a person should know of the rows drawn so far."""
         notes = list(self.standing_notes)

@@ -31,7 +31,7 @@ BATCH_ROWS = 1024
 Keys = npt.NDArray[np.int64]
 
 
-BLOCK_BYTES = 2**22  # rows of about this size are read together, a single one however large it is
+BLOCK_BYTES = 2**20  # rows of this size at most are read together: a tokenizer takes a hundred times as much
 
 
 def blocks(table: pa.Table, keys: Keys, *, row_bytes: int = 0) -> Iterator[tuple[Keys, pa.Table]]:

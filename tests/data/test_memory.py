@@ -1,0 +1,147 @@
+"""What data takes does not grow with it: readers, advice, prompts and the cache stay within bounds."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from benchmarks.data_memory import growth_of, write_data
+
+from brim.data import check_data, prompter
+from brim.data.read import blocks, columns, csv, encoding, json as read_json, read, spill
+
+FILE_BYTES = 12_000_000
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Callable[[str], Path]:
+    """file(ending): a data set of 12 MB, of which no more than a few hundred kilobytes need be held."""
+    monkeypatch.setattr(spill, "SPILL_BYTES", 100_000)
+    monkeypatch.setattr(columns, "BATCH_ROWS", 64)
+    monkeypatch.setattr(csv, "BLOCK_BYTES", 2**14)
+    monkeypatch.setattr(read_json, "_WINDOW", 2**14)
+    monkeypatch.setattr(encoding, "HEAD_BYTES", 2**14)
+    monkeypatch.setattr(encoding, "_BLOCK_BYTES", 2**14)
+
+    def write(ending: str) -> Path:
+        write_data(tmp_path / f"few.{ending}", 1000)
+        read(tmp_path / f"few.{ending}")  # so that what is imported for it does not count
+        path = tmp_path / f"data.{ending}"
+        write_data(path, FILE_BYTES)
+        return path
+
+    return write
+
+
+def peak_bytes(work: Callable[[], Any]) -> int:
+    """The most that Python and Arrow held at a time, over what they held before."""
+    gc.collect()
+    default = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(default)
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] + (pool.max_memory() or 0)
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(default)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_a_file_is_never_in_memory_whole(file, ending):
+    path = file(ending)
+    assert peak_bytes(lambda: read(path)) < 0.3 * FILE_BYTES
+
+
+@pytest.mark.process
+def test_nor_is_a_parquet_file_of_one_row_group(tmp_path):
+    """Arrow reads it from outside its pools; what it takes at any size is about this file's."""
+    write_data(tmp_path / "data.parquet", 60_000_000)
+    measured = growth_of("train", tmp_path / "data.parquet", num_rows=10, spill_bytes=10**6)
+    assert measured.file_bytes > 50_000_000
+    assert measured.anonymous_bytes < 1.35 * measured.file_bytes
+
+
+def test_rows_that_leak_are_told_without_holding_the_data(file, encoder, make_config):
+    path = file("jsonl")
+    path.write_text(path.read_text().partition("\n")[0] + "\n" + path.read_text())
+    source = read(path)
+    config = make_config(
+        preprocessing__sample_size=200, preprocessing__split="random", prompt__template="{q}\n", random_seed=1
+    )
+    assert peak_bytes(lambda: check_data(config, source, encoder, context_length=None)) < 0.3 * FILE_BYTES
+
+
+def test_a_long_template_is_filled_for_a_few_rows_at_a_time(make_config):
+    source = read({"q": [f"question {number}" for number in range(1024)], "a": ["x"] * 1024})
+    asked = prompter(make_config(prompt__template="x" * 100_000 + "{q}"), source, with_answers=True)
+    keys = source.usable_rows()
+    seen = []
+    most = peak_bytes(lambda: seen.extend(key for texts in asked.texts(keys) for key in texts.keys.tolist()))
+    assert most < 8_000_000
+    assert seen == keys.tolist()
+
+
+def test_rows_are_read_in_blocks_of_so_many_bytes_and_a_longer_one_alone():
+    texts = ["x" * 10] * 2000 + ["y" * spill.BLOCK_BYTES] + ["z" * (spill.BLOCK_BYTES // 4)] * 9
+    table, keys = pa.table({"q": texts}), np.array([0, 5, 1999, 2000, 2001, 2004, 2009])
+    found = list(blocks(table, keys))
+    assert [key for block_keys, _ in found for key in block_keys.tolist()] == keys.tolist()
+    assert [text for _, block in found for text in block["q"].to_pylist()] == [texts[key] for key in keys]
+    assert all(block.nbytes <= 1.1 * spill.BLOCK_BYTES or len(block) == 1 for _, block in found)
+
+
+def rows_of(path, number):
+    path.write_text("".join(json.dumps({"q": f"{number} {row}", "a": "x" * 100}) + "\n" for row in range(5000)))
+    return path
+
+
+def test_kept_copies_stay_within_their_budget_and_what_was_used_last_stays(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
+    paths = [rows_of(tmp_path / f"{number}.jsonl", number) for number in range(4)]
+    read(paths[0])
+    (kept,) = cache.iterdir()
+    budget = int(3.5 * kept.stat().st_size)
+    monkeypatch.setattr(spill, "MOST_KEPT_BYTES", budget)
+    for path in (paths[1], paths[2], paths[0], paths[3]):
+        read(path)
+    assert sum(each.stat().st_size for each in cache.iterdir()) <= budget
+    names = {each.name for each in cache.iterdir()}
+    assert names == {spill._kept_path(path).name for path in (paths[0], paths[2], paths[3])}
+    monkeypatch.setattr(spill, "MOST_KEPT_BYTES", 1000)  # what alone is larger is not kept, and read all the same
+    assert read(rows_of(tmp_path / "4.jsonl", 4)).table.num_rows == 5000
+    assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
+    cache.mkdir(parents=True)
+    left, written = cache / "spill-left.part", cache / "spill-written.part"
+    left.write_bytes(b"x")
+    with written.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        read(rows_of(tmp_path / "data.jsonl", 1))
+        assert not left.exists()
+        assert written.exists()
+    written.unlink()
+
+
+def test_a_copy_that_is_taken_away_while_it_is_written_is_read_all_the_same(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
+    forget = spill.forget_oldest
+
+    def forget_all(folder, pattern, **budget):
+        forget(folder, pattern, most_bytes=0)
+
+    monkeypatch.setattr(spill, "forget_oldest", forget_all)
+    assert read(rows_of(tmp_path / "data.jsonl", 1)).table["q"].to_pylist()[-1] == "1 4999"
+    assert list(cache.iterdir()) == []
