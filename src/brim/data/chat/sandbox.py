@@ -37,10 +37,10 @@ _MAX_BITS = 4096  # of a whole number
 _MAX_PARTS = 1 << 20  # values in a list or mapping that becomes text
 
 
-_WIDE = re.compile(r"\d{6}")  # a format's width
+_PERCENT = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")  # what `%` fills in, and how wide
 
 
-_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0]*(\*|\d{6}|\d*\.(\*|\d{6}))")
+_DIGITS = re.compile(r"\d+")
 
 
 _INTERCEPTED = frozenset({"+", "*", "**", "%"})
@@ -50,9 +50,6 @@ _BOUNDED_FILTERS = (
     *("string", "join", "pprint", "format", "escape", "e", "forceescape", "urlencode", "xmlattr", "replace"),
     *("center", "indent", "wordwrap"),
 )
-
-
-_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 
 
 _GIVEN_BY_JINJA = (jinja2.Environment, Context, nodes.EvalContext)
@@ -83,7 +80,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._steps_left = 0
         del self.globals["lipsum"]
         self.globals.update(raise_exception=_raise, strftime_now=self._strftime, namespace=_OpenNamespace, dict=_Dict())
-        self.filters.update({name: _checked(self.filters[name]) for name in _BOUNDED_FILTERS})
+        self.filters.update({name: _checked(name, self.filters[name]) for name in _BOUNDED_FILTERS})
         self.filters.update(tojson=_tojson, random=_refuse_chance)
 
     def run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
@@ -146,7 +143,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps `format`
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
-            _require_small_method(text, method.__name__, args)
+            if method.__name__ == "join" and args:
+                args = (list(args[0]), *args[1:])
+            _require_room(method.__name__, text, [*args, *kwargs.values()])
         return _bounded_text(super().call(__context, __obj, *args, **kwargs))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
@@ -154,8 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}, which a template may not")
 
     def _strftime(self, format: str) -> str:
-        if _WIDE.search(format):
-            raise _too_long()
+        _require_room("%", format, [])
         return datetime.datetime.combine(self._today, datetime.time()).strftime(format)
 
 
@@ -221,80 +219,73 @@ def _refuse_chance(*_: Any) -> None:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON as it is, where Jinja's own filter would escape it for HTML."""
+    """Return JSON as it is, where Jinja's own filter would escape it for HTML."""
     _require_bounded(value)
-    _require_narrow([indent])
+    if indent is not None:
+        _require_at_most((len(indent) if isinstance(indent, str) else int(indent)) * (1 + _num_indents(value)))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _checked(filter_function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose values, widths and result are bounded."""
+def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter whose values and result are bounded."""
 
-    @functools.wraps(filter_function)
+    @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        values = [value for value in (*args, *kwargs.values()) if not isinstance(value, _GIVEN_BY_JINJA)]
-        _require_narrow(values)
-        for value in values:
-            _require_bounded(value)
-        if filter_function is jinja2.filters.do_format and _WIDE_PERCENT.search(str(values[0])):
-            raise _too_long()
-        if filter_function is jinja2.filters.do_replace:
-            _require_small_replacement(str(values[0]), *values[1:3])
-        return _bounded_text(filter_function(*args, **kwargs))
+        at = 1 if isinstance(args[0], _GIVEN_BY_JINJA) else 0
+        value, others = args[at], [*args[at + 1 :], *kwargs.values()]
+        if name == "join":
+            value = list(value)
+        for each in (value, *others):
+            _require_bounded(each)
+        _require_room("%" if name == "format" else name, value if name == "join" else str(value), others)
+        return _bounded_text(function(*args[:at], value, *args[at + 1 :], **kwargs))
 
     return bounded
 
 
 def _require_small(operator: str, left: Any, right: Any) -> None:
     """Refuse an operation before it is done where its result alone would be too much."""
-    if operator == "+":
-        return
-    if operator == "%":
-        if isinstance(left, str) and _WIDE_PERCENT.search(left):
-            raise _too_long()
+    if operator == "%" and isinstance(left, str):
+        _require_room("%", left, right if isinstance(right, tuple) else [right])
+    if operator not in ("*", "**"):
         return
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > _MAX_BITS:
             raise Overreach("it computes a number that is too large")
-        return
     for many, one in ((left, right), (right, left)):
-        if isinstance(many, int) and isinstance(one, str | list | tuple) and many * len(one) > MAX_CHARACTERS:
+        if isinstance(many, int) and isinstance(one, str | list | tuple):
+            _require_at_most(many * len(one))
+
+
+def _require_room(name: str, text: Any, values: Sequence[Any]) -> None:
+    """Refuse a method or filter of a text before it is called where what it adds is too long.
+
+    values: its arguments. Every text is bounded, so that it is enough to look at what makes a longer one of it.
+    """
+    texts = [value for value in values if isinstance(value, str)]
+    width = max((abs(value) for value in values if isinstance(value, int)), default=8)
+    longest = max(map(len, texts), default=1)
+    if name in ("center", "ljust", "rjust", "zfill"):
+        _require_at_most(width * longest)
+    elif name in ("expandtabs", "indent"):
+        _require_at_most(max(width, longest) * (1 + text.count("\n") + text.count("\t")))
+    elif name in ("replace", "wordwrap"):
+        places = text.count(texts[0]) if name == "replace" and texts else len(text)
+        _require_at_most(places * len(texts[-1] if texts else ""))
+    elif name == "join":
+        parts, separator = (text, longest) if isinstance(text, list) else (values[0], len(text))
+        _require_at_most(sum(separator + (len(part) if isinstance(part, str) else 0) for part in parts))
+    elif name in ("%", "format", "format_map"):
+        specs = _PERCENT.findall(text) if name == "%" else [spec or "" for _, _, spec, _ in Formatter().parse(text)]
+        if any("{" in spec for spec in specs):  # a width that stands among the values
             raise _too_long()
+        _require_at_most(sum(width * spec.count("*") + sum(map(int, _DIGITS.findall(spec))) for spec in specs))
 
 
-def _require_narrow(values: Any) -> None:
-    if any(isinstance(value, int) and value > 99_999 for value in values):
-        raise Overreach("it asks for more than 99,999 spaces")
-
-
-def _require_small_method(text: str, name: str, arguments: Sequence[Any]) -> None:
-    """Refuse a text's method before it is called where it would make too long a text."""
-    if name in _PADDING:
-        _require_narrow(arguments)
-    elif name in ("format", "format_map"):
-        _require_narrow_fields(text)
-    elif name == "replace":
-        _require_small_replacement(text, *arguments[:2])
-    elif name == "join" and arguments and isinstance(arguments[0], list | tuple):
-        _require_small_sum(text, arguments[0])
-
-
-def _require_small_replacement(text: str, old: Any = "", new: Any = "") -> None:
-    if isinstance(old, str) and isinstance(new, str) and len(text) + text.count(old) * len(new) > MAX_CHARACTERS:
+def _require_at_most(num_characters: int) -> None:
+    if num_characters > MAX_CHARACTERS:
         raise _too_long()
-
-
-def _require_small_sum(separator: str, values: Sequence[Any]) -> None:
-    if sum(len(value) + len(separator) for value in values if isinstance(value, str)) > MAX_CHARACTERS:
-        raise _too_long()
-
-
-def _require_narrow_fields(format: str) -> None:
-    """Refuse `{:999999999}`, and `{:{width}}`, whose width stands among the values."""
-    for _, _, spec, _ in Formatter().parse(format):
-        if spec and ("{" in spec or _WIDE.search(spec)):
-            raise _too_long()
 
 
 def _too_long() -> Overreach:
@@ -308,27 +299,29 @@ def _bounded_text(value: Any) -> Any:
 
 
 def _require_bounded(value: Any) -> Any:
-    """The value, unless its text would be too long: lists of lists can hold the same one many times over."""
+    """Return the value, unless its text would be too long."""
     if isinstance(value, list | tuple | dict):
-        left = [_MAX_PARTS]
-        _count(value, left)
-        return value
+        _num_indents(value)
     return _bounded_text(value)
 
 
-def _count(value: Any, left: list[int]) -> None:
-    left[0] -= 1
-    if isinstance(value, str):
-        left[0] -= len(value) >> 4
-    if left[0] < 0:
-        raise _too_long()
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _count(key, left)
-            _count(item, left)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _count(item, left)
+def _num_indents(value: Any) -> int:
+    """Return how deep all parts of a value lie, taken together. Refuses a value of too many parts.
+
+    Lists of lists can hold the same one many times over.
+    """
+    left, indents, inside = _MAX_PARTS, 0, [(value, 0)]
+    while inside:
+        each, depth = inside.pop()
+        indents += depth
+        left -= 1 + (len(each) >> 4 if isinstance(each, str) else 0)
+        if left < 0:
+            raise _too_long()
+        if isinstance(each, dict):
+            inside += ((part, depth + 1) for item in each.items() for part in item)
+        elif isinstance(each, list | tuple):
+            inside += ((part, depth + 1) for part in each)
+    return indents
 
 
 def _fault(error: Exception) -> TemplateFault:
