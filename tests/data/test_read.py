@@ -18,7 +18,7 @@ from tests.properties import examples
 
 from brim.config.schema import PreprocessingConfig
 from brim.data import prepare
-from brim.data.read import json as read_jsonl, notes_on_mixed, read, require_text
+from brim.data.read import json as read_jsonl, read
 from brim.data.read.encoding import require_utf8
 from brim.data.usable import usable
 from brim.errors import DataError
@@ -324,9 +324,9 @@ MIXED_DATA = [
 
 def require_mixed(source, words):
     with refused(words, by=DataError):
-        require_text(source, ["q"])
-    assert [note.endswith("; it is not used, and was read as text") for note in notes_on_mixed(source, [])] == [True]
-    assert notes_on_mixed(source, ["q"]) == []
+        source.require_text(["q"])
+    assert [note.endswith("; it is not used, and was read as text") for note in source.notes_on_mixed([])] == [True]
+    assert source.notes_on_mixed(["q"]) == []
 
 
 def test_a_column_of_mixed_types_is_an_error_for_who_uses_it(tmp_path, monkeypatch):
@@ -358,11 +358,11 @@ def test_what_is_mixed_or_nested_is_read_as_text(tmp_path, monkeypatch, batch_ro
         "meta": ['{"a": 1}', None, '{"b": {"c": 0.5}}', None],
         "late": [None, '[1, "ü"]', None, None],
     }
-    require_text(source, ["q"])
+    source.require_text(["q"])
     changes = "data.jsonl:2: column `id` changes its type: text here, a number in data.jsonl:1"
     with refused(changes, "… column `meta` holds objects, which are no text", "… column `late` holds lists"):
-        require_text(source, ["id", "meta", "late"])
-    assert notes_on_mixed(source, ["q"]) == [f"{changes}; it is not used, and was read as text"]
+        source.require_text(["id", "meta", "late"])
+    assert source.notes_on_mixed(["q"]) == [f"{changes}; it is not used, and was read as text"]
 
 
 def test_reading_starts_over_once_however_often_types_change(tmp_path, monkeypatch):

@@ -16,21 +16,9 @@ import pyarrow as pa
 
 from brim.config import prompt_columns
 from brim.config.schema import Config
-from brim.data.read import (
-    Column,
-    Source,
-    answer_column,
-    blocks,
-    cell_texts,
-    gather,
-    input_columns,
-    missing_of,
-    require_columns,
-    require_filled,
-    require_text,
-)
+from brim.data.read import Source, blocks, cell_texts, gather
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
-from brim.data.usable import usable
+from brim.data.usable import Column, answer_column, input_columns, require_filled, usable
 from brim.errors import DataError, Problem
 from brim.units import format_count
 
@@ -189,16 +177,16 @@ def _fields(config: Config) -> _Fields:
 def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Positions, Source]:
     """The keys of the rows that train, without those that have no value in a column whose strategy drops them."""
     names = [column.name for column in fields.columns]
-    require_columns(source, {column.name: column.feature for column in fields.columns})
+    source.require_columns({column.name: column.feature for column in fields.columns})
     source = with_usable_splits(usable(source, names, config.preprocessing), config)
-    require_text(source, names)
+    source.require_text(names)
     keys = sampled_rows(source, config)
     codes, _ = assign_splits(source, config, keys)
     keys = keys[codes == 0]
     require_filled(source, fields.columns, keys)
     for column in fields.columns:
         if column.missing_value_strategy == "drop_row":
-            keys = keys[~missing_of(source, column)[keys]]
+            keys = keys[~source.missing(column.name, is_label=column.is_label)[keys]]
     return keys, source
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from brim.config import Choice, category_rules, dotted, folded, misspelt, shortened, with_labels_matched
 from brim.config.schema import Config, OutputFeature
 from brim.data.advice import Slip
-from brim.data.read import OUTPUT, RowFaults, Source, cell_texts, places, require_columns, require_text
+from brim.data.read import OUTPUT, RowFaults, Source, cell_texts
 from brim.data.tokens import Texts
 from brim.data.usable import data_problems, usable
 from brim.errors import ConfigError, DataError, Problem
@@ -91,7 +91,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
     name = feature.column_name
     if name not in source.table.column_names:
         try:
-            require_columns(source, {name: OUTPUT})
+            source.require_columns({name: OUTPUT})
         except DataError as error:
             (problem,) = error.problems
             what = f"the labels of `{feature.name}` are not known: {problem.what}, and {_MATCH} is not given"
@@ -101,7 +101,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
             raise DataError(unknown, *data_problems(config, source, with_answers=False)) from None
     try:
         source = usable(source, [name], config.preprocessing)
-        require_text(source, [name])
+        source.require_text([name])
     except DataError:  # and what else is wrong
         raise DataError(*data_problems(config, source, with_answers=True)) from None
     counts = _counted(source.table[name])
@@ -193,7 +193,7 @@ def _rows_with(labels: Iterable[str], column: pa.ChunkedArray) -> dict[str, list
 
 
 def _rows_at(rows: list[int], source: Source) -> str:
-    return f"{len(rows):,} {_rows(len(rows))}: {places(source, rows)}"
+    return f"{len(rows):,} {_rows(len(rows))}: {source.places(rows)}"
 
 
 def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: RowFaults) -> Iterator[Texts]:

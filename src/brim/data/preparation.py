@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,23 +16,10 @@ import numpy.typing as npt
 from brim.config.schema import Config, PreprocessingConfig
 from brim.data.labels import bounded, with_known_labels
 from brim.data.prompts import Prompter, learning_limits, prompt_limits, prompter, require_room_for_template
-from brim.data.read import (
-    MAX_PLACES,
-    SPLITS,
-    BadRowPolicy,
-    Entry,
-    Ledger,
-    RowFaults,
-    Source,
-    gather,
-    missing_of,
-    notes_on_mixed,
-    places,
-    require_filled,
-)
+from brim.data.read import SPLITS, Entry, Ledger, RowFaults, Source, gather
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
 from brim.data.tokens import SCHEMA, Chat, Findings, Limits, Piece, Policy, TextEncoder, Texts, TokenRows, tokenize
-from brim.data.usable import dropped_faults, leaving_none_unasked, most_unasked
+from brim.data.usable import dropped_faults, leaving_none_unasked, most_unasked, require_filled
 from brim.errors import DataError, Problem, problems_of
 from brim.notes import warning
 from brim.units import format_count
@@ -222,7 +209,7 @@ def _tokenized(
         raise DataError(*problems)
     ledger.entries += findings.entries
     ledger.entries.sort(key=lambda entry: entry.key)
-    read_notes = (*source.notes, *notes_on_mixed(source, asked.used_columns))
+    read_notes = (*source.notes, *source.notes_on_mixed(asked.used_columns))
     notes = (*read_notes, *asked.notes(), *notes_of(findings, source, limits))
     return Tokenized(rows=rows, ledger=ledger, notes=notes, num_spare=max(0, few.num_more))
 
@@ -230,7 +217,7 @@ def _tokenized(
 def _bad_rows(
     asked: Prompter | ChatPrompter,
     source: Source,
-    policy: BadRowPolicy,
+    policy: Literal["auto", "error", "drop"],
     few: Few,
     num_rows: int,
     split_of: Callable[[int], str],
@@ -258,7 +245,7 @@ def _without_missing(
     """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
     dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
     filled = np.zeros_like(dropped)
-    empty = {column: missing_of(asked.source, column) for column in asked.columns}
+    empty = {column: asked.source.missing(column.name, is_label=column.is_label) for column in asked.columns}
     for column, rows in empty.items():
         (dropped if column.missing_value_strategy == "drop_row" else filled)[rows] = True
     for key in keys[(dropped | filled)[keys]].tolist():
@@ -300,12 +287,10 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
     if not findings.overlong:
         return
     longest = sorted(findings.overlong, key=lambda each: (-each[1], each[0]))
-    located = ", ".join(f"{source.locate(key)} ({tokens:,} tokens)" for key, tokens in longest[:MAX_PLACES])
-    more = f" and {len(longest) - MAX_PLACES:,} more" if len(longest) > MAX_PLACES else ""
     raise DataError(
         Problem(
             what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context{_too_many(findings)}",
-            where=f"{located}{more}",
+            where=source.places([key for key, _ in longest], [f" ({tokens:,} tokens)" for _, tokens in longest]),
             expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
             fix=_FIX_LENGTH if findings.are_chats else f"{_FIX_LENGTH}; or {_FIX_FEATURE_LENGTH}",
         )
@@ -376,7 +361,7 @@ def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> N
         Problem(
             what=f"{len(findings.unlearnable):,} of {num_rows:,} rows have nothing to learn from: "
             f"no token of the answer is left{_too_many(findings)}",
-            where=places(source, [key for key, _ in findings.unlearnable]),
+            where=source.places([key for key, _ in findings.unlearnable]),
             expected="at least one token of the answer after all cuts",
             fix="raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
         )
@@ -398,18 +383,18 @@ def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
     if findings.empty:
         told = (
             f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
-            f"{places(source, findings.empty)} (an empty text is no missing value)"
+            f"{source.places(findings.empty)} (an empty text is no missing value)"
         )
         notes.append(warning(told, topic="rows", short=f"the answer of {_rows(len(findings.empty))} is empty"))
     if findings.otherwise:
         notes.append(
             f"the tokens of {_rows(len(findings.otherwise))} are others where the text is encoded at once, not in the "
             "pieces of prompt and answer: programs that do so give the model somewhat other prompts than it learned "
-            f"from: {places(source, findings.otherwise)}"
+            f"from: {source.places(findings.otherwise)}"
         )
     if findings.special:
         short = f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>)"
-        told = f"{short}, which the model reads as those tokens: {places(source, findings.special)}"
+        told = f"{short}, which the model reads as those tokens: {source.places(findings.special)}"
         notes.append(warning(told, topic="rows", short=short))
     if findings.doubled_bos:
         short = f"the prompt of {_rows(findings.doubled_bos)} begins with the beginning-of-sequence token twice"

@@ -16,22 +16,17 @@ import pyarrow as pa
 
 from brim.config import CONTEXT, SAMPLE, Parts, names, prompt_columns, prompt_parts, render
 from brim.config.schema import Config, PreprocessingConfig
-from brim.data.read import (
-    INPUT,
-    OUTPUT,
-    Column,
-    RowFaults,
-    Source,
-    answer_column,
-    blocks,
-    cell_texts,
-    has_decimal_commas,
-    input_columns,
-    require_columns,
-    require_text,
-)
+from brim.data.read import INPUT, OUTPUT, RowFaults, Source, blocks, cell_texts, has_decimal_commas
 from brim.data.tokens import Limit, Limits, TextEncoder, Texts
-from brim.data.usable import data_problems, leaving_none_unasked, usable, wanted_columns
+from brim.data.usable import (
+    Column,
+    answer_column,
+    data_problems,
+    input_columns,
+    leaving_none_unasked,
+    usable,
+    wanted_columns,
+)
 from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.units import format_count
@@ -230,10 +225,10 @@ def prompter(
     wanted = wanted_columns(config, with_answers=with_answers)
     read = list(wanted) if config.chat is None else []  # as texts; a conversation is looked at row by row
     try:
-        require_columns(source, wanted)
+        source.require_columns(wanted)
         policy = config.preprocessing if with_answers else leaving_none_unasked(config.preprocessing)
         source = usable(source, read, policy)
-        require_text(source, read)
+        source.require_text(read)
     except DataError:  # and what else is wrong
         raise DataError(*data_problems(config, source, with_answers=with_answers, only=split)) from None
     if config.chat is not None:

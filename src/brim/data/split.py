@@ -12,19 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from brim.config.schema import Config, FixedSplit, HashSplit, RandomSplit
-from brim.data.read import (
-    BATCH_ROWS,
-    FIXED_VALUES,
-    SPLITS,
-    Source,
-    cell_texts,
-    missing,
-    normal_split_value,
-    places,
-    require_columns,
-    require_text,
-    spellings,
-)
+from brim.data.read import BATCH_ROWS, SPLITS, Source, cell_texts, spellings, split_code
 from brim.data.tokens import random_order
 from brim.data.usable import usable
 from brim.errors import DataError, InputError, Problem
@@ -75,15 +63,15 @@ def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collectio
 
 
 def _require_usable(source: Source, column: str, keys: Keys) -> None:
-    require_columns(source, {column: "preprocessing.split.column"})
-    require_text(source, [column])
-    empty = keys[missing(source.table[column])[keys]]
+    source.require_columns({column: "preprocessing.split.column"})
+    source.require_text([column])
+    empty = keys[source.missing(column)[keys]]
     if len(empty):
         raise DataError(
             Problem(
                 what=f"column `{column}`, by which the data is split, is empty in {len(empty):,} "
                 f"{'row' if len(empty) == 1 else 'rows'}",
-                where=places(source, empty.tolist()),
+                where=source.places(empty.tolist()),
                 expected="a value in every row",
                 fix="fill the cells, or split by another column or at random",
             )
@@ -126,7 +114,7 @@ def _unknown(source: Source, column: str, keys: Keys, unknown: UnknownSplit) -> 
     rows = [int(keys[row]) for row in unknown.rows]
     return Problem(
         what=f"column `{column}` holds {unknown.value!r} in {format_count(len(rows), 'row')}, which is no split",
-        where=places(source, rows),
+        where=source.places(rows),
         expected="0, 1, 2 or train, validation, test",
         fix="correct the cells, or name another column in preprocessing.split.column",
     )
@@ -189,7 +177,7 @@ def split_as_given(texts: Sequence[str]) -> tuple[Codes, list[UnknownSplit]]:
     codes: Codes = np.zeros(len(texts), np.int8)
     unknown: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
-        code = FIXED_VALUES.get(normal_split_value(text))
+        code = split_code(text)
         if code is None:
             unknown.setdefault(text, []).append(row)
         else:

@@ -7,26 +7,16 @@ faulty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from brim.config import KeyPath, is_within, prompt_columns
-from brim.config.schema import Config, PreprocessingConfig, RandomSplit
-from brim.data.read import (
-    INPUT,
-    OUTPUT,
-    Column,
-    Entry,
-    RowFaults,
-    Source,
-    answer_column,
-    input_columns,
-    of_one_kind,
-    require_columns,
-    require_filled,
-    require_minority,
-    require_text,
-)
+from brim.config.schema import Config, FeaturePreprocessing, OutputFeature, PreprocessingConfig, RandomSplit
+from brim.data.read import INPUT, OUTPUT, Entry, RowFaults, Source
 from brim.errors import DataError, Problem, problems_of
+from brim.units import format_count
 
 
 def dropped_faults(source: Source, *, unasked: str = "") -> list[Entry]:
@@ -56,9 +46,9 @@ def usable(source: Source, columns: Sequence[str], policy: PreprocessingConfig) 
     """
     num_rows, name, most = source.table.num_rows, source.name, most_unasked(policy, source.table.num_rows)
     if policy.on_bad_row != "error":
-        cells = of_one_type(source, columns)
+        cells = source.of_one_type(columns)
         if policy.on_bad_row == "drop" or len(cells.faults) <= most:
-            require_minority(cells.faults, cells.locate, num_rows=num_rows, name=name)
+            RowFaults(locate=cells.locate, problems=dict(cells.faults)).require_minority(num_rows, name)
             return cells
     faults = RowFaults(locate=source.locate, problems=dict(source.faults))
     faults.settle("error", num_rows=num_rows, name=name, split_of=lambda key: None, most=most)
@@ -104,9 +94,9 @@ def data_problems(
     is_whole = config.preprocessing.sample_size is None and config.preprocessing.sample_ratio == 1
     filled = _columns(config, wanted, there) if is_whole and only in (None, "full") else []  # else some rows' cells
     return problems_of(
-        lambda: require_columns(source, wanted),
+        lambda: source.require_columns(wanted),
         lambda: usable(source, there, policy) if is_known else None,
-        lambda: require_text(cells, there),
+        lambda: cells.require_text(there),
         lambda: require_filled(cells, filled, cells.usable_rows()),
     )
 
@@ -116,7 +106,7 @@ def _cells(source: Source, columns: Sequence[str], policy: PreprocessingConfig) 
     try:
         return usable(source, columns, policy)
     except DataError:
-        return of_one_type(source, columns) if policy.on_bad_row == "drop" else source
+        return source.of_one_type(columns) if policy.on_bad_row == "drop" else source
 
 
 _KEYS: dict[str, list[KeyPath]] = {
@@ -143,16 +133,58 @@ def _columns(config: Config, wanted: dict[str, str], there: Sequence[str]) -> li
     ]
 
 
-def of_one_type(source: Source, names: Sequence[str]) -> Source:
-    """Return the source with those of these columns that are mixed as columns of one type.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column that is read: for which feature, and what happens where it is empty."""
 
-    It is as if other rows were not there; what the cells of such a row were goes to the source's faults.
-    """
-    faults, table = dict(source.faults), source.table
-    mixed = [name for name in dict.fromkeys(names) if name in source.kinds]
-    for name in mixed:
-        texts, kinds = (each.combine_chunks() for each in (table[name], source.kinds[name]))
-        column = of_one_kind(name, texts, kinds, faults)
-        table = table.set_column(table.column_names.index(name), *column)
-    kinds_left = {name: kinds for name, kinds in source.kinds.items() if name not in mixed}
-    return replace(source, table=table, faults=faults, kinds=kinds_left) if mixed else source
+    name: str
+    feature: str  # INPUT or OUTPUT
+    missing_value_strategy: str
+    fill_value: str
+    is_label: bool = False  # of which an empty text is none
+
+
+def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
+    """A column under its feature's rule for missing cells."""
+    return Column(
+        is_label=is_label,
+        name=name,
+        feature=feature,
+        missing_value_strategy=preprocessing.missing_value_strategy,
+        fill_value=preprocessing.fill_value,
+    )
+
+
+def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
+    """The columns that a prompt reads, each under the rule of its input feature, or of the first where it has none."""
+    numbers = {feature.column_name: number for number, feature in enumerate(config.input_features)}
+    return tuple(
+        column_for(name, f"input_features[{number}]", config.input_features[number].preprocessing)
+        for name in names
+        for number in [numbers.get(name, 0)]
+    )
+
+
+def answer_column(target: OutputFeature, name: str) -> Column:
+    """The answer's column under the rule of its feature."""
+    return column_for(name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
+
+
+def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[np.int64]) -> None:
+    """Raise DataError for each column with missing cells in these rows whose strategy is `error`."""
+    problems = []
+    for column in columns:
+        empty = rows[source.missing(column.name, is_label=column.is_label)[rows]]
+        if len(empty) and column.missing_value_strategy == "error":
+            count = format_count(len(empty), "row")
+            problems.append(
+                Problem(
+                    what=f"column `{column.name}` is empty in {count}",
+                    where=source.places(empty.tolist()),
+                    expected="a value in every row",
+                    fix=f"fill the cells, or set {column.feature}.preprocessing.missing_value_strategy "
+                    "to drop_row or fill_with_const",
+                )
+            )
+    if problems:
+        raise DataError(*problems)

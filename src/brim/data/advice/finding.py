@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brim.data.read import MAX_PLACES, Source
+from brim.data.read import Source
 
 Integers = npt.NDArray[np.int64]
+
+
+MAX_PLACES = 5
 
 
 MAX_ROWS = 10_000  # row numbers of a finding in JSON; the count is always there

@@ -13,6 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from brim.config.schema import ChatConfig
 from brim.data.chat.messages import (
     ASSISTANT,
@@ -28,11 +31,14 @@ from brim.data.chat.messages import (
 )
 from brim.data.chat.sandbox import Refusal, TemplateFault
 from brim.data.chat.template import ChatTemplate, end_ids_of_turns, read_template, today
-from brim.data.read import Column, Keys, RowFaults, Source, blocks
+from brim.data.read import RowFaults, Source, blocks
 from brim.data.tokens import Chat, Piece, TextEncoder, Texts
 from brim.notes import warning
 
 TOOLS_COLUMN = "tools"
+
+
+Keys = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +57,7 @@ class ChatPrompter:
     faults: RowFaults
     standing_notes: tuple[str, ...]
     num_share_gpt: int = 0
-    columns: tuple[Column, ...] = field(default=())  # with rules for missing cells: a conversation has none
+    columns: tuple[()] = ()  # with rules for missing cells: a conversation has none
     bare_template: str = ""
 
     @property

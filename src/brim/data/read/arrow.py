@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from brim.data.read.columns import column_of, is_text, require_no_text
 from brim.data.read.encoding import without_undecodable
-from brim.data.read.source import FIXED_VALUES, Source, plain, row_number, source_of, spellings
+from brim.data.read.source import Source, plain, row_number, source_of, spellings, split_code
 from brim.data.read.spill import gather, kept_or
 from brim.errors import DataError, Problem
 
@@ -84,7 +84,7 @@ def _joined(parts: Any, name: str) -> pa.Table:
             problems.append(Problem(what=what, where=name, fix="rename the column"))
         if problems:
             raise DataError(*problems)
-        code = pa.scalar(FIXED_VALUES[part], pa.int8())
+        code = pa.scalar(split_code(part), pa.int8())
         tables.append(table.append_column("split", pa.repeat(code, table.num_rows)))
     try:
         return pa.concat_tables(tables, promote_options="permissive")
@@ -95,7 +95,7 @@ def _joined(parts: Any, name: str) -> pa.Table:
 
 def _split_problems(names: list[str], where: str) -> list[Problem]:
     problems = []
-    unknown = [name for name in names if name not in FIXED_VALUES]
+    unknown = [name for name in names if split_code(name) is None]
     if unknown:
         problems.append(
             Problem(

@@ -32,7 +32,7 @@ from brim.data.read.columns import cell_texts, nested_word, problem_of, with_pro
 from brim.data.read.csv import read_csv
 from brim.data.read.encoding import require_utf8
 from brim.data.read.json import read_json, read_jsonl
-from brim.data.read.ledger import is_majority, require_minority
+from brim.data.read.ledger import RowFaults, is_majority
 from brim.data.read.source import Source, require_rows
 from brim.errors import DataError, Problem
 
@@ -162,7 +162,7 @@ def _read_path(path: Path) -> Source:
 
 
 def _checked(source: Source) -> Source:
-    require_minority(source.faults, source.locate, num_rows=source.table.num_rows, name=source.name)
+    RowFaults(locate=source.locate, problems=dict(source.faults)).require_minority(source.table.num_rows, source.name)
     require_rows(source.table, source.name)
     return source
 

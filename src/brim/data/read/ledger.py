@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,9 +49,6 @@ class Unreadable:
                 raise DataError(*self._first[:MAX_PROBLEMS], Problem(what=what, where=self.name, expected=expected))
 
 
-BadRowPolicy: TypeAlias = Literal["auto", "error", "drop"]  # preprocessing.on_bad_row
-
-
 ON_BAD_ROW = "preprocessing.on_bad_row"
 
 
@@ -77,7 +74,7 @@ class RowFaults:
 
     def settle(
         self,
-        policy: BadRowPolicy,
+        policy: Literal["auto", "error", "drop"],
         *,
         num_rows: int,
         name: str,
@@ -96,7 +93,7 @@ class RowFaults:
         if is_error and self.problems:
             shown = told(self.problems, self.locate, name)
             raise DataError(*(shown if is_majority(self.problems, num_rows) else with_way_out(shown, most)))
-        require_minority(self.problems, self.locate, num_rows=num_rows, name=name)
+        self.require_minority(num_rows, name)
         return [
             Entry(
                 key=key,
@@ -108,13 +105,10 @@ class RowFaults:
             for key, problem in sorted(self.problems.items())
         ]
 
-
-def require_minority(
-    problems: Mapping[int, Problem], locate: Callable[[int], str], *, num_rows: int, name: str
-) -> None:
-    """Raise DataError when more than half of the rows have a problem, whatever the policy."""
-    if is_majority(problems, num_rows):
-        raise DataError(*told(problems, locate, name), _too_many(len(problems), num_rows, name))
+    def require_minority(self, num_rows: int, name: str) -> None:
+        """Raise DataError when more than half of the rows have a problem, whatever the policy."""
+        if is_majority(self.problems, num_rows):
+            raise DataError(*told(self.problems, self.locate, name), _too_many(len(self.problems), num_rows, name))
 
 
 def is_majority(problems: Mapping[int, Problem], num_rows: int) -> bool:
@@ -172,7 +166,7 @@ _SHOWN = 3  # rows, or reasons, that the summary names; it counts the others
 _CUTS = ("cut_prompt", "cut_answer", "cut_joined")
 
 
-SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("key", pa.int64()),
         ("split", pa.string()),
@@ -202,6 +196,8 @@ class Entry:
 class Ledger:
     """Entries in the order of the rows, and how many rows there were in all."""
 
+    SCHEMA: ClassVar[pa.Schema] = _SCHEMA  # as a file
+
     num_rows: int
     entries: list[Entry] = field(default_factory=list)
 
@@ -213,9 +209,9 @@ class Ledger:
 
     def write(self, path: Path) -> None:
         """As parquet, whole or not at all. Raises WriteError."""
-        columns = {name: [getattr(entry, name) for entry in self.entries] for name in SCHEMA.names}
+        columns = {name: [getattr(entry, name) for entry in self.entries] for name in self.SCHEMA.names}
         with writing("the ledger", path), whole_file(path) as temporary:
-            pq.write_table(pa.table(columns, schema=SCHEMA), temporary)
+            pq.write_table(pa.table(columns, schema=self.SCHEMA), temporary)
 
     def left_out(self) -> list[Entry]:
         """Why rows are not there, one entry a row."""

@@ -1,12 +1,12 @@
 """Hold a data set as it was read: one table, its name, where each row stands, which rows are unreadable.
 
-It also says which columns a configuration asks for, whether the data has them filled, and how splits are spelled.
+It says whether columns are there and hold what can be read as text, and how splits are spelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,171 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.config import misspelt
-from brim.config.schema import Config, FeaturePreprocessing, OutputFeature
-from brim.data.read.columns import nested_values, nested_word, problem_of, taken_apart
+from brim.data.read.columns import nested_values, nested_word, of_one_kind, problem_of, taken_apart
 from brim.errors import DataError, Problem
-from brim.units import format_count
 
 INPUT, OUTPUT = "input_features[0]", "output_features[0]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column that is read: for which feature, and what happens where it is empty."""
-
-    name: str
-    feature: str  # INPUT or OUTPUT
-    missing_value_strategy: str
-    fill_value: str
-    is_label: bool = False  # of which an empty text is none
-
-
-def require_columns(source: Source, wanted: dict[str, str]) -> None:
-    """Raise DataError for each wanted column (name -> who wants it) that the data lacks."""
-    there = source.table.column_names
-    problems = [
-        Problem(
-            what=f"no column `{name}`, which {who} names",
-            where=source.name,
-            expected=f"one of the columns that are there: {_listed(there)}",
-            fix=_nearest(name, who, source),
-        )
-        for name, who in wanted.items()
-        if name not in there
-    ]
-    if problems:
-        raise DataError(*problems)
-
-
-def require_text(source: Source, names: Sequence[str]) -> None:
-    """Raise DataError for each column whose cells are no plain values (lists, objects, bytes), or of several types."""
-    problems, talks = [], _conversations(source)
-    for name in names:
-        field = source.table.schema.field(name)
-        mixed, word = problem_of(field), nested_word(field)
-        if pa.types.is_nested(field.type):
-            word = "objects" if pa.types.is_struct(field.type) else "lists"
-        elif _is_bytes(field.type):
-            word = "bytes"
-        if mixed is not None:
-            problems.append(mixed)
-        elif word:
-            problems.append(
-                Problem(
-                    what=f"column `{name}` holds {word}, which are no text",
-                    where=source.name,
-                    expected="text, numbers, true or false, or dates",
-                    fix=_chat(name) if name == talks else "write what the model should read as a text column",
-                )
-            )
-    if problems:
-        raise DataError(*problems)
-
-
-def notes_on_mixed(source: Source, used: Collection[str]) -> list[str]:
-    """A note for each column that has no common type and is not used; who uses one looks at its cells himself."""
-    others = [field for field in source.table.schema if field.name not in used]
-    mixed = [problem for problem in map(problem_of, others) if problem is not None]
-    return [f"{problem.where}: {problem.what}; it is not used, and was read as text" for problem in mixed]
-
-
-def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
-    """A column under its feature's rule for missing cells."""
-    return Column(
-        is_label=is_label,
-        name=name,
-        feature=feature,
-        missing_value_strategy=preprocessing.missing_value_strategy,
-        fill_value=preprocessing.fill_value,
-    )
-
-
-def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
-    """The columns that a prompt reads, each under the rule of its input feature, or of the first where it has none."""
-    numbers = {feature.column_name: number for number, feature in enumerate(config.input_features)}
-    return tuple(
-        column_for(name, f"input_features[{number}]", config.input_features[number].preprocessing)
-        for name in names
-        for number in [numbers.get(name, 0)]
-    )
-
-
-def answer_column(target: OutputFeature, name: str) -> Column:
-    """The answer's column under the rule of its feature."""
-    return column_for(name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
-
-
-def missing_of(source: Source, column: Column) -> npt.NDArray[np.bool_]:
-    """Which cells of a column are missing for its feature."""
-    cells = source.table[column.name]
-    if column.is_label and (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
-        cells = pc.if_else(pc.equal(pc.utf8_trim_whitespace(cells), ""), None, cells)
-    return missing(cells)
-
-
-def missing(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Which cells are missing: null, or NaN in a number column."""
-    if column.null_count == 0 and not pa.types.is_floating(column.type):
-        return np.zeros(len(column), dtype=np.bool_)
-    return np.asarray(pc.is_null(column, nan_is_null=True).to_numpy(), dtype=np.bool_)
-
-
-def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[np.int64]) -> None:
-    """Raise DataError for each column with missing cells in these rows whose strategy is `error`."""
-    problems = []
-    for column in columns:
-        empty = rows[missing_of(source, column)[rows]]
-        if len(empty) and column.missing_value_strategy == "error":
-            count = format_count(len(empty), "row")
-            problems.append(
-                Problem(
-                    what=f"column `{column.name}` is empty in {count}",
-                    where=places(source, empty.tolist()),
-                    expected="a value in every row",
-                    fix=f"fill the cells, or set {column.feature}.preprocessing.missing_value_strategy "
-                    "to drop_row or fill_with_const",
-                )
-            )
-    if problems:
-        raise DataError(*problems)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:20])
-    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
-
-
-def _nearest(name: str, who: str, source: Source) -> str:
-    meant = misspelt(name, source.table.column_names)
-    talks = _conversations(source) if who in (INPUT, OUTPUT, "prompt.template") else None
-    if talks is not None and meant in (None, talks):
-        return _chat(talks)
-    return f"did you mean `{meant}`?" if meant else "name a column of the data, or add this one"
-
-
-def _chat(column: str) -> str:
-    chat = "{}" if column == "messages" else f"{{messages: {column}}}"
-    return f"set chat: {chat} to learn from the conversations in `{column}`, without input_features and output_features"
-
-
-def _conversations(source: Source) -> str | None:
-    """The column that holds conversations: lists of turns, each with a role (or `from`), or the name `messages`."""
-    for column in source.table.schema:
-        if nested_word(column) == "lists" or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            cells = source.table[column.name].slice(0, 100).drop_null()
-            first = next(iter(nested_values(cells) if nested_word(column) else cells.to_pylist()), None)
-            if first and isinstance(first[0], dict) and first[0].keys() & {"role", "from"}:
-                return str(column.name)
-    return "messages" if "messages" in source.table.column_names else None
 
 
 MAX_PLACES = 5  # a message locates this many rows and counts the others
@@ -200,10 +39,120 @@ class Source:
     notes: tuple[str, ...] = ()  # what to know of how it was read
 
     def usable_rows(self) -> npt.NDArray[np.int64]:
-        """The rows without a fault, in their order."""
+        """Return the rows without a fault, in their order."""
         is_usable = np.ones(self.table.num_rows, dtype=np.bool_)
         is_usable[list(self.faults)] = False
         return np.flatnonzero(is_usable)
+
+    def places(self, rows: Sequence[int], remarks: Sequence[str] | None = None) -> str:
+        """Return where the first few of these rows stand: "data.csv:2, data.csv:7 and 12 more".
+
+        remarks: on each row, behind its place.
+        """
+        located = [
+            f"{self.locate(row)}{remark}"
+            for row, remark in zip(rows[:MAX_PLACES], remarks or [""] * MAX_PLACES, strict=False)
+        ]
+        more = f" and {len(rows) - MAX_PLACES:,} more" if len(rows) > MAX_PLACES else ""
+        return f"{', '.join(located)}{more}"
+
+    def missing(self, column: str, *, is_label: bool = False) -> npt.NDArray[np.bool_]:
+        """Return which cells are missing: null, NaN in a number column, or an empty text where it is a label."""
+        cells = self.table[column]
+        if is_label and (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+            cells = pc.if_else(pc.equal(pc.utf8_trim_whitespace(cells), ""), None, cells)
+        if cells.null_count == 0 and not pa.types.is_floating(cells.type):
+            return np.zeros(len(cells), dtype=np.bool_)
+        return np.asarray(pc.is_null(cells, nan_is_null=True).to_numpy(), dtype=np.bool_)
+
+    def of_one_type(self, names: Sequence[str]) -> Source:
+        """Return the source with those of these columns that are mixed as columns of one type.
+
+        It is as if other rows were not there; what the cells of such a row were goes to the source's faults.
+        """
+        faults, table = dict(self.faults), self.table
+        mixed = [name for name in dict.fromkeys(names) if name in self.kinds]
+        for name in mixed:
+            texts, kinds = (each.combine_chunks() for each in (table[name], self.kinds[name]))
+            table = table.set_column(table.column_names.index(name), *of_one_kind(name, texts, kinds, faults))
+        kinds_left = {name: kinds for name, kinds in self.kinds.items() if name not in mixed}
+        return replace(self, table=table, faults=faults, kinds=kinds_left) if mixed else self
+
+    def require_columns(self, wanted: Mapping[str, str]) -> None:
+        """Raise DataError for each wanted column (name -> who wants it) that the data lacks."""
+        there = self.table.column_names
+        problems = [
+            Problem(
+                what=f"no column `{name}`, which {who} names",
+                where=self.name,
+                expected=f"one of the columns that are there: {_listed(there)}",
+                fix=self._nearest(name, who),
+            )
+            for name, who in wanted.items()
+            if name not in there
+        ]
+        if problems:
+            raise DataError(*problems)
+
+    def require_text(self, names: Sequence[str]) -> None:
+        """Raise DataError for each column whose cells are no plain values (lists, objects, bytes), or of many types."""
+        problems, talks = [], self._conversations()
+        for name in names:
+            column = self.table.schema.field(name)
+            mixed, word = problem_of(column), _word(column)
+            if mixed is not None:
+                problems.append(mixed)
+            elif word:
+                fix = _chat(name) if name == talks else "write what the model should read as a text column"
+                expected, what = (
+                    "text, numbers, true or false, or dates",
+                    f"column `{name}` holds {word}, which are no text",
+                )
+                problems.append(Problem(what=what, where=self.name, expected=expected, fix=fix))
+        if problems:
+            raise DataError(*problems)
+
+    def notes_on_mixed(self, used: Collection[str]) -> list[str]:
+        """Return a note for each column that has no common type and is not used; who uses one looks at its cells."""
+        others = [column for column in self.table.schema if column.name not in used]
+        mixed = [problem for problem in map(problem_of, others) if problem is not None]
+        return [f"{problem.where}: {problem.what}; it is not used, and was read as text" for problem in mixed]
+
+    def _nearest(self, name: str, who: str) -> str:
+        meant = misspelt(name, self.table.column_names)
+        talks = self._conversations() if who in (INPUT, OUTPUT, "prompt.template") else None
+        if talks is not None and meant in (None, talks):
+            return _chat(talks)
+        return f"did you mean `{meant}`?" if meant else "name a column of the data, or add this one"
+
+    def _conversations(self) -> str | None:
+        """Return the column of conversations: lists of turns with a role (or `from`), or the name `messages`."""
+        for column in self.table.schema:
+            if _word(column) == "lists":
+                cells = self.table[column.name].slice(0, 100).drop_null()
+                first = next(iter(nested_values(cells) if nested_word(column) else cells.to_pylist()), None)
+                if first and isinstance(first[0], dict) and first[0].keys() & {"role", "from"}:
+                    return str(column.name)
+        return "messages" if "messages" in self.table.column_names else None
+
+
+def _word(column: pa.Field) -> str:
+    """Return what a column holds in place of plain values, else nothing."""
+    kind = column.type
+    if pa.types.is_nested(kind):
+        return "objects" if pa.types.is_struct(kind) else "lists"
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return "bytes" if is_bytes or pa.types.is_binary_view(kind) else nested_word(column)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+def _chat(column: str) -> str:
+    chat = "{}" if column == "messages" else f"{{messages: {column}}}"
+    return f"set chat: {chat} to learn from the conversations in `{column}`, without input_features and output_features"
 
 
 def source_of(
@@ -217,12 +166,6 @@ def source_of(
 def row_number(name: str) -> Callable[[int], str]:
     """Places as row numbers, for data that has no lines."""
     return lambda row: f"{name}, row {row}"
-
-
-def places(source: Source, rows: list[int]) -> str:
-    """Where the first few of these rows stand: "data.csv:2, data.csv:7 and 12 more"."""
-    located = ", ".join(source.locate(row) for row in rows[:MAX_PLACES])
-    return located if len(rows) <= MAX_PLACES else f"{located} and {len(rows) - MAX_PLACES:,} more"
 
 
 def require_rows(table: pa.Table, name: str) -> pa.Table:
@@ -255,30 +198,24 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 SPLITS = ("train", "validation", "test")
 
 
-FIXED_VALUES = {
-    "0": 0,
-    "1": 1,
-    "2": 2,
-    "train": 0,
-    "training": 0,
-    "validation": 1,
-    "valid": 1,
-    "val": 1,
-    "dev": 1,
-    "test": 2,
-}
+_WORDS = (("0", "train", "training"), ("1", "validation", "valid", "val", "dev"), ("2", "test"))
+
+
+def split_code(text: str) -> int | None:
+    """Return the number of the split that a text names, without what a spreadsheet adds (" Train", "1.0")."""
+    return next((code for code, words in enumerate(_WORDS) if _plain_word(text) in words), None)
 
 
 def spellings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Splits that are written in more than one way, with the ways: {"train": ["0", "train"]}."""
+    """Return the splits that are written in more than one way, with the ways: {"train": ["0", "train"]}."""
     ways: dict[int, set[str]] = {}
-    for value in {normal_split_value(text) for text in set(texts)}:
-        if value in FIXED_VALUES:
-            ways.setdefault(FIXED_VALUES[value], set()).add(value)
-    return {SPLITS[code]: sorted(values) for code, values in sorted(ways.items()) if len(values) > 1}
+    for text in set(texts):
+        code = split_code(text)
+        if code is not None:
+            ways.setdefault(code, set()).add(_plain_word(text))
+    return {SPLITS[code]: sorted(words) for code, words in sorted(ways.items()) if len(words) > 1}
 
 
-def normal_split_value(text: str) -> str:
-    """The value without what a spreadsheet adds: " Train" -> "train", "1.0" -> "1"."""
-    value = text.strip().lower()
-    return value[:-2] if value in ("0.0", "1.0", "2.0") else value
+def _plain_word(text: str) -> str:
+    word = text.strip().lower()
+    return word[:-2] if word in ("0.0", "1.0", "2.0") else word

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from brim.config import LabelReader
 from brim.data.read import (
-    SCHEMA as LEDGER_SCHEMA,
     Ledger,
     Source,
     blocks,
@@ -96,7 +95,7 @@ def read_summary(output: Path) -> Mapping[str, Any] | None:
 def _is_ledger(path: Path) -> bool:
     """Whether a file is a ledger of an output that is gone."""
     try:
-        return bool(pq.read_schema(path).names == LEDGER_SCHEMA.names)
+        return bool(pq.read_schema(path).names == Ledger.SCHEMA.names)
     except (pa.ArrowInvalid, OSError):
         return False
 

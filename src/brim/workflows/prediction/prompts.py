@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from brim.config.schema import Config, InputFeature
 from brim.data import texts_as_source
-from brim.data.read import WAY_OUT, Entry, RowFaults, Source, blocks, cell_texts, places
+from brim.data.read import WAY_OUT, Entry, RowFaults, Source, blocks, cell_texts
 from brim.data.tokens import TokenRows
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.session import Session
@@ -331,7 +331,7 @@ def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> list[Probl
     return [
         Problem(
             what=f"{_rows(len(rows))} no value in `{column}`, by which rows are to be known",
-            where=places(source, rows.tolist()),
+            where=source.places(rows.tolist()),
             fix="fill it in, or leave out --key: then rows are known by their numbers",
         )
     ]
@@ -353,7 +353,7 @@ def _shared(
         Problem(
             what=f"{_rows(len(again))} a value in `{column}` that an earlier row has, too: {value[:60]!r} stands in "
             f"{source.locate(earlier)} first",
-            where=places(source, rows[again].tolist()),
+            where=source.places(rows[again].tolist()),
             expected="a value of its own for each row",
             fix="make them differ, name another column, or leave out --key: then rows are known by their numbers",
         )

@@ -22,7 +22,7 @@ from brim.batching import peak_meter
 from brim.config.schema import Config
 from brim.data import prompts_of
 from brim.data.chat import settled_day
-from brim.data.read import Data, Ledger, Source, places, read
+from brim.data.read import Data, Ledger, Source, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, DataError, InputError, OutputError, Problem, WriteError
 from brim.infer import (
@@ -256,7 +256,7 @@ class _Work:
             raise OutputError(
                 Problem(
                     what=f"{_rows(len(rows))} done, and the prompt has changed since",
-                    where=places(self._asked.source, rows),
+                    where=self._asked.source.places(rows),
                     expected="the same data, or more of it",
                     fix=f"restore the data, or write to another output{known}",
                 )
