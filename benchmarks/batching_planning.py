@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.batching_subject import CONTEXT_TOKENS, Subject
 from benchmarks.subject import SEED
-from brim.data.tokens import SCHEMA, TokenRows
+from brim.data.tokens import TokenRows
+from brim.data.tokens.rows import SCHEMA
 from brim.planning import TrainingPlan
 
 NUM_ROWS = 1_000_000

@@ -12,7 +12,7 @@ from tests.messages import refused, says
 
 from brim.config.schema import Config
 from brim.data import check_data, prepare, prompts_of
-from brim.data.chat import chat_template, end_ids_of_turns
+from brim.data.chat import chat_template
 from brim.data.chat.messages import BadConversation, conversation_of, require_learnable, to_be_continued
 from brim.data.check import Segment
 from brim.data.read import read
@@ -327,7 +327,7 @@ def test_the_tokens_that_end_a_turn_are_those_of_the_template(chat_encoder):
         ("{% if tools %}{{ tools[0].function.name }}<pad>{% endif %}" + SHORT, [EOS]),  # which writes no calls
     ]:
         made = chat_encoder(template)
-        assert end_ids_of_turns(chat_template(config().chat, made), made) == ends
+        assert chat_template(config().chat, made).end_ids(made) == ends
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_before_a_piece(make_folder):

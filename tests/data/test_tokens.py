@@ -14,12 +14,10 @@ from tests.messages import refused
 
 from brim.config import load_config
 from brim.data.tokens import (
-    SCHEMA,
     Limit,
     Limits,
     TokenRow,
     TokenRows,
-    batch_of,
     collate,
     collate_prompts,
     label_room,
@@ -28,6 +26,7 @@ from brim.data.tokens import (
     random_order,
     rows_of_step,
 )
+from brim.data.tokens.rows import SCHEMA, batch_of
 from brim.data.tokens.tokenization import cut
 from brim.errors import ModelError
 from brim.models import locate

@@ -11,7 +11,7 @@ from tests.infer.families import GREEDY, ON_CPU, RunsOut, build
 from tests.properties import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from brim.data.tokens.encoder import FolderEncoder
+from brim.data.tokens.encoder import folder_encoder
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer import GrowingText, KeptCache, stream, stream_tokens
 from brim.infer.engines import FixedRoom, Passes, SlotsEngine, respond_to
@@ -197,7 +197,7 @@ def test_a_closed_response_can_be_gone_on_from_and_clearing_frees_the_memory(mod
 
 
 def encoder_of(tokenizer, folder):
-    return FolderEncoder(
+    return folder_encoder(
         tokenizer, eos_id=0, pad_id=0, bos_id=None, begin=[], folder=folder, special_tokens={}, vocabulary=None
     )
 

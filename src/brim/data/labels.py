@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from brim.config import Choice, category_rules, dotted, folded, misspelt, shortened, with_labels_matched
 from brim.config.schema import Config, OutputFeature
 from brim.data.advice import Slip
-from brim.data.read import OUTPUT, RowFaults, Source, cell_texts
+from brim.data.read import RowFaults, Source, cell_texts
 from brim.data.tokens import Texts
-from brim.data.usable import data_problems, usable
+from brim.data.usable import OUTPUT, data_problems, usable
 from brim.errors import ConfigError, DataError, Problem
 from brim.notes import warning
 from brim.units import format_count

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from brim.config.schema import Config, PreprocessingConfig
 from brim.data.labels import bounded, with_known_labels
 from brim.data.prompts import Prompter, learning_limits, prompt_limits, prompter, require_room_for_template
-from brim.data.read import SPLITS, Entry, Ledger, RowFaults, Source, gather
+from brim.data.read import SPLITS, Entry, Ledger, RowFaults, Source
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
-from brim.data.tokens import SCHEMA, Chat, Findings, Limits, Piece, Policy, TextEncoder, Texts, TokenRows, tokenize
+from brim.data.tokens import Chat, Findings, Limits, Piece, TextEncoder, Texts, TokenRows, tokenize
 from brim.data.usable import dropped_faults, leaving_none_unasked, most_unasked, require_filled
 from brim.errors import DataError, Problem, problems_of
 from brim.notes import warning
@@ -75,33 +75,30 @@ def prepare(
     rows that cannot be used, are beyond the model's context where no length is set, or have nothing to learn from.
     """
     asked = prompter(config, source, with_answers=True, encoder=encoder, split=only)
-    limits = learning_limits(config, context_length)
+    source, keys, codes, notes = _assigned(only, asked, config)
+    num_all = len(keys)
     if only is not None:
-        source, keys, notes, num_all = _rows_of(only, asked, config)
-        done = _tokenized(
-            asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch, num_all=num_all
-        )
-        notes = [*notes, *done.notes]
-        return Prepared(splits={only: done.rows}, ledger=done.ledger, notes=tuple(notes), num_spare=done.num_spare)
-    source = with_usable_splits(asked.source, config)
-    keys = sampled_rows(source, config)
-    codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
+        keys = keys if codes is None else keys[codes == SPLITS.index(only)]
     code_of_key = np.full(source.table.num_rows, -1, dtype=np.int8)
-    code_of_key[keys] = codes
+    if only is None and codes is not None:
+        code_of_key[keys] = codes
     done = _tokenized(
         asked,
         source,
         keys,
         encoder,
-        limits,
+        learning_limits(config, context_length),
         config,
-        split_of=lambda key: SPLITS[code_of_key[key]],
+        split_of=lambda key: only or SPLITS[code_of_key[key]],
         watch=watch,
-        num_all=len(keys),
+        num_all=num_all,
     )
-    row_codes = code_of_key[done.rows.keys]
-    splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
-    notes += _require_train(splits, source, config)
+    if only is not None:
+        splits = {only: done.rows}
+    else:
+        row_codes = code_of_key[done.rows.keys]
+        splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
+        notes += _require_train(splits, source, config)
     return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes), num_spare=done.num_spare)
 
 
@@ -122,7 +119,8 @@ def prompts_of(
     """
     asked = prompter(config, source, with_answers=False, encoder=encoder, split=only)
     config = config.model_copy(update={"preprocessing": leaving_none_unasked(config.preprocessing)})
-    source, keys, notes, _ = _rows_of(only, asked, config)
+    source, keys, codes, notes = _assigned(only, asked, config)
+    keys = keys if codes is None else keys[codes == SPLITS.index(only)]
     limits = prompt_limits(config, context_length)
     done = _tokenized(asked, source, keys, encoder, limits, config, split_of=lambda key: only, watch=watch, num_all=0)
     return replace(done, notes=(*notes, *done.notes))
@@ -135,21 +133,21 @@ def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bo
     """
     chats = [Chat(pieces=(Piece(text=text, supervised=False),), own_texts=(), reply=None) for text in texts]
     batch = Texts(keys=np.arange(len(texts)), prompts=list(texts), answers=[], chats=chats if are_chats else None)
-    policy = Policy(split_of=lambda key: FULL)
-    return TokenRows(gather(tokenize([batch], encoder, Limits(), Findings(), policy), schema=SCHEMA))
+    return TokenRows.from_blocks(tokenize([batch], encoder, Limits(), Findings(split_of=lambda key: FULL)))
 
 
-def _rows_of(split: str, asked: Prompter | ChatPrompter, config: Config) -> tuple[Source, Keys, list[str], int]:
-    """The usable rows of one split, or all for "full"; the source with the faults of the others; notes; how many rows
-    all splits have.
+def _assigned(
+    split: str | None, asked: Prompter | ChatPrompter, config: Config
+) -> tuple[Source, Keys, npt.NDArray[np.int8] | None, list[str]]:
+    """Return the source with the faults of rows that cannot be split, the rows to use, their splits, and notes.
+
+    There are no splits where all rows are wanted together ("full").
     """
     if split == FULL:
-        keys = asked.source.usable_rows()
-        return asked.source, keys, [], len(keys)
+        return asked.source, asked.source.usable_rows(), None, []
     source = with_usable_splits(asked.source, config)
     keys = sampled_rows(source, config)
-    codes, notes = assign_splits(source, config, keys, used=asked.used_columns)
-    return source, keys[codes == SPLITS.index(split)], notes, len(keys)
+    return source, keys, *assign_splits(source, config, keys, used=asked.used_columns)
 
 
 def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
@@ -185,21 +183,14 @@ def _tokenized(
     require_filled(source, asked.columns, keys)
     ledger = Ledger(num_rows=len(keys) + len(source.faults))
     keys = _without_missing(asked, keys, ledger, split_of)
-    findings = Findings()
-    policy = Policy(
-        split_of=split_of,
-        special_in_template=encoder.count_special(asked.bare_template),
-    )
+    findings = Findings(split_of=split_of, special_in_template=encoder.count_special(asked.bare_template))
     texts = bounded(_watched(asked.texts(keys), watch), asked.faults)
     if config.chat is None:
         texts = with_known_labels(texts, config.output_features[0], asked.faults)
-    batches = tokenize(texts, encoder, limits, findings, policy)
-    rows = TokenRows(gather(batches, schema=SCHEMA))
+    rows = TokenRows.from_blocks(tokenize(texts, encoder, limits, findings))
     bad = {**source.faults, **asked.faults.problems}
     few = few_of(bad, findings, preprocessing, num_rows=num_all + len(source.faults) if num_all else 0)
-    rows = without_unusable(
-        rows, findings, preprocessing, source, limits=limits, split_of=split_of, few=few.why or None
-    )
+    rows = without_unusable(rows, findings, preprocessing, source, limits=limits, few=few.why or None)
     problems = problems_of(
         lambda: ledger.entries.extend(_bad_rows(asked, source, preprocessing.on_bad_row, few, len(keys), split_of)),
         lambda: require_fitting(findings, source, limits, num_rows=len(keys)),
@@ -304,53 +295,52 @@ def without_unusable(
     source: Source,
     *,
     limits: Limits,
-    split_of: Callable[[int], str],
     few: str | None,
 ) -> TokenRows:
-    """The rows without those that `preprocessing` leaves out; they are no findings any more, but in the ledger.
+    """Return the rows without those that `preprocessing` leaves out; they are no findings any more, but in the ledger.
 
     Those are rows without anything to learn from, and rows that are longer than the context. few: the setting that
-    leaves them out where nobody says what becomes of them; None: they stay.
+    leaves them out where nobody says what becomes of them, so that their places are told; None: they stay.
     """
-    drop = _Drop(findings=findings, source=source, split_of=split_of, unasked=few)
     of_unlearnable = {True: "preprocessing.drop_unlearnable is true", "auto": few}.get(policy.drop_unlearnable)
-    rows = drop(rows, "dropped_unlearnable", findings.unlearnable, of_unlearnable)
     of_overlong = {"drop": "preprocessing.on_overlong is drop", "auto": few}.get(policy.on_overlong)
     context = f", and the context is {limits.context_length or 0:,} tokens"
-    return drop(rows, "dropped_overlong", findings.overlong, of_overlong, context)
+    for event, found, why, more in (
+        ("dropped_unlearnable", findings.unlearnable, of_unlearnable, ""),
+        ("dropped_overlong", findings.overlong, of_overlong, context),
+    ):
+        if why is not None and found:
+            place = source.locate if why == few else lambda key: ""
+            rows = _drop(rows, event, found, why + more, findings=findings, place=place)
+    return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drop:
-    """Takes rows out, and writes them down."""
-
-    findings: Findings
-    source: Source
-    split_of: Callable[[int], str]
-    unasked: str | None  # the reason with which nobody asked for it, so that places are told
-
-    def __call__(
-        self, rows: TokenRows, event: str, found: list[tuple[int, int]], why: str | None, more: str = ""
-    ) -> TokenRows:
-        """The rows that are left. found: key and tokens of those to drop. why: None: they stay, as findings."""
-        if why is None or not found:
-            return rows
-        self.findings.entries += [
-            Entry(
-                key=key,
-                split=self.split_of(key),
-                event=event,
-                why=why + more,
-                tokens_before=tokens,
-                tokens_after=0,
-                place=self.source.locate(key) if why == self.unasked else "",
-            )
-            for key, tokens in found
-        ]
-        keys = {key for key, _ in found}
-        found.clear()
-        self.findings.overlong[:] = [each for each in self.findings.overlong if each[0] not in keys]
-        return rows.take(np.flatnonzero(~np.isin(rows.keys, list(keys))))
+def _drop(
+    rows: TokenRows,
+    event: str,
+    found: list[tuple[int, int]],
+    why: str,
+    *,
+    findings: Findings,
+    place: Callable[[int], str],
+) -> TokenRows:
+    """Return the rows without those found, which go to the ledger. found: their keys and tokens."""
+    findings.entries += [
+        Entry(
+            key=key,
+            split=findings.split_of(key),
+            event=event,
+            why=why,
+            tokens_before=tokens,
+            tokens_after=0,
+            place=place(key),
+        )
+        for key, tokens in found
+    ]
+    keys = {key for key, _ in found}
+    found.clear()
+    findings.overlong[:] = [each for each in findings.overlong if each[0] not in keys]
+    return rows.take(np.flatnonzero(~np.isin(rows.keys, list(keys))))
 
 
 def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> None:

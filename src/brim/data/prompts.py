@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from brim.config import CONTEXT, SAMPLE, Parts, names, prompt_columns, prompt_parts, render
 from brim.config.schema import Config, PreprocessingConfig
-from brim.data.read import INPUT, OUTPUT, RowFaults, Source, blocks, cell_texts, has_decimal_commas
+from brim.data.read import RowFaults, Source, blocks, cell_texts
 from brim.data.tokens import Limit, Limits, TextEncoder, Texts
 from brim.data.usable import (
+    INPUT,
+    OUTPUT,
     Column,
     answer_column,
     data_problems,
@@ -174,8 +176,7 @@ class Prompter:
         if self.template is None:
             return cells[self.input_column], None
         columns = {name: self._values(name, cells) for name in names(self.template) if name != CONTEXT}
-        schema = self.source.table.schema
-        cell_types = {name: _CommaCell for name in columns if name in cells and has_decimal_commas(schema.field(name))}
+        cell_types = {name: _CommaCell for name in columns if name in cells and self.source.has_decimal_commas(name)}
         contexts = None if self.contexts is None else self.contexts.of(keys, cells, self.faults)
         prompts: list[str | None] = []
         own_prompts: list[str] = []

@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from brim.config import KeyPath, is_within, prompt_columns
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature, PreprocessingConfig, RandomSplit
-from brim.data.read import INPUT, OUTPUT, Entry, RowFaults, Source
+from brim.data.read import Entry, RowFaults, Source
 from brim.errors import DataError, Problem, problems_of
 from brim.units import format_count
+
+INPUT, OUTPUT = "input_features[0]", "output_features[0]"
 
 
 def dropped_faults(source: Source, *, unasked: str = "") -> list[Entry]:

@@ -16,15 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from brim.config import MAX_STEPS, LabelReader, Reading
 from brim.config.schema import Config, OutputFeature
-from brim.data.read import gather
-from brim.data.tokens import SCHEMA, TokenRow, TokenRows, batch_of, collate
+from brim.data.tokens import TokenRow, TokenRows, collate
 from brim.infer.engines import Batches, Response, RowsAtOnce, batches, longest_first
 from brim.infer.statistics import Floats, Interval, Measure, ratio, ratio_interval
 from brim.models import LogitHead, Precision, next_token_scores, target_logits
@@ -299,7 +297,7 @@ _BLOCK_ROWS = 1024
 
 def rows_to_score(prompts: TokenRows, response: Callable[[int], Response]) -> TokenRows:
     """Each prompt with its response, and the token that ended it, which are to be predicted."""
-    return TokenRows(gather(_batches(prompts, response), schema=SCHEMA))
+    return TokenRows.from_blocks(_batches(prompts, response))
 
 
 def score_batches(lengths: NDArray[np.int64], *, most_tokens: int = BATCH_TOKENS) -> Iterator[NDArray[np.intp]]:
@@ -315,10 +313,10 @@ def score_batches(lengths: NDArray[np.int64], *, most_tokens: int = BATCH_TOKENS
         start = end
 
 
-def _batches(prompts: TokenRows, response: Callable[[int], Response]) -> Iterator[pa.RecordBatch]:
+def _batches(prompts: TokenRows, response: Callable[[int], Response]) -> Iterator[list[TokenRow]]:
     for start in range(0, len(prompts), _BLOCK_ROWS):
         end = min(start + _BLOCK_ROWS, len(prompts))
-        yield batch_of([_joined(prompts[position], response(position)) for position in range(start, end)])
+        yield [_joined(prompts[position], response(position)) for position in range(start, end)]
 
 
 def _joined(prompt: TokenRow, response: Response) -> TokenRow:

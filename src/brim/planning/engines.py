@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brim.data.chat import chat_template, end_ids_of_turns
+from brim.data.chat import chat_template
 from brim.data.tokens import label_tokens
 from brim.errors import ConfigError, InputError, Problem
 from brim.infer.engines import (
@@ -181,7 +181,7 @@ def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
 def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
     """As `settings_of`. own_ends: tokens at which the model stops by itself."""
     encoder, chat = session.encoder, session.config.chat
-    ends = [] if chat is None else end_ids_of_turns(chat_template(chat, encoder), encoder)
+    ends = [] if chat is None else chat_template(chat, encoder).end_ids(encoder)
     return generation_settings(
         session.config.generation,
         pad_id=encoder.pad_id,

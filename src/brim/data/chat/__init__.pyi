@@ -7,7 +7,6 @@ from .render import (
 from .template import (
     TEMPLATE_FILE as TEMPLATE_FILE,
     TemplateTexts as TemplateTexts,
-    end_ids_of_turns as end_ids_of_turns,
     has_template as has_template,
     read_template as read_template,
     settled_day as settled_day,

@@ -30,7 +30,7 @@ from brim.data.chat.messages import (
     to_be_continued,
 )
 from brim.data.chat.sandbox import Refusal, TemplateFault
-from brim.data.chat.template import ChatTemplate, end_ids_of_turns, read_template, today
+from brim.data.chat.template import ChatTemplate, read_template, today
 from brim.data.read import RowFaults, Source, blocks
 from brim.data.tokens import Chat, Piece, TextEncoder, Texts
 from brim.notes import warning
@@ -123,7 +123,7 @@ def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, wit
         tools_column = TOOLS_COLUMN
         notes.append("the column `tools` gives the conversations their tools (to use another, set chat.tools)")
     template = chat_template(chat, encoder)
-    if with_answers and not end_ids_of_turns(template, encoder):
+    if with_answers and not template.end_ids(encoder):
         notes.append(warning(_never_ends(template), topic="rows"))
     return ChatPrompter(
         source=source,

@@ -42,19 +42,6 @@ def today() -> datetime.date:
 _QUESTION, _ANSWER, _TOOL, _CALLED = "zq0qz", "zq1qz", "zq2qz", "zq5qz"
 
 
-def end_ids_of_turns(template: ChatTemplate, encoder: TextEncoder) -> list[int]:
-    """The first special token after an answer, and after a tool call, in the text that the template writes.
-
-    Seen on conversations of marks. Empty where no special token follows.
-    """
-    found = []
-    for text, mark in _probes(template):
-        tail = text[text.rindex(mark) + len(mark) :]
-        (ids,) = encoder.encode([tail], special_tokens=False)
-        found += [token_id for token_id in ids if token_id in encoder.special_ids][:1]
-    return list(dict.fromkeys(found))
-
-
 def _probes(template: ChatTemplate) -> Iterator[tuple[str, str]]:
     """Texts of short conversations, as far as the template takes them, and the mark at which their answer stands."""
     asked = [{"role": "system", "content": "zq3qz"}, {"role": "user", "content": _QUESTION}]
@@ -153,6 +140,18 @@ class ChatTemplate:
             return self._environment.run(template, variables)
         except Overreach as fault:
             raise ModelError(unusable(self.where, fault)) from None
+
+    def end_ids(self, encoder: TextEncoder) -> list[int]:
+        """Return the first special token after an answer, and after a tool call, in the text that is written.
+
+        Seen on conversations of marks. Empty where no special token follows.
+        """
+        found = []
+        for text, mark in _probes(self):
+            tail = text[text.rindex(mark) + len(mark) :]
+            (ids,) = encoder.encode([tail], special_tokens=False)
+            found += [token_id for token_id in ids if token_id in encoder.special_ids][:1]
+        return list(dict.fromkeys(found))
 
 
 def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts:

@@ -5,9 +5,7 @@ from .columns import (
     nested_type as nested_type,
     nested_values as nested_values,
     nested_word as nested_word,
-    without_origin as without_origin,
 )
-from .csv import has_decimal_commas as has_decimal_commas
 from .files import (
     Data as Data,
     Files as Files,
@@ -19,8 +17,6 @@ from .files import (
 from .json import DECODER as DECODER
 from .ledger import EVENTS as EVENTS, WAY_OUT as WAY_OUT, Entry as Entry, Ledger as Ledger, RowFaults as RowFaults
 from .source import (
-    INPUT as INPUT,
-    OUTPUT as OUTPUT,
     SPLITS as SPLITS,
     Source as Source,
     spellings as spellings,

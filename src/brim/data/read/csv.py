@@ -39,7 +39,7 @@ from brim.data.read.encoding import (
     require_utf8,
 )
 from brim.data.read.ledger import Unreadable, is_majority
-from brim.data.read.source import MAX_PLACES, Source, source_of
+from brim.data.read.source import DECIMAL_COMMA, MAX_PLACES, Source, source_of
 from brim.data.read.spill import Faults, gather, kept_or
 from brim.errors import DataError, Problem
 from brim.notes import warning
@@ -194,9 +194,6 @@ def _locator(path: Path, form: CsvForm) -> Callable[[int], str]:
     return lambda row: f"{path.name}:{lines()[row]}"
 
 
-_DECIMAL_COMMA = b"brim.decimal_comma"
-
-
 _WITH_COMMA = r"^-?[0-9]+,[0-9]+$"
 
 
@@ -216,13 +213,8 @@ class ColumnKind(Enum):
     def field(self, name: str) -> pa.Field:
         """A column of this kind."""
         types = {ColumnKind.WHOLE: pa.int64(), ColumnKind.NUMBER: pa.float64()}
-        metadata = {_DECIMAL_COMMA: b""} if self is ColumnKind.WITH_COMMAS else None
+        metadata = {DECIMAL_COMMA: b""} if self is ColumnKind.WITH_COMMAS else None
         return pa.field(name, types.get(self, pa.string()), metadata=metadata)
-
-
-def has_decimal_commas(field: pa.Field) -> bool:
-    """Whether a column holds numbers as text, with a comma before their decimals."""
-    return _DECIMAL_COMMA in (field.metadata or {})
 
 
 def refine(kind: ColumnKind, cells: pa.Array, *, decimal_commas: bool = False) -> ColumnKind:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.config import misspelt
-from brim.data.read.columns import nested_values, nested_word, of_one_kind, problem_of, taken_apart
+from brim.data.read.columns import nested_values, nested_word, of_one_kind, problem_of, taken_apart, without_origin
 from brim.errors import DataError, Problem
 
-INPUT, OUTPUT = "input_features[0]", "output_features[0]"
+DECIMAL_COMMA = b"brim.decimal_comma"  # of a field whose numbers are text, with a comma before their decimals
 
 
 MAX_PLACES = 5  # a message locates this many rows and counts the others
@@ -112,6 +112,14 @@ class Source:
         if problems:
             raise DataError(*problems)
 
+    def has_decimal_commas(self, column: str) -> bool:
+        """Return whether a column holds numbers as text, with a comma before their decimals."""
+        return DECIMAL_COMMA in (self.table.schema.field(column).metadata or {})
+
+    def plain_field(self, column: str) -> pa.Field:
+        """Return a column's field with nothing said of its origin but that its text is JSON."""
+        return without_origin(self.table.schema.field(column))
+
     def notes_on_mixed(self, used: Collection[str]) -> list[str]:
         """Return a note for each column that has no common type and is not used; who uses one looks at its cells."""
         others = [column for column in self.table.schema if column.name not in used]
@@ -120,7 +128,7 @@ class Source:
 
     def _nearest(self, name: str, who: str) -> str:
         meant = misspelt(name, self.table.column_names)
-        talks = self._conversations() if who in (INPUT, OUTPUT, "prompt.template") else None
+        talks = self._conversations() if who in _MAY_TALK else None
         if talks is not None and meant in (None, talks):
             return _chat(talks)
         return f"did you mean `{meant}`?" if meant else "name a column of the data, or add this one"
@@ -134,6 +142,9 @@ class Source:
                 if first and isinstance(first[0], dict) and first[0].keys() & {"role", "from"}:
                     return str(column.name)
         return "messages" if "messages" in self.table.column_names else None
+
+
+_MAY_TALK = ("input_features[0]", "output_features[0]", "prompt.template")  # who may name conversations by mistake
 
 
 def _word(column: pa.Field) -> str:

@@ -7,10 +7,10 @@ is wrong with a tokenizer, or between it and the model, is reported as the folde
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -26,98 +26,65 @@ _PROBE = "a"
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-class TextEncoder(Protocol):
-    """Texts to token ids and back."""
+class TextEncoder:
+    """Texts to token ids and back.
 
-    @property
-    def eos_id(self) -> int: ...
-
-    @property
-    def pad_id(self) -> int: ...
-
-    @property
-    def bos_id(self) -> int | None:
-        """The token that begins a text, where the tokenizer has one."""
-
-    @property
-    def folder(self) -> Path:
-        """Where the tokenizer's files lie."""
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """The texts of the tokens that have a role: bos_token, eos_token and so on."""
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """All special tokens."""
-
-    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text. special_tokens: begin it as the tokenizer does (BOS), and leave its end open."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
-
-    def count_special(self, text: str) -> int:
-        """How often the text spells out a special token, such as </s>, which encoding turns into that token."""
-
-
-class FolderEncoder:
-    """A `tokenizers.Tokenizer` with its special tokens."""
+    write: token ids of texts, with nothing put before or behind them. read: the text of ids, with or without special
+    tokens. special: all special tokens, by id. begin: ids that the tokenizer puts before a text.
+    special_tokens: the texts of the tokens that have a role: bos_token, eos_token and so on. bos_id: the token that
+    begins a text, where the tokenizer has one. folder: where the tokenizer's files lie.
+    """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        write: Callable[[list[str]], list[list[int]]],
+        read: Callable[[list[int], bool], str],
         *,
         eos_id: int,
         pad_id: int,
         bos_id: int | None,
         begin: list[int],
         folder: Path,
+        special: Mapping[int, str],
         special_tokens: Mapping[str, str],
-        vocabulary: int | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._begin = begin
-        self._eos_id, self._pad_id, self._bos_id = eos_id, pad_id, bos_id
-        self.folder, self.special_tokens = folder, special_tokens
-        special = {key: token.content for key, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        self.special_ids = frozenset(special)
+        self._write, self._read, self._begin = write, read, begin
+        self.eos_id, self.pad_id, self.bos_id = eos_id, pad_id, bos_id
+        self.folder, self.special_tokens, self.special_ids = folder, special_tokens, frozenset(special)
         longest_first = sorted((re.escape(text) for text in special.values() if text), key=len, reverse=True)
         self._special = re.compile("|".join(longest_first)) if longest_first else None
 
-    @property
-    def eos_id(self) -> int:
-        return self._eos_id
-
-    @property
-    def pad_id(self) -> int:
-        return self._pad_id
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._bos_id
-
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        """Return token ids of each text. special_tokens: begin it as the tokenizer does, and leave its end open."""
         begin = self._begin if special_tokens else []
-        encoded: list[list[int]] = []
-        for start in range(0, len(texts), _CHUNK_TEXTS):
-            chunk = list(texts[start : start + _CHUNK_TEXTS])
-            with tokenizer_errors(self._file):
-                made = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
-            ids = [each.ids for each in made]
-            require_within(ids, self._vocabulary, self._file)
-            encoded += [begin + each for each in ids]
-        return encoded
-
-    @property
-    def _file(self) -> Path:
-        return self.folder / "tokenizer.json"
+        starts = range(0, len(texts), _CHUNK_TEXTS)
+        return [begin + ids for start in starts for ids in self._write(list(texts[start : start + _CHUNK_TEXTS]))]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens))
+        """Return the text of these tokens."""
+        return self._read([int(token) for token in ids], skip_special_tokens)
 
     def count_special(self, text: str) -> int:
+        """Return how often the text spells out a special token, such as </s>, which encoding turns into that token."""
         return sum(1 for _ in self._special.finditer(text)) if self._special else 0
+
+
+def folder_encoder(tokenizer: Tokenizer, *, folder: Path, vocabulary: int | None, **known: Any) -> TextEncoder:
+    """Return the encoder of a `tokenizers.Tokenizer`. vocabulary: tokens that the model has embeddings for."""
+    file = folder / "tokenizer.json"
+
+    def write(texts: list[str]) -> list[list[int]]:
+        with tokenizer_errors(file):
+            ids = [each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        require_within(ids, vocabulary, file)
+        return ids
+
+    def read(ids: list[int], skip_special_tokens: bool) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {key: token.content for key, token in added if token.special}
+    return TextEncoder(write, read, folder=folder, special=special, **known)
 
 
 def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> TextEncoder:
@@ -145,7 +112,7 @@ def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tex
         raise ModelError(beyond(what, vocabulary, folder.tokenizer_file))
     bos_id = facts.token_id(tokenizer, "bos")
     pad_id = facts.token_id(tokenizer, "pad")
-    return FolderEncoder(
+    return folder_encoder(
         tokenizer,
         eos_id=eos_id,
         pad_id=eos_id if pad_id is None or (vocabulary is not None and pad_id >= vocabulary) else pad_id,
@@ -265,50 +232,18 @@ def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextE
         ) from None
     if tokenizer.eos_token_id is None:
         raise ModelError(_no_eos(folder))
-    return TransformersEncoder(tokenizer, folder=folder.path)
-
-
-class TransformersEncoder:
-    """A transformers tokenizer behind the same interface."""
-
-    def __init__(self, tokenizer: Any, *, folder: Path) -> None:
-        self._tokenizer = tokenizer
-        self.folder = folder
-        self.special_tokens: dict[str, str] = dict(tokenizer.special_tokens_map)
-        self.special_ids = frozenset(tokenizer.all_special_ids)
-        longest_first = sorted(
-            (re.escape(text) for text in tokenizer.all_special_tokens if text), key=len, reverse=True
-        )
-        self._special = re.compile("|".join(longest_first))
-        bare = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
-        self._begin = _begin(tokenizer(_PROBE)["input_ids"], bare)
-
-    @property
-    def eos_id(self) -> int:
-        return int(self._tokenizer.eos_token_id)
-
-    @property
-    def pad_id(self) -> int:
-        return self.eos_id if self._tokenizer.pad_token_id is None else int(self._tokenizer.pad_token_id)
-
-    @property
-    def bos_id(self) -> int | None:
-        return None if self._tokenizer.bos_token_id is None else int(self._tokenizer.bos_token_id)
-
-    def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
-        if not texts:
-            return []
-        begin = self._begin if special_tokens else []
-        return [begin + ids for ids in self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        ids = [int(token) for token in ids]
-        return str(
-            self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-        )
-
-    def count_special(self, text: str) -> int:
-        return sum(1 for _ in self._special.finditer(text))
+    bare, eos_id = tokenizer(_PROBE, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)
+    return TextEncoder(
+        lambda texts: list(tokenizer(texts, add_special_tokens=False)["input_ids"]),
+        lambda ids, skip: str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)),
+        eos_id=eos_id,
+        pad_id=eos_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
+        bos_id=None if tokenizer.bos_token_id is None else int(tokenizer.bos_token_id),
+        begin=_begin(tokenizer(_PROBE)["input_ids"], bare),
+        folder=folder.path,
+        special=dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)),
+        special_tokens=dict(tokenizer.special_tokens_map),
+    )
 
 
 def require_same_tokens(trained: Path, base: ModelFolder) -> None:

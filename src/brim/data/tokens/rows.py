@@ -194,9 +194,22 @@ class TokenRows(Sequence[TokenRow]):
         self._indices: Integers = given.astype(np.int64)
 
     @classmethod
+    def from_blocks(cls, blocks: Iterable[Sequence[TokenRow]]) -> TokenRows:
+        """Return the rows of all blocks, on disk where they are many."""
+        return cls(gather(map(batch_of, blocks), schema=SCHEMA))
+
+    @classmethod
     def from_rows(cls, rows: Iterable[TokenRow]) -> TokenRows:
-        """A small set of rows held in memory."""
-        return cls(pa.Table.from_batches([batch_of(list(rows))], schema=SCHEMA))
+        """Return a small set of rows."""
+        return cls.from_blocks([list(rows)])
+
+    @classmethod
+    def of_lengths(cls, lengths: npt.ArrayLike) -> TokenRows:
+        """Return rows of which nothing but the lengths is known, for plans of data that are not there yet.
+
+        lengths: tokens of each row; all but the first are supervised.
+        """
+        return _MadeUp(lengths)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -221,16 +234,16 @@ class TokenRows(Sequence[TokenRow]):
         return taken
 
     def prompts(self) -> TokenRows:
-        """What stands before the first target of each row, as rows to be continued."""
-        return TokenRows(gather(self._batches(TokenRow.prompt), schema=SCHEMA))
+        """Return what stands before the first target of each row, as rows to be continued."""
+        return self._changed(TokenRow.prompt)
 
     def cut_to(self, num_tokens: int) -> TokenRows:
-        """The same rows with their first tokens only."""
-        return TokenRows(gather(self._batches(lambda row: row.first(num_tokens)), schema=SCHEMA))
+        """Return the same rows with their first tokens only."""
+        return self._changed(lambda row: row.first(num_tokens))
 
     def cut_to_last(self, num_tokens: int, *, after: int | None) -> TokenRows:
-        """The same rows with their last tokens only; see TokenRow.last."""
-        return TokenRows(gather(self._batches(lambda row: row.last(num_tokens, after=after)), schema=SCHEMA))
+        """Return the same rows with their last tokens only; see TokenRow.last."""
+        return self._changed(lambda row: row.last(num_tokens, after=after))
 
     def with_keys(self, keys: npt.NDArray[np.uint64]) -> TokenRows:
         """The same rows under other names."""
@@ -256,9 +269,9 @@ class TokenRows(Sequence[TokenRow]):
         """Tokens before the first target of each row."""
         return self._of_all([chunk.num_prompt_tokens() for chunk in self._chunks])
 
-    def _batches(self, changed: Callable[[TokenRow], TokenRow]) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(self), _BATCH_ROWS):
-            yield batch_of([changed(row) for row in self[start : start + _BATCH_ROWS]])
+    def _changed(self, changed: Callable[[TokenRow], TokenRow]) -> TokenRows:
+        starts = range(0, len(self), _BATCH_ROWS)
+        return self.from_blocks([changed(row) for row in self[start : start + _BATCH_ROWS]] for start in starts)
 
     def _of_all(self, parts: list[npt.NDArray[Any]]) -> Integers:
         whole = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
@@ -279,14 +292,6 @@ class _Renamed(TokenRows):
 
     def take(self, indices: npt.ArrayLike) -> TokenRows:
         return _Renamed(super().take(indices), self.keys[np.asarray(indices, dtype=np.int64)])
-
-
-def made_up_rows(lengths: npt.ArrayLike) -> TokenRows:
-    """Return rows of which nothing but the lengths is known, for plans of data that are not there yet.
-
-    lengths: tokens of each row; all but the first are supervised.
-    """
-    return _MadeUp(lengths)
 
 
 class _MadeUp(TokenRows):

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from brim.config import dotted
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Entry
 from brim.data.tokens.encoder import TextEncoder
-from brim.data.tokens.rows import Chat, Texts, TokenRow, batch_of
+from brim.data.tokens.rows import Chat, Texts, TokenRow
 from brim.errors import ConfigError, Problem
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -140,18 +139,12 @@ class Cut:
     tokens_before: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How rows are looked at while they are tokenized."""
-
-    split_of: Callable[[int], str]  # a row's split, for the ledger
-    special_in_template: int = 0  # special tokens that the template spells out itself
-
-
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """What tokenizing found, beside the rows; for decisions once all rows are seen."""
 
+    split_of: Callable[[int], str]  # a row's split, for the ledger
+    special_in_template: int = 0  # special tokens that the template spells out itself
     entries: list[Entry] = field(default_factory=list)
     overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
     unlearnable: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) without a supervised one
@@ -194,16 +187,16 @@ def cut_whole(row: TokenRow, limit: Limit | None) -> tuple[TokenRow, list[Cut]]:
 
 
 def tokenize(
-    texts: Iterable[Texts], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
-) -> Iterator[pa.RecordBatch]:
-    """Batches of token rows in the order of the texts; `findings` fills while they are drawn.
+    texts: Iterable[Texts], encoder: TextEncoder, limits: Limits, findings: Findings
+) -> Iterator[list[TokenRow]]:
+    """Give blocks of token rows in the order of the texts; `findings` fills while they are drawn.
 
     Prompt and answer are encoded apart, since generation sees the prompt alone. Texts without answers become prompts
     to be continued.
     """
     for batch in texts:
         if batch.chats is not None:
-            yield from _conversations(batch, batch.chats, encoder, limits, findings, policy)
+            yield _conversations(batch, batch.chats, encoder, limits, findings)
             continue
         prompts = encoder.encode(batch.prompts, special_tokens=True)
         answers = encoder.encode(batch.answers, special_tokens=False) if batch.answers else None
@@ -212,33 +205,31 @@ def tokenize(
             answer = answers[number] if answers is not None else None
             row, cuts = cut(prompts[number], answer, eos_id=encoder.eos_id, limits=limits)
             row = replace(row, key=key)
-            findings.entries += [_entry(key, policy.split_of(key), each) for each in cuts]
+            findings.entries += [_entry(key, findings.split_of(key), each) for each in cuts]
             rows.append(row)
             _look(findings, row, limits, is_learned=answer is not None)
-        _look_at_texts(findings, batch, prompts, encoder, policy)
-        if rows:
-            yield batch_of(rows)
+        _look_at_texts(findings, batch, prompts, encoder)
+        yield rows
 
 
 def _conversations(
-    batch: Texts, chats: Sequence[Chat], encoder: TextEncoder, limits: Limits, findings: Findings, policy: Policy
-) -> Iterator[pa.RecordBatch]:
-    """A batch of conversations as token rows, cut as wholes."""
+    batch: Texts, chats: Sequence[Chat], encoder: TextEncoder, limits: Limits, findings: Findings
+) -> list[TokenRow]:
+    """Return a batch of conversations as token rows, cut as wholes."""
     findings.are_chats = True
     whole = [replace(row, key=key) for key, row in zip(batch.keys.tolist(), chat_rows(chats, encoder), strict=True)]
     findings.otherwise += [whole[at].key for at in encoded_otherwise(chats, whole, encoder)]
     rows = []
     for row, chat in zip(whole, chats, strict=True):
         row, cuts = cut_whole(row, limits.joined)
-        findings.entries += [_entry(row.key, policy.split_of(row.key), each) for each in cuts]
+        findings.entries += [_entry(row.key, findings.split_of(row.key), each) for each in cuts]
         if chat.reply is not None and not chat.reply.strip():
             findings.empty.append(row.key)
         if any(encoder.count_special(text) for text in chat.own_texts):
             findings.special.append(row.key)
         rows.append(row)
         _look(findings, row, limits, is_learned=bool(batch.answers))
-    if rows:
-        yield batch_of(rows)
+    return rows
 
 
 def _look(findings: Findings, row: TokenRow, limits: Limits, *, is_learned: bool) -> None:
@@ -248,11 +239,9 @@ def _look(findings: Findings, row: TokenRow, limits: Limits, *, is_learned: bool
         findings.overlong.append((row.key, len(row.input_ids)))
 
 
-def _look_at_texts(
-    findings: Findings, batch: Texts, prompts: list[list[int]], encoder: TextEncoder, policy: Policy
-) -> None:
+def _look_at_texts(findings: Findings, batch: Texts, prompts: list[list[int]], encoder: TextEncoder) -> None:
     for number, key in enumerate(batch.keys.tolist()):
-        num_special = encoder.count_special(batch.prompts[number]) - policy.special_in_template
+        num_special = encoder.count_special(batch.prompts[number]) - findings.special_in_template
         if batch.answers and not batch.answers[number].strip():
             findings.empty.append(key)
         if batch.answers:

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.data.tokens import Tokens
 from brim.errors import BrimError, Problem
 from brim.infer.engines.base import Constraint
 
@@ -32,12 +31,12 @@ class LabelConstraint:
     Where one label begins with another, the model decides between the end and going on.
     """
 
-    def __init__(self, labels: Mapping[str, Sequence[Tokens]], *, end_ids: Sequence[int]) -> None:
+    def __init__(self, labels: Mapping[str, Sequence[tuple[int, ...]]], *, end_ids: Sequence[int]) -> None:
         """labels: what `label_tokens` gives. end_ids: the tokens that end a response."""
         assert end_ids, "a response ends"
         self._end = (end_ids[0],)
         whole = {form for forms in labels.values() for form in forms}
-        following: dict[Tokens, dict[int, None]] = {}
+        following: dict[tuple[int, ...], dict[int, None]] = {}
         for form in (form for forms in labels.values() for form in forms):
             for number, token in enumerate(form):
                 following.setdefault(form[:number], {})[token] = None

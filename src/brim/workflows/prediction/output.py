@@ -31,7 +31,6 @@ from brim.data.read import (
     nested_type,
     nested_values,
     nested_word,
-    without_origin,
 )
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, OutputError, Problem, WriteError
@@ -160,7 +159,7 @@ class Predictions:
         """Of each block: row, the input's columns, the responses and what is known of them."""
         types = self._types
         fields = [
-            pa.field(each.name, types[each.name]) if each.name in types else without_origin(each)
+            pa.field(each.name, types[each.name]) if each.name in types else self.source.plain_field(each.name)
             for each in self.source.table.schema
         ]
         return pa.schema([pa.field(ROW, pa.int64()), *fields, *self._added_fields()])

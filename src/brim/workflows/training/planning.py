@@ -15,7 +15,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, slip_notes, with_labels_of_data
 from brim.data.chat import settled_day
 from brim.data.read import Data, read
-from brim.data.tokens import TokenRows, load_encoder, made_up_rows
+from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError, Problem
 from brim.memory import (
     MOST_MADE_UP,
@@ -73,7 +73,7 @@ def plan(
         asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
         if num_rows is not None and sequence_length is not None:
             require_in_context(asked, sequence_length)
-            rows = made_up_rows(np.full(num_rows, sequence_length))
+            rows = TokenRows.of_lengths(np.full(num_rows, sequence_length))
             made_up = f"{format_count(num_rows, 'row')} of {sequence_length:,} tokens"
             unread = f"dataset: {data} is not read; the plan is of {made_up}"
             notes = [] if data is None else [unread]
