@@ -34,11 +34,9 @@ from brim.data.chat.template import ChatTemplate, read_template, today
 from brim.data.read import RowFaults, Source, blocks
 from brim.data.tokens import Chat, Piece, TextEncoder, Texts
 from brim.notes import warning
+from brim.units import format_count
 
 TOOLS_COLUMN = "tools"
-
-
-Keys = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class ChatPrompter:
         names = [name for name in (self.messages_column, self.tools_column) if name is not None]
         return tuple(dict.fromkeys(names))
 
-    def texts(self, keys: Keys) -> Iterator[Texts]:
+    def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
         """These rows (ascending) in batches, without those that cannot be used."""
         for batch_keys, block in blocks(self.source.table.select(list(self.used_columns)), keys):
             conversations = block[self.messages_column].to_pylist()
@@ -80,23 +78,19 @@ class ChatPrompter:
         """What a person should know of the rows drawn so far."""
         notes = list(self.standing_notes)
         if self.num_share_gpt:
-            rows = "1 row is" if self.num_share_gpt == 1 else f"{self.num_share_gpt:,} rows are"
+            rows = format_count(self.num_share_gpt, "row is", "rows are")
             notes.append(f"{rows} in the ShareGPT form (`from`, `value`) and read as role and content")
         thoughtless = self.renderer.num_without_thoughts
         if thoughtless:
-            rows = "1 row" if thoughtless == 1 else f"{thoughtless:,} rows"
-            told = f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}"
+            told = f"the chat template drops the thoughts (reasoning_content) of the last answer of {format_count(thoughtless, 'row')}"
             notes.append(warning(told, topic="rows"))
         return notes
 
-    def _texts(self, keys: Keys, chats: list[Chat]) -> Texts:
+    def _texts(self, keys: npt.NDArray[np.int64], chats: list[Chat]) -> Texts:
         cut = -1 if self.with_answers else None
-        return Texts(
-            keys=keys,
-            prompts=["".join(piece.text for piece in chat.pieces[:cut]) for chat in chats],
-            answers=[chat.pieces[-1].text for chat in chats] if self.with_answers else [],
-            chats=chats,
-        )
+        prompts = ["".join(piece.text for piece in chat.pieces[:cut]) for chat in chats]
+        answers = [chat.pieces[-1].text for chat in chats] if self.with_answers else []
+        return Texts(keys=keys, prompts=prompts, answers=answers, chats=chats)
 
     def _chat(self, key: int, messages: Any, tools: Any) -> Chat | None:
         try:

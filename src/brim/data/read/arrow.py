@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from brim.data.read.columns import column_of, is_text, require_no_text
 from brim.data.read.encoding import without_undecodable
-from brim.data.read.source import Source, plain, row_number, source_of, spellings, split_code
+from brim.data.read.source import Source, plain, require_distinct, row_number, source_of, spellings, split_code
 from brim.data.read.spill import gather, kept_or
 from brim.errors import DataError, Problem
 
@@ -231,17 +231,7 @@ def require_names(names: list[str], where: str) -> None:
     if strange:
         listed = ", ".join(f"`{name.encode(errors='backslashreplace').decode()!r}`" for name in strange)
         raise DataError(Problem(what=f"column names that are no text: {listed}", where=where, fix="rename them"))
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        listed = ", ".join(f"`{name}`" for name in twice)
-        raise DataError(
-            Problem(
-                what=f"column names stand twice: {listed}",
-                where=where,
-                expected="a name of its own for each column",
-                fix="rename or remove one of them",
-            )
-        )
+    require_distinct(names, where)
 
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"

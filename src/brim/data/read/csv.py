@@ -39,7 +39,7 @@ from brim.data.read.encoding import (
     require_utf8,
 )
 from brim.data.read.ledger import Unreadable, is_majority
-from brim.data.read.source import DECIMAL_COMMA, MAX_PLACES, Source, source_of
+from brim.data.read.source import DECIMAL_COMMA, MAX_PLACES, Source, require_distinct, source_of
 from brim.data.read.spill import Faults, gather, kept_or
 from brim.errors import DataError, Problem
 from brim.notes import warning
@@ -185,13 +185,13 @@ def _typed(batches: Batches, path: Path, header: Header, form: CsvForm, keep_as:
 
 
 def _locator(path: Path, form: CsvForm) -> Callable[[int], str]:
-    """Places as file:line. A cell may hold line breaks, so the lines are looked up in the file, at the first need."""
+    """Return places as file:line. A cell may hold line breaks, so the lines are looked up, at the first need."""
 
     @lru_cache(maxsize=1)
     def lines() -> Sequence[int]:
-        return first_lines(path, form)
+        return array("q", (record.line for record in _records(path, form)))
 
-    return lambda row: f"{path.name}:{lines()[row]}"
+    return lambda row: f"{path.name}:{lines()[row + 1]}"  # the header is no row
 
 
 _WITH_COMMA = r"^-?[0-9]+,[0-9]+$"
@@ -218,7 +218,7 @@ class ColumnKind(Enum):
 
 
 def refine(kind: ColumnKind, cells: pa.Array, *, decimal_commas: bool = False) -> ColumnKind:
-    """What the column is, knowing also these cells (text; missing in rows that cannot be read)."""
+    """Return what the column is, knowing also these cells (text; missing in rows that cannot be read)."""
     if kind is ColumnKind.TEXT:
         return kind
     cells = cells.drop_null()
@@ -232,7 +232,7 @@ def refine(kind: ColumnKind, cells: pa.Array, *, decimal_commas: bool = False) -
 
 
 def convert(kind: ColumnKind, cells: pa.Array) -> pa.Array:
-    """The cells (text) as the column's kind."""
+    """Return the cells (text) as the column's kind."""
     is_text = kind in (ColumnKind.TEXT, ColumnKind.EMPTY)
     missing = pc.is_in(cells, pa.array([""] if is_text else _MISSING_NUMBERS))
     return pc.if_else(missing, pa.scalar(None, pa.string()), cells).cast(kind.field("").type)
@@ -284,7 +284,7 @@ class Header:
 
     @property
     def unnamed(self) -> list[tuple[int, str]]:
-        """The number (from 1) of each column without a name in the file, and the name that it is given."""
+        """Return the number (from 1) of each column without a name in the file, and the name that it is given."""
         pairs = enumerate(zip(self.written, self.names, strict=True), start=1)
         return [(number, name) for number, (written, name) in pairs if not written.strip()]
 
@@ -305,17 +305,8 @@ def read_header(path: Path, form: CsvForm) -> Header:
         if form.is_utf8:
             require_utf8(path)
         raise DataError(replace(undecodable, where=f"{path.name}:{header.line}"))
-    twice = sorted({name for name in names if name.strip() and names.count(name) > 1})
-    if twice:
-        listed = ", ".join(f"`{name}`" for name in twice)
-        raise DataError(
-            Problem(
-                what=f"column names stand twice in the header: {listed}",
-                where=f"{path.name}:{header.line}",
-                expected="a name of its own for each column",
-                fix="rename or remove one of them",
-            )
-        )
+    written = [name for name in names if name.strip()]
+    require_distinct(written, f"{path.name}:{header.line}", what="column names stand twice in the header")
     return Header(written=names, names=_all_named(names))
 
 
@@ -332,14 +323,8 @@ def _all_named(names: list[str]) -> list[str]:
     return named
 
 
-def first_lines(path: Path, form: CsvForm) -> Sequence[int]:
-    """The line (1-based) on which each row begins; the header is no row."""
-    lines = array("q", (record.line for record in _records(path, form)))
-    return lines[1:]
-
-
 def judged_rows(path: Path, form: CsvForm, *, num_cells: int) -> Iterator[tuple[CsvRecord, Problem | None]]:
-    """Each row with what is wrong with it, if anything is.
+    """Give each row with what is wrong with it, if anything is.
 
     Raises DataError where a quote that is not closed leaves open which lines are rows.
     """
@@ -359,13 +344,13 @@ def judged_rows(path: Path, form: CsvForm, *, num_cells: int) -> Iterator[tuple[
 
 
 def ends_in_open_quote(path: Path, form: CsvForm) -> bool:
-    """Whether a quote is never closed, so that the last cell has swallowed the rest of the file."""
+    """Return whether a quote is never closed, so that the last cell has swallowed the rest of the file."""
     last = deque(_records(path, form), maxlen=1)
     return any(_strict_error(record, form) == _NEVER_ENDS for record in last)
 
 
 def _records(path: Path, form: CsvForm) -> Iterator[CsvRecord]:
-    """Each record, read as Arrow's parser reads it; empty lines are no records."""
+    """Give each record, read as Arrow's parser reads it; empty lines are no records."""
     seen: list[str] = []
 
     def lines() -> Iterator[str]:
@@ -387,7 +372,7 @@ def _records(path: Path, form: CsvForm) -> Iterator[CsvRecord]:
 
 
 def _strict_error(record: CsvRecord, form: CsvForm) -> str | None:
-    """What a parser that forgives nothing says of a record."""
+    """Return what a parser that forgives nothing says of a record."""
     with long_fields():
         try:
             list(csv.reader([record.text], delimiter=form.separator, strict=True))
@@ -397,7 +382,7 @@ def _strict_error(record: CsvRecord, form: CsvForm) -> str | None:
 
 
 def _quote_problem(path: Path, record: CsvRecord, form: CsvForm) -> Problem | None:
-    """What is wrong with a record's quotes.
+    """Return what is wrong with a record's quotes.
 
     Raises DataError where the record runs over several lines: which of them are rows of their own cannot be told.
     """
@@ -435,7 +420,7 @@ _FEWEST_LINES = 3  # within a cell, beside its first and last
 
 
 def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
-    """A note where each line within a cell would be a row of its own. It may be one: a table in a cell is no error."""
+    """Return a note where each line within a cell would be a row of its own. A table in a cell may be one."""
     most = max(MAX_PLACES, source.table.num_rows // 10)  # where there are more, such cells are what the data is about
     found = list(islice(_swallowed(source.table, delimiter), most + 1))
     if not 0 < len(found) <= most:
@@ -451,7 +436,7 @@ def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
 
 
 def _swallowed(table: pa.Table, delimiter: str) -> Iterator[tuple[int, int]]:
-    """The row of each such cell, and how many lines it holds that look like rows."""
+    """Give the row of each such cell, and how many lines it holds that look like rows."""
     num_separators = table.num_columns - 1
     for column in table.columns if num_separators else []:
         if not pa.types.is_string(column.type):

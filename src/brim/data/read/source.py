@@ -193,6 +193,15 @@ def require_rows(table: pa.Table, name: str) -> pa.Table:
     return table
 
 
+def require_distinct(names: Sequence[str], where: str, *, what: str = "column names stand twice") -> None:
+    """Raise DataError for column names of which one stands twice."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        listed = ", ".join(f"`{name}`" for name in twice)
+        expected, fix = "a name of its own for each column", "rename or remove one of them"
+        raise DataError(Problem(what=f"{what}: {listed}", where=where, expected=expected, fix=fix))
+
+
 def plain(schema: pa.Schema) -> pa.Schema:
     """The schema with dictionary-encoded columns as their values and text as one type."""
     return pa.schema([pa.field(field.name, _plain_type(field.type), metadata=field.metadata) for field in schema])
