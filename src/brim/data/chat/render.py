@@ -80,9 +80,9 @@ class ChatPrompter:
         if self.num_share_gpt:
             rows = format_count(self.num_share_gpt, "row is", "rows are")
             notes.append(f"{rows} in the ShareGPT form (`from`, `value`) and read as role and content")
-        thoughtless = self.renderer.num_without_thoughts
-        if thoughtless:
-            told = f"the chat template drops the thoughts (reasoning_content) of the last answer of {format_count(thoughtless, 'row')}"
+        if self.renderer.num_without_thoughts:
+            rows = format_count(self.renderer.num_without_thoughts, "row")
+            told = f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}"
             notes.append(warning(told, topic="rows"))
         return notes
 
