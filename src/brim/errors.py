@@ -71,11 +71,16 @@ def require_extra(extra: str, *packages: str, what: str, otherwise: str) -> None
 
 
 class BrimError(Exception):
-    """The run failed. Each problem says what, where, what was expected and what to do."""
+    """The run failed. Each problem says what, where, what was expected and what to do.
+
+    A single problem can be given by its words: InputError(what=…, fix=…).
+    """
 
     exit_code = 1
 
-    def __init__(self, *problems: Problem) -> None:
+    def __init__(self, *problems: Problem, what: str = "", where: str = "", expected: str = "", fix: str = "") -> None:
+        if what:
+            problems = (*problems, Problem(what=what, where=where, expected=expected, fix=fix))
         assert problems, "an error without a problem explains nothing"
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems

@@ -23,7 +23,7 @@ from brim.batching.costs import Costs, Surface
 from brim.batching.microbatch import ByLength, ByRows, Cutter
 from brim.batching.oom import is_out_of_memory, random_states, restore_random_states
 from brim.batching.step import GradientStep
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 
 Loss: TypeAlias = Callable[[Any], Tensor]
 
@@ -172,10 +172,8 @@ class AdaptiveStep:
         tokens = np.asarray(lengths.tolist() if isinstance(lengths, Tensor) else lengths, dtype=np.int64)
         if tokens.shape != (self._num_rows,):
             raise InputError(
-                Problem(
-                    what=f"lengths(batch) has shape {tokens.shape}",
-                    expected=f"a number for each of the {self._num_rows} rows",
-                )
+                what=f"lengths(batch) has shape {tokens.shape}",
+                expected=f"a number for each of the {self._num_rows} rows",
             )
         return np.maximum(tokens, 1)
 
@@ -183,11 +181,7 @@ class AdaptiveStep:
         weight = float(self._num_rows if self._weight is None else self._weight(batch))
         if not (weight > 0 and math.isfinite(weight)):
             raise InputError(
-                Problem(
-                    what=f"weight(batch) is {weight}",
-                    expected="more than 0",
-                    fix="leave such a batch out of the training",
-                )
+                what=f"weight(batch) is {weight}", expected="more than 0", fix="leave such a batch out of the training"
             )
         return weight
 
@@ -215,43 +209,35 @@ def _cutter(*, max_rows: int | None, max_tokens: int | None, by_length: bool) ->
 def _require_usable(model: nn.Module, *, max_rows: int | None, max_tokens: int | None, has_lengths: bool) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(
-            Problem(
-                what=f"AdaptiveStep was given a {type(model).__name__} as the model",
-                expected="an nn.Module, whose parameters learn and whose buffers are put back",
-                fix="nn.ModuleList([…]) for several models",
-            )
+            what=f"AdaptiveStep was given a {type(model).__name__} as the model",
+            expected="an nn.Module, whose parameters learn and whose buffers are put back",
+            fix="nn.ModuleList([…]) for several models",
         )
     if isinstance(model, DistributedDataParallel):
         raise InputError(
-            Problem(
-                what="DistributedDataParallel waits for all ranks in each backward pass, and each may cut otherwise",
-                expected="the module inside it",
-                fix="AdaptiveStep(model.module, …), and all-reduce the gradients after each step",
-            )
+            what="DistributedDataParallel waits for all ranks in each backward pass, and each may cut otherwise",
+            expected="the module inside it",
+            fix="AdaptiveStep(model.module, …), and all-reduce the gradients after each step",
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError(Problem(what="no parameter of the model learns", expected="one that requires a gradient"))
+        raise InputError(what="no parameter of the model learns", expected="one that requires a gradient")
     for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens)):
         if limit is not None and limit < 1:
-            raise InputError(Problem(what=f"{name} is {limit}", expected="at least 1, or None"))
+            raise InputError(what=f"{name} is {limit}", expected="at least 1, or None")
     if max_tokens is not None and not has_lengths:
-        raise InputError(
-            Problem(what="max_tokens without lengths", expected="lengths, by which rows are cut, or max_rows")
-        )
+        raise InputError(what="max_tokens without lengths", expected="lengths, by which rows are cut, or max_rows")
 
 
 def _require_gradient(loss: Any) -> None:
     if not isinstance(loss, Tensor):
         raise InputError(
-            Problem(what=f"loss(batch) is a {type(loss).__name__}", expected="a tensor: the sum of the rows' losses")
+            what=f"loss(batch) is a {type(loss).__name__}", expected="a tensor: the sum of the rows' losses"
         )
     if not loss.requires_grad:
         raise InputError(
-            Problem(
-                what="loss(batch) has no gradient",
-                expected="a loss in which parameters that require a gradient had a part",
-                fix="look for no_grad(), detach() and item() in the loss function, and for frozen parameters",
-            )
+            what="loss(batch) has no gradient",
+            expected="a loss in which parameters that require a gradient had a part",
+            fix="look for no_grad(), detach() and item() in the loss function, and for frozen parameters",
         )
 
 
@@ -302,12 +288,10 @@ def require_sum(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, 
     once, twice, thrice = (float(value.detach().sum()) for value in losses)
     if once and math.isfinite(once) and all(abs(copies / once - 1) < _TOLERANCE for copies in (twice, thrice)):
         raise InputError(
-            Problem(
-                what="the loss function averages: two copies of a row have the loss of one",
-                expected="the sum of the rows' losses, to be divided once, by the weight of the whole batch",
-                fix='reduction="sum" or "none"; weight= for a mean over something else than rows;'
-                " check=False if this is meant",
-            )
+            what="the loss function averages: two copies of a row have the loss of one",
+            expected="the sum of the rows' losses, to be divided once, by the weight of the whole batch",
+            fix='reduction="sum" or "none"; weight= for a mean over something else than rows;'
+            " check=False if this is meant",
         )
 
 
@@ -398,4 +382,4 @@ def _at_least_one(num_rows: int) -> int:
 
 
 def _wrong(what: str, expected: str, *, fix: str = "") -> InputError:
-    return InputError(Problem(what=f"AdaptiveStep was given {what}", expected=expected, fix=fix))
+    return InputError(what=f"AdaptiveStep was given {what}", expected=expected, fix=fix)

@@ -400,11 +400,11 @@ class Trials:
 def _require_sound_probe(probe: Probe, size: int) -> None:
     if probe.size != size:
         what = f"a probe of batch size {size} ran batch size {probe.size}"
-        raise ProbeError(Problem(what=what, fix="let the step take as many rows as it is asked for"))
+        raise ProbeError(what=what, fix="let the step take as many rows as it is asked for")
     if probe.outcome == "fits" and probe.steps < 1:
         what = f"the probe of batch size {size} says that it fits, and ran no step"
         fix = "let it run at least one step: a data loader of fewer rows than a batch yields none"
-        raise ProbeError(Problem(what=what, expected="steps of at least 1", fix=fix))
+        raise ProbeError(what=what, expected="steps of at least 1", fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from brim.batching.finder import Probe
 from brim.batching.oom import free_caches, is_out_of_memory, random_states, restore_random_states
-from brim.errors import ProbeError, Problem
+from brim.errors import ProbeError
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def no_trace(
             copies.put_back()
     if optimizer is None and versions != [weight._version for weight in weights]:
         what = "the step changed weights, and no optimizer was given whose steps could be undone"
-        raise ProbeError(Problem(what=what, fix="give the optimizer, too; these weights are no longer what they were"))
+        raise ProbeError(what=what, fix="give the optimizer, too; these weights are no longer what they were")
 
 
 def _weights(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from brim.batching.microbatch import CapChange, Cutter, MicroBatch
 from brim.batching.oom import free_caches, is_out_of_memory, random_states, restore_random_states
-from brim.errors import OutOfMemoryError, Problem
+from brim.errors import OutOfMemoryError
 from brim.units import format_count
 
 Backward: TypeAlias = Callable[[NDArray[np.intp]], Tensor]
@@ -203,11 +203,9 @@ class GradientStep:
         if self._tells_lengths:
             rows += f" ({format_count(failed.padded_length, 'token')})"
         return OutOfMemoryError(
-            Problem(
-                what=f"{rows} ran out of memory twice in the {failure.where} pass,"
-                f" with nothing beside it: {failure.message}",
-                fix="a shorter row, activation checkpointing, a loss in chunks, or weights in fewer bits",
-            )
+            what=f"{rows} ran out of memory twice in the {failure.where} pass,"
+            f" with nothing beside it: {failure.message}",
+            fix="a shorter row, activation checkpointing, a loss in chunks, or weights in fewer bits",
         )
 
     def _say(self, change: CapChange | None) -> None:

@@ -24,7 +24,7 @@ from torch.nn.functional import normalize as to_unit_length
 
 from brim.config import misspelt
 from brim.data.tokens import TokenRows, collate
-from brim.errors import InputError, Problem, WriteError
+from brim.errors import InputError, WriteError
 from brim.infer.engines import Batches, base_model, batches, longest_first
 from brim.models import Precision
 
@@ -143,11 +143,9 @@ def _only(seen: list[Tensor], name: str) -> Tensor:
 
 def _unusable(what: str) -> InputError:
     return InputError(
-        Problem(
-            what=what,
-            expected="a layer that is passed once and gives [rows, tokens, width]",
-            fix=f'name another, or "{LAST}"',
-        )
+        what=what,
+        expected="a layer that is passed once and gives [rows, tokens, width]",
+        fix=f'name another, or "{LAST}"',
     )
 
 
@@ -167,10 +165,10 @@ def named_layers(model: PreTrainedModel, wanted: Sequence[LayerName]) -> dict[st
     """
     architecture = base_model(model)
     if not wanted:
-        raise InputError(Problem(what="no layer is named", expected=_EXPECTED, fix=f'name "{LAST}", say'))
+        raise InputError(what="no layer is named", expected=_EXPECTED, fix=f'name "{LAST}", say')
     twice = [str(name) for position, name in enumerate(wanted) if str(name) in map(str, wanted[:position])]
     if twice:
-        raise InputError(Problem(what=f"the layer {twice[0]} is named twice", fix="name it once"))
+        raise InputError(what=f"the layer {twice[0]} is named twice", fix="name it once")
     return {str(name): _named(architecture, name) for name in wanted}
 
 
@@ -181,7 +179,7 @@ def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
     body: nn.Module = architecture.base_model
     if name == LAST and body is architecture:
         what = f"{type(architecture).__name__} has no part before its output layer that is known"
-        raise InputError(Problem(what=what, fix="name a module, the final normalisation, say"))
+        raise InputError(what=what, fix="name a module, the final normalisation, say")
     if name == LAST:
         return body
     number = _number(name)
@@ -194,11 +192,9 @@ def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
             return modules[candidate]
     likely = misspelt(str(name), [*modules, *(module.removeprefix(f"{prefix}.") for module in modules)])
     raise InputError(
-        Problem(
-            what=f"the model has no layer {str(name)!r}",
-            expected=_EXPECTED,
-            fix=f"did you mean {likely!r}?" if likely else "`model.named_modules()` of transformers lists the names",
-        )
+        what=f"the model has no layer {str(name)!r}",
+        expected=_EXPECTED,
+        fix=f"did you mean {likely!r}?" if likely else "`model.named_modules()` of transformers lists the names",
     )
 
 
@@ -212,15 +208,13 @@ def _number(name: LayerName) -> int | None:
 def _numbered(body: nn.Module, number: int, *, count: int) -> nn.Module:
     if not -count <= number < count:
         raise InputError(
-            Problem(
-                what=f"the model has no layer {number}",
-                expected=f"0 to {count - 1}, or -1 to -{count} counted from the end",
-            )
+            what=f"the model has no layer {number}",
+            expected=f"0 to {count - 1}, or -1 to -{count} counted from the end",
         )
     for module in body.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module[number]
-    raise InputError(Problem(what="the layers of this architecture have no numbers", fix=f'name a module, or "{LAST}"'))
+    raise InputError(what="the layers of this architecture have no numbers", fix=f'name a module, or "{LAST}"')
 
 
 Vectors = NDArray[np.float32]
@@ -280,9 +274,7 @@ class VectorStore:
             yield
         except OSError as error:
             raise WriteError(
-                Problem(
-                    what=f"what was collected cannot be kept: {error.strerror}",
-                    where=str(self._folder),
-                    fix="make room there, or name an output on a larger disk",
-                )
+                what=f"what was collected cannot be kept: {error.strerror}",
+                where=str(self._folder),
+                fix="make room there, or name an output on a larger disk",
             ) from error

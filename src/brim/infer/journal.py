@@ -21,7 +21,7 @@ from typing import Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.errors import OutputError, Problem
+from brim.errors import OutputError
 from brim.infer.engines import FinishReason, Response
 from brim.storage import writing
 
@@ -211,7 +211,7 @@ class Journal:
         length, checksum, key, prompt = _RECORD_HEAD.unpack(os.pread(self._file, _RECORD_HEAD.size, place))
         body = os.pread(self._file, length, place + _RECORD_HEAD.size)
         if checksum != _checksum(key, prompt, body):
-            raise OutputError(Problem(what="the journal was changed by others", where=str(self._path)))
+            raise OutputError(what="the journal was changed by others", where=str(self._path))
         return body
 
     def close(self) -> None:
@@ -274,11 +274,9 @@ def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
         magic = reader.read(len(_MAGIC))
         if not _MAGIC.startswith(magic):
             raise OutputError(
-                Problem(
-                    what="this file is no journal of a prediction, or its beginning is damaged",
-                    where=str(path),
-                    fix="restore it; or remove it, and what it held is made again",
-                )
+                what="this file is no journal of a prediction, or its beginning is damaged",
+                where=str(path),
+                fix="restore it; or remove it, and what it held is made again",
             )
         if magic != _MAGIC:
             return

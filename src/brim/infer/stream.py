@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brim.batching import free_caches, is_out_of_memory
 from brim.data.tokens import TextEncoder
-from brim.errors import OutOfMemoryError, Problem
+from brim.errors import OutOfMemoryError
 from brim.infer.engines import Constraint, FinishReason, NextToken, Passes, Writing, explained
 from brim.models import Precision
 
@@ -146,11 +146,8 @@ def _columns(row: Writing, chooser: NextToken) -> int:
 
 def _no_room(num_tokens: int) -> OutOfMemoryError:
     return OutOfMemoryError(
-        Problem(
-            what=f"memory runs out over a single response (after {num_tokens:,} tokens, the prompt's among them)",
-            fix="load the base in 4 bits (quantization.bits: 4), lower generation.max_new_tokens, or shorten the "
-            "prompt",
-        )
+        what=f"memory runs out over a single response (after {num_tokens:,} tokens, the prompt's among them)",
+        fix="load the base in 4 bits (quantization.bits: 4), lower generation.max_new_tokens, or shorten the prompt",
     )
 
 

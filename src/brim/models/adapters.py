@@ -85,11 +85,9 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
         if "lora_dropout" in str(error):
             raise ModelError(experts_with_dropout(settings.dropout)) from error
         raise ModelError(
-            Problem(
-                what=f"adapter.target_modules: {str(error).splitlines()[0]}",
-                expected="names of linear layers of this model: " + ", ".join(_linear_layer_names(model)),
-                fix="set adapter.target_modules to some of them, or to all-linear",
-            )
+            what=f"adapter.target_modules: {str(error).splitlines()[0]}",
+            expected="names of linear layers of this model: " + ", ".join(_linear_layer_names(model)),
+            fix="set adapter.target_modules to some of them, or to all-linear",
         ) from error
     trained = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
     _biases_in_fp32(adapted, [name for name in trained if _is_bias(name)])

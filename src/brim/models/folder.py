@@ -182,22 +182,18 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = read_json(file)
     except FileNotFoundError:
         raise ModelError(
-            Problem(
-                what="the base model's folder holds no config.json",
-                where=str(path),
-                expected="a transformers model: config.json, tokenizer.json, model.safetensors",
-                fix="point base_model to the folder that save_pretrained wrote",
-            )
+            what="the base model's folder holds no config.json",
+            where=str(path),
+            expected="a transformers model: config.json, tokenizer.json, model.safetensors",
+            fix="point base_model to the folder that save_pretrained wrote",
         ) from None
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise ModelError(
-            Problem(
-                what="config.json does not say what kind of model this is",
-                where=str(file),
-                expected="the key model_type, as transformers writes it",
-                fix="copy config.json from the original model again",
-            )
+            what="config.json does not say what kind of model this is",
+            where=str(file),
+            expected="the key model_type, as transformers writes it",
+            fix="copy config.json from the original model again",
         )
     return config
 
@@ -266,4 +262,4 @@ def _from_hub(base_model: str) -> Path:
     except (HfHubHTTPError, OSError) as error:
         what = f"is not on this machine, and the Hub could not be asked ({type(error).__name__})"
         fix = "point base_model to a local folder, or connect (and unset HF_HUB_OFFLINE) and try again"
-    raise ModelError(Problem(what=f"base_model: {base_model} {what}", expected="a local folder or a Hub id", fix=fix))
+    raise ModelError(what=f"base_model: {base_model} {what}", expected="a local folder or a Hub id", fix=fix)

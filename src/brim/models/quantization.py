@@ -39,11 +39,9 @@ def require_bitsandbytes() -> None:
         _import()
     except (ImportError, OSError, RuntimeError) as error:  # the package, a library of its own, one of its backends
         raise ModelError(
-            Problem(
-                what=f"bitsandbytes, which quantises, cannot be imported: {' '.join(str(error).split())}",
-                fix="install it with `pip install 'brim[quantization]'`, or remove quantization and 8-bit or paged "
-                "optimizers",
-            )
+            what=f"bitsandbytes, which quantises, cannot be imported: {' '.join(str(error).split())}",
+            fix="install it with `pip install 'brim[quantization]'`, or remove quantization and 8-bit or paged "
+            "optimizers",
         ) from error
     _mend_dequantization()
 
@@ -268,12 +266,10 @@ def _stored(folder: ModelFolder) -> QuantizationConfig:
     kind = stored.get("bnb_4bit_quant_type", "fp4")
     if method not in ("bitsandbytes", None) or bits is None or kind not in ("nf4", "fp4"):
         raise ModelError(
-            Problem(
-                what=f"the base model's weights are quantised by {method or 'a method that config.json does not name'}",
-                where=folder.name,
-                expected="weights of 16 or 32 bits, or those that bitsandbytes quantised to 4 or 8 bits",
-                fix="take the model as it was before, and set `quantization: {bits: 4}` where memory is short",
-            )
+            what=f"the base model's weights are quantised by {method or 'a method that config.json does not name'}",
+            where=folder.name,
+            expected="weights of 16 or 32 bits, or those that bitsandbytes quantised to 4 or 8 bits",
+            fix="take the model as it was before, and set `quantization: {bits: 4}` where memory is short",
         )
     if bits == 8:
         return QuantizationConfig(bits=8, llm_int8_threshold=float(stored.get("llm_int8_threshold", 6.0)))

@@ -134,20 +134,20 @@ def read_json(file: Path, *, most_bytes: int = SMALL_FILE_BYTES) -> dict[str, An
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(Problem(what=f"{file.name} is no regular file", where=str(file), fix=fix))
+            raise ModelError(what=f"{file.name} is no regular file", where=str(file), fix=fix)
         if status.st_size > most_bytes:
             what = f"{file.name} has {status.st_size:,} bytes"
-            raise ModelError(Problem(what=what, where=str(file), expected=f"at most {most_bytes:,}", fix=fix))
+            raise ModelError(what=what, where=str(file), expected=f"at most {most_bytes:,}", fix=fix)
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
     except RecursionError:
         what = f"{file.name} cannot be read: it is nested too deeply"
-        raise ModelError(Problem(what=what, where=str(file), fix=fix)) from None
+        raise ModelError(what=what, where=str(file), fix=fix) from None
     except (OSError, ValueError) as error:
-        raise ModelError(Problem(what=f"{file.name} cannot be read: {error}", where=str(file), fix=fix)) from None
+        raise ModelError(what=f"{file.name} cannot be read: {error}", where=str(file), fix=fix) from None
     if not isinstance(value, dict):
-        raise ModelError(Problem(what=f"{file.name} holds no mapping", where=str(file), expected="{…}", fix=fix))
+        raise ModelError(what=f"{file.name} holds no mapping", where=str(file), expected="{…}", fix=fix)
     return value
 
 

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from brim.errors import CheckpointError, Problem
+from brim.errors import CheckpointError
 from brim.storage import MANIFEST, remove_folder, remove_unfinished, verified, whole_folder, write_manifest, writing
 
 _STATE = "state.json"
@@ -72,11 +72,9 @@ class CheckpointStore:
                 write_manifest(folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                Problem(
-                    what=f"the checkpoint of step {step} could not be written: {error}",
-                    where=str(self.folder),
-                    fix="make room or make the folder writable, then continue with --resume",
-                )
+                what=f"the checkpoint of step {step} could not be written: {error}",
+                where=str(self.folder),
+                fix="make room or make the folder writable, then continue with --resume",
             ) from error
         self._verify(step)
         with writing("the folder of the checkpoints", self.folder):
@@ -108,11 +106,9 @@ class CheckpointStore:
                 refused.append(error.problems[0].what)
         if steps:
             raise CheckpointError(
-                Problem(
-                    what="no whole checkpoint is left: " + "; ".join(refused),
-                    where=str(self.folder),
-                    fix="restore the folder from a copy, or train anew into another folder",
-                )
+                what="no whole checkpoint is left: " + "; ".join(refused),
+                where=str(self.folder),
+                fix="restore the folder from a copy, or train anew into another folder",
             )
         return None, refused
 
@@ -162,7 +158,7 @@ class CheckpointStore:
 
 
 def _damaged(step: int, folder: Path, why: str) -> CheckpointError:
-    return CheckpointError(Problem(what=f"the checkpoint of step {step} is damaged ({why})", where=str(folder)))
+    return CheckpointError(what=f"the checkpoint of step {step} is damaged ({why})", where=str(folder))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,11 +212,9 @@ def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     if weights.keys() != tensors.keys():
         strange = sorted(weights.keys() ^ tensors.keys())
         raise CheckpointError(
-            Problem(
-                what=f"the checkpoint holds other weights than those that train: {', '.join(strange[:3])} …",
-                expected="the versions of transformers and peft in the run's environment.json",
-                fix="install those versions, or train anew into another folder",
-            )
+            what=f"the checkpoint holds other weights than those that train: {', '.join(strange[:3])} …",
+            expected="the versions of transformers and peft in the run's environment.json",
+            fix="install those versions, or train anew into another folder",
         )
     with torch.no_grad():
         for name, weight in weights.items():

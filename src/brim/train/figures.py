@@ -173,12 +173,10 @@ def history(metrics: Path) -> pd.DataFrame:
         kept = [record for record in records if "split" in record]
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
-            Problem(
-                what=f"the run's history cannot be read: {error}",
-                where=str(metrics),
-                expected="the file as the run wrote it",
-                fix="look whether the run's folder was moved, deleted or changed",
-            )
+            what=f"the run's history cannot be read: {error}",
+            where=str(metrics),
+            expected="the file as the run wrote it",
+            fix="look whether the run's folder was moved, deleted or changed",
         ) from error
     frame: pd.DataFrame = pd.DataFrame(kept)
     return frame

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.batching import BatchSchedule, schedule_of
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 
 _KEY = "trainer.batch_increase_function"
 
@@ -229,4 +229,4 @@ _LONGEST_SHOWN = 200  # characters
 
 
 def _error(what: str, *, expected: str = "", fix: str = "") -> InputError:
-    return InputError(Problem(what=what, where=_KEY, expected=expected, fix=fix))
+    return InputError(what=what, where=_KEY, expected=expected, fix=fix)

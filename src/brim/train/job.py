@@ -21,7 +21,7 @@ from brim.batching import Cutter, first_line, is_out_of_memory, second_try
 from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
 from brim.data.chat import TemplateTexts, store_template
 from brim.data.tokens import TokenRows
-from brim.errors import CheckpointError, OutOfMemoryError, Problem
+from brim.errors import CheckpointError, OutOfMemoryError
 from brim.models import LLM, LogitHead, Precision, RowDropout, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
 from brim.train.checkpoint import CheckpointStore, TrainState
@@ -55,21 +55,17 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: T
         second_try(lambda: _export(llm, path, generation=generation, chat=chat))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            Problem(
-                what=f"the model could not be written: {error}",
-                where=str(path),
-                fix="make room or make the folder writable, then run again with --resume",
-            )
+            what=f"the model could not be written: {error}",
+            where=str(path),
+            fix="make room or make the folder writable, then run again with --resume",
         ) from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
-            Problem(
-                what=f"memory ran out twice when the model was written: {first_line(error)}",
-                where=str(path),
-                fix="free memory on this machine, then run again with --resume: what was learned is in the checkpoints",
-            )
+            what=f"memory ran out twice when the model was written: {first_line(error)}",
+            where=str(path),
+            fix="free memory on this machine, then run again with --resume: what was learned is in the checkpoints",
         ) from None
 
 

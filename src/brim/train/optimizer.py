@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from brim.config import has_beta2
 from brim.config.schema import FinetuneTrainer, OptimizerConfig
-from brim.errors import ConfigError, Problem
+from brim.errors import ConfigError
 from brim.models import require_bitsandbytes
 
 Decay = Literal["constant", "linear", "cosine", "wsd"]
@@ -89,12 +89,10 @@ def require_room(*, warmup_samples: int, decay_samples: int, total_samples: int)
         if samples
     ]
     raise ConfigError(
-        Problem(
-            where="trainer.learning_rate_scheduler",
-            what=f"{' and '.join(asked)} in a run of {total_samples:,}",
-            expected="at most the run in all",
-            fix="shorten warmup_length or decay_length, or train for longer",
-        )
+        where="trainer.learning_rate_scheduler",
+        what=f"{' and '.join(asked)} in a run of {total_samples:,}",
+        expected="at most the run in all",
+        fix="shorten warmup_length or decay_length, or train for longer",
     )
 
 

@@ -89,9 +89,7 @@ def check_run_folder(path: Path, *, resume: bool) -> None:
     try:
         if path.exists() and not path.is_dir():
             raise OutputError(
-                Problem(
-                    what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
-                )
+                what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
             )
         if path.is_dir() and _holds_anything(path) and not (resume and run.is_run):
             raise OutputError(_occupied(run))
@@ -127,11 +125,9 @@ def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
     try:
         if not _lock(descriptor):
             raise OutputError(
-                Problem(
-                    what="another process is training in this folder; nothing was changed",
-                    where=str(run.path),
-                    fix="wait until it has ended, or choose another folder with --output-directory",
-                )
+                what="another process is training in this folder; nothing was changed",
+                where=str(run.path),
+                fix="wait until it has ended, or choose another folder with --output-directory",
             )
         check_run_folder(run.path, resume=resume)
         yield
@@ -149,11 +145,9 @@ def read_only(run: RunFolder) -> Iterator[None]:
     try:
         if not _lock(descriptor, fcntl.LOCK_SH):
             raise InputError(
-                Problem(
-                    what="a process is training in this folder, so what it holds is changing",
-                    where=str(run.path),
-                    fix="wait until it has ended, or stop it with Ctrl-C, which leaves a checkpoint",
-                )
+                what="a process is training in this folder, so what it holds is changing",
+                where=str(run.path),
+                fix="wait until it has ended, or stop it with Ctrl-C, which leaves a checkpoint",
             )
         yield
     finally:
@@ -167,20 +161,14 @@ def open_run_folder(path: Path) -> RunFolder:
         _put_back(run)
     if not run.config.is_file() or not (run.is_run or run.model.is_dir()):
         raise InputError(
-            Problem(
-                what="this folder is not a run",
-                where=str(path),
-                expected="the folder that `brim train` wrote, or a configuration file",
-                fix="name the run's folder (the one with plan.json and model/), or the YAML file",
-            )
+            what="this folder is not a run",
+            where=str(path),
+            expected="the folder that `brim train` wrote, or a configuration file",
+            fix="name the run's folder (the one with plan.json and model/), or the YAML file",
         )
     if not run.model.is_dir():
         raise InputError(
-            Problem(
-                what="this run has no model yet",
-                where=str(path),
-                fix=f"finish it with `brim train {path} --resume`",
-            )
+            what="this run has no model yet", where=str(path), fix=f"finish it with `brim train {path} --resume`"
         )
     return run
 
@@ -198,13 +186,11 @@ def require_whole_model(run: RunFolder) -> None:
             raise ValueError(f"{', '.join(strange)} came from elsewhere")
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            Problem(
-                what=f"the model of this run is damaged ({error})",
-                where=str(run.model),
-                expected=f"the files that its {MANIFEST} lists",
-                fix=f"write it anew with `brim train {run.path} --resume`; delete {MANIFEST} if you changed the model "
-                "yourself",
-            )
+            what=f"the model of this run is damaged ({error})",
+            where=str(run.model),
+            expected=f"the files that its {MANIFEST} lists",
+            fix=f"write it anew with `brim train {run.path} --resume`; delete {MANIFEST} if you changed the model "
+            "yourself",
         ) from error
 
 

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 
 from brim.batching import StepOutcome, first_line, is_out_of_memory, second_try
 from brim.config.schema import GradientClippingConfig
-from brim.errors import BrimError, OutOfMemoryError, Problem
+from brim.errors import BrimError, OutOfMemoryError
 from brim.train.checkpoint import TrainState
 from brim.train.gradient import Gradient, OnEvent
 from brim.train.job import TrainJob
@@ -198,12 +198,10 @@ class NotFinite:
         shown = ", ".join(map(str, self.rows[:_MOST_ROWS_SHOWN])) + (" …" if len(self.rows) > _MOST_ROWS_SHOWN else "")
         batches = ", ".join(map(str, self.micro_batches))
         return BrimError(
-            Problem(
-                what=f"step {self.step} is not finite (loss {self.loss:g}, gradient norm {self.norm:g}); nothing was "
-                "updated",
-                where=f"rows {shown} (numbered from 0; micro-batch {batches} of {self.num_micro_batches})",
-                fix=fix,
-            )
+            what=f"step {self.step} is not finite (loss {self.loss:g}, gradient norm {self.norm:g}); nothing was "
+            "updated",
+            where=f"rows {shown} (numbered from 0; micro-batch {batches} of {self.num_micro_batches})",
+            fix=fix,
         )
 
 
@@ -227,33 +225,27 @@ def of_a_row(
 def at_the_norm(error: Exception, *, step: int, settings: Settings) -> OutOfMemoryError:
     """The gradient was there, and its norm, or clipping it, ran out of memory: the update had not begun."""
     return OutOfMemoryError(
-        Problem(
-            what=f"memory ran out when the gradient was clipped: {first_line(error)}",
-            where=f"step {step:,}",
-            fix=for_an_update(settings),
-        )
+        what=f"memory ran out when the gradient was clipped: {first_line(error)}",
+        where=f"step {step:,}",
+        fix=for_an_update(settings),
     )
 
 
 def in_the_update(error: Exception, *, step: int, saved_step: int | None, settings: Settings) -> OutOfMemoryError:
     """The optimizer's own step. saved_step: of the newest checkpoint; None: there is none."""
     return OutOfMemoryError(
-        Problem(
-            what="memory ran out in the optimizer's own step; the weights, which may be half updated, are not saved: "
-            + first_line(error),
-            where=f"step {step:,}",
-            fix=f"{for_an_update(settings)}. {_left(step - 1, saved_step)}",
-        )
+        what="memory ran out in the optimizer's own step; the weights, which may be half updated, are not saved: "
+        + first_line(error),
+        where=f"step {step:,}",
+        fix=f"{for_an_update(settings)}. {_left(step - 1, saved_step)}",
     )
 
 
 def while_saving(error: Exception, *, step: int, saved_step: int | None) -> OutOfMemoryError:
     """The checkpoint after this step. saved_step: of the newest one that was there before."""
     return OutOfMemoryError(
-        Problem(
-            what=f"memory ran out twice when the checkpoint of step {step:,} was written: {first_line(error)}",
-            fix=f"free memory on this machine. {_left(step, saved_step)}",
-        )
+        what=f"memory ran out twice when the checkpoint of step {step:,} was written: {first_line(error)}",
+        fix=f"free memory on this machine. {_left(step, saved_step)}",
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from brim.batching import is_out_of_memory
 from brim.config.schema import GenerationConfig
 from brim.data.tokens import TokenRows
-from brim.errors import BrimError, InputError, Problem
+from brim.errors import BrimError, InputError
 from brim.models import Precision
 
 if TYPE_CHECKING:
@@ -86,21 +86,17 @@ def explained() -> Iterator[None]:
         yield
     except ValueError as error:
         raise InputError(
-            Problem(
-                what=f"transformers cannot generate with these settings: {' '.join(str(error).split())}",
-                where="generation",
-                fix="change the keys that it names",
-            )
+            what=f"transformers cannot generate with these settings: {' '.join(str(error).split())}",
+            where="generation",
+            fix="change the keys that it names",
         ) from error
     except RuntimeError as error:
         if "probability tensor" not in str(error):
             raise
         raise BrimError(
-            Problem(
-                what="the probabilities of the next token are not finite",
-                where="generation",
-                fix="raise generation.temperature, or check that the model's weights are whole",
-            )
+            what="the probabilities of the next token are not finite",
+            where="generation",
+            fix="raise generation.temperature, or check that the model's weights are whole",
         ) from error
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from brim.batching import CapChange, Cutter, MicroBatch, PeakMeter, free_caches, is_out_of_memory
 from brim.data.tokens import TokenRows
-from brim.errors import OutOfMemoryError, Problem
+from brim.errors import OutOfMemoryError
 from brim.units import format_bytes, format_count
 
 WINDOW_ROWS = 4096  # as planning/evaluation.py has it; tests compare them
@@ -248,11 +248,9 @@ def longest_first(rows: TokenRows) -> NDArray[np.intp]:
 def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
     """What ends the work when a row alone runs out of memory."""
     return OutOfMemoryError(
-        Problem(
-            what=f"{doing} of a single row runs out of memory ({format_count(num_tokens, 'token')})",
-            where=f"row {key} (numbered from 0)",
-            fix=_FIX[doing],
-        )
+        what=f"{doing} of a single row runs out of memory ({format_count(num_tokens, 'token')})",
+        where=f"row {key} (numbered from 0)",
+        fix=_FIX[doing],
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.errors import BrimError, Problem
+from brim.errors import BrimError
 from brim.infer.engines.base import Constraint
 
 if TYPE_CHECKING:
@@ -272,9 +272,7 @@ def _likeliest(scores: Tensor) -> Tensor:
 
 def _not_finite() -> BrimError:
     return BrimError(
-        Problem(
-            what="the probabilities of the next token are not finite",
-            where="generation",
-            fix="raise generation.temperature, or check that the model's weights are whole",
-        )
+        what="the probabilities of the next token are not finite",
+        where="generation",
+        fix="raise generation.temperature, or check that the model's weights are whole",
     )

@@ -17,7 +17,7 @@ import torch
 
 from brim.batching import is_out_of_memory
 from brim.data.tokens import TokenRows
-from brim.errors import BrimError, InputError, OutOfMemoryError, Problem
+from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, row_seed
 from brim.infer.engines.batching import longest_first
 from brim.models import Precision
@@ -60,9 +60,7 @@ class VllmEngine:
         self._model, self._settings, self._seed = model, settings, seed
         reason = why_not_vllm(settings, precision=model.precision, device=model.device, constraint=constraint)
         if reason:
-            raise InputError(
-                Problem(what=f"vLLM cannot be used: {reason}", where=_WHERE, fix="set generation.engine: auto")
-            )
+            raise InputError(what=f"vLLM cannot be used: {reason}", where=_WHERE, fix="set generation.engine: auto")
         _import_vllm()
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
@@ -179,12 +177,8 @@ def _told() -> Iterator[None]:
         fix = "raise memory.budget, lower generation.max_new_tokens, or set generation.engine: auto"
         # It says so in its own words where the cache has too little room beside the weights.
         if is_out_of_memory(error) or "KV cache" in message or "cache blocks" in message:
-            raise OutOfMemoryError(
-                Problem(what=f"vLLM has too little memory: {message}", where=_WHERE, fix=fix)
-            ) from error
-        raise BrimError(
-            Problem(what=f"vLLM failed: {message}", where=_WHERE, fix="set generation.engine: auto")
-        ) from error
+            raise OutOfMemoryError(what=f"vLLM has too little memory: {message}", where=_WHERE, fix=fix) from error
+        raise BrimError(what=f"vLLM failed: {message}", where=_WHERE, fix="set generation.engine: auto") from error
 
 
 def _import_vllm() -> Any:
@@ -192,11 +186,9 @@ def _import_vllm() -> Any:
         import vllm
     except ImportError as error:
         raise InputError(
-            Problem(
-                what=f"vLLM cannot be imported: {error}",
-                where=_WHERE,
-                fix="pip install 'brim[vllm]', or set generation.engine: auto",
-            )
+            what=f"vLLM cannot be imported: {error}",
+            where=_WHERE,
+            fix="pip install 'brim[vllm]', or set generation.engine: auto",
         ) from error
     return vllm
 
