@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED
-from brim.batching import Costs
-from brim.batching.microbatch import cut, cut_by_rows
+from brim.batching import ByLength, Costs
+from brim.batching.microbatch import cut_by_rows
 from brim.data.tokens import rows_of_step
 
 FIXED_ROWS = (2, 4, 8, 16, 32)
@@ -44,10 +44,8 @@ def _padding(tokens: NDArray[np.int64], steps: Sequence[NDArray[np.int64]], cost
     cap_bytes = int(np.ceil(costs.peak_bytes(rows, tokens.max())))
     fixed = [[step[start : start + rows] for start in range(0, len(step), rows)] for step in steps]
     in_order = [[step[positions] for positions in cut_by_rows(step, max_rows=rows)] for step in steps]
-    ours, largest = (
-        [[step[part.rows] for part in cut(step, costs=costs, cap_bytes=cap_bytes, largest=flag)] for step in steps]
-        for flag in (False, True)
-    )
+    cutters = (ByLength(costs=costs, cap_bytes=cap_bytes, largest=flag) for flag in (False, True))
+    ours, largest = ([[step[part.rows] for part in cutter.cut(step)] for step in steps] for cutter in cutters)
     return Padding(
         fixed_rows=rows,
         cap_bytes=cap_bytes,

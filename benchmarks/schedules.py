@@ -25,7 +25,7 @@ from benchmarks.batching_planning import long_tailed_lengths, rows_of_lengths
 from benchmarks.loop_overhead import SMALL, median_interval
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import EFFECTIVE_BATCH_SIZE, SEED, configuration, lora, make_base, make_rows
-from brim.batching import ByRows, stretches
+from brim.batching import ByRows
 from brim.config import load_config
 from brim.config.schema import FinetuneTrainer
 from brim.data import prepare
@@ -102,7 +102,7 @@ def _planned(name: str, keys: Mapping[str, Any], rows: TokenRows, repeats: int) 
     for _ in range(repeats):
         started = time.perf_counter()
         length = length_of(trainer, rows, seed=SEED)
-        phases = list(stretches(length.schedule, num_rows=len(rows), total_samples=length.total_samples))
+        phases = list(length.schedule.stretches(num_rows=len(rows), total_samples=length.total_samples))
         total_steps = length.total_steps
         seconds.append(time.perf_counter() - started)
     assert total_steps is not None, "none of these follows what is measured"

@@ -17,7 +17,6 @@ LARGE = {
     "brim.batching.partition",
     "brim.batching.prober",
     "brim.config.yaml",
-    "brim.infer.engines.continuous",
     "brim.memory.bitsandbytes.loading",
     "brim.memory.closed_form.architecture",
     "brim.memory.predict",

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 
-from brim.batching import Costs, Surface
+from brim.batching import ByLength, Costs, Surface
 
 LENGTHS = (8, 32, 100)
 TOKENS = (32, 100, 400, 1600)
@@ -70,3 +70,8 @@ def linear_costs(*, bytes_per_token=10, static_bytes=1000, seconds=1.0, seconds_
         time=Surface(base=seconds, lengths=(16,), tokens=((16,),), values=((seconds + seconds_per_token * 16,),)),
         scale=scale,
     )
+
+
+def cut(lengths, **settings):
+    """The micro-batches of one effective batch."""
+    return ByLength(**settings).cut(lengths)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_in_words_and_saved():
     one = other = NoiseScale()
     for pair in random.standard_normal((40, 2)).tolist():  # a saved one goes on to the bit
         one = one.after(measurement(*pair))
-        other = NoiseScale.from_dict(json.loads(json.dumps(other.as_dict()))).after(measurement(*pair))
+        other = NoiseScale(**json.loads(json.dumps(asdict(other)))).after(measurement(*pair))
         assert one == other
 
 
@@ -219,7 +220,7 @@ def test_a_saved_one_goes_on_the_same_and_stays_within_its_bounds(scales, smalle
     for rows in scales:
         before = one.size
         one = one.after(noise(rows))
-        other = Adaptation.from_dict(json.loads(json.dumps(other.as_dict()))).after(noise(rows))
+        other = Adaptation(**json.loads(json.dumps(asdict(other)))).after(noise(rows))
         assert one == other
         assert one.size in one.ladder
         assert one.size == before or abs(one.ladder.index(one.size) - one.ladder.index(before)) == 1

@@ -10,7 +10,8 @@ import weakref
 import pytest
 import torch
 
-from brim.batching import first_line, is_out_of_memory, random_states, restore_random_states, second_try
+from brim.batching import is_out_of_memory, random_states, restore_random_states, second_try
+from brim.batching.oom import first_line
 
 MEMORY_RAN_OUT = [
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 4.00 GiB of which 2.35 GiB is free.",

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.batching.cost_examples import (
     TOKENS,
     convex_surfaces,
     costs,
+    cut,
     jagged_surfaces,
     linear_costs,
     rising_surfaces,
@@ -26,7 +28,7 @@ from brim.batching import (
     partition as totals,
     rows_that_fit,
 )
-from brim.batching.microbatch import cut, cut_by_rows
+from brim.batching.microbatch import cut_by_rows
 from brim.batching.partition import (
     MOST_ROWS_FOR_ALL_PAIRS,
     RowTooLongError,
@@ -85,7 +87,7 @@ def test_straight_between_kinks(surface, length, rows):
 
 @given(costs=costs(), rows=st.integers(1, 99), length=st.integers(1, 150))
 def test_costs_through_json(costs, rows, length):
-    again = Costs.from_dict(json.loads(json.dumps(costs.as_dict())))
+    again = Costs.from_dict(json.loads(json.dumps(asdict(costs))))
     assert again == costs
     assert again.peak_bytes(rows, length) == costs.peak_bytes(rows, length)
 
@@ -279,11 +281,11 @@ def test_evenly_chosen_steps_stand_for_all(monkeypatch, limit, value, batch_size
 def test_a_row_over_the_cap_alone():
     lengths = [10, 300, 20, 310, 310, 5]
     settings = {"costs": linear_costs(), "cap_bytes": 1000 + 10 * 100}
-    with pytest.raises(RowTooLongError, match="row 3 of 310 tokens takes 4100 bytes alone, the cap is 2000"):
+    with pytest.raises(RowTooLongError, match="row 3 of 310 tokens takes 4100 bytes alone, the cap is 2000") as raised:
         cut_totals(lengths, 2, **settings)
-    shapes = one_by_one(
-        lengths, 2, lambda some: [part.rows for part in cut(some, **settings, lone_rows_may_exceed=True)]
-    )
+    error = raised.value
+    assert (error.position, error.length, error.peak_bytes, error.cap_bytes) == (3, 310, 4100, 2000)
+    shapes = one_by_one(lengths, 2, lambda some: [part.rows for part in cut(some, **settings)])
     check(cut_totals(lengths, 2, **settings, lone_rows_may_exceed=True), shapes, lengths, 2, settings["costs"])
     assert (1, 310) in shapes
 

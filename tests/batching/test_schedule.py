@@ -7,19 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.batching import (
-    BatchSchedule,
-    Phase,
-    constant,
-    doubling,
-    equal_steps,
-    linear,
-    num_steps,
-    samples_of_steps,
-    schedule_of,
-    stretches,
-    total_of_steps,
-)
+from brim.batching import BatchSchedule, Phase, doubling, equal_steps, linear, schedule_of, total_of_steps
 
 
 def phases(schedule):
@@ -33,8 +21,9 @@ def test_a_phase_holds_from_its_first_sample_on():
     ]  # fmt: skip
     assert [schedule.index_at(consumed) for consumed in (0, 249_999, 250_000, 10**13)] == [0, 0, 1, 2]
     assert (schedule.final_size, schedule.largest_size, schedule.is_constant) == (512, 2048, False)
-    assert constant(8) == BatchSchedule(phases=(Phase(first_sample=0, size=8),)) == schedule_of([(0, 8), (40, 8)])
-    assert (constant(8).final_size, constant(8).largest_size, constant(8).is_constant) == (8, 8, True)
+    constant = BatchSchedule.constant(8)
+    assert constant == BatchSchedule(phases=(Phase(first_sample=0, size=8),)) == schedule_of([(0, 8), (40, 8)])
+    assert (constant.final_size, constant.largest_size, constant.is_constant) == (8, 8, True)
     # Of steps that begin together the last counts.
     assert phases(schedule_of([(0, 4), (0, 8), (10, 16), (10, 32), (20, 32), (30, 4)])) == [(0, 8), (10, 32), (30, 4)]
     assert phases(schedule_of([(0, 4), (10, 8), (10, 4)])) == [(0, 4)]
@@ -117,7 +106,7 @@ def test_a_ramp_goes_one_way_and_the_final_batch_holds_exactly_from_its_end_on(r
     sizes = [phase.size for phase in schedule.phases]
     assert schedule.final_size == final
     if initial == final or length == 0:
-        assert schedule == constant(final)
+        assert schedule == BatchSchedule.constant(final)
         return
     assert schedule.phases[-1].first_sample == length
     upwards = final > initial
@@ -179,9 +168,9 @@ def test_stretches_are_what_the_steps_make_of_each_phase(schedule, num_rows, tot
     for index in sorted({index for index, _, _ in steps}):
         own = [(consumed, rows) for at, consumed, rows in steps if at == index]
         expected.append((schedule.phases[index].size, own[0][0], sum(own[-1]), len(own), sum(rows for _, rows in own)))
-    found = stretches(schedule, num_rows=num_rows, total_samples=total)
+    found = schedule.stretches(num_rows=num_rows, total_samples=total)
     assert [(s.size, s.first_sample, s.end_sample, s.num_steps, s.num_samples) for s in found] == expected
-    assert num_steps(schedule, num_rows=num_rows, total_samples=total) == len(steps)
+    assert schedule.num_steps(num_rows=num_rows, total_samples=total) == len(steps)
 
 
 @given(schedule=schedules(), num_rows=st.integers(1, 50), steps=st.integers(0, 60))
@@ -189,16 +178,16 @@ def test_samples_of_steps_are_those_that_the_steps_take(schedule, num_rows, step
     consumed = 0
     for _ in range(steps):
         consumed += min(schedule.size_at(consumed), num_rows - consumed % num_rows)
-    assert samples_of_steps(schedule, num_rows=num_rows, num_steps=steps) == consumed
-    assert num_steps(schedule, num_rows=num_rows, total_samples=consumed) == steps
-    assert num_steps(schedule, num_rows=num_rows, total_samples=consumed + 1) == steps + 1
+    assert schedule.samples_of_steps(num_rows=num_rows, num_steps=steps) == consumed
+    assert schedule.num_steps(num_rows=num_rows, total_samples=consumed) == steps
+    assert schedule.num_steps(num_rows=num_rows, total_samples=consumed + 1) == steps + 1
 
 
 RAMPS = {
     "doubling": lambda total: doubling(initial=2, final=16, length_samples=total // 2),
     "linear": lambda total: linear(initial=3, final=20, length_samples=total // 3, increment=4),
     "equal_steps": lambda total: equal_steps(initial=1, final=12, length_samples=total),
-    "constant": lambda total: constant(7),
+    "constant": lambda total: BatchSchedule.constant(7),
 }
 
 
@@ -206,7 +195,7 @@ RAMPS = {
 @given(num_rows=st.integers(1, 60), steps=st.integers(1, 40))
 def test_the_total_of_some_steps_is_the_least_that_its_own_ramp_does_not_exceed(kind, num_rows, steps):
     def consumed(total):
-        return samples_of_steps(RAMPS[kind](total), num_rows=num_rows, num_steps=steps)
+        return RAMPS[kind](total).samples_of_steps(num_rows=num_rows, num_steps=steps)
 
     total = total_of_steps(RAMPS[kind], num_rows=num_rows, num_steps=steps)
     assert total == next(candidate for candidate in range(1, steps * num_rows + 1) if consumed(candidate) <= candidate)
@@ -220,7 +209,7 @@ def test_one_sample_fewer_than_the_total_of_some_steps_would_be_exceeded(num_row
         return schedule_of((-(-number * total // len(sizes)), size) for number, size in enumerate(sizes))
 
     def consumed(total):
-        return samples_of_steps(schedule_for(total), num_rows=num_rows, num_steps=steps)
+        return schedule_for(total).samples_of_steps(num_rows=num_rows, num_steps=steps)
 
     total = total_of_steps(schedule_for, num_rows=num_rows, num_steps=steps)
     assert consumed(total) <= total
@@ -229,9 +218,9 @@ def test_one_sample_fewer_than_the_total_of_some_steps_would_be_exceeded(num_row
 
 def test_a_phase_of_1e12_samples_is_counted_as_fast_as_one_of_ten():
     schedule = doubling(initial=8, final=4096, length_samples=10**12)
-    found = list(stretches(schedule, num_rows=10**9 + 7, total_samples=10**13))
+    found = list(schedule.stretches(num_rows=10**9 + 7, total_samples=10**13))
     assert len(found) == 10
     assert found[-1].end_sample == 10**13
     steps = sum(stretch.num_steps for stretch in found)
-    assert 0 <= samples_of_steps(schedule, num_rows=10**9 + 7, num_steps=steps) - 10**13 < 4096
-    assert samples_of_steps(schedule, num_rows=10**9 + 7, num_steps=steps - 1) < 10**13
+    assert 0 <= schedule.samples_of_steps(num_rows=10**9 + 7, num_steps=steps) - 10**13 < 4096
+    assert schedule.samples_of_steps(num_rows=10**9 + 7, num_steps=steps - 1) < 10**13

@@ -3,8 +3,9 @@
 import pytest
 from tests.infer.families import rows_of
 
+from brim.batching import oom
 from brim.infer import stream
-from brim.infer.engines import batching, continuous, transformers
+from brim.infer.engines import continuous
 
 LENGTHS = [3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28]
 
@@ -14,7 +15,7 @@ def freed():
     """One entry each time that caches are freed, which would take a third of a second."""
     entries = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (stream, batching, continuous, transformers):
+        for module in (stream, oom, continuous):
             patch.setattr(module, "free_caches", lambda: entries.append("freed"))
         yield entries
 

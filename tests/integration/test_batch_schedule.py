@@ -17,7 +17,7 @@ from tests.integration.test_training_run import log, told as told_by
 from tests.train.scarce import LENGTHS, Given, Run, Shortage, Watched, equal
 
 import brim
-from brim.batching import ByLength, ByRows, constant, doubling, equal_steps, linear, num_steps, schedule_of
+from brim.batching import BatchSchedule, ByLength, ByRows, doubling, equal_steps, linear, schedule_of
 from brim.data.tokens import rows_of_step
 
 pytestmark = pytest.mark.run
@@ -295,7 +295,7 @@ def drawn_schedule(chance, total_samples):
     length = chance.randint(0, total_samples)
     match chance.randrange(5):
         case 0:
-            return constant(final)
+            return BatchSchedule.constant(final)
         case 1:
             return doubling(initial=initial, final=final, length_samples=length)
         case 2:
@@ -342,7 +342,7 @@ def walk_case(number):
     assert Counter(epoch for epoch, _ in seen) == {
         **dict.fromkeys(range(epochs), num_rows), **({epochs: rest} if rest else {})
     }  # fmt: skip
-    assert steps == num_steps(schedule, num_rows=num_rows, total_samples=total)
+    assert steps == schedule.num_steps(num_rows=num_rows, total_samples=total)
     return Counter({type(cutter).__name__: 1, "lowered": num_lowered, "phases": len(schedule.phases)})
 
 

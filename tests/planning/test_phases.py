@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
 from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.batching import Adaptation, constant, doubling, linear, schedule_of, stretches
+from brim.batching import Adaptation, BatchSchedule, doubling, linear, schedule_of
 from brim.planning import PhasePlan, phases as module
 from brim.planning.candidates import candidate
 from brim.planning.phases import last_step, phase_costs, steps_between
@@ -59,14 +59,14 @@ def test_a_phase_is_cut_from_the_row_on_with_which_it_begins(monkeypatch):
 
 
 def test_one_size_for_the_whole_run_costs_what_an_epoch_of_the_plan_says():
-    found, chosen = costs_of(constant(4), 24)
+    found, chosen = costs_of(BatchSchedule.constant(4), 24)
     (phase,) = found.phases
     assert found.seconds == pytest.approx((3 * chosen.seconds_per_epoch,) * 2)
     assert (phase.num_steps, phase.num_samples, phase.num_tokens) == (6, 24, 3 * 360)
     assert phase.seconds_per_step == pytest.approx(chosen.seconds_per_epoch / 2)
     assert (phase.total_bytes, phase.micro_batches_per_step) == (chosen.total_bytes, chosen.micro_batches_per_step)
     # One that is larger than the data is all of it.
-    found, chosen = costs_of(constant(100), 16, work=task(effective_batch_size=8))
+    found, chosen = costs_of(BatchSchedule.constant(100), 16, work=task(effective_batch_size=8))
     (phase,) = found.phases
     assert (phase.num_steps, phase.num_samples) == (2, 16)
     assert phase.seconds_per_step == pytest.approx(chosen.seconds_per_epoch)
@@ -107,13 +107,13 @@ def test_a_schedule_over_1e12_samples_costs_what_a_short_one_costs():
 
 def test_where_sizes_are_measured_each_is_shown_and_the_run_takes_something_between():
     adaptation = Adaptation(size=2, smallest=1, largest=4)
-    found, _ = costs_of(constant(2), 80, adaptation=adaptation)
+    found, _ = costs_of(BatchSchedule.constant(2), 80, adaptation=adaptation)
     assert [phase.size for phase in found.phases] == [1, 2, 4]
     assert [(phase.number, phase.num_steps, phase.first_sample) for phase in found.phases] == [(None, None, None)] * 3
     assert found.phases[0].seconds_per_step == pytest.approx((8 + 3.6) / 8 + 0.5)
     alone, fours = 10 * (8 + 3.6) + 80 * 0.5, 10 * 8.34 + 20 * 0.5
     assert found.seconds == pytest.approx((fours, alone))
-    length = RunLength(num_rows=8, schedule=constant(2), total_samples=80, adaptation=adaptation)
+    length = RunLength(num_rows=8, schedule=BatchSchedule.constant(2), total_samples=80, adaptation=adaptation)
     assert steps_between(length) == (20, 80)
 
 
@@ -143,7 +143,7 @@ def test_the_last_step_of_a_phase_is_the_one_that_a_walk_comes_to(sizes, gaps, n
         rows = min(schedule.phases[phase].size, num_rows - consumed % num_rows, total_samples - consumed)
         walked[phase] = (consumed, rows)
         consumed += rows
-    for each in stretches(schedule, num_rows=num_rows, total_samples=total_samples):
+    for each in schedule.stretches(num_rows=num_rows, total_samples=total_samples):
         plan = PhasePlan(
             size=each.size,
             micro_batches_per_step=1.0,
@@ -169,7 +169,8 @@ def test_a_phase_larger_than_an_epoch_is_named_by_its_number():
     assert problem.where == "trainer.batch_schedule"
     assert problem.fix == "lower it to 100 or less, or train on more rows"
     assert told([(0, 8), (100, 100)], total_samples=300) == []
-    assert faults(constant(1000), num_rows=10, total_samples=20) == []  # one size for the whole run may be
+    # One size for the whole run may be.
+    assert faults(BatchSchedule.constant(1000), num_rows=10, total_samples=20) == []
 
 
 def test_phases_that_begin_when_the_run_is_over_are_named():
@@ -205,7 +206,7 @@ def test_what_has_no_fault_is_walked_to_its_last_phase_or_overtaken_within_a_ste
     if faults(schedule, num_rows=num_rows, total_samples=total_samples):
         assert schedule.phases[-1].first_sample >= total_samples
         return
-    walked = list(stretches(schedule, num_rows=num_rows, total_samples=total_samples))
+    walked = list(schedule.stretches(num_rows=num_rows, total_samples=total_samples))
     begun = {schedule.index_at(each.first_sample) for each in walked}
     for number, phase in enumerate(schedule.phases):
         if number not in begun:

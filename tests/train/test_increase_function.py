@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from brim.batching import Phase, num_steps as steps_of
+from brim.batching import Phase
 from brim.errors import InputError
 from brim.train.increase_function import MAX_EPOCHS, RefusedIncrease, expand, load_increase_function
 
@@ -167,7 +167,7 @@ def test_it_is_called_for_the_epochs_that_the_run_begins(sizes, num_rows, num_sa
     assert [by_samples.size_at(epoch * num_rows) for epoch in range(num_epochs)] == [
         sizes[epoch % 8] for epoch in range(num_epochs)
     ]
-    num_steps = steps_of(by_samples, num_rows=num_rows, total_samples=num_samples)
+    num_steps = by_samples.num_steps(num_rows=num_rows, total_samples=num_samples)
     by_steps = expand(increase, first_size=sizes[-1], num_rows=num_rows, num_steps=num_steps).schedule
     assert by_steps == by_samples
 

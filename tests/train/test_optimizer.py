@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, strategies as st
 from tests.properties import examples
 from torch import nn
 
-from brim.batching import constant, doubling, linear, stretches
+from brim.batching import BatchSchedule, doubling, linear
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 from brim.train import LearningRate, build_optimizer, states_in_32_bits
@@ -53,13 +53,13 @@ NEVER_CUT = 10**9  # rows of an epoch
 
 def steps(schedule, total):
     """(consumed samples, rows) of each step."""
-    for each in stretches(schedule, num_rows=NEVER_CUT, total_samples=total):
+    for each in schedule.stretches(num_rows=NEVER_CUT, total_samples=total):
         for first in range(each.first_sample, each.end_sample, each.size):
             yield first, min(each.size, each.end_sample - first)
 
 
 def test_a_ramp_bends_neither_the_warm_up_nor_the_decay():
-    plain, ramped = ((*steps(schedule, 1600),) for schedule in (constant(BATCH), STEP_OF_8))
+    plain, ramped = ((*steps(schedule, 1600),) for schedule in (BatchSchedule.constant(BATCH), STEP_OF_8))
     assert (len(plain), len(ramped)) == (100, 110)
     assert [rows for _, rows in ramped] == [8] * 20 + [16] * 90
 
@@ -167,7 +167,7 @@ def test_a_warm_up_and_a_decay_may_fill_the_run_and_no_more():
 
 FINAL = 16
 RAMP = doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16
-SIZES = [each.size for each in stretches(RAMP, num_rows=10_000, total_samples=256) for _ in range(each.num_steps)]
+SIZES = [each.size for each in RAMP.stretches(num_rows=10_000, total_samples=256) for _ in range(each.num_steps)]
 UP_AND_DOWN = [16, 16, 4, 4, 64, 1, 16, 8, 32, 16]
 NAMES = [f"{page}{name}{bits}" for page in ("", "paged_") for name in ("adam", "adamw") for bits in ("", "_8bit")]
 NEVER = 10**9  # elements from which on a state would have 8 bits

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.train.scarce import rows_of
 
-from brim.batching import Adaptation, NoiseMeasurement, constant, doubling, linear, num_steps, schedule_of
+from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement, doubling, linear, schedule_of
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import InputError
@@ -44,7 +44,7 @@ def test_the_length_of_a_run_by_hand():
     assert (ramp.total_steps, ramp.sizes, ramp.largest_size) == (7 + 3 + 4, (8, 16, 32), 32)
     assert ramp.batch_moves
     adaptation = Adaptation(size=6, smallest=6, largest=40)  # has no number of steps beforehand
-    measured = RunLength(num_rows=100, schedule=constant(6), total_samples=200, adaptation=adaptation)
+    measured = RunLength(num_rows=100, schedule=BatchSchedule.constant(6), total_samples=200, adaptation=adaptation)
     assert (measured.total_steps, measured.sizes, measured.batch_moves) == (None, (6, 12, 24, 40), True)
 
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_keeps_the_course_that_a_run_began_with():
     schedule = linear(initial=2, final=9, length_samples=61, increment=3)
     begun = RunLength(num_rows=28, schedule=schedule, total_samples=84, steps_per_checkpoint=3)
     saved = json.loads(json.dumps(begun.course()))
-    other = RunLength(num_rows=28, schedule=constant(5), total_samples=1, steps_per_checkpoint=3)
+    other = RunLength(num_rows=28, schedule=BatchSchedule.constant(5), total_samples=1, steps_per_checkpoint=3)
     assert other.with_course(saved) == begun
 
 
@@ -210,7 +210,7 @@ def test_a_trillion_tokens_are_planned_without_walking_them(shape):
     ramp = {"length": "5e10tok", "from": 7, "shape": shape}
     found = length_for(effective_batch_size=1024, batch_rampup=ramp, train_samples=250 * 10**9)
     assert found.schedule.final_size == 1024
-    assert found.total_steps == num_steps(found.schedule, num_rows=1600, total_samples=250 * 10**9)
+    assert found.total_steps == found.schedule.num_steps(num_rows=1600, total_samples=250 * 10**9)
 
 
 def test_a_function_is_asked_once_an_epoch_and_not_where_its_course_was_saved():
@@ -306,7 +306,8 @@ def test_sizes_switches_and_points_are_those_of_the_schedule():
     # 2, 2, 2 and 4 rows of ten tokens each, with the losses 1 to 4
     assert points[3]["loss"] == pytest.approx((20 * 1 + 20 * 2 + 20 * 3 + 40 * 4) / 100)
     assert points[4]["loss"] == 5
-    assert [point for *_, point in walked(course(constant(8)))] == [None] * 5  # each step is a point already
+    # Each step is a point already.
+    assert [point for *_, point in walked(course(BatchSchedule.constant(8)))] == [None] * 5
     for stopped_after in range(1, 8):
         assert walked(course(), replaced_before=stopped_after) == steps
 
@@ -330,7 +331,7 @@ def loud(found):
 
 def test_the_batch_follows_the_noise_and_says_so():
     start = Adaptation(size=2, smallest=2, largest=16)
-    found = course(constant(2), every=3, adaptation=start)
+    found = course(BatchSchedule.constant(2), every=3, adaptation=start)
     assert [step for step in range(10) if found.measures(step)] == [0, 3, 6, 9]
     sizes = []
     for _ in range(12):
@@ -342,14 +343,14 @@ def test_the_batch_follows_the_noise_and_says_so():
             assert event["reason"] == "noise scale 1000.0 rows"
         loud(found)
         found = course(
-            constant(2), every=3, adaptation=start, saved=json.loads(json.dumps(found.state()))
+            BatchSchedule.constant(2), every=3, adaptation=start, saved=json.loads(json.dumps(found.state()))
         )  # at every step
     assert sizes == sorted(sizes)
     assert set(sizes) == {2, 4, 8}
 
 
 def test_measuring_alone_moves_nothing_and_a_step_without_a_measurement_has_no_fields():
-    found = course(constant(4), every=1)
+    found = course(BatchSchedule.constant(4), every=1)
     for _ in range(9):
         fields = loud(found)
     assert fields == {"noise_scale": pytest.approx(1000.0), "gradient_variance": 1000.0, "squared_gradient": 1.0}

@@ -17,11 +17,14 @@ from .noise_scale import (
     measure as measure,
 )
 from .oom import (
-    first_line as first_line,
+    OutOfMemory as OutOfMemory,
+    attempt as attempt,
     free_caches as free_caches,
     is_out_of_memory as is_out_of_memory,
+    or_explain as or_explain,
     random_states as random_states,
     restore_random_states as restore_random_states,
+    run_batches as run_batches,
     second_try as second_try,
 )
 from .partition import (
@@ -47,14 +50,10 @@ from .schedule import (
     BatchSchedule as BatchSchedule,
     Phase as Phase,
     Stretch as Stretch,
-    constant as constant,
     doubling as doubling,
     equal_steps as equal_steps,
     linear as linear,
-    num_steps as num_steps,
-    samples_of_steps as samples_of_steps,
     schedule_of as schedule_of,
-    stretches as stretches,
     total_of_steps as total_of_steps,
 )
 from .step import GradientStep as GradientStep, Part as Part, StepOutcome as StepOutcome

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from brim.batching.costs import Costs, Surface
 from brim.batching.microbatch import ByLength, ByRows, Cutter
-from brim.batching.oom import is_out_of_memory, random_states, restore_random_states
+from brim.batching.oom import OutOfMemory, attempt, random_states, restore_random_states
 from brim.batching.step import GradientStep
 from brim.errors import InputError
 
@@ -274,15 +274,15 @@ def require_sum(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, 
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        losses = [loss(take_rows(batch, np.zeros(copies, dtype=np.intp), samples=samples)) for copies in (1, 2, 3)]
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return
+        losses = attempt(
+            lambda: [loss(take_rows(batch, np.zeros(copies, dtype=np.intp), samples=samples)) for copies in (1, 2, 3)]
+        )
     finally:
         for module in training:
             module.training = True
         restore_random_states(states)
+    if isinstance(losses, OutOfMemory):
+        return
     if not all(isinstance(value, Tensor) for value in losses):
         return  # the step itself says what is wrong with that
     once, twice, thrice = (float(value.detach().sum()) for value in losses)

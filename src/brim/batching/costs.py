@@ -6,7 +6,7 @@ Each is a `Surface`: a quantity such as peak bytes or seconds, interpolated betw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -42,17 +42,9 @@ class Costs:
         added = float(self.peak(1, length)) - self.static_bytes
         return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "peak": self.peak.as_dict(),
-            "static_bytes": self.static_bytes,
-            "time": self.time.as_dict(),
-            "scale": self.scale,
-        }
-
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Costs:
+        """The costs of which these are the fields (`asdict`), from JSON."""
         return cls(
             peak=Surface.from_dict(saved["peak"]),
             static_bytes=saved["static_bytes"],
@@ -97,12 +89,9 @@ class Surface:
         """Padded tokens at which a line may bend, ascending; between two of them each length's values are straight."""
         return np.unique([number for line in self.tokens for number in line])
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Surface:
+        """The surface of which these are the fields (`asdict`), from JSON."""
         return cls(
             base=saved["base"],
             lengths=tuple(saved["lengths"]),

@@ -8,6 +8,7 @@ the batch's own order, for measurements that ask for random groups of rows.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -35,11 +36,31 @@ def cutter_of(state: Mapping[str, Any]) -> Cutter:
 _NOTCH = 0.7
 
 
-class ByLength:
+class _Capped(ABC):
+    """What the cutters share: a limit that falls where memory runs out, and rises again after clean steps."""
+
+    _cap: Cap
+    _unit: str
+
+    def clean_step(self) -> CapChange | None:
+        """See Cutter."""
+        return self._change(self._cap.after_clean_step())
+
+    def _change(self, cap: Cap) -> CapChange | None:
+        before, self._cap = self._cap, cap
+        return None if before.now == cap.now else CapChange(before=before.now, after=cap.now, unit=self._unit)
+
+
+class ByLength(_Capped):
     """A Cutter. Its costs are those of the launch, also in a resumed run."""
 
+    _unit = "bytes"
+
     def __init__(self, *, costs: Costs, cap_bytes: int, most_rows: int | None = None, largest: bool = False) -> None:
-        """cap_bytes: allocated bytes that a micro-batch may reach. largest: the fewest micro-batches (see cut)."""
+        """cap_bytes: allocated bytes that a micro-batch may reach. most_rows: at most so many together.
+
+        largest: the fewest micro-batches, not the quickest (see cut).
+        """
         self._costs = costs
         self._cap = Cap(now=cap_bytes)
         self._most_rows = most_rows
@@ -51,15 +72,29 @@ class ByLength:
         return self._cap.now
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
-        """See Cutter."""
-        return cut(
-            lengths,
+        """Every row once, none over the cap that fits alone, least predicted time; the longest rows first.
+
+        Where the largest are asked for, the fewest micro-batches instead, and of these cuts the one with the least
+        padding.
+
+        Both predictions depend on (rows, longest row) alone and do not fall as the longest row grows, so some cheapest
+        cut goes along the order of length: any other can be rearranged to it without a dearer micro-batch. It is found
+        by dynamic programming, exact for any costs up to MOST_ROWS_FOR_ALL_PAIRS rows (partition.py); beyond them it
+        takes O(n log n) and is exact for times that are convex in the padded tokens, with slopes that do not fall with
+        the length, and a peak that does not fall with the length. Equal input gives equal cuts.
+        """
+        tokens = np.asarray(lengths, dtype=np.int64)
+        if not len(tokens):
+            return []
+        terms = Terms(
             costs=self._costs,
             cap_bytes=self._cap.now,
             most_rows=self._most_rows,
             largest=self._largest,
             lone_rows_may_exceed=True,
         )
+        order = longest_first(tokens)
+        return self._priced(order, tokens, borders(terms, tokens[order]))
 
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
         """See Cutter."""
@@ -67,8 +102,7 @@ class ByLength:
         groups = groups_in_order(
             len(tokens), num_groups=num_groups, longest=lambda start, most: self._rows_that_fit(tokens[start:], most)
         )
-        borders = [0, *(stop for _, stop in groups)]
-        return priced(np.arange(len(tokens)), tokens, borders, self._costs) if groups else []
+        return self._priced(np.arange(len(tokens)), tokens, [0, *(stop for _, stop in groups)]) if groups else []
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
         """See Cutter."""
@@ -80,16 +114,12 @@ class ByLength:
         to = min(static_bytes + int(_NOTCH * added_bytes), failed.peak_bytes - 1)
         return self._change(self._cap.lowered(to, failed=failed.peak_bytes))
 
-    def clean_step(self) -> CapChange | None:
-        """See Cutter."""
-        return self._change(self._cap.after_clean_step())
-
     def state(self) -> dict[str, Any]:
         """See Cutter."""
         return {
             "kind": "by_length",
-            "costs": self._costs.as_dict(),
-            "cap": self._cap.as_dict(),
+            "costs": asdict(self._costs),
+            "cap": asdict(self._cap),
             "most_rows": self._most_rows,
             "largest": self._largest,
         }
@@ -108,15 +138,29 @@ class ByLength:
         over = self._costs.peak_bytes(np.arange(1, len(padded) + 1), padded) > self._cap.now
         return max(1, int(over.argmax()) if over.any() else len(padded))
 
-    def _change(self, cap: Cap) -> CapChange | None:
-        before, self._cap = self._cap, cap
-        if before.now == cap.now:
-            return None
-        return CapChange(before=before.now, after=cap.now, unit="bytes")
+    def _priced(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
+        """The rows in this order, cut at these bounds (the first 0, the last their number), with predictions.
+
+        tokens: of each row, by its position in the effective batch.
+        """
+        begins, num_rows = np.array(bounds[:-1]), np.diff(bounds)
+        padded = np.maximum.reduceat(tokens[order], begins)
+        peaks, seconds = np.ceil(self._costs.peak_bytes(num_rows, padded)), self._costs.seconds(num_rows, padded)
+        return [
+            MicroBatch(
+                rows=order[begin : begin + rows],
+                padded_length=int(padded_length),
+                peak_bytes=int(peak),
+                seconds=float(second),
+            )
+            for begin, rows, padded_length, peak, second in zip(begins, num_rows, padded, peaks, seconds, strict=True)
+        ]
 
 
-class ByRows:
+class ByRows(_Capped):
     """A Cutter: neighbours in length together, the longest first; half as many rows once memory has run out."""
+
+    _unit = "rows"
 
     def __init__(self, *, max_rows: int) -> None:
         self._cap = Cap(now=max_rows)
@@ -149,24 +193,14 @@ class ByRows:
             return None
         return self._change(self._cap.lowered(failed.num_rows // 2, failed=failed.num_rows))
 
-    def clean_step(self) -> CapChange | None:
-        """See Cutter."""
-        return self._change(self._cap.after_clean_step())
-
     def state(self) -> dict[str, Any]:
         """See Cutter."""
-        return {"kind": "by_rows", "cap": self._cap.as_dict()}
+        return {"kind": "by_rows", "cap": asdict(self._cap)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See Cutter."""
         assert state["kind"] == "by_rows", "the state of another cutter"
         self._cap = Cap.from_dict(state["cap"])
-
-    def _change(self, cap: Cap) -> CapChange | None:
-        before, self._cap = self._cap, cap
-        if before.now == cap.now:
-            return None
-        return CapChange(before=before.now, after=cap.now, unit="rows")
 
 
 FIRST_WAIT_STEPS = 50
@@ -205,12 +239,9 @@ class Cap:
         *before, now = self.before
         return Cap(now=now, before=tuple(before), raised_from=self.now, wait_steps=self.wait_steps)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Cap:
+        """The cap of which these are the fields (`asdict`), from JSON."""
         return cls(**{**saved, "before": tuple(saved["before"])})
 
 
@@ -285,43 +316,6 @@ class MicroBatch:
         return len(self.rows)
 
 
-def cut(
-    lengths: ArrayLike,
-    *,
-    costs: Costs,
-    cap_bytes: int,
-    most_rows: int | None = None,
-    largest: bool = False,
-    lone_rows_may_exceed: bool = False,
-) -> list[MicroBatch]:
-    """Every row once, none over the cap, least predicted time; the longest rows first.
-
-    lengths: tokens of each row, at least 1 each. most_rows: at most so many together. largest: the fewest
-    micro-batches instead, and of these cuts the one with the least padding. lone_rows_may_exceed: a row that is over
-    the cap alone is a micro-batch by itself.
-
-    Both predictions depend on (rows, longest row) alone and do not fall as the longest row grows, so some cheapest cut
-    goes along the order of length: any other can be rearranged to it without a dearer micro-batch. It is found by
-    dynamic programming, exact for any costs up to MOST_ROWS_FOR_ALL_PAIRS rows (partition.py); beyond them it takes
-    O(n log n) and is exact for times that are convex in the padded tokens, with slopes that do not fall with the
-    length, and a peak that does not fall with the length. Equal input gives equal cuts.
-
-    Raises RowTooLongError where a row is over the cap alone and may not be.
-    """
-    tokens = np.asarray(lengths, dtype=np.int64)
-    if not len(tokens):
-        return []
-    terms = Terms(
-        costs=costs,
-        cap_bytes=cap_bytes,
-        most_rows=most_rows,
-        largest=largest,
-        lone_rows_may_exceed=lone_rows_may_exceed,
-    )
-    order = longest_first(tokens)
-    return priced(order, tokens, borders(terms, tokens[order], order), costs)
-
-
 def cut_by_rows(lengths: NDArray[np.integer], *, max_rows: int) -> Iterator[NDArray[np.intp]]:
     """Positions of each micro-batch: every row once, at most `max_rows` together, neighbours in length together.
 
@@ -333,30 +327,6 @@ def cut_by_rows(lengths: NDArray[np.integer], *, max_rows: int) -> Iterator[NDAr
         yield order[start : start + max_rows]
 
 
-def widest(micro_batches: Sequence[MicroBatch]) -> MicroBatch:
-    """The one with the highest predicted peak, the first of several; each has a prediction."""
-    return max(micro_batches, key=lambda micro_batch: micro_batch.peak_bytes or 0)
-
-
 def longest_first(lengths: NDArray[np.integer]) -> NDArray[np.intp]:
     """Positions by falling length; equal lengths stay in their order."""
     return np.argsort(-lengths, kind="stable")
-
-
-def priced(order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int], costs: Costs) -> list[MicroBatch]:
-    """The rows in this order, cut at these bounds (the first 0, the last their number), with predictions.
-
-    tokens: of each row, by its position in the effective batch.
-    """
-    begins, num_rows = np.array(bounds[:-1]), np.diff(bounds)
-    padded = np.maximum.reduceat(tokens[order], begins)
-    peaks, seconds = np.ceil(costs.peak_bytes(num_rows, padded)), costs.seconds(num_rows, padded)
-    return [
-        MicroBatch(
-            rows=order[begin : begin + rows],
-            padded_length=int(padded_length),
-            peak_bytes=int(peak),
-            seconds=float(second),
-        )
-        for begin, rows, padded_length, peak, second in zip(begins, num_rows, padded, peaks, seconds, strict=True)
-    ]

@@ -9,9 +9,9 @@ effective batch one step of a ladder at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 _VOTES_TO_MOVE = 3
 
@@ -61,14 +61,6 @@ class Adaptation:
         if below is not None and noise.is_at_most(below):
             return "down", below
         return None, self.size
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Adaptation:
-        return cls(**saved)
 
 
 NUM_GROUPS = 8
@@ -163,14 +155,6 @@ class NoiseScale:
     @property
     def _is_known(self) -> bool:
         return self.num_measurements >= _FEWEST_MEASUREMENTS
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, which keeps floats exactly."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> NoiseScale:
-        return cls(**saved)
 
 
 def _towards(average: float, value: float, weight: float) -> float:

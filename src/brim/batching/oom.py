@@ -1,7 +1,8 @@
 """Recognise an error that means out of memory, free cached memory, and retry.
 
-A retry rewinds the states of the random generators that a forward pass draws from, and begins with as much memory as
-can be given back.
+All work that may run out of memory goes through `attempt`; `run_batches` runs positions in batches that it divides
+anew after a failure. A retry rewinds the states of the random generators that a forward pass draws from, and begins
+with as much memory as can be given back.
 """
 
 from __future__ import annotations
@@ -13,12 +14,108 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Literal, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from brim.batching.microbatch import MicroBatch
+from brim.errors import BrimError
+
+T = TypeVar("T")
+
+
+Where: TypeAlias = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """An allocation that failed, without anything that would keep tensors of the work alive."""
+
+    message: str  # its first line
+    where: Where  # of a training step
+
+
+def attempt(
+    work: Callable[[], T],
+    *,
+    is_last: Callable[[], bool] = lambda: False,
+    passing: type[Exception] | tuple[type[Exception], ...] = (),
+) -> T | OutOfMemory:
+    """Return what the work gives, or what is known of an allocation that failed in it. Other errors pass through.
+
+    Nothing of the failed work is referred to afterwards: the frames that its error leads to are emptied, also where
+    someone holds on to the error. Whoever tries again lets go of what else it holds, and calls `free_caches`.
+    is_last: asked after a failure; whether the fewest rows have failed before. passing: errors that pass in any case.
+    """
+    outer = sys.exc_info()[1]
+    try:
+        return work()
+    except Exception as error:
+        if isinstance(error, passing) or not is_out_of_memory(error, is_last=is_last()):
+            raise
+        failure = OutOfMemory(message=first_line(error), where=_where(error.__traceback__))
+        _let_go(error, outer)
+        return failure
+
+
+def run_batches(
+    order: NDArray[np.intp],
+    *,
+    divide: Callable[[NDArray[np.intp]], Iterable[MicroBatch]],
+    work: Callable[[MicroBatch], T],
+    done: Callable[[MicroBatch, T], object] = lambda batch, result: None,
+    shrink: Callable[[MicroBatch], bool],
+    too_large: Callable[[MicroBatch], BrimError],
+) -> None:
+    """Run all positions in batches; those of a batch that runs out of memory, and what follows, are divided anew.
+
+    divide: batches of positions that are left, along their order; each is asked for once the one before is done.
+    work: may be called again with positions of a call that failed. done: is told what a call gave that went well; what
+    it raises ends the run. shrink: lowers the limit by which batches are divided; False: the batch cannot be divided
+    further. It gets one more try, and then `too_large` is raised.
+    """
+    while len(order):
+        for batch in divide(order):
+            result = attempt(partial(work, batch))
+            if isinstance(result, OutOfMemory):
+                free_caches()
+                if shrink(batch):
+                    break
+                result = attempt(partial(work, batch), is_last=lambda: True)
+                if isinstance(result, OutOfMemory):
+                    raise too_large(batch)
+            done(batch, result)
+            order = order[batch.num_rows :]
+
+
+def second_try(action: Callable[[], T], *, on_failure: Callable[[str], None] = lambda message: None) -> T:
+    """What the action gives. The second allocation that fails passes through, like any other exception.
+
+    on_failure: is told the first failure's message.
+    """
+    done = attempt(action)
+    if not isinstance(done, OutOfMemory):
+        return done
+    free_caches()
+    on_failure(done.message)
+    return action()
+
+
+def or_explain(work: Callable[[], T], explain: Callable[[str], BrimError]) -> T:
+    """Return what the work gives. Raises what `explain` makes of the message where memory runs out in it."""
+    done = attempt(work, passing=BrimError)
+    if isinstance(done, OutOfMemory):
+        raise explain(done.message)
+    return done
 
 
 def random_states() -> dict[str, Tensor]:
@@ -39,26 +136,6 @@ def restore_random_states(states: Mapping[str, Tensor]) -> None:
             torch.cuda.set_rng_state(states[f"cuda:{index}"], index)
     if torch.backends.mps.is_available() and "mps" in states:
         torch.mps.set_rng_state(states["mps"])
-
-
-T = TypeVar("T")
-
-
-def second_try(action: Callable[[], T], *, on_failure: Callable[[str], None] = lambda message: None) -> T:
-    """What the action gives. The second allocation that fails passes through, like any other exception.
-
-    on_failure: is told the first failure's message.
-    """
-    try:
-        return action()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        message = first_line(error)
-    # Here, after the `except` block: its traceback keeps tensors alive.
-    free_caches()
-    on_failure(message)
-    return action()
 
 
 def first_line(error: BaseException) -> str:
@@ -82,6 +159,30 @@ def _trim_heap() -> None:
     except (AttributeError, OSError, TypeError):  # no such symbol; no handle of the process itself, as on Windows
         return
     trim(ctypes.c_size_t(0))
+
+
+def _where(raised: TracebackType | None) -> Where:
+    """Autograd's engine is on the way to every failure of a backward pass, and of what is computed anew in it."""
+    for frame, _ in traceback.walk_tb(raised):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return "backward"
+    return "forward"
+
+
+def _let_go(error: BaseException, outer: BaseException | None) -> None:
+    """Empty the frames that an exception leads to: they hold the work's tensors, and someone may hold the exception.
+
+    outer: what is being handled around the work, if anything; its frames are another's.
+    """
+    seen = {id(outer)}
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            link.__traceback__ = None
+            links += [link.__cause__, link.__context__]
 
 
 # tests/batching/test_oom.py has the messages in full, each with where it was seen.

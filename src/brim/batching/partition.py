@@ -74,7 +74,7 @@ def cut_totals(
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
 ) -> Totals:
-    """What `cut` comes to, effective batch by effective batch, with the same cuts; the last may be smaller.
+    """What `ByLength.cut` comes to, effective batch by effective batch, with the same cuts; the last may be smaller.
 
     lengths: tokens of each of at least one row, in the order in which they are consumed.
     O(n · widest micro-batch) up to MOST_ROWS_FOR_ALL_PAIRS rows a batch, for many batches at a time; beyond them
@@ -148,7 +148,7 @@ def _cut_all(terms: Terms, batches: NDArray[np.int64]) -> _Shapes:
 
 def _by_borders(terms: Terms, batches: NDArray[np.int64]) -> Iterator[_Shapes]:
     for lengths in batches:
-        bounds = np.array(borders(terms, lengths, np.arange(len(lengths))))
+        bounds = np.array(borders(terms, lengths))
         yield np.diff(bounds), lengths[bounds[:-1]]
 
 
@@ -286,21 +286,18 @@ class Terms:
         return weight + rows * length if self.largest else self.costs.seconds(rows, length)
 
 
-def borders(terms: Terms, lengths: NDArray[np.int64], positions: NDArray[np.intp]) -> list[int]:
+def borders(terms: Terms, lengths: NDArray[np.int64]) -> list[int]:
     """Where each micro-batch begins, and the end.
 
-    lengths: tokens of at least one row, the longest first. positions: what an error calls these rows.
+    lengths: tokens of at least one row, the longest first; each fits alone, or may exceed the cap.
     Up to MOST_ROWS_FOR_ALL_PAIRS rows the cheapest cut whatever the prices are; beyond them under the Monge
     condition, which a time of a + b·N + c·N·T (N padded tokens, T the longest row) with a floor meets, and so does
     the count of micro-batches.
-
-    Raises RowTooLongError.
     """
     num_rows = len(lengths)
     weight = num_rows * int(lengths[0]) + 1
     distinct, kinds = np.unique(lengths, return_inverse=True)
     widths = terms.widths(distinct, most=num_rows)
-    require_each_fits(terms, lengths, positions, widths[kinds])
     if num_rows <= MOST_ROWS_FOR_ALL_PAIRS:
         table = price_table(terms, distinct, widths, weight=weight)
         begins = cheapest_by_all_pairs(table, kinds[None])[0].tolist()
@@ -311,22 +308,6 @@ def borders(terms: Terms, lengths: NDArray[np.int64], positions: NDArray[np.intp
     while ends[-1]:
         ends.append(begins[ends[-1]])
     return ends[::-1]
-
-
-def require_each_fits(
-    terms: Terms, lengths: NDArray[np.int64], positions: NDArray[np.intp], widths: NDArray[np.int64]
-) -> None:
-    """Raises RowTooLongError for the first row of width 0."""
-    if widths.all():
-        return
-    worst = int(np.argmin(widths))
-    length = int(lengths[worst])
-    raise RowTooLongError(
-        position=int(positions[worst]),
-        length=length,
-        peak_bytes=int(np.ceil(terms.costs.peak_bytes(1, length))),
-        cap_bytes=terms.cap_bytes,
-    )
 
 
 def price_table(

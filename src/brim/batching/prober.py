@@ -15,7 +15,6 @@ import re
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.batching.finder import Probe
-from brim.batching.oom import free_caches, is_out_of_memory, random_states, restore_random_states
+from brim.batching.oom import OutOfMemory, attempt, free_caches, random_states, restore_random_states
 from brim.errors import ProbeError
 
 
@@ -124,21 +123,11 @@ def probed(size: int, run: Callable[[], int], meter: PeakMeter) -> Probe:
     """
     meter.begin()
     started = time.perf_counter()
-    steps = _steps_or_none(run)
+    steps = attempt(run)
     seconds = time.perf_counter() - started
-    if steps is None:  # after the `except` block, whose traceback kept the step's tensors alive
+    if isinstance(steps, OutOfMemory):
         return Probe(size=size, steps=0, outcome="out_of_memory", peak_bytes=None, seconds=seconds)
     return Probe(size=size, steps=steps, outcome="fits", peak_bytes=meter.peak_bytes(), seconds=seconds)
-
-
-def _steps_or_none(run: Callable[[], int]) -> int | None:
-    try:
-        return run()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        traceback.clear_frames(error.__traceback__)  # someone may hold the error
-        return None
 
 
 def _synchronize(model: nn.Module) -> None:

@@ -71,45 +71,6 @@ class Stretch:
         return self.end_sample - self.first_sample
 
 
-def stretches(schedule: BatchSchedule, *, num_rows: int, total_samples: int) -> Iterator[Stretch]:
-    """What a run of so many samples makes of each phase that it reaches; O(phases).
-
-    num_rows: of an epoch, whose last step takes what is left of it.
-    A phase that lies within one step of the phase before it is never reached.
-    """
-    consumed = 0
-    ends = [*(phase.first_sample for phase in schedule.phases[1:]), total_samples]
-    for phase, end in zip(schedule.phases, ends, strict=True):
-        until = min(end, total_samples)
-        if consumed >= until:
-            continue
-        num_steps, reached = _until(consumed, phase.size, num_rows, until)
-        reached = min(reached, total_samples)
-        yield Stretch(size=phase.size, first_sample=consumed, end_sample=reached, num_steps=num_steps)
-        consumed = reached
-
-
-def num_steps(schedule: BatchSchedule, *, num_rows: int, total_samples: int) -> int:
-    """Steps of a run of so many samples."""
-    return sum(each.num_steps for each in stretches(schedule, num_rows=num_rows, total_samples=total_samples))
-
-
-def samples_of_steps(schedule: BatchSchedule, *, num_rows: int, num_steps: int) -> int:
-    """Samples that so many steps consume; O(phases)."""
-    consumed, left = 0, num_steps
-    for number, phase in enumerate(schedule.phases):
-        if number + 1 < len(schedule.phases):
-            until = schedule.phases[number + 1].first_sample
-            if consumed >= until:
-                continue
-            steps, reached = _until(consumed, phase.size, num_rows, until)
-            if steps <= left:
-                consumed, left = reached, left - steps
-                continue
-        return _after(consumed, phase.size, num_rows, left)
-    raise AssertionError("the last phase has no end")
-
-
 def total_of_steps(schedule_for: Callable[[int], BatchSchedule], *, num_rows: int, num_steps: int) -> int:
     """The samples of a run of so many steps whose schedule depends on how many samples it has.
 
@@ -120,7 +81,7 @@ def total_of_steps(schedule_for: Callable[[int], BatchSchedule], *, num_rows: in
     low, high = 1, num_steps * num_rows
     while low < high:
         middle = (low + high) // 2
-        if samples_of_steps(schedule_for(middle), num_rows=num_rows, num_steps=num_steps) <= middle:
+        if schedule_for(middle).samples_of_steps(num_rows=num_rows, num_steps=num_steps) <= middle:
             high = middle
         else:
             low = middle + 1
@@ -170,6 +131,11 @@ class BatchSchedule:
 
     phases: tuple[Phase, ...]
 
+    @classmethod
+    def constant(cls, size: int) -> BatchSchedule:
+        """One size for the whole run."""
+        return cls(phases=(Phase(first_sample=0, size=size),))
+
     def size_at(self, consumed_samples: int) -> int:
         """Rows of the step that begins there."""
         return self.phases[self.index_at(consumed_samples)].size
@@ -191,10 +157,41 @@ class BatchSchedule:
     def is_constant(self) -> bool:
         return len(self.phases) == 1
 
+    def stretches(self, *, num_rows: int, total_samples: int) -> Iterator[Stretch]:
+        """What a run of so many samples makes of each phase that it reaches; O(phases).
 
-def constant(size: int) -> BatchSchedule:
-    """One size for the whole run."""
-    return BatchSchedule(phases=(Phase(first_sample=0, size=size),))
+        num_rows: of an epoch, whose last step takes what is left of it.
+        A phase that lies within one step of the phase before it is never reached.
+        """
+        consumed = 0
+        ends = [*(phase.first_sample for phase in self.phases[1:]), total_samples]
+        for phase, end in zip(self.phases, ends, strict=True):
+            until = min(end, total_samples)
+            if consumed >= until:
+                continue
+            num_steps, reached = _until(consumed, phase.size, num_rows, until)
+            reached = min(reached, total_samples)
+            yield Stretch(size=phase.size, first_sample=consumed, end_sample=reached, num_steps=num_steps)
+            consumed = reached
+
+    def num_steps(self, *, num_rows: int, total_samples: int) -> int:
+        """Steps of a run of so many samples."""
+        return sum(each.num_steps for each in self.stretches(num_rows=num_rows, total_samples=total_samples))
+
+    def samples_of_steps(self, *, num_rows: int, num_steps: int) -> int:
+        """Samples that so many steps consume; O(phases)."""
+        consumed, left = 0, num_steps
+        for number, phase in enumerate(self.phases):
+            if number + 1 < len(self.phases):
+                until = self.phases[number + 1].first_sample
+                if consumed >= until:
+                    continue
+                steps, reached = _until(consumed, phase.size, num_rows, until)
+                if steps <= left:
+                    consumed, left = reached, left - steps
+                    continue
+            return _after(consumed, phase.size, num_rows, left)
+        raise AssertionError("the last phase has no end")
 
 
 def schedule_of(steps: Iterable[tuple[int, int]]) -> BatchSchedule:

@@ -7,12 +7,9 @@ BatchNorm's running averages.
 from __future__ import annotations
 
 import math
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from brim.batching.microbatch import CapChange, Cutter, MicroBatch
-from brim.batching.oom import free_caches, is_out_of_memory, random_states, restore_random_states
+from brim.batching.oom import OutOfMemory, attempt, free_caches, random_states, restore_random_states
 from brim.errors import OutOfMemoryError
 from brim.units import format_count
 
@@ -28,9 +25,6 @@ Backward: TypeAlias = Callable[[NDArray[np.intp]], Tensor]
 
 
 OnEvent: TypeAlias = Callable[[Mapping[str, Any]], None]
-
-
-Where: TypeAlias = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +42,6 @@ class StepOutcome:
     loss: float
     parts: tuple[Part, ...]
     num_out_of_memory: int  # times that the step was begun anew
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Failure:
-    """What is known of a pass that ran out of memory, without anything that would keep its tensors alive."""
-
-    number: int  # of the micro-batch, from 0
-    where: Where
-    message: str  # its first line
 
 
 class GroupMeter(Protocol):
@@ -118,20 +103,22 @@ class GradientStep:
         if self._buffers is not None:
             self._buffers.save()
         num_out_of_memory = 0
-        tried_alone: set[int] = set()
+        tried_alone: set[int] = set()  # first rows of micro-batches that failed before and cannot be cut further
+        parts: list[Part] = []
         micro_batches = self._cut(lengths, num_groups)
-        while isinstance(done := self._pass(micro_batches, meter, tried_alone), _Failure):
+        while isinstance(loss := self._pass(micro_batches, meter, parts, tried_alone), OutOfMemory):
             num_out_of_memory += 1
+            number = len(parts)
+            parts.clear()
             self._rewind(random_before, meter)
-            self._cut_smaller(micro_batches, done, tried_alone)
+            self._cut_smaller(micro_batches, number, loss, tried_alone)
             micro_batches = self._cut(lengths, num_groups)
             self._on_event({"event": "replay", "num_micro_batches": len(micro_batches)})
         if self._buffers is not None:
             self._buffers.done()
         if not num_out_of_memory:
             self._say(self._cutter.clean_step())
-        loss, parts = done
-        return StepOutcome(loss=loss, parts=parts, num_out_of_memory=num_out_of_memory)
+        return StepOutcome(loss=loss, parts=tuple(parts), num_out_of_memory=num_out_of_memory)
 
     def _cut(self, lengths: ArrayLike, num_groups: int | None) -> list[MicroBatch]:
         if num_groups is None:
@@ -139,16 +126,15 @@ class GradientStep:
         return self._cutter.cut_in_order(lengths, num_groups=num_groups)
 
     def _pass(
-        self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None, tried_alone: set[int]
-    ) -> tuple[float, tuple[Part, ...]] | _Failure:
-        """All micro-batches, or how far they got. Once it returns, nothing of a failed pass is referred to.
+        self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None, parts: list[Part], tried_alone: set[int]
+    ) -> float | OutOfMemory:
+        """The loss, with all micro-batches among the parts; or why it failed, with those that went well.
 
         tried_alone: first rows of micro-batches that failed before and cannot be cut further.
         """
         self._drop_gradients(meter)
-        parts: list[Part] = []
-        outer = sys.exc_info()[1]
-        try:
+
+        def accumulate() -> float:
             for micro_batch in micro_batches:
                 loss = self._backward(micro_batch.rows)
                 if meter is not None:
@@ -157,14 +143,9 @@ class GradientStep:
             if meter is not None:
                 meter.end()
             # One wait for the device in a step, not one a micro-batch.
-            return _total(parts), tuple(parts)
-        except Exception as error:
-            failed = micro_batches[min(len(parts), len(micro_batches) - 1)]
-            if not is_out_of_memory(error, is_last=int(failed.rows[0]) in tried_alone):
-                raise
-            failure = _Failure(number=len(parts), where=_where(error.__traceback__), message=_first_line(error))
-            _let_go(error, outer)
-            return failure
+            return _total(parts)
+
+        return attempt(accumulate, is_last=lambda: int(_failed(micro_batches, len(parts)).rows[0]) in tried_alone)
 
     def _rewind(self, random_before: Mapping[str, Tensor], meter: GroupMeter | None) -> None:
         self._drop_gradients(meter)
@@ -173,12 +154,14 @@ class GradientStep:
             self._buffers.restore()
         free_caches()
 
-    def _cut_smaller(self, micro_batches: Sequence[MicroBatch], failure: _Failure, tried_alone: set[int]) -> None:
+    def _cut_smaller(
+        self, micro_batches: Sequence[MicroBatch], number: int, failure: OutOfMemory, tried_alone: set[int]
+    ) -> None:
         """Lower the cap; or let a row that is alone already be tried once more."""
-        failed = micro_batches[min(failure.number, len(micro_batches) - 1)]
+        failed = _failed(micro_batches, number)
         event = {
             "event": "oom",
-            "micro_batch": failure.number + 1,
+            "micro_batch": number + 1,
             "num_micro_batches": len(micro_batches),
             "rows": failed.num_rows,
             "where": failure.where,
@@ -196,7 +179,7 @@ class GradientStep:
             raise self._no_way(failed, failure)
         tried_alone.add(first)
 
-    def _no_way(self, failed: MicroBatch, failure: _Failure) -> OutOfMemoryError:
+    def _no_way(self, failed: MicroBatch, failure: OutOfMemory) -> OutOfMemoryError:
         rows = self._name_row(int(failed.rows[0]))
         if failed.num_rows > 1:
             rows += f" and {failed.num_rows - 1} more, which cannot be cut further,"
@@ -224,32 +207,9 @@ def _total(parts: Sequence[Part]) -> float:
     return math.fsum(torch.stack([part.loss for part in parts]).tolist())
 
 
-def _where(raised: TracebackType | None) -> Where:
-    """Autograd's engine is on the way to every failure of a backward pass, and of what is computed anew in it."""
-    for frame, _ in traceback.walk_tb(raised):
-        if frame.f_code.co_name == "_engine_run_backward":
-            return "backward"
-    return "forward"
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _let_go(error: BaseException, outer: BaseException | None) -> None:
-    """Empty the frames that an exception leads to: they hold the pass's tensors, and someone may hold the exception.
-
-    outer: what is being handled around the step, if anything; its frames are another's.
-    """
-    seen = {id(outer)}
-    links: list[BaseException | None] = [error]
-    while links:
-        link = links.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            traceback.clear_frames(link.__traceback__)
-            link.__traceback__ = None
-            links += [link.__cause__, link.__context__]
+def _failed(micro_batches: Sequence[MicroBatch], number: int) -> MicroBatch:
+    """The micro-batch of this number; the last one where it was the sum of their losses that failed."""
+    return micro_batches[min(number, len(micro_batches) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

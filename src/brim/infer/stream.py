@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from brim.batching import free_caches, is_out_of_memory
+from brim.batching import OutOfMemory, attempt, free_caches
 from brim.data.tokens import TextEncoder
 from brim.errors import OutOfMemoryError
 from brim.infer.engines import Constraint, FinishReason, NextToken, Passes, Writing, explained
@@ -111,15 +111,15 @@ def _tokens(
     cache = KeptCache(most_columns=_columns(row, chooser)) if kept is None else kept
     try:
         while len(row.generated) < chooser.max_new_tokens:
-            token = _next(row, chooser, cache, begin)
+            token = attempt(lambda: _next(row, chooser, cache, begin))
+            if isinstance(token, OutOfMemory):
+                break
             if token in end_ids:
                 return "stop"
             row.generated.append(token)
             yield token
-        return "length"
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
+        else:
+            return "length"
     finally:
         if kept is None:
             cache.clear()

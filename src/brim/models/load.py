@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
+from brim.batching import is_out_of_memory
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer, QuantizationConfig
 from brim.errors import BrimError, ConfigError, ModelError, Problem
@@ -223,7 +224,7 @@ def load_base(
             raise ModelError(_beyond_range(beyond, cast(torch.dtype, products_dtype), folder))
         model = model.eval() if quantization is not None else model.to(device).eval()
     except (MemoryError, *LOADING_ERRORS) as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise BrimError(_too_large(folder, device, quantization)) from error
         raise ModelError(explain(error, folder)) from error
     forget_generation_settings(model)
@@ -306,11 +307,6 @@ def _some(names: list[str]) -> str:
 
 def _shape(shape: Iterable[int]) -> str:
     return "×".join(map(str, shape))
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    words = ("out of memory", "can't allocate memory", "Cannot allocate memory")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(each in str(error) for each in words)
 
 
 def _too_large(folder: ModelFolder, device: torch.device, quantization: QuantizationConfig | None) -> Problem:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from brim.batching import Costs, Stretch, constant, num_steps, rows_that_fit, stretches
+from brim.batching import BatchSchedule, Costs, Stretch, rows_that_fit
 from brim.config import EFFECTIVE, Choice, dotted, ways_given, with_effective_rows
 from brim.errors import ConfigError
 from brim.planning.candidates import epoch
@@ -129,7 +129,7 @@ def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, 
 
 
 def _stretches(length: RunLength) -> Iterator[Stretch]:
-    return stretches(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples)
+    return length.schedule.stretches(num_rows=length.num_rows, total_samples=length.total_samples)
 
 
 def _key(request: PlanRequest) -> str:
@@ -161,7 +161,7 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
     """
     if length.adaptation is not None:
         return _adapting(length, task, chosen, costs)
-    every = list(stretches(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples))
+    every = list(length.schedule.stretches(num_rows=length.num_rows, total_samples=length.total_samples))
     if length.schedule.is_constant:
         phase, row_s = _as_chosen(length, chosen)
         steps = {phase.size: _Step(plan=phase, row_s=row_s)}
@@ -185,7 +185,7 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
 def steps_between(length: RunLength) -> tuple[int, int]:
     """The fewest and the most steps that a run may take which follows what is measured."""
     fewest, most = (
-        num_steps(constant(size), num_rows=length.num_rows, total_samples=length.total_samples)
+        BatchSchedule.constant(size).num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
         for size in (length.sizes[-1], length.sizes[0])
     )
     return fewest, most
@@ -218,8 +218,8 @@ def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) ->
     steps = _steps(task, chosen, costs, dict.fromkeys(looked_at(length.sizes), 0))
     runs = [
         step.row_s * length.total_samples
-        + chosen.update_s * num_steps(constant(size), num_rows=length.num_rows, total_samples=length.total_samples)
-        for size, step in steps.items()
+        + chosen.update_s * schedule.num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
+        for schedule, step in ((BatchSchedule.constant(size), step) for size, step in steps.items())
     ]
     return PhaseCosts(phases=tuple(step.plan for step in steps.values()), seconds=(min(runs), max(runs)))
 

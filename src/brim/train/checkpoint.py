@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +185,6 @@ class TrainState:
             "num_tokens": self.num_tokens,
             "num_supervised_tokens": self.num_supervised_tokens,
         }
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def improve(self, metric: float, *, higher_is_better: bool) -> bool:
         """Take a validation metric in; whether it is the best so far. NaN and infinity never are."""

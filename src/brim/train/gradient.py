@@ -24,9 +24,10 @@ from brim.batching import (
     NUM_GROUPS,
     GradientStep,
     NoiseMeasurement,
+    OutOfMemory,
     Part,
     StepOutcome,
-    is_out_of_memory,
+    attempt,
     measure,
     random_states,
     restore_random_states,
@@ -113,11 +114,8 @@ class Gradient:
         restore_random_states(random_before)  # the same dropout
         try:
             # Where each gradient is finite, it is their sum that is not.
-            return [number for number, part in enumerate(parts) if not self._is_finite(part)] or everyone
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return everyone
+            found = attempt(lambda: [number for number, part in enumerate(parts) if not self._is_finite(part)])
+            return everyone if isinstance(found, OutOfMemory) else found or everyone
         finally:
             self.drop()
             restore_random_states(random_after)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
 
-from brim.batching import Cutter, first_line, is_out_of_memory, second_try
+from brim.batching import Cutter, or_explain, second_try
 from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
 from brim.data.chat import TemplateTexts, store_template
 from brim.data.tokens import TokenRows
@@ -51,22 +51,25 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: T
     generation: of transformers' GenerationConfig. chat: the template that was used; None: the base's own.
     Raises CheckpointError when the folder cannot be written, OutOfMemoryError when memory runs out twice.
     """
-    try:
-        second_try(lambda: _export(llm, path, generation=generation, chat=chat))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            what=f"the model could not be written: {error}",
-            where=str(path),
-            fix="make room or make the folder writable, then run again with --resume",
-        ) from error
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            what=f"memory ran out twice when the model was written: {first_line(error)}",
+
+    def write() -> None:
+        try:
+            second_try(lambda: _export(llm, path, generation=generation, chat=chat))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                what=f"the model could not be written: {error}",
+                where=str(path),
+                fix="make room or make the folder writable, then run again with --resume",
+            ) from error
+
+    or_explain(
+        write,
+        lambda message: OutOfMemoryError(
+            what=f"memory ran out twice when the model was written: {message}",
             where=str(path),
             fix="free memory on this machine, then run again with --resume: what was learned is in the checkpoints",
-        ) from None
+        ),
+    )
 
 
 def _export(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.batching import ByLength, StepOutcome, is_out_of_memory, random_states, restore_random_states, second_try
+from brim.batching import ByLength, StepOutcome, or_explain, random_states, restore_random_states, second_try
 from brim.data.tokens import rows_of_step
 from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train.checkpoint import (
@@ -232,20 +233,16 @@ class Loop:
         state = self.state
         if self._saved_step == state.step:
             return
-        try:
+
+        def write() -> None:
             second_try(
                 self._write_checkpoint,
                 on_failure=lambda message: self._hear(failure_event("checkpoint", message), step=state.step),
             )
-        except Exception as error:
-            if isinstance(error, BrimError) or not is_out_of_memory(error):
-                raise
-            failure = while_saving(error, step=state.step, saved_step=self._saved_step)
-        else:
-            self._saved_step = state.step
-            self._job.observer.write({"step": state.step, "event": "checkpoint"})
-            return
-        raise failure
+
+        or_explain(write, lambda message: while_saving(message, step=state.step, saved_step=self._saved_step))
+        self._saved_step = state.step
+        self._job.observer.write({"step": state.step, "event": "checkpoint"})
 
     def _write_checkpoint(self) -> None:
         job, state = self._job, self.state
@@ -257,7 +254,7 @@ class Loop:
             state.step,
             tensors={"model": trained_weights(job.model), "optimizer": tensors, "random": random_states()},
             state={
-                "train": state.as_dict(),
+                "train": asdict(state),
                 "optimizer": numbers,
                 "rates": job.rates.state(),
                 "cutter": job.cutter.state(),

@@ -21,12 +21,9 @@ from brim.batching import (
     NoiseMeasurement,
     NoiseScale,
     Phase,
-    constant,
     doubling,
     equal_steps,
     linear,
-    num_steps,
-    samples_of_steps,
     schedule_of,
     total_of_steps,
 )
@@ -76,10 +73,10 @@ class BatchCourse:
         self._measure_every = measure_every
         self._last_size: int = saved.get("last_size", 0)  # of the step before; 0: there was none
         self._point = _Point(**saved.get("point", {}))
-        self._noise = NoiseScale.from_dict(saved["noise"]) if "noise" in saved else NoiseScale()
+        self._noise = NoiseScale(**saved["noise"]) if "noise" in saved else NoiseScale()
         self._adaptation = length.adaptation
         if length.adaptation is not None and "adaptation" in saved:
-            self._adaptation = Adaptation.from_dict(saved["adaptation"])
+            self._adaptation = Adaptation(**saved["adaptation"])
 
     def size(self, consumed_samples: int) -> int:
         """Rows of the step that begins there, as the schedule says: the end of an epoch or of the run may cut it."""
@@ -148,9 +145,9 @@ class BatchCourse:
         """What a resumed run needs to go on, as JSON."""
         state: dict[str, Any] = {"last_size": self._last_size, "point": asdict(self._point)}
         if self._measure_every is not None:
-            state["noise"] = self._noise.as_dict()
+            state["noise"] = asdict(self._noise)
         if self._adaptation is not None:
-            state["adaptation"] = self._adaptation.as_dict()
+            state["adaptation"] = asdict(self._adaptation)
         return state
 
     def _reason(self) -> str:
@@ -180,7 +177,7 @@ def length_of(
     """
     length = RunLength(
         num_rows=len(rows),
-        schedule=constant(1),
+        schedule=BatchSchedule.constant(1),
         total_samples=len(rows),
         steps_per_checkpoint=trainer.steps_per_checkpoint,
         checkpoints_per_epoch=max(trainer.checkpoints_per_epoch, 1),
@@ -200,7 +197,7 @@ def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _S
         total_samples = _samples(trainer, num_rows)
         return replace(length, schedule=schedule_for(total_samples), total_samples=total_samples)
     schedule = schedule_for(total_of_steps(schedule_for, num_rows=num_rows, num_steps=num_steps))
-    total_samples = samples_of_steps(schedule, num_rows=num_rows, num_steps=num_steps)
+    total_samples = schedule.samples_of_steps(num_rows=num_rows, num_steps=num_steps)
     return replace(length, schedule=schedule, total_samples=total_samples)
 
 
@@ -276,7 +273,7 @@ def _schedule_for(trainer: FinetuneTrainer, rows: TokenRows, seed: int) -> _Sche
         steps = parse_batch_steps(trainer.batch_schedule)
         return lambda total: schedule_of([(samples(start, total), size) for start, size in steps])
     if trainer.batch_rampup is None:
-        return lambda total: constant(final_size)
+        return lambda total: BatchSchedule.constant(final_size)
     length = parse_duration(trainer.batch_rampup.length)
     ramp = cache(partial(_ramp, trainer, final_size))  # that of a length in samples is the same in every run
     return lambda total: ramp(samples(length, total))
@@ -324,7 +321,7 @@ class RunLength:
         """None where it depends on what will be measured."""
         if self.adaptation is not None:
             return None
-        return num_steps(self.schedule, num_rows=self.num_rows, total_samples=self.total_samples)
+        return self.schedule.num_steps(num_rows=self.num_rows, total_samples=self.total_samples)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -388,10 +385,10 @@ def run_length(
 
     Without a checkpoint key, there is one at each epoch's end. 0 means "not set".
     """
-    schedule = constant(effective_batch_size)
+    schedule = BatchSchedule.constant(effective_batch_size)
     total_samples = epochs * num_rows
     if train_steps is not None:
-        total_samples = samples_of_steps(schedule, num_rows=num_rows, num_steps=train_steps)
+        total_samples = schedule.samples_of_steps(num_rows=num_rows, num_steps=train_steps)
     return RunLength(
         num_rows=num_rows,
         schedule=schedule,

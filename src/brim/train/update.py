@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from brim.batching import StepOutcome, first_line, is_out_of_memory, second_try
+from brim.batching import StepOutcome, or_explain, second_try
 from brim.config.schema import GradientClippingConfig
 from brim.errors import BrimError, OutOfMemoryError
 from brim.train.checkpoint import TrainState
@@ -50,7 +50,8 @@ class WeightUpdate:
         job = self._job
         if not math.isfinite(loss) and self._scaler.is_enabled():
             return math.nan  # once unscaled, the scaler wants its step
-        try:
+
+        def clipped() -> float:
             self._scaler.unscale_(job.optimizer)
             norm = second_try(
                 lambda: gradient_norm(self._parameters),
@@ -58,11 +59,10 @@ class WeightUpdate:
             )
             clip(self._parameters, norm, job.clipping)
             return float(norm)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = at_the_norm(error, step=self._state.step + 1, settings=job.settings)
-        raise failure
+
+        return or_explain(
+            clipped, lambda message: at_the_norm(message, step=self._state.step + 1, settings=job.settings)
+        )
 
     def __call__(
         self,
@@ -95,18 +95,13 @@ class WeightUpdate:
 
     def _step_optimizer(self, saved_step: int | None) -> None:
         """Raises OutOfMemoryError where the weights may be half updated: nothing of them is saved from there on."""
-        try:
+
+        def step() -> None:
             self._scaler.step(self._job.optimizer)
             self._scaler.update()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = in_the_update(
-                error, step=self._state.step + 1, saved_step=saved_step, settings=self._job.settings
-            )
-        else:
-            return
-        raise failure
+
+        number, settings = self._state.step + 1, self._job.settings
+        or_explain(step, lambda message: in_the_update(message, step=number, saved_step=saved_step, settings=settings))
 
     def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
         """Neither weights nor optimizer hear of this step. Raises BrimError where the run is to stop."""
@@ -222,29 +217,29 @@ def of_a_row(
     )
 
 
-def at_the_norm(error: Exception, *, step: int, settings: Settings) -> OutOfMemoryError:
+def at_the_norm(message: str, *, step: int, settings: Settings) -> OutOfMemoryError:
     """The gradient was there, and its norm, or clipping it, ran out of memory: the update had not begun."""
     return OutOfMemoryError(
-        what=f"memory ran out when the gradient was clipped: {first_line(error)}",
+        what=f"memory ran out when the gradient was clipped: {message}",
         where=f"step {step:,}",
         fix=for_an_update(settings),
     )
 
 
-def in_the_update(error: Exception, *, step: int, saved_step: int | None, settings: Settings) -> OutOfMemoryError:
+def in_the_update(message: str, *, step: int, saved_step: int | None, settings: Settings) -> OutOfMemoryError:
     """The optimizer's own step. saved_step: of the newest checkpoint; None: there is none."""
     return OutOfMemoryError(
         what="memory ran out in the optimizer's own step; the weights, which may be half updated, are not saved: "
-        + first_line(error),
+        + message,
         where=f"step {step:,}",
         fix=f"{for_an_update(settings)}. {_left(step - 1, saved_step)}",
     )
 
 
-def while_saving(error: Exception, *, step: int, saved_step: int | None) -> OutOfMemoryError:
+def while_saving(message: str, *, step: int, saved_step: int | None) -> OutOfMemoryError:
     """The checkpoint after this step. saved_step: of the newest one that was there before."""
     return OutOfMemoryError(
-        what=f"memory ran out twice when the checkpoint of step {step:,} was written: {first_line(error)}",
+        what=f"memory ran out twice when the checkpoint of step {step:,} was written: {message}",
         fix=f"free memory on this machine. {_left(step, saved_step)}",
     )
 

@@ -9,7 +9,8 @@ finds these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -18,10 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brim.batching import is_out_of_memory
+from brim.batching import attempt
 from brim.config.schema import GenerationConfig
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, InputError
+from brim.infer.engines.batching import OnSmaller
+from brim.infer.engines.capacity import Room
 from brim.models import Precision
 
 if TYPE_CHECKING:
@@ -71,6 +74,50 @@ def respond_to(
     return [responses[position] for position in range(len(prompts))]
 
 
+class LocalEngine(ABC):
+    """An Engine that runs a model of this process. The longest prompts run first; none may be empty.
+
+    settings: what `generation_settings` gives. on_smaller: told each time that memory ran out and fewer rows go on
+    together; what it raises ends the run. is_misled: whether the architecture's batches are not right, so that rows go
+    one by one; None: it is tried.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        settings: Mapping[str, Any],
+        room: Room,
+        seed: int,
+        device: torch.device,
+        precision: Precision,
+        constraint: Constraint | None = None,
+        on_smaller: OnSmaller = lambda smaller: None,
+        is_misled: bool | None = None,
+    ) -> None:
+        self._model, self._settings, self._room, self._seed = model, settings, room, seed
+        self._device, self._precision = device, precision
+        self._constraint, self._on_smaller = constraint, on_smaller
+        self._is_misled = is_misled
+
+    @abstractmethod
+    def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
+        """See Engine."""
+
+    def _rows_go_alone(self, prompts: TokenRows) -> bool:
+        if self._is_misled is None:
+            self._is_misled = is_misled_by_its_batch(
+                self._model,
+                prompts[0].input_ids.tolist(),
+                pad_id=self._settings["pad_token_id"],
+                device=self._device,
+                precision=self._precision,
+            )
+        return self._is_misled
+
+
 class Constraint(Protocol):
     """Which tokens may come next, where not every text is an answer."""
 
@@ -93,11 +140,16 @@ def explained() -> Iterator[None]:
     except RuntimeError as error:
         if "probability tensor" not in str(error):
             raise
-        raise BrimError(
-            what="the probabilities of the next token are not finite",
-            where="generation",
-            fix="raise generation.temperature, or check that the model's weights are whole",
-        ) from error
+        raise not_finite() from error
+
+
+def not_finite() -> BrimError:
+    """The error of scores from which no token can be chosen."""
+    return BrimError(
+        what="the probabilities of the next token are not finite",
+        where="generation",
+        fix="raise generation.temperature, or check that the model's weights are whole",
+    )
 
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_p")
@@ -145,12 +197,8 @@ def is_misled_by_its_batch(
     Both where the prompt is read and where a token is added to it: some architectures mask the one and not the other.
     False where memory is too short for two rows: whoever runs them together finds out, and tells.
     """
-    try:
-        return _changes(model, prompt, pad_id=pad_id, device=device, precision=precision)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
+    found = attempt(lambda: _changes(model, prompt, pad_id=pad_id, device=device, precision=precision))
+    return found is True
 
 
 def _changes(

@@ -6,17 +6,20 @@ follows from trials.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import CapChange, Cutter, MicroBatch, PeakMeter, free_caches, is_out_of_memory
+from brim.batching import CapChange, Cutter, MicroBatch, PeakMeter, run_batches
 from brim.data.tokens import TokenRows
 from brim.errors import OutOfMemoryError
 from brim.units import format_bytes, format_count
+
+T = TypeVar("T")
+
 
 WINDOW_ROWS = 4096  # as planning/evaluation.py has it; tests compare them
 
@@ -27,43 +30,26 @@ class RowsByCost:
     on_smaller: called each time that the limit falls; what it raises ends the work.
     """
 
-    def __init__(self, cutter: Cutter, *, on_smaller: Callable[[Smaller], None] = lambda smaller: None) -> None:
+    def __init__(self, cutter: Cutter, *, on_smaller: OnSmaller = lambda smaller: None) -> None:
         self._cutter = cutter
         self._on_smaller = on_smaller
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
         """See Batches."""
+
+        def divide(left: NDArray[np.intp]) -> list[MicroBatch]:
+            return [replace(batch, rows=left[batch.rows]) for batch in self._cutter.cut(rows.lengths[left])]
+
         for start in range(0, len(order), WINDOW_ROWS):
-            left = order[start : start + WINDOW_ROWS]
-            while len(left):
-                left = self._run_until_lowered(rows, left, work, doing)
-
-    def _run_until_lowered(
-        self, rows: TokenRows, positions: NDArray[np.intp], work: Work, doing: Doing
-    ) -> NDArray[np.intp]:
-        """The positions that are left, which are to be cut anew; none where all fitted."""
-        batches = self._cutter.cut(rows.lengths[positions])
-        for number, batch in enumerate(batches):
-            taken = positions[batch.rows]
-            if fits(work, taken):
-                continue
-            # Here, after the `except` block: its traceback keeps tensors alive.
-            free_caches()
-            change = self._cutter.lower(batch)
-            if change is not None:
-                self._tell(rows, taken, batch, change, doing)
-                return np.concatenate([positions[each.rows] for each in batches[number:]])
-            if not fits(work, taken, is_last=True):
-                position = int(taken[0])
-                raise too_large(key=int(rows.keys[position]), num_tokens=int(rows.lengths[position]), doing=doing)
-        return positions[:0]
-
-    def _tell(
-        self, rows: TokenRows, positions: NDArray[np.intp], batch: MicroBatch, change: CapChange, doing: Doing
-    ) -> None:
-        keys = tuple(int(key) for key in rows.keys[positions])
-        unit: Literal["rows", "bytes"] = "rows" if change.unit == "rows" else "bytes"
-        self._on_smaller(Smaller(doing=doing, keys=keys, longest=batch.padded_length, after=change.after, unit=unit))
+            run_rows(
+                rows,
+                order[start : start + WINDOW_ROWS],
+                doing=doing,
+                divide=divide,
+                work=lambda batch: work(batch.rows),
+                lower=self._cutter.lower,
+                on_smaller=self._on_smaller,
+            )
 
 
 # An A100 reaches 90% of its speed at about 1,000 tokens of a batch, with weights in 4 bits at 4,000: beyond four times
@@ -81,7 +67,7 @@ class RowsByTrial:
     is what ends the growth.
     """
 
-    def __init__(self, meter: PeakMeter, *, on_smaller: Callable[[Smaller], None] = lambda smaller: None) -> None:
+    def __init__(self, meter: PeakMeter, *, on_smaller: OnSmaller = lambda smaller: None) -> None:
         self._meter = meter
         self._on_smaller = on_smaller
         self._most_tokens = 1  # of several rows, padding included
@@ -89,31 +75,26 @@ class RowsByTrial:
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
         """See Batches; in this order."""
-        done = 0
-        has_retried = False
-        while done < len(order):
-            longest = int(rows.lengths[order[done]])
-            positions = order[done : done + max(1, self._most_tokens // longest)]
-            if self._tried(work, positions, len(positions) * longest, is_last=has_retried):
-                done += len(positions)
-                has_retried = False
-                continue
-            # Here, after the `except` block: its traceback keeps tensors alive.
-            free_caches()
-            if len(positions) > 1:
-                self._shrink(rows, positions, longest, doing)
-            elif has_retried:
-                raise too_large(key=int(rows.keys[positions[0]]), num_tokens=longest, doing=doing)
-            else:
-                has_retried = True
 
-    def _tried(self, work: Work, positions: NDArray[np.intp], num_tokens: int, *, is_last: bool) -> bool:
-        if not self._grows:
-            return fits(work, positions, is_last=is_last)
+        def divide(left: NDArray[np.intp]) -> Iterator[MicroBatch]:
+            while len(left):
+                num_rows = max(1, self._most_tokens // int(rows.lengths[left[0]]))
+                yield together(rows, left[:num_rows])
+                left = left[num_rows:]
+
+        def measured(batch: MicroBatch) -> None:
+            if self._grows:
+                self._measure(lambda: work(batch.rows), batch.num_rows * batch.padded_length)
+            else:
+                work(batch.rows)
+
+        run_rows(rows, order, doing=doing, divide=divide, work=measured, lower=self._lower, on_smaller=self._on_smaller)
+
+    def _measure(self, work: Callable[[], None], num_tokens: int) -> None:
+        """Run a batch of so many tokens; twice as many follow, while what it took says that they fit."""
         self._meter.begin()
         before_bytes = self._meter.peak_bytes()
-        if not fits(work, positions, is_last=is_last):
-            return False
+        work()
         peak_bytes, limit_bytes = self._meter.peak_bytes(), self._meter.limit_bytes()
         if before_bytes is not None and peak_bytes is not None and limit_bytes is not None:
             twice_bytes = before_bytes + 2 * (peak_bytes - before_bytes)
@@ -123,20 +104,23 @@ class RowsByTrial:
             self._grows = self._most_tokens < _ENOUGH_TOKENS
         else:
             self._most_tokens = max(num_tokens, self._most_tokens)
-        return True
 
-    def _shrink(self, rows: TokenRows, positions: NDArray[np.intp], longest: int, doing: Doing) -> None:
+    def _lower(self, failed: MicroBatch) -> CapChange | None:
+        if failed.num_rows == 1:
+            return None
         self._grows = False
-        at_once = len(positions) // 2
-        self._most_tokens = at_once * longest
-        keys = tuple(int(key) for key in rows.keys[positions])
-        self._on_smaller(Smaller(doing=doing, keys=keys, longest=longest, after=at_once))
+        after = failed.num_rows // 2
+        self._most_tokens = after * failed.padded_length
+        return CapChange(before=failed.num_rows, after=after, unit="rows")
 
 
 Doing: TypeAlias = Literal["evaluation", "generation"]
 
 
 Work: TypeAlias = Callable[[NDArray[np.intp]], None]  # on positions
+
+
+OnSmaller: TypeAlias = Callable[["Smaller"], None]
 
 
 _FIX: dict[Doing, str] = {
@@ -198,36 +182,33 @@ class RowsAtOnce:
     on_smaller: called each time that it falls; what it raises ends the work.
     """
 
-    def __init__(self, num_rows: int, *, on_smaller: Callable[[Smaller], None] = lambda smaller: None) -> None:
+    def __init__(self, num_rows: int, *, on_smaller: OnSmaller = lambda smaller: None) -> None:
         assert num_rows > 0, "no rows at once are no work"
         self.num_rows = num_rows
         self.on_smaller = on_smaller
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
         """See Batches; in this order."""
-        done = 0
-        has_retried = False
-        while done < len(order):
-            positions = order[done : done + self.num_rows]
-            if fits(work, positions, is_last=has_retried):
-                done += len(positions)
-                has_retried = False
-                continue
-            # Here, after the `except` block: its traceback keeps tensors alive.
-            free_caches()
-            if len(positions) > 1:
-                self._halve(rows, positions, doing)
-            elif has_retried:
-                position = int(positions[0])
-                raise too_large(key=int(rows.keys[position]), num_tokens=int(rows.lengths[position]), doing=doing)
-            else:
-                has_retried = True
 
-    def _halve(self, rows: TokenRows, positions: NDArray[np.intp], doing: Doing) -> None:
-        self.num_rows = len(positions) // 2
-        keys = tuple(int(key) for key in rows.keys[positions])
-        longest = int(rows.lengths[positions].max())
-        self.on_smaller(Smaller(doing=doing, keys=keys, longest=longest, after=self.num_rows))
+        def divide(left: NDArray[np.intp]) -> Iterator[MicroBatch]:
+            for start in range(0, len(left), self.num_rows):
+                yield together(rows, left[start : start + self.num_rows])
+
+        run_rows(
+            rows,
+            order,
+            doing=doing,
+            divide=divide,
+            work=lambda batch: work(batch.rows),
+            lower=self._halve,
+            on_smaller=self.on_smaller,
+        )
+
+    def _halve(self, failed: MicroBatch) -> CapChange | None:
+        if failed.num_rows == 1:
+            return None
+        before, self.num_rows = self.num_rows, failed.num_rows // 2
+        return CapChange(before=before, after=self.num_rows, unit="rows")
 
 
 def rows_at_once(given: int | RowsAtOnce) -> RowsAtOnce:
@@ -245,6 +226,48 @@ def longest_first(rows: TokenRows) -> NDArray[np.intp]:
     return np.argsort(-rows.lengths, kind="stable")
 
 
+def together(rows: TokenRows, positions: NDArray[np.intp]) -> MicroBatch:
+    """The rows at these positions as one batch."""
+    return MicroBatch(rows=positions, padded_length=int(rows.lengths[positions].max()))
+
+
+def run_rows(
+    rows: TokenRows,
+    order: NDArray[np.intp],
+    *,
+    doing: Doing,
+    divide: Callable[[NDArray[np.intp]], Iterable[MicroBatch]],
+    work: Callable[[MicroBatch], T],
+    done: Callable[[MicroBatch, T], object] = lambda batch, result: None,
+    lower: Callable[[MicroBatch], CapChange | None],
+    on_smaller: OnSmaller,
+) -> None:
+    """Run rows in batches (`run_batches`), and tell each time that fewer of them go on together.
+
+    lower: lowers the limit after a batch that failed; None where it is a single row.
+    Raises OutOfMemoryError, naming the row, when one alone runs out of memory.
+    """
+
+    def shrink(failed: MicroBatch) -> bool:
+        change = lower(failed)
+        if change is not None:
+            keys = tuple(rows.keys[failed.rows].tolist())
+            unit: Literal["rows", "bytes"] = "rows" if change.unit == "rows" else "bytes"
+            on_smaller(Smaller(doing=doing, keys=keys, longest=failed.padded_length, after=change.after, unit=unit))
+        return change is not None
+
+    run_batches(
+        order,
+        divide=divide,
+        work=work,
+        done=done,
+        shrink=shrink,
+        too_large=lambda batch: too_large(
+            key=int(rows.keys[batch.rows[0]]), num_tokens=batch.padded_length, doing=doing
+        ),
+    )
+
+
 def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
     """What ends the work when a row alone runs out of memory."""
     return OutOfMemoryError(
@@ -252,17 +275,3 @@ def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
         where=f"row {key} (numbered from 0)",
         fix=_FIX[doing],
     )
-
-
-def fits(work: Work, positions: NDArray[np.intp], *, is_last: bool = False) -> bool:
-    """Whether the call ended well, and not for lack of memory. Other errors are passed on.
-
-    is_last: a row alone has failed before.
-    """
-    try:
-        work(positions)
-    except Exception as error:
-        if not is_out_of_memory(error, is_last=is_last):
-            raise
-        return False
-    return True

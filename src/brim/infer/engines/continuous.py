@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brim.batching import free_caches, is_out_of_memory
+from brim.batching import OutOfMemory, attempt, free_caches
 from brim.data.tokens import TokenRows
-from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, explained, is_misled_by_its_batch
+from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response, explained
 from brim.infer.engines.batching import Smaller, longest_first, too_large
 from brim.infer.engines.cache import Passes
 from brim.infer.engines.capacity import FixedRoom, Room
 from brim.infer.engines.sampling import NextToken, Writing
-from brim.models import Precision
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -53,34 +52,11 @@ class RunStatistics:
         return self.num_row_steps / self.num_steps if self.num_steps else 0.0
 
 
-class SlotsEngine:
-    """An Engine (see infer/engine.py). The longest prompts run first; none may be empty.
-
-    settings: what `generation_settings` gives. on_smaller: told each time that memory ran out and
-    fewer rows go on together; what it raises ends the run. is_misled: whether the architecture's batches are not right,
-    so that rows go one by one; None: it is tried.
-    """
+class SlotsEngine(LocalEngine):
+    """brim's own engine: a LocalEngine with continuous batching."""
 
     name = "slots"
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        settings: Mapping[str, Any],
-        room: Room,
-        seed: int,
-        device: torch.device,
-        precision: Precision,
-        constraint: Constraint | None = None,
-        on_smaller: Callable[[Smaller], None] = lambda smaller: None,
-        is_misled: bool | None = None,
-    ) -> None:
-        self._model, self._settings, self._room, self._seed = model, settings, room, seed
-        self._device, self._precision = device, precision
-        self._constraint, self._on_smaller = constraint, on_smaller
-        self.statistics = RunStatistics()
-        self._is_misled = is_misled
+    statistics = RunStatistics()  # of the last run
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""
@@ -88,26 +64,14 @@ class SlotsEngine:
         self.statistics = RunStatistics()
         queue = Queue(prompts, max_new_tokens=self._settings["max_new_tokens"])
         last: _Shape | None = None
-        room = _ONE_BY_ONE if self._rows_go_alone(prompts) else self._room
+        room = _ONE_BY_ONE if len(prompts) > 1 and self._rows_go_alone(prompts) else self._room
         while queue:
             shape = self._generate(queue, room, on_finished, last)
             if shape is not None:
-                # Here, after the `except` block: its traceback keeps tensors alive.
                 free_caches()
                 self.statistics.num_out_of_memory += 1
                 self._shrink(shape, last)
                 last = shape
-
-    def _rows_go_alone(self, prompts: TokenRows) -> bool:
-        if self._is_misled is None and len(prompts) > 1:
-            self._is_misled = is_misled_by_its_batch(
-                self._model,
-                prompts[0].input_ids.tolist(),
-                pad_id=self._settings["pad_token_id"],
-                device=self._device,
-                precision=self._precision,
-            )
-        return bool(self._is_misled)
 
     def _generate(self, queue: Queue, room: Room, on_finished: OnFinished, last: _Shape | None) -> _Shape | None:
         """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much.
@@ -122,20 +86,19 @@ class SlotsEngine:
             chooser,
             room=room,
             end_ids=self._settings["eos_token_id"],
-            on_finished=on_finished,
             statistics=self.statistics,
         )
-        try:
-            with torch.inference_mode():
-                run.to_the_end()
-        except Exception as error:
-            if run.is_telling or not is_out_of_memory(error):
-                raise
-            shape = run.given_back()
-            if not is_out_of_memory(error, is_last=shape.is_alone_again(last)):
-                raise
-            return shape
-        return None
+        responses = run.to_the_end()
+        while True:
+            # What is raised by who is told of responses passes.
+            finished = attempt(lambda: next(responses, None), is_last=lambda: run.shape().is_alone_again(last))
+            if finished is None:
+                return None
+            if isinstance(finished, OutOfMemory):
+                shape = run.shape()
+                queue.give_back(run.rows)
+                return shape
+            on_finished(finished)
 
     def _passes(self, *, rows: int, columns: int, cells: int) -> Passes:
         return Passes(
@@ -183,37 +146,36 @@ class _Run:
         *,
         room: Room,
         end_ids: Sequence[int],
-        on_finished: OnFinished,
         statistics: RunStatistics,
     ) -> None:
         self._queue, self._chooser, self._room = queue, chooser, room
-        self._end_ids, self._on_finished, self._statistics = frozenset(end_ids), on_finished, statistics
+        self._end_ids, self._statistics = frozenset(end_ids), statistics
         self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache has not
         self._entering: list[Writing] = []  # taken from the queue, not read yet
-        self.is_telling = False  # what is raised now comes from who is told of responses
         rows, columns, cells = queue.first_shape(room)
         self._passes = passes(rows=rows, columns=columns, cells=cells)
         self._cache = self._passes.cache
 
-    def to_the_end(self) -> None:
-        """Respond to all that wait."""
-        while self._queue or self._active:
-            layout = self._layout()
-            if self._may_enter(layout):
-                self._enter(layout)
-            else:
-                self._step()
+    @property
+    def rows(self) -> list[Writing]:
+        """What is being written, which can go on later from where it stands."""
+        return [*self._active, *self._entering]
 
-    def given_back(self) -> _Shape:
-        """What was being written goes on later, from where it stands."""
-        rows = [*self._active, *self._entering]
-        self._queue.give_back(rows)
+    def shape(self) -> _Shape:
+        """Of the cache, and the rows that are in or about to be."""
         return _Shape(
             rows=max(self._rows(self._cache.columns), 1),
             columns=self._cache.columns,
-            keys=tuple(row.key for row in rows),
-            longest=max(len(row.prompt) + len(row.generated) for row in rows),
+            keys=tuple(row.key for row in self.rows),
+            longest=max(len(row.prompt) + len(row.generated) for row in self.rows),
         )
+
+    @torch.inference_mode()
+    def to_the_end(self) -> Iterator[list[Finished]]:
+        """Respond to all that wait; gives the responses as they end."""
+        while self._queue or self._active:
+            layout = self._layout()
+            yield from self._enter(layout) if self._may_enter(layout) else self._step()
 
     def _layout(self) -> int:
         """Columns: as many as there are, or, where notably more rows find room, as few as are needed."""
@@ -235,7 +197,7 @@ class _Run:
         wanted = min(rows_to_wait_for(rows, self._queue.response_tokens), len(self._queue))
         return rows - len(self._active) >= wanted
 
-    def _enter(self, columns: int) -> None:
+    def _enter(self, columns: int) -> Iterator[list[Finished]]:
         """The longest that wait fill the free slots."""
         self._entering = self._queue.take(self._rows(columns) - len(self._active))
         lengths = [len(row.prompt) + len(row.generated) for row in self._entering]
@@ -248,23 +210,23 @@ class _Run:
             self._active += rows
             self._statistics.num_prefills += 1
             self._statistics.most_rows = max(self._statistics.most_rows, len(self._active))
-            self._write(logits, rows)
+            yield from self._write(logits, rows)
             del logits  # the next prompts are read without them
 
-    def _step(self) -> None:
+    def _step(self) -> Iterator[list[Finished]]:
         """Every row writes a token."""
         if self._cache.end == self._cache.columns:
             self._lay_out(columns=self._cache.columns, end=self._cache.window)
         logits = self._passes.decode([row.generated[-1] for row in self._active])
         self._statistics.num_steps += 1
         self._statistics.num_row_steps += len(self._active)
-        self._write(logits, list(self._active))
+        yield from self._write(logits, list(self._active))
 
     def _lay_out(self, *, columns: int, end: int) -> None:
         self._passes.lay_out(columns=columns, end=end)
         self._statistics.num_layouts += 1
 
-    def _write(self, logits: Tensor, rows: Sequence[Writing]) -> None:
+    def _write(self, logits: Tensor, rows: Sequence[Writing]) -> Iterator[list[Finished]]:
         """Choose the next token of these rows, the last ones that are in; those that end leave."""
         with explained():
             tokens = self._chooser.choose(logits, rows)
@@ -278,14 +240,9 @@ class _Run:
                 free.append(first_slot + number)
                 self._leave(first_slot + number)
         if finished:
-            self._tell(finished)
+            yield finished
         for slot in free:  # told first: memory that runs out here, too, loses no response
             self._passes.remove(slot)
-
-    def _tell(self, finished: Sequence[Finished]) -> None:
-        self.is_telling = True
-        self._on_finished(finished)
-        self.is_telling = False
 
     def _response(self, row: Writing, token: int) -> Response | None:
         if token in self._end_ids:

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.errors import BrimError
-from brim.infer.engines.base import Constraint
+from brim.infer.engines.base import Constraint, not_finite
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -100,7 +99,7 @@ class NextToken:
         parts = [slice(start, start + together) for start in range(0, len(rows), together)]
         chosen: list[int] = torch.cat([self._chosen(scores[part].float(), rows[part]) for part in parts]).tolist()
         if _NOT_FINITE in chosen:
-            raise _not_finite()
+            raise not_finite()
         return chosen
 
     def forced(self, row: Writing) -> int | None:
@@ -268,11 +267,3 @@ def _warpers(settings: Mapping[str, Any], device: torch.device) -> list[Any]:
 def _likeliest(scores: Tensor) -> Tensor:
     best = scores.max(dim=-1)
     return torch.where(best.values.isnan(), _NOT_FINITE, best.indices)
-
-
-def _not_finite() -> BrimError:
-    return BrimError(
-        what="the probabilities of the next token are not finite",
-        where="generation",
-        fix="raise generation.temperature, or check that the model's weights are whole",
-    )

@@ -5,7 +5,7 @@ brim chooses the tokens inside `generate`, so that a row's text is the same in w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.batching import free_caches, is_out_of_memory, random_states, restore_random_states
+from brim.batching import CapChange, MicroBatch, random_states, restore_random_states
 from brim.data.tokens import TokenRows, collate_prompts
-from brim.infer.engines.base import (
-    Constraint,
-    Finished,
-    OnFinished,
-    Response,
-    explained,
-    is_misled_by_its_batch,
-    row_seed,
-)
-from brim.infer.engines.batching import Smaller, longest_first, too_large
-from brim.infer.engines.capacity import Room
+from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response, explained, row_seed
+from brim.infer.engines.batching import longest_first, run_rows, together
 from brim.infer.engines.sampling import NextToken, Writing
-from brim.models import Precision
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -37,101 +27,57 @@ if TYPE_CHECKING:
 Positions = NDArray[np.intp]
 
 
-class StaticEngine:
-    """An Engine (see infer/engine.py) for whatever transformers can generate with, beam search included.
+class StaticEngine(LocalEngine):
+    """A LocalEngine for whatever transformers can generate with, beam search included.
 
-    settings: what `generation_settings` gives. room: a row of it is a prompt with all its beams. on_smaller: told each
-    time that memory ran out and fewer rows go on together; what it raises ends the run. is_misled: whether the
-    architecture's batches are not right, so that rows go one by one; None: it is tried. The longest prompts run first;
-    none may be empty.
-
+    room: a row of it is a prompt with all its beams.
     What is sampled depends on the row alone. Where transformers draws for several rows from one generator and nothing
     can be put in its place (beam search that samples), rows go one by one, each from its own seed.
     """
 
     name = "static"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        settings: Mapping[str, Any],
-        room: Room,
-        seed: int,
-        device: torch.device,
-        precision: Precision,
-        constraint: Constraint | None = None,
-        on_smaller: Callable[[Smaller], None] = lambda smaller: None,
-        is_misled: bool | None = None,
-    ) -> None:
-        self._model, self._settings, self._room, self._seed = model, settings, room, seed
-        self._device, self._precision = device, precision
-        self._constraint, self._on_smaller = constraint, on_smaller
-        self._is_misled = is_misled
-
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """See Engine."""
         self._model.eval()
-        order = longest_first(prompts)
-        most, has_retried = len(order), False
-        while len(order):
-            positions = order[: self._num_together(prompts, order, most)]
-            finished = self._fitting(prompts, positions, is_last=has_retried)
-            if finished is not None:
-                on_finished(finished)
-                order, most, has_retried = order[len(positions) :], len(order), False
-                continue
-            # Here, after the `except` block: its traceback keeps tensors alive.
-            free_caches()
-            if len(positions) > 1:
-                most = self._shrink(prompts, positions)
-            elif has_retried:
-                row = prompts[int(positions[0])]
-                raise too_large(key=row.key, num_tokens=len(row.input_ids), doing="generation")
-            else:
-                has_retried = True
+        most = len(prompts)
+
+        def divide(left: Positions) -> Iterator[MicroBatch]:
+            nonlocal most
+            while len(left):
+                batch = together(prompts, left[: self._num_together(prompts, left, most)])
+                yield batch
+                left, most = left[batch.num_rows :], len(prompts)
+
+        def lower(failed: MicroBatch) -> CapChange | None:
+            nonlocal most
+            if failed.num_rows == 1:
+                return None
+            columns = failed.padded_length + self._settings["max_new_tokens"]
+            self._room.shrink(rows=failed.num_rows, columns=columns)
+            most = min(self._room.rows(columns), failed.num_rows - 1)
+            return CapChange(before=failed.num_rows, after=most, unit="rows")
+
+        def done(batch: MicroBatch, responses: list[Response]) -> None:
+            pairs = zip(batch.rows.tolist(), responses, strict=True)
+            on_finished([Finished(position=position, response=response) for position, response in pairs])
+
+        run_rows(
+            prompts,
+            longest_first(prompts),
+            doing="generation",
+            divide=divide,
+            work=lambda batch: self._respond(prompts.take(batch.rows)),
+            done=done,
+            lower=lower,
+            on_smaller=self._on_smaller,
+        )
 
     def _num_together(self, prompts: TokenRows, order: Positions, most: int) -> int:
         """How many make the next batch. order: of those that wait, the longest first."""
         columns = int(prompts.lengths[order[0]]) + self._settings["max_new_tokens"]
         rows = min(self._room.rows(columns), most)
-        return 1 if rows > 1 and self._rows_go_alone(prompts) else rows
-
-    def _rows_go_alone(self, prompts: TokenRows) -> bool:
-        if why_alone(self._settings):
-            return True
-        if self._is_misled is None:
-            self._is_misled = is_misled_by_its_batch(
-                self._model,
-                prompts[0].input_ids.tolist(),
-                pad_id=self._settings["pad_token_id"],
-                device=self._device,
-                precision=self._precision,
-            )
-        return self._is_misled
-
-    def _shrink(self, prompts: TokenRows, positions: Positions) -> int:
-        """Fewer rows from now on. Returns how many at most may go on together."""
-        longest = int(prompts.lengths[positions].max())
-        columns = longest + self._settings["max_new_tokens"]
-        self._room.shrink(rows=len(positions), columns=columns)
-        most = min(self._room.rows(columns), len(positions) - 1)
-        keys = tuple(prompts.keys[positions].tolist())
-        self._on_smaller(Smaller(doing="generation", keys=keys, longest=longest, after=most))
-        return most
-
-    def _fitting(self, prompts: TokenRows, positions: Positions, *, is_last: bool) -> list[Finished] | None:
-        """The responses; None where memory ran out. is_last: a row alone has failed before."""
-        try:
-            responses = self._respond(prompts.take(positions))
-        except Exception as error:
-            if not is_out_of_memory(error, is_last=is_last):
-                raise
-            return None
-        return [
-            Finished(position=int(position), response=response)
-            for position, response in zip(positions, responses, strict=True)
-        ]
+        return 1 if rows > 1 and (why_alone(self._settings) or self._rows_go_alone(prompts)) else rows
 
     def _respond(self, prompts: TokenRows) -> list[Response]:
         batch = collate_prompts(prompts, pad_id=self._settings["pad_token_id"]).to(self._device)
