@@ -87,11 +87,12 @@ def _plan_time(subject: Subject, rows: TokenRows, size: int, rounds: int) -> Pla
 
 
 def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, TrainingPlan]:
+    from brim.batching import BatchSchedule
     from brim.config import load_config
     from brim.memory import device_at_hand, read_architecture
     from brim.planning import PlanRequest, plan_run
     from brim.session import open_session
-    from brim.train import run_length
+    from brim.train import RunLength
 
     session = open_session(load_config(subject.settings(trainer={"effective_batch_size": size})).config)
     started = time.perf_counter()
@@ -102,7 +103,7 @@ def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, Trainin
         device=device_at_hand(session.device),
         is_at_hand=True,
         rows=rows,
-        length=run_length(num_rows=len(rows), effective_batch_size=size, epochs=1),
+        length=RunLength(num_rows=len(rows), schedule=BatchSchedule.constant(size), total_samples=len(rows)),
     )
     plan = plan_run(request, every_way=False, replan=True, say=lambda line: None).plan
     return time.perf_counter() - started, plan

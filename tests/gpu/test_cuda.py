@@ -78,7 +78,7 @@ def test_paged_states_are_paged_again_after_a_checkpoint():
     from brim.config import load_config
     from brim.train import build_optimizer
     from brim.train.checkpoint import optimizer_state, restore_optimizer
-    from brim.train.optimizer import set_learning_rate
+    from brim.train.optimizer import FixedBetas
 
     source = {"base_model": "m", "adapter": "lora", "trainer": {"type": "finetune", "optimizer": "paged_adamw_8bit"}}
     settings = load_config(source).config.trainer.optimizer
@@ -86,7 +86,7 @@ def test_paged_states_are_paged_again_after_a_checkpoint():
     optimizers = [build_optimizer(settings, [weight]) for weight in weights]
 
     def step(index):
-        set_learning_rate(optimizers[index], 0.01)
+        FixedBetas(optimizers[index]).set(size=1, learning_rate=0.01)
         weights[index].grad = torch.linspace(-1, 1, 512 * 512, device="cuda").reshape(512, 512)
         optimizers[index].step()
 

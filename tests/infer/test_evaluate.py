@@ -36,7 +36,6 @@ from brim.infer import (
     text_measures,
 )
 from brim.infer.engines import Response, RowsAtOnce, RowsByCost
-from brim.infer.evaluate import loss_interval, text_metrics
 from brim.models import precision
 
 
@@ -158,6 +157,10 @@ def test_perplexities_of_a_uniform_model_of_huge_losses_and_of_none():
     assert math.isnan(figures["perplexity"])
 
 
+def loss_interval(some):
+    return intervals(score_measures(some), len(some.keys))["loss"]
+
+
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_equal_rows_leave_no_doubt(num_rows):
     found = loss_interval(scores([3.0] * num_rows, [0] * num_rows, [2] * num_rows))
@@ -173,9 +176,12 @@ def test_measures_are_the_figures_and_their_intervals_hold_them():
         {name: figures[name] for name in measures}
     )
     found = intervals(measures, 4)
-    assert found["loss"] == loss_interval(some)
     assert found["perplexity"].high == pytest.approx(math.exp(found["loss"].high), rel=1e-3)
     assert all(found[name].low <= figures[name] <= found[name].high for name in measures)
+
+
+def text_figures(responses, references):
+    return {name: measure.value for name, measure in text_measures(responses, references).items()}
 
 
 BY_ROW = ("rouge1", "rouge2", "rougeL", "exact_match")
@@ -197,10 +203,10 @@ LONG = "the quick brown fox jumps over the lazy dog"
     ],
 )
 def test_text_figures_by_hand(responses, references, expected):
-    found = text_metrics(responses, references)
+    found = text_figures(responses, references)
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     with pytest.raises(ValueError):
-        text_metrics(responses, [*references, "b"])
+        text_figures(responses, [*references, "b"])
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "fox,", "1.5"]), max_size=12).map(" ".join)
@@ -210,7 +216,7 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "fox,", "1.5"]), ma
 def test_bleu_is_sacrebleus_of_any_corpus(pairs):
     responses, references = zip(*pairs, strict=True)
     expected = BLEU().corpus_score(list(responses), [list(references)]).score
-    assert text_metrics(responses, references)["bleu"] == pytest.approx(expected, abs=1e-9)
+    assert text_figures(responses, references)["bleu"] == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_measures_of_drawn_rows_are_those_of_a_corpus_of_them():
@@ -219,7 +225,7 @@ def test_the_measures_of_drawn_rows_are_those_of_a_corpus_of_them():
     measures = text_measures(responses, references)
     for drawn in ([0, 0, 1, 3], [2, 2, 2, 2], [1, 2, 3, 3]):
         counts = np.bincount(drawn, minlength=4).astype(float)[None]
-        expected = text_metrics([responses[n] for n in drawn], [references[n] for n in drawn])
+        expected = text_figures([responses[n] for n in drawn], [references[n] for n in drawn])
         assert {name: measure.of(counts)[0] for name, measure in measures.items()} == pytest.approx(expected, abs=1e-9)
     found = intervals(measures, 4)
     assert all(found[name].low <= measure.value <= found[name].high for name, measure in measures.items())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brim.batching import ByRows
+from brim.batching import BatchSchedule, ByRows
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
 from brim.models import precision
@@ -19,11 +19,11 @@ from brim.train import (
     CheckpointStore,
     LearningRate,
     Loop,
+    RunLength,
     TrainState,
     build_optimizer,
     learning_rate_of,
     length_of,
-    run_length,
 )
 from brim.train.job import Stopping, TrainJob, measure_every
 from brim.train.optimizer import FixedBetas, update_rates
@@ -45,6 +45,13 @@ def rows_of(lengths=LENGTHS) -> TokenRows:
             supervised=np.arange(length) > 1,
         )
         for number, length in enumerate(lengths)
+    )
+
+
+def run_length(*, num_rows, size, epochs, **settings) -> RunLength:
+    """Of a run whose effective batch does not move."""
+    return RunLength(
+        num_rows=num_rows, schedule=BatchSchedule.constant(size), **{"total_samples": epochs * num_rows, **settings}
     )
 
 
@@ -180,7 +187,7 @@ class Run:
         rows = rows_of(lengths)
         if trainer is None:
             often = {"epochs": epochs, "steps_per_checkpoint": steps_per_checkpoint}
-            length = run_length(num_rows=len(rows), effective_batch_size=size, **often)
+            length = run_length(num_rows=len(rows), size=size, **often)
             built = optimizer(self.model.parameters())
             course = {
                 "optimizer": built,

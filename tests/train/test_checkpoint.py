@@ -11,7 +11,7 @@ from brim.config import load_config
 from brim.errors import CheckpointError
 from brim.train import CheckpointStore, build_optimizer, restore_weights
 from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
-from brim.train.optimizer import set_learning_rate
+from brim.train.optimizer import FixedBetas
 
 
 def save(store, step, best_step=None):
@@ -154,7 +154,7 @@ def make(seed):
 
 def train(model, optimizer, *, seed):
     torch.manual_seed(seed)
-    set_learning_rate(optimizer, 0.01)
+    FixedBetas(optimizer).set(size=1, learning_rate=0.01)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(16, 24)).square().sum().backward()

@@ -16,7 +16,7 @@ from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 from brim.train import LearningRate, build_optimizer, states_in_32_bits
 from brim.train.checkpoint import optimizer_state, restore_optimizer
-from brim.train.optimizer import FixedBetas, MovingBeta2, batch_factor, require_room, set_learning_rate, update_rates
+from brim.train.optimizer import FixedBetas, MovingBeta2, batch_factor, require_room, update_rates
 
 
 def rates(schedule, batch, total):
@@ -448,7 +448,7 @@ def make(seed=0):
 
 def train(model, optimizer, *, steps, seed):
     torch.manual_seed(seed)
-    set_learning_rate(optimizer, 0.01)
+    FixedBetas(optimizer).set(size=1, learning_rate=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.randn(16, 24)).square().sum().backward()

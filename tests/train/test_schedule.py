@@ -6,14 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from tests.train.scarce import rows_of
+from tests.train.scarce import rows_of, run_length
 
 from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement, doubling, linear, schedule_of
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import InputError
-from brim.train import RunLength, length_of, run_length
-from brim.train.schedule import BatchCourse, RunClock, StepTaken
+from brim.train import RunLength, length_of
+from brim.train.schedule import BatchCourse, RunClock
 from brim.units import parse_duration
 
 # How long a run is
@@ -35,10 +35,9 @@ def steps_with_checkpoint(length):
 
 
 def test_the_length_of_a_run_by_hand():
-    length = run_length(num_rows=100, effective_batch_size=32, epochs=2)  # an epoch ends with the rows that are left
+    length = run_length(num_rows=100, size=32, epochs=2)  # an epoch ends with the rows that are left
     assert (length.total_steps, length.total_samples) == (8, 200)
-    length = run_length(num_rows=100, effective_batch_size=32, epochs=2, train_steps=5)  # steps win over epochs
-    assert (length.total_steps, length.total_samples) == (5, 100 + 32)
+    assert length.schedule.samples_of_steps(num_rows=100, num_steps=5) == 100 + 32
     # 50 samples in steps of 8, which end at 56; 44 in steps of 16; the second epoch in steps of 32.
     ramp = RunLength(num_rows=100, schedule=doubling(initial=8, final=32, length_samples=100), total_samples=200)
     assert (ramp.total_steps, ramp.sizes, ramp.largest_size) == (7 + 3 + 4, (8, 16, 32), 32)
@@ -57,14 +56,14 @@ def test_checkpoints_come_where_they_were_asked_for_and_at_the_end():
         ({"checkpoints_per_epoch": 4}, [1, 2, 3, 4, 5, 6, 7, 8]),
         ({"checkpoints_per_epoch": 9}, [1, 2, 3, 4, 5, 6, 7, 8]),
     ]:
-        assert steps_with_checkpoint(run_length(num_rows=100, effective_batch_size=32, epochs=2, **keys)) == expected
-    within = run_length(num_rows=100, effective_batch_size=10, epochs=9, train_steps=13, checkpoints_per_epoch=2)
+        assert steps_with_checkpoint(run_length(num_rows=100, size=32, epochs=2, **keys)) == expected
+    within = run_length(num_rows=100, size=10, epochs=1, total_samples=130, checkpoints_per_epoch=2)
     assert steps_with_checkpoint(within) == [5, 10, 13]
 
 
 @given(num_rows=st.integers(1, 300), size=st.integers(1, 50), number=st.integers(1, 40))
 def test_each_epoch_has_its_number_of_checkpoints_evenly_spread_and_one_at_its_end(num_rows, size, number):
-    length = run_length(num_rows=num_rows, effective_batch_size=size, epochs=3, checkpoints_per_epoch=number)
+    length = run_length(num_rows=num_rows, size=size, epochs=3, checkpoints_per_epoch=number)
     steps = -(-num_rows // size)
     at = steps_with_checkpoint(length)
     assert len(at) == 3 * min(number, steps)
@@ -274,7 +273,7 @@ def course(schedule=RAMP, *, saved=None, every=None, total=40, **changes):
 
 
 def step_taken(number, rows, consumed):
-    return StepTaken(loss=float(number), num_supervised_tokens=10 * rows, consumed_samples=consumed)
+    return {"loss": float(number), "num_supervised_tokens": 10 * rows, "consumed_samples": consumed}
 
 
 def walked(found, total=40, *, replaced_before=None):
@@ -289,7 +288,7 @@ def walked(found, total=40, *, replaced_before=None):
         found.stepped(size)
         rows = min(size, total - consumed)
         consumed += rows
-        steps.append((size, rows, event, found.take_loss(step_taken(len(steps) + 1, rows, consumed))))
+        steps.append((size, rows, event, found.take_loss(**step_taken(len(steps) + 1, rows, consumed))))
     return steps
 
 
@@ -316,9 +315,9 @@ def test_a_step_that_was_left_out_does_not_lose_the_point():
     found, ended = course(), course(total=14)
     for each in (found, ended):
         for consumed in (2, 4, 6):
-            assert each.take_loss(step_taken(1, 1, consumed)) is None
+            assert each.take_loss(**step_taken(1, 1, consumed)) is None
     # the step to 10 was left out
-    assert found.take_loss(step_taken(3, 1, 18)) == {"event": "point", "loss": 1.5, "num_steps": 4}
+    assert found.take_loss(**step_taken(3, 1, 18)) == {"event": "point", "loss": 1.5, "num_steps": 4}
     assert ended.left_out(10) is None
     assert ended.left_out(14) == {"event": "point", "loss": 1.0, "num_steps": 3}  # it ends the curve
     assert ended.left_out(14) is None

@@ -16,7 +16,7 @@ from brim.errors import NothingFitsError, OutOfMemoryError
 from brim.planning import epoch
 from brim.session import say_nothing
 from brim.train import build_optimizer
-from brim.train.optimizer import set_learning_rate
+from brim.train.optimizer import FixedBetas
 from brim.workflows.training.launch import counted_state_bytes, launch
 
 pytestmark = pytest.mark.run
@@ -234,7 +234,7 @@ def test_without_a_plan_the_optimizers_state_is_counted(optimizer, averages):
     trainer = load_config(settings).config.trainer
     built = build_optimizer(trainer.optimizer, list(net.parameters()))
     net(torch.ones(2, 24)).sum().backward()
-    set_learning_rate(built, 0.1)
+    FixedBetas(built).set(size=1, learning_rate=0.1)
     built.step()
     kept = [value for state in built.state.values() for value in state.values() if torch.is_tensor(value)]
     expected = sum(value.numel() * 4 for value in kept if value.numel() > 1)

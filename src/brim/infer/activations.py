@@ -25,8 +25,8 @@ from torch.nn.functional import normalize as to_unit_length
 from brim.config import misspelt
 from brim.data.tokens import TokenRows, collate
 from brim.errors import InputError, WriteError
-from brim.infer.engines import Batches, base_model, batches, longest_first
-from brim.models import Precision
+from brim.infer.engines import Batches, batches, longest_first
+from brim.models import Precision, base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

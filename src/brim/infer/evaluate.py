@@ -24,7 +24,7 @@ from brim.config import MAX_STEPS, LabelReader, Reading
 from brim.config.schema import Config, OutputFeature
 from brim.data.tokens import TokenRow, TokenRows, collate
 from brim.infer.engines import Batches, Response, RowsAtOnce, batches, longest_first
-from brim.infer.statistics import Floats, Interval, Measure, ratio, ratio_interval
+from brim.infer.statistics import Floats, Measure, ratio
 from brim.models import LogitHead, Precision, next_token_scores, target_logits
 
 _MOST_TOKENS = 4096
@@ -233,11 +233,6 @@ def score_measures(scores: Scores) -> dict[str, Measure]:
     }
 
 
-def loss_interval(scores: Scores, *, seed: int = 0) -> Interval:
-    """The loss's interval. Whole rows are drawn, since the tokens of a row go together."""
-    return ratio_interval(scores.loss, scores.num_supervised, seed=seed)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """Sums over the supervised tokens of each row, in the order of the rows."""
@@ -330,11 +325,6 @@ _ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 _ORDERS = 4  # of BLEU's n-grams
-
-
-def text_metrics(responses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """The values of `text_measures`."""
-    return {name: measure.value for name, measure in text_measures(responses, references).items()}
 
 
 def text_measures(responses: Sequence[str], references: Sequence[str]) -> dict[str, Measure]:

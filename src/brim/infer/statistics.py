@@ -114,11 +114,6 @@ def paired_intervals(
     return {name: _interval(values) for name, values in zip(names, differences, strict=True)}
 
 
-def ratio_interval(numerator: NDArray[np.generic], denominator: NDArray[np.generic], *, seed: int = 0) -> Interval:
-    """The interval of sum(numerator) / sum(denominator)."""
-    return intervals({"ratio": ratio(numerator, denominator)}, len(numerator), seed=seed)["ratio"]
-
-
 def _resampled(measures: Sequence[Measure], num_rows: int, seed: int) -> Floats:
     """[measures, resamples]. The draws do not depend on how many are made at once."""
     generator = np.random.default_rng(seed)

@@ -36,6 +36,7 @@ from .load import (
 )
 from .loss import (
     LogitHead as LogitHead,
+    base_model as base_model,
     next_token_loss as next_token_loss,
     next_token_scores as next_token_scores,
     target_logits as target_logits,

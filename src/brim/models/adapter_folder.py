@@ -170,25 +170,19 @@ def _require_known(values: dict[str, Any], name: str) -> None:
         if key not in _ALLOWED and not _reaches_out(key) and given[key] != _HARMLESS_DEFAULTS.get(key)
     )
     misfits = sorted(key for key in given if key in _ALLOWED and not _ALLOWED[key](given[key]))
-    problems = []
-    if unknown:
-        problems.append(
-            Problem(
-                what=f"the adapter has settings that brim does not know: {_some(unknown)}",
-                where=name,
-                expected="a plain LoRA adapter",
-                fix=f"take them out of {CONFIG} if you know that they change nothing",
-            )
+    problems = [
+        Problem(
+            what=f"the adapter has settings that {what}: {_some(keys)}",
+            where=name,
+            expected="a plain LoRA adapter",
+            fix=f"take them out of {CONFIG} if you know that {unneeded}",
         )
-    if reaching:
-        problems.append(
-            Problem(
-                what=f"the adapter has settings that make PEFT load other code or files: {_some(reaching)}",
-                where=name,
-                expected="a plain LoRA adapter",
-                fix=f"take them out of {CONFIG} if you know that the trained weights do not need them",
-            )
+        for keys, what, unneeded in (
+            (unknown, "brim does not know", "they change nothing"),
+            (reaching, "make PEFT load other code or files", "the trained weights do not need them"),
         )
+        if keys
+    ]
     problems += [unusable(name, f"{key} in {CONFIG} is {_short(given[key])}") for key in misfits]
     if problems:
         raise ModelError(*problems)

@@ -163,7 +163,14 @@ def _read(
         )
     tokenizer_file = path / "tokenizer.json"
     if tokenizer_file.is_file() and tokenizer_file.stat().st_size > TOKENIZER_BYTES:
-        problems.append(_huge_tokenizer(tokenizer_file))
+        problems.append(
+            Problem(
+                what=f"tokenizer.json has {tokenizer_file.stat().st_size:,} bytes",
+                where=str(tokenizer_file),
+                expected=f"at most {TOKENIZER_BYTES:,}",
+                fix="copy it from the original model again",
+            )
+        )
     if problems:
         raise ModelError(*problems)
     return ModelFolder(
@@ -196,15 +203,6 @@ def _read_config(path: Path) -> dict[str, Any]:
             fix="copy config.json from the original model again",
         )
     return config
-
-
-def _huge_tokenizer(file: Path) -> Problem:
-    return Problem(
-        what=f"tokenizer.json has {file.stat().st_size:,} bytes",
-        where=str(file),
-        expected=f"at most {TOKENIZER_BYTES:,}",
-        fix="copy it from the original model again",
-    )
 
 
 def _no_weights(path: Path) -> Problem:

@@ -164,20 +164,12 @@ def _checkpoint_activations(model: PreTrainedModel) -> None:
 _SHOWN = 3  # a message names this many weights
 
 
+# What transformers raises over values of config.json.
+_OF_CONFIG_JSON = (StrictDataclassError, KeyError, TypeError, ArithmeticError, AttributeError, AssertionError)
+
+
 # What transformers and safetensors raise over a damaged or foreign folder.
-LOADING_ERRORS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    ArithmeticError,
-    OSError,
-    RuntimeError,
-    ImportError,
-    AttributeError,
-    AssertionError,
-    SafetensorError,
-    StrictDataclassError,
-)
+LOADING_ERRORS = (*_OF_CONFIG_JSON, ValueError, OSError, RuntimeError, ImportError, SafetensorError)
 
 
 def load_base(
@@ -324,47 +316,29 @@ def explain(error: Exception, folder: ModelFolder) -> Problem:
     """What one of LOADING_ERRORS means for the user."""
     text = " ".join(str(error).split())
     kind = folder.config.get("model_type")
+    where, expected = folder.name, ""
     if "trust_remote_code" in text:
-        return Problem(
-            what="the base model asks for its own code to be run",
-            where=folder.name,
-            fix="read that code; if you trust it, set `trust_remote_code: true`",
-        )
-    if "FlashAttention" in text:
-        return Problem(
-            what=f"the attention kernel that was asked for cannot be used: {text}",
-            where="model_parameters.attn_implementation",
-            fix="install it, or set `model_parameters.attn_implementation: auto`",
-        )
-    if "attention implementation" in text:
-        return Problem(
-            what=f"the architecture {kind!r} does not support the attention kernel that was asked for",
-            where=folder.name,
-            fix="set `model_parameters.attn_implementation: auto`",
-        )
-    if "model type" in text or "Unrecognized" in text:
-        return Problem(
-            what=f"the architecture {kind!r} is not a causal language model that this version of transformers knows",
-            where=folder.name,
-            fix="upgrade transformers, or choose another base model",
-        )
-    if isinstance(
-        error, StrictDataclassError | KeyError | TypeError | ArithmeticError | AttributeError | AssertionError
-    ):
-        return Problem(
-            what=f"config.json is damaged or does not fit: {text}",
-            where=folder.name,
-            fix="copy it from the original model again",
-        )
-    damaged = (
-        "a safetensors file is damaged" if isinstance(error, SafetensorError) else "the base model cannot be loaded"
-    )
-    return Problem(
-        what=f"{damaged}: {text}",
-        where=folder.name,
-        expected="whole safetensors files that match config.json",
-        fix="copy the folder anew from where it came",
-    )
+        what = "the base model asks for its own code to be run"
+        fix = "read that code; if you trust it, set `trust_remote_code: true`"
+    elif "FlashAttention" in text:
+        what = f"the attention kernel that was asked for cannot be used: {text}"
+        where = "model_parameters.attn_implementation"
+        fix = "install it, or set `model_parameters.attn_implementation: auto`"
+    elif "attention implementation" in text:
+        what = f"the architecture {kind!r} does not support the attention kernel that was asked for"
+        fix = "set `model_parameters.attn_implementation: auto`"
+    elif "model type" in text or "Unrecognized" in text:
+        what = f"the architecture {kind!r} is not a causal language model that this version of transformers knows"
+        fix = "upgrade transformers, or choose another base model"
+    elif isinstance(error, _OF_CONFIG_JSON):
+        what = f"config.json is damaged or does not fit: {text}"
+        fix = "copy it from the original model again"
+    else:
+        is_damaged = isinstance(error, SafetensorError)
+        what = f"{'a safetensors file is damaged' if is_damaged else 'the base model cannot be loaded'}: {text}"
+        expected = "whole safetensors files that match config.json"
+        fix = "copy the folder anew from where it came"
+    return Problem(what=what, where=where, expected=expected, fix=fix)
 
 
 _KEY = "trainer.chunked_loss"

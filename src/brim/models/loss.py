@@ -132,10 +132,15 @@ def _target_hidden(head: LogitHead, batch: TokenBatch) -> Tensor:
     return hidden[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
 
 
+def base_model(model: Any) -> Any:
+    """The architecture itself, also inside PEFT's wrapper, whose layers stand in it."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if get_base_model else model
+
+
 def _keeps_logits(model: nn.Module) -> bool:
     """Whether the architecture can leave out the logits of a row's first tokens, as most of transformers' can."""
-    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's wrapper hides the signature
-    architecture: type = type(get_base_model() if get_base_model else model)
+    architecture: type = type(base_model(model))  # PEFT's wrapper hides the signature
     return "logits_to_keep" in _parameters(architecture)
 
 
@@ -199,8 +204,7 @@ def logit_head(model: nn.Module) -> LogitHead | NoLogitHead:
     Nothing is computed with weights, so they may be of any kind or nowhere. But numbers are looked at: no fake tensor
     mode may be active.
     """
-    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's wrapper; its layers stand in the base model
-    architecture: Any = get_base_model() if get_base_model else model
+    architecture = base_model(model)
     projection = architecture.get_output_embeddings()
     reason = _unfit(projection)
     if reason is not None:

@@ -94,8 +94,7 @@ def refusals(
                 Problem(what=what, where=str(path), expected=_NO_CODE, fix="remove the folder custom_generate")
             )
     problems += _kernels(path / "config.json", config)
-    problems += _dtypes(path / "config.json", config)
-    problems += _sizes(path / "config.json", config)
+    problems += _values(path / "config.json", config)
     problems += _elsewhere(path, config)
     return problems
 
@@ -195,31 +194,25 @@ def _kernels(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
             )
 
 
-def _sizes(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
-    """Sizes that would keep the machine busy, or fill its memory, before a library notices."""
+def _values(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
+    """Sizes that would keep the machine busy, or fill its memory; dtypes that transformers would look up in torch."""
     for key, value in _settings(config):
-        most = _MOST.get(key.rpartition(".")[2])
-        if most is None or value is None:
+        last = key.rpartition(".")[2]
+        if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        if last in ("dtype", "torch_dtype"):
+            expected = "float32, float16 or bfloat16"
+            is_right = isinstance(value, str) and _DTYPE.fullmatch(value) is not None
+        elif last in _MOST:
+            expected = f"a whole number from 1 to {_MOST[last]:,}"
+            is_right = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST[last]
+        else:
+            continue
+        if not is_right:
             yield Problem(
                 what=f"{key} in config.json is {_short(value)}",
                 where=str(file),
-                expected=f"a whole number from 1 to {most:,}",
-                fix="copy config.json from the original model again",
-            )
-
-
-def _dtypes(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
-    """transformers looks the name up among all that torch has."""
-    for key, value in _settings(config):
-        if key.rpartition(".")[2] not in ("dtype", "torch_dtype") or value is None:
-            continue
-        if not isinstance(value, str) or not _DTYPE.fullmatch(value):
-            yield Problem(
-                what=f"{key} in config.json is {_short(value)}",
-                where=str(file),
-                expected="float32, float16 or bfloat16",
+                expected=expected,
                 fix="copy config.json from the original model again",
             )
 

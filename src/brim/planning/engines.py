@@ -24,7 +24,6 @@ from brim.infer.engines import (
     StaticEngine,
     VllmEngine,
     VllmModel,
-    base_model,
     end_ids,
     end_ids_of,
     generation_settings,
@@ -32,7 +31,7 @@ from brim.infer.engines import (
     why_not_slots,
 )
 from brim.memory import budget_of, device_at_hand
-from brim.models import LLM, AdapterFolder, open_adapter, precision
+from brim.models import LLM, AdapterFolder, base_model, open_adapter, precision
 from brim.session import Session
 
 

@@ -40,5 +40,5 @@ from .run_folder import (
     require_whole_model as require_whole_model,
     write_environment as write_environment,
 )
-from .schedule import RunLength as RunLength, length_of as length_of, run_length as run_length
+from .schedule import RunLength as RunLength, length_of as length_of
 from .update import clip_gradients as clip_gradients

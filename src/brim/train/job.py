@@ -26,7 +26,14 @@ from brim.models import LLM, LogitHead, Precision, RowDropout, no_library_bars, 
 from brim.storage import whole_folder, write_manifest
 from brim.train.checkpoint import CheckpointStore, TrainState
 from brim.train.figures import Observer
-from brim.train.optimizer import LearningRate, UpdateRates, build_optimizer, require_room, update_rates
+from brim.train.optimizer import (
+    FixedBetas,
+    LearningRate,
+    MovingBeta2,
+    build_optimizer,
+    require_room,
+    update_rates,
+)
 from brim.train.schedule import RunClock, RunLength
 from brim.units import parse_duration
 
@@ -221,7 +228,7 @@ class TrainJob:
     device: torch.device
     precision: Precision
     optimizer: Optimizer
-    rates: UpdateRates  # of the optimizer
+    rates: FixedBetas | MovingBeta2  # of the optimizer
     learning_rate: LearningRate
     length: RunLength
     measure_every: int | None = None  # steps between measurements of the gradient's noise; None: never

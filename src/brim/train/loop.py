@@ -34,7 +34,7 @@ from brim.train.checkpoint import (
 from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
 from brim.train.logs import Peak, Peaks
-from brim.train.schedule import BatchCourse, StepTaken
+from brim.train.schedule import BatchCourse
 from brim.train.update import WeightUpdate, failure_event, of_a_row, while_saving, with_checkpoint
 
 
@@ -131,7 +131,7 @@ class Loop:
             left_out = {**not_finite.record(), **state.counts()}
             return [left_out, *self._points(self._course.left_out(state.consumed_samples))]
         noise = self._course.take_noise(self._gradient.noise)
-        taken = StepTaken(
+        point = self._course.take_loss(
             loss=outcome.loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples
         )
         record = {
@@ -146,7 +146,7 @@ class Loop:
             "peak_bytes": self._peaks.most_bytes(),
             **noise,
         }
-        return [record, *self._points(self._course.take_loss(taken))]
+        return [record, *self._points(point)]
 
     def _points(self, point: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
         return [] if point is None else [{"step": self.state.step, **point, **self.state.counts()}]

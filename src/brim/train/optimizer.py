@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch.nn import Parameter
@@ -112,42 +112,29 @@ def batch_factor(scaling: BatchScaling, *, size: int, final_size: int) -> float:
     return math.sqrt(share) if scaling == "sqrt" else share
 
 
-class UpdateRates(Protocol):
-    """The rates of an optimizer, from update to update."""
+class FixedBetas:
+    """The rates of an optimizer, from update to update: the learning rate alone changes."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
 
     def set(self, *, size: int, learning_rate: float) -> None:
         """Before an update; size: rows of the step as the schedule says."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
 
     def stepped(self) -> None:
         """The update for which rates were set took place; one that was left out is not told."""
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs, as JSON."""
+        return {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Back to what `state` gave."""
 
 
-class FixedBetas:
-    """The learning rate alone changes."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def set(self, *, size: int, learning_rate: float) -> None:
-        set_learning_rate(self._optimizer, learning_rate)
-
-    def stepped(self) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        pass
-
-
-def update_rates(trainer: FinetuneTrainer, optimizer: Optimizer, *, final_size: int) -> UpdateRates:
+def update_rates(trainer: FinetuneTrainer, optimizer: Optimizer, *, final_size: int) -> FixedBetas | MovingBeta2:
     """The rates that a resolved configuration asks for; a beta2 that moves is the optimizer's own at `final_size`."""
     assert isinstance(trainer.batch_beta2_scaling, bool), "resolved before"
     if trainer.batch_beta2_scaling:
@@ -245,11 +232,6 @@ def build_optimizer(settings: OptimizerConfig, parameters: Iterable[Parameter]) 
     if settings.type in _OF_TORCH:
         return _OF_TORCH[settings.type](list(parameters), lr=0.0, **keys)  # type: ignore[call-arg]
     return _from_bitsandbytes(settings.type, keys, list(parameters))
-
-
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
 
 
 def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> str | None:

@@ -27,6 +27,16 @@ _RECORDED_PACKAGES = (
 )  # fmt: skip
 
 
+class _Entry:
+    """What stands in a run folder under this name, as an attribute of the folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, kind: type[RunFolder]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths in a run folder. CONTRACT: config.yaml, plan.json, metrics.jsonl, ledger.parquet, environment.json,
@@ -39,45 +49,16 @@ class RunFolder:
         """Whether brim began a run here: plan.json is the first file of a run. A config.yaml may be anybody's."""
         return self.plan.is_file() or any(self.checkpoints.glob("step-*/manifest.json"))
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.parquet"
-
-    @property
-    def notes(self) -> Path:
-        return self.path / "notes.txt"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def card(self) -> Path:
-        return self.path / "README.md"
+    config = _Entry("config.yaml")
+    plan = _Entry("plan.json")
+    metrics = _Entry("metrics.jsonl")
+    ledger = _Entry("ledger.parquet")
+    notes = _Entry("notes.txt")
+    environment = _Entry("environment.json")
+    checkpoints = _Entry("checkpoints")
+    tensorboard = _Entry("tensorboard")
+    model = _Entry("model")
+    card = _Entry("README.md")
 
 
 def check_run_folder(path: Path, *, resume: bool) -> None:
@@ -121,9 +102,8 @@ def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
 
     Raises OutputError when another one is at it, or has just been.
     """
-    descriptor = os.open(run.path, os.O_RDONLY)
-    try:
-        if not _lock(descriptor):
+    with _locked(run, fcntl.LOCK_EX) as is_ours:
+        if not is_ours:
             raise OutputError(
                 what="another process is training in this folder; nothing was changed",
                 where=str(run.path),
@@ -131,8 +111,6 @@ def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
             )
         check_run_folder(run.path, resume=resume)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -141,17 +119,14 @@ def read_only(run: RunFolder) -> Iterator[None]:
 
     Raises InputError when one is at it.
     """
-    descriptor = os.open(run.path, os.O_RDONLY)
-    try:
-        if not _lock(descriptor, fcntl.LOCK_SH):
+    with _locked(run, fcntl.LOCK_SH) as is_ours:
+        if not is_ours:
             raise InputError(
                 what="a process is training in this folder, so what it holds is changing",
                 where=str(run.path),
                 fix="wait until it has ended, or stop it with Ctrl-C, which leaves a checkpoint",
             )
         yield
-    finally:
-        os.close(descriptor)
 
 
 def open_run_folder(path: Path) -> RunFolder:
@@ -220,12 +195,9 @@ def package_versions() -> dict[str, str]:
 def _put_back(run: RunFolder) -> None:
     """Finish what a kill broke off between the two renames that replace a model; not while a process is at it."""
     try:
-        descriptor = os.open(run.path, os.O_RDONLY)
-        try:
-            if _lock(descriptor):
+        with _locked(run, fcntl.LOCK_EX) as is_ours:
+            if is_ours:
                 finish_replacing(run.model)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise OutputError(_unwritable(run.path, error)) from error
 
@@ -247,12 +219,19 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     )
 
 
-def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+@contextmanager
+def _locked(run: RunFolder, kind: int) -> Iterator[bool]:
+    """Hold a lock on the folder; gives whether it could be had."""
+    descriptor = os.open(run.path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def _holds_anything(path: Path) -> bool:

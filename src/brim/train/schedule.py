@@ -35,15 +35,6 @@ from brim.units import Duration, format_count, parse_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTaken:
-    """What a step that updated the weights adds to the curve."""
-
-    loss: float  # mean over its supervised tokens
-    num_supervised_tokens: int
-    consumed_samples: int  # with those of the step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
     """The steps since the last point."""
 
@@ -52,11 +43,12 @@ class _Point:
     num_supervised_tokens: int = 0
     num_steps: int = 0
 
-    def with_step(self, step: StepTaken) -> _Point:
+    def with_step(self, loss: float, num_supervised_tokens: int) -> _Point:
+        """loss: mean over the step's supervised tokens."""
         return replace(
             self,
-            loss_sum=self.loss_sum + step.loss * step.num_supervised_tokens,
-            num_supervised_tokens=self.num_supervised_tokens + step.num_supervised_tokens,
+            loss_sum=self.loss_sum + loss * num_supervised_tokens,
+            num_supervised_tokens=self.num_supervised_tokens + num_supervised_tokens,
             num_steps=self.num_steps + 1,
         )
 
@@ -115,15 +107,17 @@ class BatchCourse:
             "squared_gradient": measurement.squared_gradient,
         }
 
-    def take_loss(self, step: StepTaken) -> Mapping[str, Any] | None:
-        """A point of the curve, without its step, once the samples of a final batch are consumed.
+    def take_loss(self, *, loss: float, num_supervised_tokens: int, consumed_samples: int) -> Mapping[str, Any] | None:
+        """Take in a step that updated the weights; a point of the curve, without its step, once a final batch is full.
+
+        loss: mean over the step's supervised tokens. consumed_samples: with those of the step.
 
         Only where the batch moves; else each step is a point. So curves compare with those of a run that does not ramp.
         """
         if not self._length.batch_moves:
             return None
-        self._point = self._point.with_step(step)
-        return self._point_at(step.consumed_samples)
+        self._point = self._point.with_step(loss, num_supervised_tokens)
+        return self._point_at(consumed_samples)
 
     def left_out(self, consumed_samples: int) -> Mapping[str, Any] | None:
         """A step was no update: it adds nothing to the curve. Where it was the run's last one, the curve ends there."""
@@ -370,32 +364,6 @@ class RunLength:
     def _due_by(self, samples: int) -> int:
         """Checkpoints until then, of which each epoch has its number, evenly spread, the last at its end."""
         return samples * self.checkpoints_per_epoch // self.num_rows
-
-
-def run_length(
-    *,
-    num_rows: int,
-    effective_batch_size: int,
-    epochs: int,
-    train_steps: int | None = None,
-    steps_per_checkpoint: int = 0,
-    checkpoints_per_epoch: int = 0,
-) -> RunLength:
-    """The length of a run whose effective batch does not move. `train_steps` wins over `epochs`, as in Ludwig.
-
-    Without a checkpoint key, there is one at each epoch's end. 0 means "not set".
-    """
-    schedule = BatchSchedule.constant(effective_batch_size)
-    total_samples = epochs * num_rows
-    if train_steps is not None:
-        total_samples = schedule.samples_of_steps(num_rows=num_rows, num_steps=train_steps)
-    return RunLength(
-        num_rows=num_rows,
-        schedule=schedule,
-        total_samples=total_samples,
-        steps_per_checkpoint=steps_per_checkpoint,
-        checkpoints_per_epoch=max(checkpoints_per_epoch, 1),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

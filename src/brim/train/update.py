@@ -61,7 +61,12 @@ class WeightUpdate:
             return float(norm)
 
         return or_explain(
-            clipped, lambda message: at_the_norm(message, step=self._state.step + 1, settings=job.settings)
+            clipped,
+            lambda message: OutOfMemoryError(
+                what=f"memory ran out when the gradient was clipped: {message}",
+                where=f"step {self._state.step + 1:,}",
+                fix=for_an_update(job.settings),
+            ),
         )
 
     def __call__(
@@ -100,8 +105,16 @@ class WeightUpdate:
             self._scaler.step(self._job.optimizer)
             self._scaler.update()
 
-        number, settings = self._state.step + 1, self._job.settings
-        or_explain(step, lambda message: in_the_update(message, step=number, saved_step=saved_step, settings=settings))
+        done = self._state.step
+        or_explain(
+            step,
+            lambda message: OutOfMemoryError(
+                what="memory ran out in the optimizer's own step; the weights, which may be half updated, are not "
+                f"saved: {message}",
+                where=f"step {done + 1:,}",
+                fix=f"{for_an_update(self._job.settings)}. {_left(done, saved_step)}",
+            ),
+        )
 
     def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
         """Neither weights nor optimizer hear of this step. Raises BrimError where the run is to stop."""
@@ -214,25 +227,6 @@ def of_a_row(
     cap = "" if cap_bytes is None else f"; limit of a micro-batch: {format_bytes(cap_bytes)}"
     return OutOfMemoryError(
         replace(problem, what=f"{problem.what}{predicted}{cap}", where=f"step {step:,}", fix=for_a_row(settings))
-    )
-
-
-def at_the_norm(message: str, *, step: int, settings: Settings) -> OutOfMemoryError:
-    """The gradient was there, and its norm, or clipping it, ran out of memory: the update had not begun."""
-    return OutOfMemoryError(
-        what=f"memory ran out when the gradient was clipped: {message}",
-        where=f"step {step:,}",
-        fix=for_an_update(settings),
-    )
-
-
-def in_the_update(message: str, *, step: int, saved_step: int | None, settings: Settings) -> OutOfMemoryError:
-    """The optimizer's own step. saved_step: of the newest checkpoint; None: there is none."""
-    return OutOfMemoryError(
-        what="memory ran out in the optimizer's own step; the weights, which may be half updated, are not saved: "
-        + message,
-        where=f"step {step:,}",
-        fix=f"{for_an_update(settings)}. {_left(step - 1, saved_step)}",
     )
 
 

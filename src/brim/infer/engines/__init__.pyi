@@ -18,7 +18,7 @@ from .batching import (
     longest_first as longest_first,
     rows_at_once as rows_at_once,
 )
-from .cache import Passes as Passes, base_model as base_model
+from .cache import Passes as Passes
 from .capacity import (
     MOST_ROWS as MOST_ROWS,
     USUAL_PASS_TOKENS as USUAL_PASS_TOKENS,

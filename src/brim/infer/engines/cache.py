@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from brim.models import Precision
+from brim.models import Precision, base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -143,12 +143,6 @@ class Passes:
 def num_cache_layers(model: PreTrainedModel) -> int:
     """Layers that may keep keys and values."""
     return int(base_model(model).config.get_text_config(decoder=True).num_hidden_layers)
-
-
-def base_model(model: Any) -> Any:
-    """The architecture itself, also inside PEFT's wrapper."""
-    get_base_model = getattr(model, "get_base_model", None)
-    return get_base_model() if get_base_model else model
 
 
 def _accepted(model: PreTrainedModel) -> frozenset[str]:

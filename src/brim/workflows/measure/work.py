@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from brim.batching import ByRows
+from brim.batching import BatchSchedule, ByRows
 from brim.config import WAYS as WAYS_TO_MOVE, resolve
 from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step
@@ -40,13 +40,12 @@ from brim.infer.engines import (
     SlotsEngine,
     Smaller,
     StaticEngine,
-    base_model,
     generation_settings,
     respond_to,
     why_not_slots,
 )
-from brim.models import LLM, device_facts, device_name, load_llm, pick_device
-from brim.train import CheckpointStore, Loop, Record, TrainState, build_job, run_length
+from brim.models import LLM, base_model, device_facts, device_name, load_llm, pick_device
+from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
 from brim.units import format_count
 from brim.workflows.measure.messages import PhasePeak, Report, Request, Stayed
 from brim.workflows.measure.record import Living, Meter, Recorder, living, meter_of
@@ -184,7 +183,7 @@ class Bench:
                 self._trainer(size),
                 llm,
                 rows,
-                length=run_length(num_rows=num_rows, effective_batch_size=size, epochs=1),
+                length=RunLength(num_rows=num_rows, schedule=BatchSchedule.constant(size), total_samples=num_rows),
                 cutter=ByRows(max_rows=request.batch_size),
                 pad_id=_PAD_ID,
                 evaluate=None,

@@ -20,8 +20,8 @@ from brim.data.read import Source, read_columns
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, InputError, Problem
 from brim.infer import GrowingText, KeptCache, stream_tokens
-from brim.infer.engines import FinishReason, base_model, why_not_slots
-from brim.models import LLM
+from brim.infer.engines import FinishReason, why_not_slots
+from brim.models import LLM, base_model
 from brim.notes import Say
 from brim.planning import constraint_of, engine_by_hand, plan_of_one, require_fits, settings_of, tokens_of_one
 from brim.session import Session, say_nothing, with_settings
