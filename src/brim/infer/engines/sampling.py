@@ -9,9 +9,9 @@ Legend: n rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -178,12 +178,35 @@ _LOOKING_BACK = (
 )
 
 
-_OFF: dict[str, Any] = {"encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+# With these values, as with null, a setting leaves the scores as they are.
+_OFF: dict[str, Any] = {
+    "encoder_repetition_penalty": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "remove_invalid_values": False,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "renormalize_logits": False,
+}
+
+
+_Makers: TypeAlias = Mapping[str, Callable[[Any], Any]]  # what to make of a setting's value, by its name
 
 
 def _is_set(settings: Mapping[str, Any], name: str) -> bool:
     value = settings.get(name)
-    return value is not None and value != _OFF.get(name) and (name != "min_new_tokens" or value > 0)
+    return value is not None and value != _OFF.get(name)
+
+
+def _chain(settings: Mapping[str, Any], makers: _Makers) -> LogitsProcessorList:
+    from transformers import LogitsProcessorList
+
+    return LogitsProcessorList([make(settings[name]) for name, make in makers.items() if _is_set(settings, name)])
 
 
 def _of_one(settings: Mapping[str, Any], prompt: Sequence[int], device: torch.device) -> LogitsProcessorList:
@@ -191,77 +214,49 @@ def _of_one(settings: Mapping[str, Any], prompt: Sequence[int], device: torch.de
     from transformers.generation import logits_process as made
 
     ends = torch.tensor(settings["eos_token_id"], device=device)
-    length = len(prompt)
-    steps = made.LogitsProcessorList()
-
-    def value(name: str) -> Any:
-        return settings[name] if _is_set(settings, name) else None
-
-    if (bias := value("sequence_bias")) is not None:
-        steps.append(made.SequenceBiasLogitsProcessor(sequence_bias=bias))
-    if (penalty := value("encoder_repetition_penalty")) is not None:
-        ids = torch.tensor([list(prompt)], device=device)
-        steps.append(made.EncoderRepetitionPenaltyLogitsProcessor(penalty=penalty, encoder_input_ids=ids))
-    if (penalty := value("repetition_penalty")) is not None:
-        steps.append(made.RepetitionPenaltyLogitsProcessor(penalty))
-    if (size := value("no_repeat_ngram_size")) is not None:
-        steps.append(made.NoRepeatNGramLogitsProcessor(size))
-    if (words := value("bad_words_ids")) is not None:
-        steps.append(made.NoBadWordsLogitsProcessor(words, ends))
-    if (fewest := value("min_new_tokens")) is not None:
-        steps.append(made.MinNewTokensLengthLogitsProcessor(length, fewest, ends, device=str(device)))
-    if (first := value("forced_bos_token_id")) is not None:
-        steps.append(made.ForcedBOSTokenLogitsProcessor(first))
-    if (last := value("forced_eos_token_id")) is not None:
-        most = length + settings["max_new_tokens"]
-        steps.append(made.ForcedEOSTokenLogitsProcessor(most, last, device=str(device)))
-    if settings.get("remove_invalid_values"):
-        steps.append(made.InfNanRemoveLogitsProcessor())
-    if (decay := value("exponential_decay_length_penalty")) is not None:
-        steps.append(made.ExponentialDecayLengthPenalty(tuple(decay), ends, length))
-    if settings.get("suppress_tokens") is not None:
-        steps.append(made.SuppressTokensLogitsProcessor(settings["suppress_tokens"], device=str(device)))
-    if (tokens := value("begin_suppress_tokens")) is not None:
-        steps.append(made.SuppressTokensAtBeginLogitsProcessor(tokens, length, device=str(device)))
-    return steps
+    length, most, on = len(prompt), len(prompt) + settings["max_new_tokens"], str(device)
+    makers: _Makers = {
+        "sequence_bias": lambda bias: made.SequenceBiasLogitsProcessor(sequence_bias=bias),
+        "encoder_repetition_penalty": lambda penalty: made.EncoderRepetitionPenaltyLogitsProcessor(
+            penalty=penalty, encoder_input_ids=torch.tensor([list(prompt)], device=device)
+        ),
+        "repetition_penalty": made.RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": made.NoRepeatNGramLogitsProcessor,
+        "bad_words_ids": lambda words: made.NoBadWordsLogitsProcessor(words, ends),
+        "min_new_tokens": lambda fewest: made.MinNewTokensLengthLogitsProcessor(length, fewest, ends, device=on),
+        "forced_bos_token_id": made.ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda last: made.ForcedEOSTokenLogitsProcessor(most, last, device=on),
+        "remove_invalid_values": lambda _: made.InfNanRemoveLogitsProcessor(),
+        "exponential_decay_length_penalty": lambda decay: made.ExponentialDecayLengthPenalty(
+            tuple(decay), ends, length
+        ),
+        "suppress_tokens": lambda tokens: made.SuppressTokensLogitsProcessor(tokens, device=on),
+        "begin_suppress_tokens": lambda tokens: made.SuppressTokensAtBeginLogitsProcessor(tokens, length, device=on),
+    }
+    return _chain(settings, makers)
 
 
 def _of_all(settings: Mapping[str, Any], device: torch.device, *, first: bool) -> LogitsProcessorList:
     """What treats each row's scores alike, without a look at its tokens. first: nothing comes before it."""
     from transformers.generation import logits_process as made
 
-    steps = made.LogitsProcessorList()
-    if first and settings.get("remove_invalid_values"):
-        steps.append(made.InfNanRemoveLogitsProcessor())
-    if first and settings.get("suppress_tokens") is not None:
-        steps.append(made.SuppressTokensLogitsProcessor(settings["suppress_tokens"], device=str(device)))
+    makers: dict[str, Callable[[Any], Any]] = {}
+    if first:
+        makers |= {
+            "remove_invalid_values": lambda _: made.InfNanRemoveLogitsProcessor(),
+            "suppress_tokens": lambda tokens: made.SuppressTokensLogitsProcessor(tokens, device=str(device)),
+        }
     if settings.get("do_sample"):
-        steps += _warpers(settings, device)
-    if settings.get("renormalize_logits"):
-        steps.append(made.LogitNormalization())
-    return steps
-
-
-def _warpers(settings: Mapping[str, Any], device: torch.device) -> list[Any]:
-    """What makes sampling narrower."""
-    from transformers.generation import logits_process as made
-
-    steps: list[Any] = []
-    if settings.get("temperature", 1.0) != 1.0:
-        steps.append(made.TemperatureLogitsWarper(settings["temperature"]))
-    if settings.get("top_k", 0):
-        steps.append(made.TopKLogitsWarper(top_k=settings["top_k"]))
-    if settings.get("top_p", 1.0) < 1.0:
-        steps.append(made.TopPLogitsWarper(top_p=settings["top_p"]))
-    if settings.get("min_p") is not None:
-        steps.append(made.MinPLogitsWarper(min_p=settings["min_p"]))
-    if settings.get("typical_p", 1.0) < 1.0:
-        steps.append(made.TypicalLogitsWarper(mass=settings["typical_p"]))
-    if settings.get("epsilon_cutoff", 0.0) > 0.0:
-        steps.append(made.EpsilonLogitsWarper(epsilon=settings["epsilon_cutoff"]))
-    if settings.get("eta_cutoff", 0.0) > 0.0:
-        steps.append(made.EtaLogitsWarper(epsilon=settings["eta_cutoff"], device=str(device)))
-    return steps
+        makers |= {
+            "temperature": made.TemperatureLogitsWarper,
+            "top_k": made.TopKLogitsWarper,
+            "top_p": made.TopPLogitsWarper,
+            "min_p": made.MinPLogitsWarper,
+            "typical_p": made.TypicalLogitsWarper,
+            "epsilon_cutoff": made.EpsilonLogitsWarper,
+            "eta_cutoff": lambda epsilon: made.EtaLogitsWarper(epsilon=epsilon, device=str(device)),
+        }
+    return _chain(settings, {**makers, "renormalize_logits": lambda _: made.LogitNormalization()})
 
 
 def _likeliest(scores: Tensor) -> Tensor:
