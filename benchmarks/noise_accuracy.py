@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.subject import SEED
-from brim.batching import NUM_GROUPS, NoiseMeasurement, NoiseScale, measure
+from brim.batching import NUM_GROUPS, NoiseMeasurement, NoiseScale
 
 BATCH_ROWS = 64
 _WARMUP_MEASUREMENTS = 50
@@ -83,7 +83,7 @@ class Way:
 def _by_pairs(products: NDArray[np.float64], weights: NDArray[np.int64], groups: Groups) -> NoiseMeasurement:
     """As brim does it."""
     total = int(weights.sum())
-    found = measure(
+    found = NoiseMeasurement.of(
         squared_sum=float(products.sum()) / total**2,
         squared_shares=[float(products[np.ix_(group, group)].sum()) / total**2 for group in groups],
         weights=[int(weights[group].sum()) for group in groups],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.batching import Adaptation, NoiseMeasurement, NoiseScale, measure
+from brim.batching import Adaptation, NoiseMeasurement, NoiseScale
 
 DIMENSIONS = 20
 GRADIENT = np.linspace(-0.3, 0.5, DIMENSIONS)
@@ -29,7 +29,7 @@ def measured(rows, tokens, groups):
     """The measurement of a batch that is cut after these numbers of rows."""
     shares = rows * (tokens / tokens.sum())[:, None]
     parts = np.split(np.arange(len(tokens)), np.cumsum(groups)[:-1])
-    return measure(
+    return NoiseMeasurement.of(
         squared_sum=float((shares.sum(0) ** 2).sum()),
         squared_shares=[float((shares[part].sum(0) ** 2).sum()) for part in parts],
         weights=[int(tokens[part].sum()) for part in parts],
@@ -55,17 +55,20 @@ def test_estimates_are_unbiased(groups, tokens, by_tokens):
 
 def test_measurements_by_hand_and_none():
     """Shares (3, 0) and (1, 2) with weights 3 : 1, whose sum is (4, 2); gradients without noise; no measurements."""
-    two = measure(squared_sum=20.0, squared_shares=[9.0, 5.0], weights=[30, 10], num_rows=6)
+    two = NoiseMeasurement.of(squared_sum=20.0, squared_shares=[9.0, 5.0], weights=[30, 10], num_rows=6)
     assert two.squared_gradient == pytest.approx(2 * 3 / (1 - 9 / 16 - 1 / 16))
     assert two.gradient_variance == pytest.approx(6 * (20 - 16))
     equal = measured(np.tile(GRADIENT, (12, 1)), UNEQUAL, [1, 2, 3, 6])
     assert equal.squared_gradient == pytest.approx(SQUARED)
     assert equal.gradient_variance == pytest.approx(0, abs=1e-12)
     for value in (math.nan, math.inf):
-        assert measure(squared_sum=value, squared_shares=[1.0, 2.0], weights=[1, 1], num_rows=2) is None
-        assert measure(squared_sum=2.0, squared_shares=[1.0, value], weights=[1, 1], num_rows=2) is None
+        assert NoiseMeasurement.of(squared_sum=value, squared_shares=[1.0, 2.0], weights=[1, 1], num_rows=2) is None
+        assert NoiseMeasurement.of(squared_sum=2.0, squared_shares=[1.0, value], weights=[1, 1], num_rows=2) is None
     for weights in ([5], [5, 0]):  # one group
-        assert measure(squared_sum=1.0, squared_shares=[1.0] * len(weights), weights=weights, num_rows=2) is None
+        assert (
+            NoiseMeasurement.of(squared_sum=1.0, squared_shares=[1.0] * len(weights), weights=weights, num_rows=2)
+            is None
+        )
 
 
 def measurement(squared_gradient, gradient_variance):

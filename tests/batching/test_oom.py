@@ -10,8 +10,9 @@ import weakref
 import pytest
 import torch
 
-from brim.batching import is_out_of_memory, random_states, restore_random_states, second_try
+from brim.batching import is_out_of_memory, or_explain, random_states, restore_random_states, second_try
 from brim.batching.oom import first_line
+from brim.errors import OutOfMemoryError, WriteError
 
 MEMORY_RAN_OUT = [
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 4.00 GiB of which 2.35 GiB is free.",
@@ -237,6 +238,23 @@ def test_the_second_failure_and_other_errors_pass_through():
         second_try(action)
     assert action.alive == []
     assert first_line(MemoryError()) == "MemoryError"  # an error without words is named
+
+
+def test_memory_that_runs_out_is_explained_and_what_is_explained_already_passes():
+    def explain(message):
+        return OutOfMemoryError(what=f"step 3: {message}")
+
+    def unwritten():
+        raise WriteError(what="the file is not written") from MemoryError()
+
+    assert or_explain(Action(), explain) == "done"
+    with pytest.raises(
+        OutOfMemoryError, match=r"^step 3: DefaultCPUAllocator: can't allocate memory.* 4 bytes\.$"
+    ) as caught:
+        or_explain(Action(RuntimeError(OUT)), explain)
+    assert caught.value.__context__ is None  # whose traceback would keep tensors alive
+    with pytest.raises(WriteError, match="not written"):
+        or_explain(unwritten, explain)
 
 
 def test_random_states_rewind():

@@ -7,7 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.batching import BatchSchedule, Phase, doubling, equal_steps, linear, schedule_of, total_of_steps
+from brim.batching import BatchSchedule, Phase
+from brim.train.schedule import total_of_steps
+
+doubling, equal_steps, linear = BatchSchedule.doubling, BatchSchedule.equal_steps, BatchSchedule.linear
+schedule_of = BatchSchedule.of
 
 
 def phases(schedule):

@@ -23,16 +23,7 @@ from tests.infer.families import FAMILIES, MISLED
 from tests.planning.hand_made import plan_that_moves
 
 import brim
-from brim.batching import (
-    NUM_GROUPS,
-    NoiseMeasurement,
-    NoiseScale,
-    Search,
-    doubling,
-    equal_steps,
-    find_batch_size,
-    linear,
-)
+from brim.batching import NUM_GROUPS, BatchSchedule, NoiseMeasurement, NoiseScale, Search, find_batch_size
 from brim.batching.finder import MOST_CORRECTIONS
 from brim.batching.microbatch import FIRST_WAIT_STEPS
 from brim.cli.app import app
@@ -166,7 +157,11 @@ def test_batch_schedules():
     units = {parse_duration(text).unit for text in re.findall(r"`([\d.e]+[a-z]+)`", lengths)}
     assert units == {"dur", "ep", "sp", "tok", "ba"}
     ramps = re.findall(r"^\| `(\w+)`(?:, `increment: (\d+)`)? \| (\d[\d, a-z]+) \|", page, flags=re.MULTILINE)
-    shapes = {"doubling": doubling, "equal_steps": equal_steps, "linear": linear}
+    shapes = {
+        "doubling": BatchSchedule.doubling,
+        "equal_steps": BatchSchedule.equal_steps,
+        "linear": BatchSchedule.linear,
+    }
     assert [shape for shape, *_ in ramps] == list(shapes)
     for shape, increment, said in ramps:
         options = {"increment": int(increment)} if increment else {}

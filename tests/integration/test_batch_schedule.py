@@ -17,7 +17,7 @@ from tests.integration.test_training_run import log, told as told_by
 from tests.train.scarce import LENGTHS, Given, Run, Shortage, Watched, equal
 
 import brim
-from brim.batching import BatchSchedule, ByLength, ByRows, doubling, equal_steps, linear, schedule_of
+from brim.batching import BatchSchedule, ByLength, ByRows
 from brim.data.tokens import rows_of_step
 
 pytestmark = pytest.mark.run
@@ -297,14 +297,16 @@ def drawn_schedule(chance, total_samples):
         case 0:
             return BatchSchedule.constant(final)
         case 1:
-            return doubling(initial=initial, final=final, length_samples=length)
+            return BatchSchedule.doubling(initial=initial, final=final, length_samples=length)
         case 2:
-            return equal_steps(initial=initial, final=final, length_samples=length)
+            return BatchSchedule.equal_steps(initial=initial, final=final, length_samples=length)
         case 3:
-            return linear(initial=initial, final=final, length_samples=length, increment=chance.randint(1, 8))
+            return BatchSchedule.linear(
+                initial=initial, final=final, length_samples=length, increment=chance.randint(1, 8)
+            )
         case _:
             starts = sorted(chance.sample(range(1, total_samples + 2), min(chance.randint(1, 4), total_samples)))
-            return schedule_of([(0, initial), *((start, chance.randint(1, 24)) for start in starts)])
+            return BatchSchedule.of([(0, initial), *((start, chance.randint(1, 24)) for start in starts)])
 
 
 def drawn_cutter(chance):

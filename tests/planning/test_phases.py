@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
 from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.batching import Adaptation, BatchSchedule, doubling, linear, schedule_of
+from brim.batching import Adaptation, BatchSchedule
 from brim.planning import PhasePlan, phases as module
 from brim.planning.candidates import candidate
 from brim.planning.phases import last_step, phase_costs, steps_between
@@ -28,7 +28,7 @@ def costs_of(schedule, total_samples, *, work=None, cap_bytes=9300, num_rows=8, 
 
 def test_each_phase_is_cut_with_its_own_size():
     """Pairs: 3.0, 1.14, 2.6 and 2.2 s, the widest 2 × 100 tokens; fours: see the candidates."""
-    found, _ = costs_of(schedule_of([(0, 2), (8, 4)]), 16)
+    found, _ = costs_of(BatchSchedule.of([(0, 2), (8, 4)]), 16)
     assert [
         (phase.number, phase.size, phase.first_sample, phase.num_samples, phase.num_tokens, phase.num_steps)
         for phase in found.phases
@@ -39,22 +39,22 @@ def test_each_phase_is_cut_with_its_own_size():
     assert two.seconds_per_step == pytest.approx(8.94 / 4 + 0.5)
     assert four.seconds_per_step == pytest.approx(8.34 / 2 + 0.5)
     assert found.seconds == pytest.approx((8.94 + 8.34 + 6 * 0.5,) * 2)
-    tight, _ = costs_of(schedule_of([(0, 2), (8, 4)]), 16, cap_bytes=4199)  # a cap that binds: the same peaks
+    tight, _ = costs_of(BatchSchedule.of([(0, 2), (8, 4)]), 16, cap_bytes=4199)  # a cap that binds: the same peaks
     assert [phase.total_bytes for phase in tight.phases] == [3000 + 500] * 2
 
 
 def test_no_phase_is_told_to_take_less_than_the_longest_row_alone(monkeypatch):
     monkeypatch.setattr(module, "_MOST_ROWS", 1)
-    found, chosen = costs_of(schedule_of([(0, 2), (2, 1)]), 6)
+    found, chosen = costs_of(BatchSchedule.of([(0, 2), (2, 1)]), 6)
     assert found.phases[1].seconds_per_step == pytest.approx(1.07 + 0.5)  # a row of 7 tokens
     assert found.phases[1].total_bytes == chosen.single_row_bytes == 2500
 
 
 def test_a_phase_is_cut_from_the_row_on_with_which_it_begins(monkeypatch):
     monkeypatch.setattr(module, "_MOST_ROWS", 4)
-    found, _ = costs_of(schedule_of([(0, 4), (4, 2)]), 8)
+    found, _ = costs_of(BatchSchedule.of([(0, 4), (4, 2)]), 8)
     assert found.phases[1].seconds_per_step == pytest.approx((2.6 + 2.2) / 2 + 0.5)
-    wrapped, _ = costs_of(schedule_of([(0, 3), (6, 2)]), 12)
+    wrapped, _ = costs_of(BatchSchedule.of([(0, 3), (6, 2)]), 12)
     assert wrapped.phases[1].seconds_per_step == pytest.approx((2.2 + 3.0) / 2 + 0.5)
 
 
@@ -73,7 +73,7 @@ def test_one_size_for_the_whole_run_costs_what_an_epoch_of_the_plan_says():
 
 
 def test_a_fixed_number_of_rows_is_cut_so_in_each_phase():
-    found, _ = costs_of(schedule_of([(0, 1), (4, 3), (7, 4)]), 16, work=task(fixed_rows=2))
+    found, _ = costs_of(BatchSchedule.of([(0, 1), (4, 3), (7, 4)]), 16, work=task(fixed_rows=2))
     assert [phase.micro_batches_per_step for phase in found.phases] == [1, 2, 2]
 
 
@@ -83,7 +83,7 @@ def many_rows(effective_batch_size):
 
 
 def test_of_many_phases_some_are_looked_at_and_the_others_cost_about_what_is_between(monkeypatch):
-    schedule, work = linear(initial=1, final=64, length_samples=2000), many_rows(64)
+    schedule, work = BatchSchedule.linear(initial=1, final=64, length_samples=2000), many_rows(64)
     given = {"work": work, "cap_bytes": 30000, "num_rows": 3000}
     some, _ = costs_of(schedule, 6000, **given)
     monkeypatch.setattr(module, "_MOST_PHASES", 1000)
@@ -98,7 +98,7 @@ def test_of_many_phases_some_are_looked_at_and_the_others_cost_about_what_is_bet
 
 
 def test_a_schedule_over_1e12_samples_costs_what_a_short_one_costs():
-    work, schedule = many_rows(512), doubling(initial=8, final=512, length_samples=10**11)
+    work, schedule = many_rows(512), BatchSchedule.doubling(initial=8, final=512, length_samples=10**11)
     found, _ = costs_of(schedule, 10**12, work=work, cap_bytes=30000, num_rows=3000)
     assert [phase.size for phase in found.phases] == [8, 16, 32, 64, 128, 256, 512]
     assert sum(phase.num_samples for phase in found.phases) == 10**12
@@ -119,14 +119,14 @@ def test_where_sizes_are_measured_each_is_shown_and_the_run_takes_something_betw
 
 def test_an_update_that_takes_nothing_is_no_matter():
     known = replace(way_costs(), update_s=0.0, costs=linear_costs(seconds=0.0))
-    length = RunLength(num_rows=8, schedule=schedule_of([(0, 1), (8, 2)]), total_samples=16)
+    length = RunLength(num_rows=8, schedule=BatchSchedule.of([(0, 1), (8, 2)]), total_samples=16)
     found = phase_costs(length, task(), candidate(known, task(), budget(9300)), known.costs)
     assert found.phases[0].seconds_per_step == pytest.approx(0.01 * 360 / 8)
 
 
 def schedule_from(sizes, gaps):
     firsts = [0, *(sum(gaps[: number + 1]) for number in range(len(sizes) - 1))]
-    return schedule_of(zip(firsts, sizes, strict=True))
+    return BatchSchedule.of(zip(firsts, sizes, strict=True))
 
 
 @given(
@@ -159,12 +159,12 @@ def test_the_last_step_of_a_phase_is_the_one_that_a_walk_comes_to(sizes, gaps, n
 
 
 def told(steps, *, total_samples, num_rows=100):
-    return [problem.what for problem in faults(schedule_of(steps), num_rows=num_rows, total_samples=total_samples)]
+    return [problem.what for problem in faults(BatchSchedule.of(steps), num_rows=num_rows, total_samples=total_samples)]
 
 
 def test_a_phase_larger_than_an_epoch_is_named_by_its_number():
     steps = [(0, 8), (100, 101), (150, 4000), (200, 100)]
-    (problem,) = faults(schedule_of(steps), num_rows=100, total_samples=300, where="trainer.batch_schedule")
+    (problem,) = faults(BatchSchedule.of(steps), num_rows=100, total_samples=300, where="trainer.batch_schedule")
     assert problem.what.startswith("phase 3 of 4 asks for 4,000 rows a step, and there are 100 to train on")
     assert problem.where == "trainer.batch_schedule"
     assert problem.fix == "lower it to 100 or less, or train on more rows"
@@ -187,10 +187,10 @@ def test_phases_that_begin_when_the_run_is_over_are_named():
 
 
 def test_a_ramp_as_long_as_the_run_never_comes_to_its_final_batch_and_many_phases_are_one_problem():
-    ramp = doubling(initial=8, final=64, length_samples=1000)
+    ramp = BatchSchedule.doubling(initial=8, final=64, length_samples=1000)
     assert len(faults(ramp, num_rows=1000, total_samples=1000)) == 1
     assert faults(ramp, num_rows=1000, total_samples=1001) == []
-    ramp = linear(initial=1, final=4096, length_samples=10**12)
+    ramp = BatchSchedule.linear(initial=1, final=4096, length_samples=10**12)
     (problem,) = faults(ramp, num_rows=4000, total_samples=2 * 10**12)
     assert problem.what.startswith("phase 4,096 of 4,096 asks for 4,096 rows a step, and there are 4,000 to train on")
 

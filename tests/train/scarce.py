@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from brim.batching import BatchSchedule, ByRows
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
-from brim.models import precision
+from brim.models import LLM, precision
 from brim.train import (
     CheckpointStore,
     LearningRate,
@@ -198,12 +198,9 @@ class Run:
         else:
             course = course_of(trainer, self.model, rows)
         self.job = TrainJob(
-            model=self.model,
-            head=None,
+            llm=LLM(model=self.model, folder=None, device=CPU, precision=precision(kind)),
             rows=rows,
             pad_id=1,
-            device=CPU,
-            precision=precision(kind),
             cutter=self.cutter,
             clipping=GradientClippingConfig(clipglobalnorm=1.0),
             on_nonfinite=on_nonfinite,

@@ -10,10 +10,10 @@ from tests.train.scarce import CPU, Given, Shortage, apart, equal, make_model, r
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.batching import ByRows, measure
+from brim.batching import ByRows, NoiseMeasurement
 from brim.data.tokens import collate
 from brim.errors import OutOfMemoryError
-from brim.models import next_token_loss, precision
+from brim.models import LLM, next_token_loss, precision
 from brim.train.gradient import Gradient, GradientNorms
 
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])
@@ -22,16 +22,8 @@ FEW = BATCH[:5]
 
 def gradient_of(model, *, cutter=None, scaler=None, rows=None, events=None):
     """What Gradient reads of a job; no more of it is needed."""
-    job = SimpleNamespace(
-        model=model,
-        head=None,
-        rows=rows or rows_of(),
-        pad_id=1,
-        device=CPU,
-        precision=precision("fp32"),
-        row_dropout=None,
-        cutter=cutter or ByRows(max_rows=4),
-    )
+    llm = LLM(model=model, folder=None, device=CPU, precision=precision("fp32"))
+    job = SimpleNamespace(llm=llm, rows=rows or rows_of(), pad_id=1, cutter=cutter or ByRows(max_rows=4))
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     return Gradient(job, scaler, (lambda event: None) if events is None else events.append)
 
@@ -55,7 +47,7 @@ def by_autograd(model, indices, groups):
         batch = collate([rows[int(i)] for i in indices[group]], pad_id=1)
         loss = next_token_loss(model, batch) / num_supervised
         shares.append(torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, parameters)]))
-    return measure(
+    return NoiseMeasurement.of(
         squared_sum=float(sum(shares).square().sum()),
         squared_shares=[float(share.square().sum()) for share in shares],
         weights=[int(rows.num_supervised[indices[group]].sum()) for group in groups],

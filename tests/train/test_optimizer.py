@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, strategies as st
 from tests.properties import examples
 from torch import nn
 
-from brim.batching import BatchSchedule, doubling, linear
+from brim.batching import BatchSchedule
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 from brim.train import LearningRate, build_optimizer, states_in_32_bits
@@ -28,7 +28,7 @@ def test_learning_rates_by_hand():
     # The first step of a warm-up learns, and its last one is at the peak.
     warm = LearningRate(peak=1.0, warmup_samples=8, total_samples=16)
     assert rates(warm, 2, 16) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
-    # A linear decay starts at the peak and would reach the floor after the last step.
+    # A BatchSchedule.linear decay starts at the peak and would reach the floor after the last step.
     line = LearningRate(peak=1.0, floor=0.2, decay="linear", total_samples=8)
     assert rates(line, 2, 8) == pytest.approx([1.0, 0.8, 0.6, 0.4])
     assert line(consumed_samples=8, batch_samples=2) == 0.2
@@ -47,7 +47,7 @@ BATCH = 16
 REPORTED = LearningRate(
     peak=3e-4, floor=3e-5, decay="wsd", warmup_samples=10 * BATCH, decay_samples=20 * BATCH, total_samples=100 * BATCH
 )
-STEP_OF_8 = linear(initial=8, final=BATCH, length_samples=160, increment=8)
+STEP_OF_8 = BatchSchedule.linear(initial=8, final=BATCH, length_samples=160, increment=8)
 NEVER_CUT = 10**9  # rows of an epoch
 
 
@@ -166,7 +166,7 @@ def test_a_warm_up_and_a_decay_may_fill_the_run_and_no_more():
 
 
 FINAL = 16
-RAMP = doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16
+RAMP = BatchSchedule.doubling(initial=4, final=FINAL, length_samples=96)  # 12 updates of 4 rows, 6 of 8, then 16
 SIZES = [each.size for each in RAMP.stretches(num_rows=10_000, total_samples=256) for _ in range(each.num_steps)]
 UP_AND_DOWN = [16, 16, 4, 4, 64, 1, 16, 8, 32, 16]
 NAMES = [f"{page}{name}{bits}" for page in ("", "paged_") for name in ("adam", "adamw") for bits in ("", "_8bit")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.train.scarce import rows_of, run_length
 
-from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement, doubling, linear, schedule_of
+from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import InputError
@@ -39,7 +39,9 @@ def test_the_length_of_a_run_by_hand():
     assert (length.total_steps, length.total_samples) == (8, 200)
     assert length.schedule.samples_of_steps(num_rows=100, num_steps=5) == 100 + 32
     # 50 samples in steps of 8, which end at 56; 44 in steps of 16; the second epoch in steps of 32.
-    ramp = RunLength(num_rows=100, schedule=doubling(initial=8, final=32, length_samples=100), total_samples=200)
+    ramp = RunLength(
+        num_rows=100, schedule=BatchSchedule.doubling(initial=8, final=32, length_samples=100), total_samples=200
+    )
     assert (ramp.total_steps, ramp.sizes, ramp.largest_size) == (7 + 3 + 4, (8, 16, 32), 32)
     assert ramp.batch_moves
     adaptation = Adaptation(size=6, smallest=6, largest=40)  # has no number of steps beforehand
@@ -84,7 +86,7 @@ def test_where_the_batch_moves_they_come_with_the_first_step_that_reaches_their_
 ):
     length = RunLength(
         num_rows=num_rows,
-        schedule=schedule_of((position * gap, size) for position, size in enumerate(sizes)),
+        schedule=BatchSchedule.of((position * gap, size) for position, size in enumerate(sizes)),
         total_samples=epochs * num_rows,
         checkpoints_per_epoch=number,
     )
@@ -96,7 +98,7 @@ def test_where_the_batch_moves_they_come_with_the_first_step_that_reaches_their_
 
 
 def test_a_checkpoint_keeps_the_course_that_a_run_began_with():
-    schedule = linear(initial=2, final=9, length_samples=61, increment=3)
+    schedule = BatchSchedule.linear(initial=2, final=9, length_samples=61, increment=3)
     begun = RunLength(num_rows=28, schedule=schedule, total_samples=84, steps_per_checkpoint=3)
     saved = json.loads(json.dumps(begun.course()))
     other = RunLength(num_rows=28, schedule=BatchSchedule.constant(5), total_samples=1, steps_per_checkpoint=3)
@@ -112,7 +114,7 @@ def test_a_checkpoint_keeps_the_course_that_a_run_began_with():
     until=st.integers(0, 220),
 )
 def test_the_steps_so_far_are_those_that_the_loop_takes(num_rows, total_samples, first, final, ramp_samples, until):
-    schedule = linear(initial=first, final=final, length_samples=ramp_samples)
+    schedule = BatchSchedule.linear(initial=first, final=final, length_samples=ramp_samples)
     length = RunLength(num_rows=num_rows, schedule=schedule, total_samples=total_samples)
     ends = [consumed for _, consumed, _ in checkpoints(length)]
     steps = list(length.steps_until(until))
@@ -264,7 +266,7 @@ def test_a_function_that_changes_nothing_is_told():
 # The effective batch from step to step
 
 
-RAMP = schedule_of([(0, 2), (6, 4), (10, 8)])
+RAMP = BatchSchedule.of([(0, 2), (6, 4), (10, 8)])
 
 
 def course(schedule=RAMP, *, saved=None, every=None, total=40, **changes):

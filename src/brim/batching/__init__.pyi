@@ -14,7 +14,6 @@ from .noise_scale import (
     Adaptation as Adaptation,
     NoiseMeasurement as NoiseMeasurement,
     NoiseScale as NoiseScale,
-    measure as measure,
 )
 from .oom import (
     OutOfMemory as OutOfMemory,
@@ -50,10 +49,5 @@ from .schedule import (
     BatchSchedule as BatchSchedule,
     Phase as Phase,
     Stretch as Stretch,
-    doubling as doubling,
-    equal_steps as equal_steps,
-    linear as linear,
-    schedule_of as schedule_of,
-    total_of_steps as total_of_steps,
 )
 from .step import GradientStep as GradientStep, Part as Part, StepOutcome as StepOutcome

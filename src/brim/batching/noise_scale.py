@@ -82,28 +82,28 @@ class NoiseMeasurement:
     squared_gradient: float  # |G|²
     gradient_variance: float  # tr Σ, of one row's share: the variance of the batch's gradient, times its rows
 
+    @classmethod
+    def of(
+        cls, *, squared_sum: float, squared_shares: Sequence[float], weights: Sequence[float], num_rows: int
+    ) -> NoiseMeasurement | None:
+        """What the gradient of a batch and those of its groups say; None where they are fewer than two, or not finite.
 
-def measure(
-    *, squared_sum: float, squared_shares: Sequence[float], weights: Sequence[float], num_rows: int
-) -> NoiseMeasurement | None:
-    """What the gradient of a batch and those of its groups say; None where they are fewer than two, or not finite.
+        squared_sum: squared norm of the batch's gradient, the weighted mean over its rows. squared_shares: of what each
+        group adds to that sum. weights: of each group, by its supervised tokens, for instance. num_rows: of the batch.
 
-    squared_sum: squared norm of the batch's gradient, the weighted mean over its rows. squared_shares: of what each
-    group adds to that sum. weights: of each group, by its supervised tokens, for instance. num_rows: of the batch.
-
-    A group's share is sᵢ = pᵢG + noise, with pᵢ its part of the weight. The noises of two groups are independent, so
-    that the inner product of two shares is pᵢpⱼ|G|² on average, and Σ over all pairs of them is |Σsᵢ|² − Σ|sᵢ|². That
-    asks nothing of how the noise of a row depends on its weight, and needs no second gradient in memory. With equal
-    groups it is the estimate of appendix A.1.
-    """
-    squares = sum(weight * weight for weight in weights) / sum(weights) ** 2
-    if len(weights) < 2 or not squares < 1:
-        return None
-    squared_gradient = (squared_sum - math.fsum(squared_shares)) / (1 - squares)
-    variance = num_rows * (squared_sum - squared_gradient)
-    if not (math.isfinite(squared_gradient) and math.isfinite(variance)):
-        return None
-    return NoiseMeasurement(squared_gradient=squared_gradient, gradient_variance=variance)
+        A group's share is sᵢ = pᵢG + noise, with pᵢ its part of the weight. The noises of two groups are independent,
+        so that the inner product of two shares is pᵢpⱼ|G|² on average, and Σ over all pairs of them is |Σsᵢ|² − Σ|sᵢ|².
+        That asks nothing of how the noise of a row depends on its weight, and needs no second gradient in memory. With
+        equal groups it is the estimate of appendix A.1.
+        """
+        squares = sum(weight * weight for weight in weights) / sum(weights) ** 2
+        if len(weights) < 2 or not squares < 1:
+            return None
+        squared_gradient = (squared_sum - math.fsum(squared_shares)) / (1 - squares)
+        variance = num_rows * (squared_sum - squared_gradient)
+        if not (math.isfinite(squared_gradient) and math.isfinite(variance)):
+            return None
+        return cls(squared_gradient=squared_gradient, gradient_variance=variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

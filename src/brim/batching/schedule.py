@@ -7,54 +7,9 @@ in closed form: a phase of 1e12 samples costs as much as one of ten.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-
-def doubling(*, initial: int, final: int, length_samples: int) -> BatchSchedule:
-    """Twice the batch at each stage, or half of it; the stages share the samples of the ramp equally.
-
-    The final batch follows the last stage that falls short of it, exactly, whatever the ratio is: from 6 to 20 the
-    stages are 6 and 12. So counts bert24's pull request 76, whose ratios are powers of two.
-    """
-    stages = _doubled(initial, final)
-    return _staged(stages, [1] * len(stages), final, length_samples)
-
-
-def equal_steps(*, initial: int, final: int, length_samples: int) -> BatchSchedule:
-    """The stages of `doubling`, each with the same number of steps, so that small batches take few samples."""
-    stages = _doubled(initial, final)
-    return _staged(stages, stages, final, length_samples)
-
-
-def linear(*, initial: int, final: int, length_samples: int, increment: int = 1) -> BatchSchedule:
-    """So many rows more, or fewer, at each of equal parts, as Megatron's `--rampup-batch-size` has it.
-
-    Where the increment does not divide the way, the last one is smaller, so that the final batch is exact.
-    """
-    stages = list(range(initial, final, increment if final > initial else -increment))
-    return _staged(stages, [1] * len(stages), final, length_samples)
-
-
-def _doubled(initial: int, final: int) -> list[int]:
-    """The sizes before the final one."""
-    stages = []
-    size = initial
-    while (size < final) if initial < final else (size > final):
-        stages.append(size)
-        size = 2 * size if initial < final else -(-size // 2)
-    return stages
-
-
-def _staged(stages: Sequence[int], shares: Sequence[int], final: int, length_samples: int) -> BatchSchedule:
-    """The stages take their shares of the length; a stage begins with the first whole sample of its share."""
-    whole, before = sum(shares), 0
-    steps = []
-    for size, share in zip(stages, shares, strict=True):
-        steps.append((-(-before * length_samples // whole), size))
-        before += share
-    return schedule_of([*steps, (length_samples if stages else 0, final)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,47 +24,6 @@ class Stretch:
     @property
     def num_samples(self) -> int:
         return self.end_sample - self.first_sample
-
-
-def total_of_steps(schedule_for: Callable[[int], BatchSchedule], *, num_rows: int, num_steps: int) -> int:
-    """The samples of a run of so many steps whose schedule depends on how many samples it has.
-
-    schedule_for: the schedule of a run of a number of samples. A number that is not below what its own schedule
-    consumes, while one less would be; the least of them where batches do not shrink. Shares of it are shares of the run
-    but for a few batches: there need not be a number that its schedule consumes exactly.
-    """
-    low, high = 1, num_steps * num_rows
-    while low < high:
-        middle = (low + high) // 2
-        if schedule_for(middle).samples_of_steps(num_rows=num_rows, num_steps=num_steps) <= middle:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _until(consumed: int, size: int, num_rows: int, until: int) -> tuple[int, int]:
-    """Steps of `size` rows until at least `until` samples are consumed, and how many those are."""
-    left_of_epoch = num_rows - consumed % num_rows
-    if until - consumed <= left_of_epoch:
-        steps = -(-(until - consumed) // size)
-        return steps, consumed + min(steps * size, left_of_epoch)
-    steps, consumed = -(-left_of_epoch // size), consumed + left_of_epoch
-    epochs = (until - consumed) // num_rows
-    steps, consumed = steps + epochs * -(-num_rows // size), consumed + epochs * num_rows
-    rest = -(-(until - consumed) // size)
-    return steps + rest, consumed + min(rest * size, num_rows)
-
-
-def _after(consumed: int, size: int, num_rows: int, steps: int) -> int:
-    """Samples that are consumed after so many more steps of `size` rows."""
-    left_of_epoch = num_rows - consumed % num_rows
-    steps_of_epoch = -(-left_of_epoch // size)
-    if steps < steps_of_epoch:
-        return consumed + steps * size
-    steps, consumed = steps - steps_of_epoch, consumed + left_of_epoch
-    epochs, rest = divmod(steps, -(-num_rows // size))
-    return consumed + epochs * num_rows + min(rest * size, num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +49,49 @@ class BatchSchedule:
     def constant(cls, size: int) -> BatchSchedule:
         """One size for the whole run."""
         return cls(phases=(Phase(first_sample=0, size=size),))
+
+    @classmethod
+    def of(cls, steps: Iterable[tuple[int, int]]) -> BatchSchedule:
+        """A schedule from (first sample, size) in order; of those that begin together the last counts.
+
+        Neighbours of one size become one phase.
+        """
+        phases: list[Phase] = []
+        for first_sample, size in steps:
+            assert size > 0, "a batch holds at least one row"
+            if phases and phases[-1].first_sample == first_sample:
+                phases.pop()
+            if not phases or phases[-1].size != size:
+                phases.append(Phase(first_sample=first_sample, size=size))
+        assert phases, "a schedule has a phase"
+        assert phases[0].first_sample == 0, "a schedule begins with the run"
+        assert all(a.first_sample < b.first_sample for a, b in pairwise(phases)), "phases in order"
+        return cls(phases=tuple(phases))
+
+    @classmethod
+    def doubling(cls, *, initial: int, final: int, length_samples: int) -> BatchSchedule:
+        """Twice the batch at each stage, or half of it; the stages share the samples of the ramp equally.
+
+        The final batch follows the last stage that falls short of it, exactly, whatever the ratio is: from 6 to 20 the
+        stages are 6 and 12. So counts bert24's pull request 76, whose ratios are powers of two.
+        """
+        stages = _doubled(initial, final)
+        return _staged(stages, [1] * len(stages), final, length_samples)
+
+    @classmethod
+    def equal_steps(cls, *, initial: int, final: int, length_samples: int) -> BatchSchedule:
+        """The stages of `doubling`, each with the same number of steps, so that small batches take few samples."""
+        stages = _doubled(initial, final)
+        return _staged(stages, stages, final, length_samples)
+
+    @classmethod
+    def linear(cls, *, initial: int, final: int, length_samples: int, increment: int = 1) -> BatchSchedule:
+        """So many rows more, or fewer, at each of equal parts, as Megatron's `--rampup-batch-size` has it.
+
+        Where the increment does not divide the way, the last one is smaller, so that the final batch is exact.
+        """
+        stages = list(range(initial, final, increment if final > initial else -increment))
+        return _staged(stages, [1] * len(stages), final, length_samples)
 
     def size_at(self, consumed_samples: int) -> int:
         """Rows of the step that begins there."""
@@ -194,19 +151,45 @@ class BatchSchedule:
         raise AssertionError("the last phase has no end")
 
 
-def schedule_of(steps: Iterable[tuple[int, int]]) -> BatchSchedule:
-    """A schedule from (first sample, size) in order; of those that begin together the last counts.
+def _doubled(initial: int, final: int) -> list[int]:
+    """The sizes before the final one."""
+    stages = []
+    size = initial
+    while (size < final) if initial < final else (size > final):
+        stages.append(size)
+        size = 2 * size if initial < final else -(-size // 2)
+    return stages
 
-    Neighbours of one size become one phase.
-    """
-    phases: list[Phase] = []
-    for first_sample, size in steps:
-        assert size > 0, "a batch holds at least one row"
-        if phases and phases[-1].first_sample == first_sample:
-            phases.pop()
-        if not phases or phases[-1].size != size:
-            phases.append(Phase(first_sample=first_sample, size=size))
-    assert phases, "a schedule has a phase"
-    assert phases[0].first_sample == 0, "a schedule begins with the run"
-    assert all(a.first_sample < b.first_sample for a, b in pairwise(phases)), "phases in order"
-    return BatchSchedule(phases=tuple(phases))
+
+def _staged(stages: Sequence[int], shares: Sequence[int], final: int, length_samples: int) -> BatchSchedule:
+    """The stages take their shares of the length; a stage begins with the first whole sample of its share."""
+    whole, before = sum(shares), 0
+    steps = []
+    for size, share in zip(stages, shares, strict=True):
+        steps.append((-(-before * length_samples // whole), size))
+        before += share
+    return BatchSchedule.of([*steps, (length_samples if stages else 0, final)])
+
+
+def _until(consumed: int, size: int, num_rows: int, until: int) -> tuple[int, int]:
+    """Steps of `size` rows until at least `until` samples are consumed, and how many those are."""
+    left_of_epoch = num_rows - consumed % num_rows
+    if until - consumed <= left_of_epoch:
+        steps = -(-(until - consumed) // size)
+        return steps, consumed + min(steps * size, left_of_epoch)
+    steps, consumed = -(-left_of_epoch // size), consumed + left_of_epoch
+    epochs = (until - consumed) // num_rows
+    steps, consumed = steps + epochs * -(-num_rows // size), consumed + epochs * num_rows
+    rest = -(-(until - consumed) // size)
+    return steps + rest, consumed + min(rest * size, num_rows)
+
+
+def _after(consumed: int, size: int, num_rows: int, steps: int) -> int:
+    """Samples that are consumed after so many more steps of `size` rows."""
+    left_of_epoch = num_rows - consumed % num_rows
+    steps_of_epoch = -(-left_of_epoch // size)
+    if steps < steps_of_epoch:
+        return consumed + steps * size
+    steps, consumed = steps - steps_of_epoch, consumed + left_of_epoch
+    epochs, rest = divmod(steps, -(-num_rows // size))
+    return consumed + epochs * num_rows + min(rest * size, num_rows)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,18 +65,8 @@ class DoneRows:
         return self._records.body(int(self._numbers[position]))
 
 
-class Records(Protocol):
-    """What a journal keeps on disk (see journal.py)."""
-
-    def append(self, records: Sequence[Record]) -> None: ...
-    def find(self, keys: UInts) -> NDArray[np.int64]: ...
-    def prompts(self, numbers: NDArray[np.int64]) -> UInts: ...
-    def body(self, number: int) -> bytes: ...
-    def __len__(self) -> int: ...
-
-
 class HeldRecords:
-    """Records by their number."""
+    """What a Journal keeps on disk, in memory."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -253,6 +243,9 @@ class Journal:
             known, from_the_end = np.unique(every[::-1], return_index=True)
             self._by_key = known, len(every) - 1 - from_the_end
         return self._by_key
+
+
+Records: TypeAlias = Journal | HeldRecords
 
 
 def _packed(record: Record) -> bytes:

@@ -28,12 +28,11 @@ from brim.batching import (
     Part,
     StepOutcome,
     attempt,
-    measure,
     random_states,
     restore_random_states,
 )
 from brim.data.tokens import TokenRows, collate
-from brim.models import LogitHead, Precision, RowDropout, next_token_loss
+from brim.models import LLM, next_token_loss
 from brim.train.job import TrainJob
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -49,18 +48,9 @@ class Gradient:
         self.noise: NoiseMeasurement | None = None  # of the last sum; None: not measured, or there was nothing to say
         self._job = job
         self._scaler = scaler
-        self._pass = MicroBatchPass(
-            model=job.model,
-            head=job.head,
-            rows=job.rows,
-            pad_id=job.pad_id,
-            device=job.device,
-            precision=job.precision,
-            scaler=scaler,
-            row_dropout=job.row_dropout,
-        )
+        self._pass = MicroBatchPass(llm=job.llm, rows=job.rows, pad_id=job.pad_id, scaler=scaler)
         self._on_event = on_event
-        self._parameters = [p for p in job.model.parameters() if p.requires_grad]
+        self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
         self._num_supervised = 0  # tokens of it
         self._number = 0  # of the step
@@ -86,7 +76,7 @@ class Gradient:
         """
         self._indices, self._num_supervised, self._number = indices, num_supervised, step
         self.noise = None
-        self._job.model.train()
+        self._job.llm.model.train()
         lengths = self._job.rows.lengths[indices]
         if not measures_noise or len(indices) == 1:
             return self._step.run(lengths)
@@ -128,7 +118,7 @@ class Gradient:
     def _noise_of(self, parts: Sequence[Part], norms: GradientNorms) -> NoiseMeasurement | None:
         scale = self._scaler.get_scale()  # of the loss; 1.0 where it is not scaled
         *of_groups, of_sum = (squared / scale**2 for squared in norms.squared())
-        return measure(
+        return NoiseMeasurement.of(
             squared_sum=of_sum,
             squared_shares=of_groups,
             weights=[int(self._job.rows.num_supervised[self._rows_of(part)].sum()) for part in parts],
@@ -241,14 +231,10 @@ def _norm(gradient: Tensor) -> Tensor:
 class MicroBatchPass:
     """What a training step does with some rows; gradients are added to those that the weights have."""
 
-    model: nn.Module
-    head: LogitHead | None  # the loss is computed in chunks; None: all logits stand at once
+    llm: LLM
     rows: TokenRows
     pad_id: int
-    device: torch.device
-    precision: Precision
     scaler: torch.amp.GradScaler  # of the loss, where arithmetic is fp16; not enabled elsewhere
-    row_dropout: RowDropout | None = None  # of the model
 
     def __call__(self, rows: NDArray[np.intp], num_supervised: int, *, step: int) -> Tensor:
         """Add the rows' gradient; their part of the mean loss over `num_supervised` tokens, a scalar on the device.
@@ -256,11 +242,12 @@ class MicroBatchPass:
         rows: positions among all rows. num_supervised: supervised tokens of the whole effective batch. step: its
         number, for the dropout.
         """
-        batch = collate([self.rows[int(i)] for i in rows], pad_id=self.pad_id).to(self.device)
+        llm = self.llm
+        batch = collate([self.rows[int(i)] for i in rows], pad_id=self.pad_id).to(llm.device)
         with self._dropout_of(rows, step):
-            with self.precision.autocast(self.device):
+            with llm.precision.autocast(llm.device):
                 loss = next_token_loss(
-                    self.model, batch, head=self.head, gradient_scale=self._gradient_scale(num_supervised)
+                    llm.model, batch, head=llm.head, gradient_scale=self._gradient_scale(num_supervised)
                 )
                 loss = loss / num_supervised
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -268,13 +255,13 @@ class MicroBatchPass:
 
     def _dropout_of(self, rows: NDArray[np.intp], step: int) -> AbstractContextManager[None]:
         """The backward pass is in it, too: checkpointed activations are computed once more, with the same masks."""
-        if self.row_dropout is None:
+        if self.llm.row_dropout is None:
             return nullcontext()
         keys, lengths = self.rows.keys[rows].tolist(), self.rows.lengths[rows].tolist()
-        return self.row_dropout.of_rows(keys, lengths, step=step)
+        return self.llm.row_dropout.of_rows(keys, lengths, step=step)
 
     def _gradient_scale(self, num_supervised: int) -> Tensor | None:
         """What the backward pass multiplies the loss sum's gradient by, where fp16 needs to know it beforehand."""
         if not self.scaler.is_enabled():
             return None
-        return self.scaler.scale(torch.ones((), device=self.device)) / num_supervised
+        return self.scaler.scale(torch.ones((), device=self.llm.device)) / num_supervised

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.batching import BatchSchedule, schedule_of
+from brim.batching import BatchSchedule
 from brim.errors import InputError
 
 _KEY = "trainer.batch_increase_function"
@@ -94,7 +94,7 @@ def expand(
         size = wanted
         sizes.append(size)
         steps += -(-num_rows // size)
-    schedule = schedule_of((epoch * num_rows, size) for epoch, size in enumerate(sizes))
+    schedule = BatchSchedule.of((epoch * num_rows, size) for epoch, size in enumerate(sizes))
     return Increases(schedule=schedule, refused=tuple(refused), num_epochs=len(sizes), answers=answers)
 
 

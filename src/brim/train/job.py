@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import torch
 from safetensors import SafetensorError
-from torch import nn
 from torch.optim import Optimizer
 
 from brim.batching import Cutter, or_explain, second_try
@@ -22,7 +20,7 @@ from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
 from brim.data.chat import TemplateTexts, store_template
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, OutOfMemoryError
-from brim.models import LLM, LogitHead, Precision, RowDropout, no_library_bars, no_library_warnings
+from brim.models import LLM, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
 from brim.train.checkpoint import CheckpointStore, TrainState
 from brim.train.figures import Observer
@@ -115,12 +113,9 @@ def build_job(
     """The job that a resolved configuration asks for."""
     optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
     return TrainJob(
-        model=llm.model,
-        head=llm.head,
+        llm=llm,
         rows=rows,
         pad_id=pad_id,
-        device=llm.device,
-        precision=llm.precision,
         optimizer=optimizer,
         rates=update_rates(trainer, optimizer, final_size=length.schedule.final_size),
         learning_rate=learning_rate_of(trainer, rows, length, seed=config.random_seed),
@@ -135,7 +130,6 @@ def build_job(
         store=store,
         observer=observer,
         sync_logs=sync_logs,
-        row_dropout=llm.row_dropout,
         settings=config.model_dump(mode="json"),
     )
 
@@ -221,12 +215,9 @@ class Stopping:
 class TrainJob:
     """What the loop runs. Model, optimizer, rates and cutter change as it goes; their state is in its checkpoints."""
 
-    model: nn.Module
-    head: LogitHead | None  # the loss is computed in chunks; None: all logits stand at once
+    llm: LLM
     rows: TokenRows
     pad_id: int
-    device: torch.device
-    precision: Precision
     optimizer: Optimizer
     rates: FixedBetas | MovingBeta2  # of the optimizer
     learning_rate: LearningRate
@@ -241,5 +232,4 @@ class TrainJob:
     store: CheckpointStore
     observer: Observer
     sync_logs: SyncLogs = dict  # before a checkpoint is written, which a resumed run goes by
-    row_dropout: RowDropout | None = None  # to be told which rows a pass is for
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON

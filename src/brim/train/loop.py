@@ -45,11 +45,11 @@ class Loop:
         self._job = job
         self.state = state
         self.num_out_of_memory = 0  # allocations that failed since this object was made, and were made up for
-        self._scaler = torch.amp.GradScaler(job.device.type, enabled=job.precision.scales_loss)
+        self._scaler = torch.amp.GradScaler(job.llm.device.type, enabled=job.llm.precision.scales_loss)
         self._gradient = Gradient(job, self._scaler, self._hear)
         self._update = WeightUpdate(job, state, self._gradient, self._scaler, self._hear)
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
-        self._peaks = Peaks(job.device)
+        self._peaks = Peaks(job.llm.device)
         self._saved_step = state.step if state.step else None
         self._owes_evaluation = False  # the last one ran out of memory
         self._last_event: Mapping[str, Any] = {}  # of an allocation that failed
@@ -65,13 +65,13 @@ class Loop:
         keep_cutter: the cutter's limits, too. A checkpoint of a version that had none leaves them as they are.
         """
         job, saved = self._job, checkpoint.state
-        restore_weights(job.model, checkpoint.tensors["model"])
+        restore_weights(job.llm.model, checkpoint.tensors["model"])
         restore_optimizer(job.optimizer, checkpoint.tensors.get("optimizer", {}), saved["optimizer"])
         job.rates.restore(saved["rates"])
         restore_random_states(checkpoint.tensors["random"])
         if keep_cutter and "cutter" in saved:
             job.cutter.restore(saved["cutter"])
-        if job.precision.scales_loss:
+        if job.llm.precision.scales_loss:
             self._scaler.load_state_dict(self.state.loss_scaler)
         self._owes_evaluation = bool(saved.get("owes_evaluation", False))
 
@@ -252,7 +252,7 @@ class Loop:
         logs = job.sync_logs()
         job.store.save(
             state.step,
-            tensors={"model": trained_weights(job.model), "optimizer": tensors, "random": random_states()},
+            tensors={"model": trained_weights(job.llm.model), "optimizer": tensors, "random": random_states()},
             state={
                 "train": asdict(state),
                 "optimizer": numbers,

@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import (
-    Adaptation,
-    BatchSchedule,
-    NoiseMeasurement,
-    NoiseScale,
-    Phase,
-    doubling,
-    equal_steps,
-    linear,
-    schedule_of,
-    total_of_steps,
-)
+from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement, NoiseScale, Phase
 from brim.config import parse_batch_steps
 from brim.config.schema import FinetuneTrainer
 from brim.data.tokens import TokenRows, rows_of_step
@@ -195,6 +184,23 @@ def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _S
     return replace(length, schedule=schedule, total_samples=total_samples)
 
 
+def total_of_steps(schedule_for: _ScheduleFor, *, num_rows: int, num_steps: int) -> int:
+    """The samples of a run of so many steps whose schedule depends on how many samples it has.
+
+    schedule_for: the schedule of a run of a number of samples. A number that is not below what its own schedule
+    consumes, while one less would be; the least of them where batches do not shrink. Shares of it are shares of the run
+    but for a few batches: there need not be a number that its schedule consumes exactly.
+    """
+    low, high = 1, num_steps * num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if schedule_for(middle).samples_of_steps(num_rows=num_rows, num_steps=num_steps) <= middle:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
 def _samples(trainer: FinetuneTrainer, num_rows: int) -> int:
     return trainer.train_samples or trainer.epochs * num_rows
 
@@ -265,7 +271,7 @@ def _schedule_for(trainer: FinetuneTrainer, rows: TokenRows, seed: int) -> _Sche
 
     if trainer.batch_schedule is not None:
         steps = parse_batch_steps(trainer.batch_schedule)
-        return lambda total: schedule_of([(samples(start, total), size) for start, size in steps])
+        return lambda total: BatchSchedule.of([(samples(start, total), size) for start, size in steps])
     if trainer.batch_rampup is None:
         return lambda total: BatchSchedule.constant(final_size)
     length = parse_duration(trainer.batch_rampup.length)
@@ -278,8 +284,10 @@ def _ramp(trainer: FinetuneTrainer, final_size: int, length_samples: int) -> Bat
     assert ramp is not None, "asked of ramps"
     initial = ramp.initial or trainer.initial_effective_batch_size or first_size(final_size)
     if ramp.shape == "linear":
-        return linear(initial=initial, final=final_size, length_samples=length_samples, increment=ramp.increment or 1)
-    shape = doubling if ramp.shape == "doubling" else equal_steps
+        return BatchSchedule.linear(
+            initial=initial, final=final_size, length_samples=length_samples, increment=ramp.increment or 1
+        )
+    shape = BatchSchedule.doubling if ramp.shape == "doubling" else BatchSchedule.equal_steps
     return shape(initial=initial, final=final_size, length_samples=length_samples)
 
 

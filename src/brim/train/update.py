@@ -40,7 +40,7 @@ class WeightUpdate:
         self._gradient = gradient
         self._scaler = scaler
         self._on_event = on_event
-        self._parameters = [p for p in job.model.parameters() if p.requires_grad]
+        self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
 
     def norm(self, loss: float) -> float:
         """The gradient's norm; the gradient is unscaled and clipped. NaN, and nothing done, where nothing will be.

@@ -308,16 +308,8 @@ class Trial:
         self._lengths, self._num_supervised = request.rows.lengths, request.rows.num_supervised
         self._llm, self._state_bytes = llm, state_bytes
         self._is_warm = False
-        self._pass = MicroBatchPass(
-            model=llm.model,
-            head=llm.head,
-            rows=request.rows,
-            pad_id=pad_id,
-            device=llm.device,
-            precision=llm.precision,
-            scaler=torch.amp.GradScaler(llm.device.type, enabled=False),
-            row_dropout=llm.row_dropout,
-        )
+        scaler = torch.amp.GradScaler(llm.device.type, enabled=False)
+        self._pass = MicroBatchPass(llm=llm, rows=request.rows, pad_id=pad_id, scaler=scaler)
 
     def probe(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
