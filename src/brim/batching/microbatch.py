@@ -21,7 +21,7 @@ from brim.batching.partition import Terms, borders
 
 
 def cutter_of(state: Mapping[str, Any]) -> Cutter:
-    """The cutter whose `state` this is, as it was then."""
+    """Return the cutter whose `state` this is, as it was then."""
     cutter: ByLength | ByRows
     if state["kind"] == "by_rows":
         cutter = ByRows(max_rows=1)
@@ -72,7 +72,7 @@ class ByLength(_Capped):
         return self._cap.now
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
-        """Every row once, none over the cap that fits alone, least predicted time; the longest rows first.
+        """Take every row once, none over the cap that fits alone, in the least predicted time; the longest rows first.
 
         Where the largest are asked for, the fewest micro-batches instead, and of these cuts the one with the least
         padding.
@@ -133,13 +133,13 @@ class ByLength(_Capped):
         self._largest = state["largest"]
 
     def _rows_that_fit(self, tokens: NDArray[np.int64], most: int) -> int:
-        """How many of the first rows fit together, at most so many; at least 1. With fewer of them nothing is over."""
+        """Count the first rows that fit together, at most so many; at least 1. With fewer of them nothing is over."""
         padded = np.maximum.accumulate(tokens[: most if self._most_rows is None else min(most, self._most_rows)])
         over = self._costs.peak_bytes(np.arange(1, len(padded) + 1), padded) > self._cap.now
         return max(1, int(over.argmax()) if over.any() else len(padded))
 
     def _priced(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
-        """The rows in this order, cut at these bounds (the first 0, the last their number), with predictions.
+        """Return the rows in this order, cut at these bounds (the first 0, the last their number), with predictions.
 
         tokens: of each row, by its position in the effective batch.
         """
@@ -221,7 +221,7 @@ class Cap:
     wait_steps: int = FIRST_WAIT_STEPS
 
     def lowered(self, to: int, *, failed: int) -> Cap:
-        """Memory ran out at `failed`, and `to` is below it. Back to what went well, where that is more than `to`."""
+        """Lower it to `to`, below what failed; or back to what went well, where that is more."""
         assert to < failed, "a limit that does not exclude what failed would run out of memory again"
         wait_steps = self.wait_steps
         if self.raised_from is not None:
@@ -231,7 +231,7 @@ class Cap:
         return Cap(now=to, before=(*self.before, self.now), wait_steps=wait_steps)
 
     def after_clean_step(self) -> Cap:
-        """One more step has gone well."""
+        """Count one more step that has gone well."""
         if not self.before:
             return self
         if self.num_clean_steps + 1 < self.wait_steps:
@@ -241,7 +241,7 @@ class Cap:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Cap:
-        """The cap of which these are the fields (`asdict`), from JSON."""
+        """Return the cap of which these are the fields (`asdict`), from JSON."""
         return cls(**{**saved, "before": tuple(saved["before"])})
 
 
@@ -258,34 +258,34 @@ class Cutter(Protocol):
     """Deterministic: the same calls give the same cuts. Its state goes into the checkpoint."""
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
-        """Every row of an effective batch once, none over the cap. lengths: tokens of each row.
+        """Take every row of an effective batch once, none over the cap. lengths: tokens of each row.
 
         A row that is over the cap alone is a micro-batch by itself: such rows are refused before a run is launched,
         and one that is left over after the cap was lowered is tried.
         """
 
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """Every row once, in the order of the batch: about `num_groups` micro-batches, more where the cap wants it.
+        """Take every row once, in order: about `num_groups` micro-batches, more where the cap wants it.
 
         Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
         not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
         """
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
-        """This micro-batch ran out of memory; cut smaller from now on. None where it is a single row."""
+        """Cut smaller from now on, since this micro-batch ran out of memory. None where it is a single row."""
 
     def clean_step(self) -> CapChange | None:
-        """A step went well; after enough of them in a row the limit is raised, up to its value at launch."""
+        """Count a step that went well; after enough of them in a row raise the limit, up to its value at launch."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to cut the same, as JSON."""
+        """Return what a resumed run needs to cut the same, as JSON."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Back to a saved state."""
+        """Go back to a saved state."""
 
 
 def groups_in_order(num_rows: int, *, num_groups: int, longest: Callable[[int, int], int]) -> list[tuple[int, int]]:
-    """The first row of each group and the first after it: every row once, in order, `num_groups` groups of equal size.
+    """Return the first row of each group and the first after it: every row once, in order, groups of equal size.
 
     num_groups: at least 1. All groups are of one row where there are no more rows than groups. longest: of the rows
     from a position, and of so many at most, how many fit together; at least 1. Where it is fewer than a group should
@@ -317,7 +317,7 @@ class MicroBatch:
 
 
 def cut_by_rows(lengths: NDArray[np.integer], *, max_rows: int) -> Iterator[NDArray[np.intp]]:
-    """Positions of each micro-batch: every row once, at most `max_rows` together, neighbours in length together.
+    """Give the positions of each micro-batch: every row once, at most `max_rows` together, neighbours in length.
 
     lengths: tokens of each row. The longest come first, so that a misfit shows at once. Since the loss is divided
     once by the tokens of the whole effective batch, the order changes padding and nothing else.
@@ -328,5 +328,5 @@ def cut_by_rows(lengths: NDArray[np.integer], *, max_rows: int) -> Iterator[NDAr
 
 
 def longest_first(lengths: NDArray[np.integer]) -> NDArray[np.intp]:
-    """Positions by falling length; equal lengths stay in their order."""
+    """Return positions by falling length; equal lengths stay in their order."""
     return np.argsort(-lengths, kind="stable")

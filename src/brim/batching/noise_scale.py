@@ -38,14 +38,14 @@ class Adaptation:
 
     @property
     def ladder(self) -> tuple[int, ...]:
-        """The smallest batch, doubled again and again, and the largest exactly."""
+        """Return the smallest batch, doubled again and again, and the largest exactly."""
         rungs = [self.smallest]
         while 2 * rungs[-1] < self.largest:
             rungs.append(2 * rungs[-1])
         return tuple(rungs) if rungs[-1] == self.largest else (*rungs, self.largest)
 
     def after(self, noise: NoiseScale) -> Adaptation:
-        """One more measurement has been averaged into the noise scale."""
+        """Take in that one more measurement has been averaged into the noise scale."""
         direction, size = self._wish(noise)
         num_votes = 0 if direction is None else 1 + (self.num_votes if direction == self.direction else 0)
         if num_votes == _VOTES_TO_MOVE:
@@ -53,7 +53,7 @@ class Adaptation:
         return replace(self, direction=direction, num_votes=num_votes)
 
     def _wish(self, noise: NoiseScale) -> tuple[Direction | None, int]:
-        """Where to, and the rung there."""
+        """Return where to move, and the rung there."""
         above = next((rung for rung in self.ladder if rung > self.size), None)
         if above is not None and noise.is_at_least(above):
             return "up", above
@@ -86,7 +86,7 @@ class NoiseMeasurement:
     def of(
         cls, *, squared_sum: float, squared_shares: Sequence[float], weights: Sequence[float], num_rows: int
     ) -> NoiseMeasurement | None:
-        """What the gradient of a batch and those of its groups say; None where they are fewer than two, or not finite.
+        """Estimate from the gradient of a batch and those of its groups; None where these are too few, or not finite.
 
         squared_sum: squared norm of the batch's gradient, the weighted mean over its rows. squared_shares: of what each
         group adds to that sum. weights: of each group, by its supervised tokens, for instance. num_rows: of the batch.
@@ -119,7 +119,7 @@ class NoiseScale:
     gradient_variance: float = 0.0
 
     def after(self, measurement: NoiseMeasurement) -> NoiseScale:
-        """One more measurement."""
+        """Take in one more measurement."""
         number = self.num_measurements + 1
         weight = (1 - _KEPT) / (1 - _KEPT**number)  # the first one's is 1
         return NoiseScale(
@@ -130,22 +130,22 @@ class NoiseScale:
 
     @property
     def rows(self) -> float | None:
-        """The noise scale; None where it is not known yet, or where no signal shows through the noise."""
+        """Return the noise scale; None where it is not known yet, or where no signal shows through the noise."""
         if not self._is_known or self.squared_gradient <= 0:
             return None
         return max(0.0, self.gradient_variance) / self.squared_gradient
 
     def is_at_least(self, rows: float) -> bool:
-        """Whether it is known to be. So it is for all rows where noise is all that the measurements show."""
+        """Say whether it is known to be. So it is for all rows where noise is all that the measurements show."""
         return self._is_known and 0 < self.gradient_variance >= rows * self.squared_gradient
 
     def is_at_most(self, rows: float) -> bool:
-        """Whether it is known to be."""
+        """Say whether it is known to be."""
         known = self.rows
         return known is not None and known <= rows
 
     def in_words(self) -> str:
-        """For logs: why the batch moved, or did not."""
+        """Say for logs why the batch moved, or did not."""
         if not self._is_known:
             return f"noise scale not known yet, after {self.num_measurements} of {_FEWEST_MEASUREMENTS} measurements"
         if self.rows is None:

@@ -98,7 +98,7 @@ def run_batches(
 
 
 def second_try(action: Callable[[], T], *, on_failure: Callable[[str], None] = lambda message: None) -> T:
-    """What the action gives. The second allocation that fails passes through, like any other exception.
+    """Return what the action gives; try once more after an allocation that failed. What else fails passes through.
 
     on_failure: is told the first failure's message.
     """
@@ -119,7 +119,7 @@ def or_explain(work: Callable[[], T], explain: Callable[[str], BrimError]) -> T:
 
 
 def random_states() -> dict[str, Tensor]:
-    """The states of torch's generators: the CPU's, each CUDA device's, and that of Apple's GPU."""
+    """Return the states of torch's generators: the CPU's, each CUDA device's, and that of Apple's GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -139,7 +139,7 @@ def restore_random_states(states: Mapping[str, Tensor]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, without the advice and the traces that some libraries add."""
+    """Return what an exception says, without the advice and the traces that some libraries add."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -153,7 +153,7 @@ def free_caches() -> None:
 
 
 def _trim_heap() -> None:
-    """glibc keeps freed blocks of its heap; other C libraries have no such call, and need none."""
+    """Ask glibc for freed blocks of its heap; other C libraries have no such call, and need none."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # no such symbol; no handle of the process itself, as on Windows
@@ -162,7 +162,7 @@ def _trim_heap() -> None:
 
 
 def _where(raised: TracebackType | None) -> Where:
-    """Autograd's engine is on the way to every failure of a backward pass, and of what is computed anew in it."""
+    """Say which pass failed: autograd's engine leads to each failure of a backward pass and of what it recomputes."""
     for frame, _ in traceback.walk_tb(raised):
         if frame.f_code.co_name == "_engine_run_backward":
             return "backward"
@@ -230,7 +230,7 @@ _SHORT_BYTES = 512 << 20
 def is_out_of_memory(
     error: BaseException, *, is_last: bool = False, room_bytes: Callable[[], int | None] | None = None
 ) -> bool:
-    """Whether the error, or one that it was raised from, is of an allocation that failed, on a device or in the host.
+    """Say whether the error, or one that it was raised from, is of an allocation that failed, on a device or the host.
 
     True promises that fewer rows can help. Everything else is to be raised again. Ask while the error is being
     handled: some libraries' messages have several causes, and memory is the one where little of it is free by now.
@@ -262,7 +262,7 @@ def _is_one(error: BaseException, is_last: bool, room_bytes: Callable[[], int | 
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from. What it was raised beside (`__context__`) is another matter."""
+    """Give the error and what it was raised from. What it was raised beside (`__context__`) is another matter."""
     seen = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -272,7 +272,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _room_bytes() -> int | None:
-    """What an allocation outside PyTorch could still get; None: nothing sets a limit, or the device no longer answers.
+    """Return what an allocation outside PyTorch could get; None: there is no limit, or the device does not answer.
 
     An error that broke the device's context, such as an index that is out of bounds, makes later calls fail likewise.
     """
@@ -285,7 +285,7 @@ def _room_bytes() -> int | None:
 
 
 def _host_room_bytes() -> int | None:
-    """What this process's limits on memory leave; None: it has none.
+    """Return what this process's limits on memory leave; None: it has none.
 
     A container's limit does not count: there an allocation succeeds, and the process is killed once it is used.
     """

@@ -74,7 +74,7 @@ def cut_totals(
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
 ) -> Totals:
-    """What `ByLength.cut` comes to, effective batch by effective batch, with the same cuts; the last may be smaller.
+    """Add up what `ByLength.cut` comes to, effective batch by effective batch; the last may be smaller.
 
     lengths: tokens of each of at least one row, in the order in which they are consumed.
     O(n · widest micro-batch) up to MOST_ROWS_FOR_ALL_PAIRS rows a batch, for many batches at a time; beyond them
@@ -98,7 +98,7 @@ def cut_totals(
 
 
 def cut_totals_by_rows(lengths: ArrayLike, batch_size: int, *, costs: Costs, max_rows: int) -> Totals:
-    """What `cut_by_rows` comes to, effective batch by effective batch; see cut_totals."""
+    """Add up what `cut_by_rows` comes to, effective batch by effective batch; see cut_totals."""
     tokens = np.asarray(lengths, dtype=np.int64)
     batches, rest = _sorted_batches(tokens, batch_size)
     num_steps = [len(batches), len(rest)]
@@ -171,7 +171,7 @@ def _by_all_pairs(terms: Terms, batches: NDArray[np.int64]) -> Iterator[_Shapes]
 
 
 def _read_back(begins: NDArray[np.int32], batches: NDArray[np.int64]) -> _Shapes:
-    """The micro-batches of each batch, from its last to its first."""
+    """Read the micro-batches of each batch back, from its last to its first."""
     batch = np.arange(len(batches))
     ends = np.full(len(batches), batches.shape[1])
     shapes = []
@@ -196,7 +196,7 @@ def _joined(shapes: Iterable[_Shapes]) -> _Shapes:
 def _totals(
     cut_up: list[_Shapes], looked_at: list[int], num_steps: list[int], tokens: NDArray[np.int64], costs: Costs
 ) -> Totals:
-    """Of the full batches and of the last: their shapes, how many were looked at, how many there are."""
+    """Add up, of the full batches and of the last, their shapes, how many were looked at, and how many there are."""
     num_micro_batches = padded_tokens = seconds = 0.0
     for (rows, padded), num_looked_at, num in zip(cut_up, looked_at, num_steps, strict=True):
         share = num / max(num_looked_at, 1)
@@ -220,7 +220,7 @@ def _totals(
 def _distinct(
     rows: NDArray[np.int64], padded: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Each shape once, by padded length, then rows; and how often it occurs."""
+    """Return each shape once, by padded length, then rows; and how often it occurs."""
     most_rows = int(rows.max(initial=0)) + 1
     keys, counts = np.unique(padded * most_rows + rows, return_counts=True)
     return keys % most_rows, keys // most_rows, counts
@@ -229,7 +229,7 @@ def _distinct(
 def _most_demanding(
     rows: NDArray[np.int64], padded: NDArray[np.int64], counts: NDArray[np.int64], costs: Costs
 ) -> tuple[Shape, ...]:
-    """The widest, and those of which no other has as many rows and as many tokens; by falling peak."""
+    """Return the widest, and those of which no other has as many rows and as many tokens; by falling peak."""
     peaks, seconds = np.ceil(costs.peak_bytes(rows, padded)), costs.seconds(rows, padded)
     most_rows_of_longer = np.append(np.maximum.accumulate(rows[::-1])[::-1][1:], 0)
     by_peak = np.argsort(-peaks, kind="stable")
@@ -273,13 +273,13 @@ class Terms:
     lone_rows_may_exceed: bool = False
 
     def widths(self, lengths: NDArray[np.int64], *, most: int) -> NDArray[np.int64]:
-        """The most rows of each length; 0: not even one."""
+        """Return the most rows of each length; 0: not even one."""
         most = min(most, self.most_rows or most)
         widths = rows_that_fit(self.costs, lengths, cap_bytes=self.cap_bytes, most=most)
         return np.maximum(widths, 1) if self.lone_rows_may_exceed else widths
 
     def prices(self, rows: NDArray[np.float64], length: NDArray[np.int64], *, weight: int) -> NDArray[np.float64]:
-        """What a micro-batch costs; shapes broadcast. weight: more tokens than the padding of any cut.
+        """Return what a micro-batch costs; shapes broadcast. weight: more tokens than the padding of any cut.
 
         Whole numbers below 2**53, and so exact, where the largest are asked for.
         """
@@ -287,7 +287,7 @@ class Terms:
 
 
 def borders(terms: Terms, lengths: NDArray[np.int64]) -> list[int]:
-    """Where each micro-batch begins, and the end.
+    """Return where each micro-batch begins, and the end.
 
     lengths: tokens of at least one row, the longest first; each fits alone, or may exceed the cap.
     Up to MOST_ROWS_FOR_ALL_PAIRS rows the cheapest cut whatever the prices are; beyond them under the Monge
@@ -342,7 +342,7 @@ def cheapest_by_all_pairs(table: NDArray[np.float64], kinds: NDArray[np.intp]) -
 
 
 def cheapest_by_queue(widths: Sequence[int], price: Callable[[int, int], float]) -> list[int]:
-    """Where the last micro-batch of the cheapest cut of the first j rows begins, for j from 0 to n.
+    """Return where the last micro-batch of the cheapest cut of the first j rows begins, for j from 0 to n.
 
     price(begin, rows): of a micro-batch. Exact where widths never fall and one more row never costs less in a
     micro-batch that begins earlier (the Monge condition): a beginning that has become the better of two stays so, and
@@ -366,7 +366,7 @@ def cheapest_by_queue(widths: Sequence[int], price: Callable[[int, int], float])
 
 
 def _add_beginning(queue: deque[tuple[int, int]], begin: int, reach: int, offer: Callable[[int, int], float]) -> None:
-    """One more beginning for the ends up to `reach`; those that it is better than from their first end on leave."""
+    """Add a beginning for the ends up to `reach`; those that it is better than from their first end on leave."""
     while queue:
         last, low = queue[-1][0], max(queue[-1][1], begin + 1)
         if not offer(begin, low) < offer(last, low):
@@ -387,7 +387,7 @@ def _add_beginning(queue: deque[tuple[int, int]], begin: int, reach: int, offer:
 
 
 def line_prices(terms: Terms, lengths: NDArray[np.int64], *, weight: int) -> Callable[[int, int], float]:
-    """price(begin, rows) of rows in order: straight pieces between the kinks, read without an array."""
+    """Return price(begin, rows) of rows in order: straight pieces between the kinks, read without an array."""
     tokens = lengths.tolist()
     if terms.largest:
         return lambda begin, rows: weight + rows * tokens[begin]
@@ -414,7 +414,7 @@ _FEW_ROWS = 64  # so few are looked at one by one
 
 
 def rows_that_fit(costs: Costs, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
-    """For each length the most rows of which neither they nor any fewer are over the cap; 0: not even one fits.
+    """Return for each length the most rows of which neither they nor any fewer are over the cap; 0: none fits.
 
     lengths: tokens, at least 1 each, in one dimension. most: rows beyond which nobody asks.
     Between two kinks the peak is a straight line in the rows, so that a number of rows beside a kink is over the cap
@@ -447,7 +447,7 @@ def _turns(costs: Costs, tokens: NDArray[np.int64], most: int) -> NDArray[np.int
 
 
 def longest_row_that_fits(costs: Costs, cap_bytes: int, *, rows: int = 1, up_to: int = _LONGEST_TOKENS) -> int:
-    """Tokens of the longest row that fits, as do all shorter ones; 0: none does.
+    """Return the tokens of the longest row that fits, as do all shorter ones; 0: none does.
 
     rows: of this length, together. up_to: where the search ends.
     """

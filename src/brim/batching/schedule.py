@@ -47,12 +47,12 @@ class BatchSchedule:
 
     @classmethod
     def constant(cls, size: int) -> BatchSchedule:
-        """One size for the whole run."""
+        """Return a schedule of one size."""
         return cls(phases=(Phase(first_sample=0, size=size),))
 
     @classmethod
     def of(cls, steps: Iterable[tuple[int, int]]) -> BatchSchedule:
-        """A schedule from (first sample, size) in order; of those that begin together the last counts.
+        """Make a schedule from (first sample, size) in order; of those that begin together the last counts.
 
         Neighbours of one size become one phase.
         """
@@ -70,7 +70,7 @@ class BatchSchedule:
 
     @classmethod
     def doubling(cls, *, initial: int, final: int, length_samples: int) -> BatchSchedule:
-        """Twice the batch at each stage, or half of it; the stages share the samples of the ramp equally.
+        """Double the batch at each stage, or halve it; the stages share the samples of the ramp equally.
 
         The final batch follows the last stage that falls short of it, exactly, whatever the ratio is: from 6 to 20 the
         stages are 6 and 12. So counts bert24's pull request 76, whose ratios are powers of two.
@@ -80,13 +80,13 @@ class BatchSchedule:
 
     @classmethod
     def equal_steps(cls, *, initial: int, final: int, length_samples: int) -> BatchSchedule:
-        """The stages of `doubling`, each with the same number of steps, so that small batches take few samples."""
+        """Take the stages of `doubling`, each with the same number of steps, so that small batches take few samples."""
         stages = _doubled(initial, final)
         return _staged(stages, stages, final, length_samples)
 
     @classmethod
     def linear(cls, *, initial: int, final: int, length_samples: int, increment: int = 1) -> BatchSchedule:
-        """So many rows more, or fewer, at each of equal parts, as Megatron's `--rampup-batch-size` has it.
+        """Add so many rows, or take them away, at each of equal parts, as Megatron's `--rampup-batch-size` has it.
 
         Where the increment does not divide the way, the last one is smaller, so that the final batch is exact.
         """
@@ -94,16 +94,16 @@ class BatchSchedule:
         return _staged(stages, [1] * len(stages), final, length_samples)
 
     def size_at(self, consumed_samples: int) -> int:
-        """Rows of the step that begins there."""
+        """Return the rows of the step that begins there."""
         return self.phases[self.index_at(consumed_samples)].size
 
     def index_at(self, consumed_samples: int) -> int:
-        """The number of the phase that the step belongs to that begins there, from 0."""
+        """Return the number of the phase, from 0, to which the step belongs that begins there."""
         return bisect_right(self.phases, consumed_samples, key=lambda phase: phase.first_sample) - 1
 
     @property
     def final_size(self) -> int:
-        """Rows of a step of the last phase, to which learning rates are relative."""
+        """Return the rows of a step of the last phase, to which learning rates are relative."""
         return self.phases[-1].size
 
     @property
@@ -115,7 +115,7 @@ class BatchSchedule:
         return len(self.phases) == 1
 
     def stretches(self, *, num_rows: int, total_samples: int) -> Iterator[Stretch]:
-        """What a run of so many samples makes of each phase that it reaches; O(phases).
+        """Give what a run of so many samples makes of each phase that it reaches; O(phases).
 
         num_rows: of an epoch, whose last step takes what is left of it.
         A phase that lies within one step of the phase before it is never reached.
@@ -132,11 +132,11 @@ class BatchSchedule:
             consumed = reached
 
     def num_steps(self, *, num_rows: int, total_samples: int) -> int:
-        """Steps of a run of so many samples."""
+        """Count the steps of a run of so many samples."""
         return sum(each.num_steps for each in self.stretches(num_rows=num_rows, total_samples=total_samples))
 
     def samples_of_steps(self, *, num_rows: int, num_steps: int) -> int:
-        """Samples that so many steps consume; O(phases)."""
+        """Count the samples that so many steps consume; O(phases)."""
         consumed, left = 0, num_steps
         for number, phase in enumerate(self.phases):
             if number + 1 < len(self.phases):
@@ -152,7 +152,7 @@ class BatchSchedule:
 
 
 def _doubled(initial: int, final: int) -> list[int]:
-    """The sizes before the final one."""
+    """Return the sizes before the final one."""
     stages = []
     size = initial
     while (size < final) if initial < final else (size > final):
@@ -162,7 +162,7 @@ def _doubled(initial: int, final: int) -> list[int]:
 
 
 def _staged(stages: Sequence[int], shares: Sequence[int], final: int, length_samples: int) -> BatchSchedule:
-    """The stages take their shares of the length; a stage begins with the first whole sample of its share."""
+    """Give the stages their shares of the length; a stage begins with the first whole sample of its share."""
     whole, before = sum(shares), 0
     steps = []
     for size, share in zip(stages, shares, strict=True):
@@ -172,7 +172,7 @@ def _staged(stages: Sequence[int], shares: Sequence[int], final: int, length_sam
 
 
 def _until(consumed: int, size: int, num_rows: int, until: int) -> tuple[int, int]:
-    """Steps of `size` rows until at least `until` samples are consumed, and how many those are."""
+    """Count the steps of `size` rows until at least `until` samples are consumed, and those samples."""
     left_of_epoch = num_rows - consumed % num_rows
     if until - consumed <= left_of_epoch:
         steps = -(-(until - consumed) // size)
@@ -185,7 +185,7 @@ def _until(consumed: int, size: int, num_rows: int, until: int) -> tuple[int, in
 
 
 def _after(consumed: int, size: int, num_rows: int, steps: int) -> int:
-    """Samples that are consumed after so many more steps of `size` rows."""
+    """Count the samples that are consumed after so many more steps of `size` rows."""
     left_of_epoch = num_rows - consumed % num_rows
     steps_of_epoch = -(-left_of_epoch // size)
     if steps < steps_of_epoch:

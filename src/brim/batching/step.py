@@ -90,7 +90,7 @@ class GradientStep:
         self._tells_lengths = tells_lengths
 
     def run(self, lengths: ArrayLike, *, num_groups: int | None = None, meter: GroupMeter | None = None) -> StepOutcome:
-        """The gradient and the loss of the rows of these lengths, in tokens.
+        """Sum the gradient of the rows of these lengths, in tokens; return the loss, too.
 
         num_groups: cut the batch in its own order, into about so many micro-batches; None: as is cheapest. meter: is
         told of the micro-batches, and begins anew with the step.
@@ -128,7 +128,7 @@ class GradientStep:
     def _pass(
         self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None, parts: list[Part], tried_alone: set[int]
     ) -> float | OutOfMemory:
-        """The loss, with all micro-batches among the parts; or why it failed, with those that went well.
+        """Return the loss, with all micro-batches among the parts; or why it failed, with those that went well.
 
         tried_alone: first rows of micro-batches that failed before and cannot be cut further.
         """
@@ -203,12 +203,12 @@ class GradientStep:
 
 
 def _total(parts: Sequence[Part]) -> float:
-    """Exact: shares of a thousand micro-batches, added up in fp32 one by one, would be off by 1e-5."""
+    """Add up exactly: shares of a thousand micro-batches, added in fp32 one by one, would be off by 1e-5."""
     return math.fsum(torch.stack([part.loss for part in parts]).tolist())
 
 
 def _failed(micro_batches: Sequence[MicroBatch], number: int) -> MicroBatch:
-    """The micro-batch of this number; the last one where it was the sum of their losses that failed."""
+    """Return the micro-batch of this number; the last one where it was the sum of their losses that failed."""
     return micro_batches[min(number, len(micro_batches) - 1)]
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from brim.config import pattern_fault
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError, Problem
+from brim.models.folder import local_path
 from brim.models.untrusted import read_json, require_plain_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -80,12 +81,9 @@ def open_adapter(weights: str) -> AdapterFolder:
 
 
 def _local(weights: str) -> Path | None:
-    """The folder of this name; None where there is none."""
-    try:
-        path = Path(weights).expanduser()
-        return path.resolve() if path.is_dir() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
-        return None
+    """Return the folder of this name; None where there is none."""
+    path = local_path(weights)
+    return path.resolve() if path is not None and path.is_dir() else None
 
 
 def continued(settings: LoraConfig) -> LoraConfig:

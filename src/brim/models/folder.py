@@ -86,7 +86,7 @@ def locate(
     who asks only what the model is like, no tokenizer either, and the path of the config.json itself will do.
     Raises ModelError, naming all that is missing, what the folder may not ask for, and what to do.
     """
-    local = _local(base_model)
+    local = local_path(base_model)
     if config_only and local is not None and local.name == "config.json" and local.is_file():
         local = local.parent
     if local is not None and local.is_dir():
@@ -121,10 +121,10 @@ def context_length(config: dict[str, Any]) -> int | None:
     return None
 
 
-def _local(base_model: str) -> Path | None:
-    """The path that the name may stand for; None where no file can be called so."""
+def local_path(name: str) -> Path | None:
+    """Return the path that the name may stand for; None where no file can be called so."""
     try:
-        path = Path(base_model).expanduser()
+        path = Path(name).expanduser()
         path.exists()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
         return None

@@ -68,7 +68,7 @@ class Gradient:
     def sum(
         self, indices: NDArray[np.intp], num_supervised: int, *, step: int, measures_noise: bool = False
     ) -> StepOutcome:
-        """The gradient of the mean loss over the supervised tokens of these rows, positions among the job's.
+        """Sum the gradient of the mean loss over the supervised tokens of these rows, positions among the job's.
 
         step: its number, which decides with a row's key what is dropped, where that is drawn by row. measures_noise:
         cut the batch into random groups of rows, and set `noise`.
@@ -86,12 +86,12 @@ class Gradient:
         return outcome
 
     def keys_of(self, parts: Sequence[Part]) -> list[int]:
-        """The keys of the rows of one or more parts, in order."""
+        """Return the keys of the rows of one or more parts, in order."""
         rows = np.concatenate([self._rows_of(part) for part in parts])
         return sorted(int(key) for key in self._job.rows.keys[rows])
 
     def at_fault(self, parts: Sequence[Part], random_before: Mapping[str, Tensor]) -> list[int]:
-        """The micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
+        """Find the micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
 
         random_before: the random states in which the step began. All parts, where the replay runs out of memory.
         The losses were kept on the device, so that a step that is well is not held up by looking at each.
@@ -126,7 +126,7 @@ class Gradient:
         )
 
     def _rows_of(self, part: Part) -> NDArray[np.intp]:
-        """Positions among the job's rows."""
+        """Return positions among the job's rows."""
         return self._indices[part.micro_batch.rows]
 
     def _is_finite(self, part: Part) -> bool:
@@ -135,7 +135,7 @@ class Gradient:
         return all(bool(p.grad.isfinite().all()) for p in self._parameters if p.grad is not None)
 
     def _backward(self, rows: NDArray[np.intp]) -> Tensor:
-        """Add the gradient of one micro-batch; its part of the batch's mean loss, a scalar."""
+        """Add the gradient of one micro-batch; return its part of the batch's mean loss, a scalar."""
         self._last = rows
         return self._pass(rows, self._num_supervised, step=self._number)
 
@@ -196,7 +196,7 @@ class GradientNorms:
         self._sums = {}
 
     def squared(self) -> list[float]:
-        """The squared norm of each micro-batch's gradient, and last that of their sum; one wait for the device."""
+        """Return the squared norm of each micro-batch's gradient, last that of their sum; one wait for the device."""
         norms = iter(torch.cat(self._groups).tolist())
         return [math.fsum(next(norms) ** 2 for _ in range(len(group))) for group in self._groups]
 
@@ -212,7 +212,7 @@ class GradientNorms:
             self._sums[number] = gradient
 
     def _stacked(self, norms: Iterable[Tensor]) -> Tensor:
-        """Scalars as one vector, which is empty where no parameter had a part."""
+        """Join scalars to a vector, which is empty where no parameter had a part."""
         scalars = list(norms)
         return torch.stack(scalars) if scalars else torch.zeros(0, device=self._parameters[0].device)
 
@@ -237,7 +237,7 @@ class MicroBatchPass:
     scaler: torch.amp.GradScaler  # of the loss, where arithmetic is fp16; not enabled elsewhere
 
     def __call__(self, rows: NDArray[np.intp], num_supervised: int, *, step: int) -> Tensor:
-        """Add the rows' gradient; their part of the mean loss over `num_supervised` tokens, a scalar on the device.
+        """Add the rows' gradient; return their part of the mean loss over `num_supervised` tokens, on the device.
 
         rows: positions among all rows. num_supervised: supervised tokens of the whole effective batch. step: its
         number, for the dropout.
@@ -254,14 +254,14 @@ class MicroBatchPass:
         return loss.detach()
 
     def _dropout_of(self, rows: NDArray[np.intp], step: int) -> AbstractContextManager[None]:
-        """The backward pass is in it, too: checkpointed activations are computed once more, with the same masks."""
+        """Return the dropout of these rows, for the backward pass, too: recomputed activations want the same masks."""
         if self.llm.row_dropout is None:
             return nullcontext()
         keys, lengths = self.rows.keys[rows].tolist(), self.rows.lengths[rows].tolist()
         return self.llm.row_dropout.of_rows(keys, lengths, step=step)
 
     def _gradient_scale(self, num_supervised: int) -> Tensor | None:
-        """What the backward pass multiplies the loss sum's gradient by, where fp16 needs to know it beforehand."""
+        """Return what the backward pass multiplies the loss sum's gradient by, where fp16 needs it beforehand."""
         if not self.scaler.is_enabled():
             return None
         return self.scaler.scale(torch.ones((), device=self.llm.device)) / num_supervised

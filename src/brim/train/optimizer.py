@@ -45,7 +45,7 @@ class LearningRate:
     final_size: int | None = None  # rows of a step at which the factor is 1; needed with a scaling
 
     def __call__(self, *, consumed_samples: int, batch_samples: int, size: int | None = None) -> float:
-        """The rate of the step that follows `consumed_samples` and takes `batch_samples` more.
+        """Return the rate of the step that follows `consumed_samples` and takes `batch_samples` more.
 
         size: rows of the step as the schedule says, of which the end of an epoch may have cut some; needed with a
             scaling.
@@ -66,7 +66,7 @@ class LearningRate:
         return self.peak if share == 1 else self.floor + (self.peak - self.floor) * share
 
     def _share(self, consumed_samples: int) -> float:
-        """What is left of the way from the floor to the peak, 1 to 0."""
+        """Return what is left of the way from the floor to the peak, 1 to 0."""
         if self.decay == "constant":
             return 1.0
         length = self.decay_samples if self.decay == "wsd" else self.total_samples - self.warmup_samples
@@ -100,7 +100,7 @@ BatchScaling = Literal["none", "sqrt", "linear"]
 
 
 def batch_factor(scaling: BatchScaling, *, size: int, final_size: int) -> float:
-    """1 at the final size, and always with `none`.
+    """Return the factor of the learning rate: 1 at the final size, and always with `none`.
 
     size: rows of a step as the schedule says, not those that the end of an epoch leaves of it.
     The square root suits Adam (Malladi et al. 2022, arXiv 2205.10287), the linear rule SGD (Goyal et al. 2017,
@@ -119,23 +119,23 @@ class FixedBetas:
         self._optimizer = optimizer
 
     def set(self, *, size: int, learning_rate: float) -> None:
-        """Before an update; size: rows of the step as the schedule says."""
+        """Set the rates before an update; size: rows of the step as the schedule says."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
     def stepped(self) -> None:
-        """The update for which rates were set took place; one that was left out is not told."""
+        """Count the update for which rates were set; one that was left out is not told."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON."""
+        """Return what a resumed run needs, as JSON."""
         return {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Back to what `state` gave."""
+        """Go back to what `state` gave."""
 
 
 def update_rates(trainer: FinetuneTrainer, optimizer: Optimizer, *, final_size: int) -> FixedBetas | MovingBeta2:
-    """The rates that a resolved configuration asks for; a beta2 that moves is the optimizer's own at `final_size`."""
+    """Return the rates that the configuration asks for; a beta2 that moves is the optimizer's own at `final_size`."""
     assert isinstance(trainer.batch_beta2_scaling, bool), "resolved before"
     if trainer.batch_beta2_scaling:
         return MovingBeta2(trainer.optimizer, optimizer, final_size=final_size)
@@ -169,7 +169,7 @@ class MovingBeta2:
         self._next_exponent = 1.0
 
     def set(self, *, size: int, learning_rate: float) -> None:
-        """The rates of an update on a step of this size, as the schedule says."""
+        """Set the rates of an update on a step of this size, as the schedule says."""
         self._next_exponent = size / self._final_size
         beta2 = self._beta2**self._next_exponent
         k = self._correction(beta2)
@@ -180,19 +180,19 @@ class MovingBeta2:
             group["weight_decay"] = self._weight_decay * k if self._is_decoupled else self._weight_decay
 
     def stepped(self) -> None:
-        """The update for which rates were set took place."""
+        """Count the update for which rates were set."""
         self._num_updates += 1
         self._exponents += self._next_exponent
 
     def state(self) -> dict[str, Any]:
-        """The betas used so far, as JSON."""
+        """Return the betas used so far, as JSON."""
         return {"num_updates": self._num_updates, "exponents": self._exponents}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         self._num_updates, self._exponents = saved["num_updates"], saved["exponents"]
 
     def _correction(self, beta2: float) -> float:
-        """k of the update to come."""
+        """Return k of the update to come."""
         theirs = 1 - beta2 ** (self._num_updates + 1)
         right = 1 - self._beta2 ** (self._exponents + self._next_exponent)
         return math.sqrt(theirs / right)
@@ -224,7 +224,7 @@ _OF_BITSANDBYTES = {
 
 
 def build_optimizer(settings: OptimizerConfig, parameters: Iterable[Parameter]) -> Optimizer:
-    """An optimizer over the parameters; the loop sets its learning rate before each step.
+    """Build an optimizer over the parameters; the loop sets its learning rate before each step.
 
     Raises ModelError when it is one of bitsandbytes', which cannot be imported.
     """
@@ -235,7 +235,7 @@ def build_optimizer(settings: OptimizerConfig, parameters: Iterable[Parameter]) 
 
 
 def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> str | None:
-    """A line on the weights that are too small for 8-bit states; None where there are none."""
+    """Return a line on the weights that are too small for 8-bit states; None where there are none."""
     least = settings.model_dump().get("min_8bit_size", 0)
     small = [parameter for parameter in parameters if parameter.numel() < least]
     if not small:

@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether brim began a run here: plan.json is the first file of a run. A config.yaml may be anybody's."""
+        """Say whether brim began a run here: plan.json is a run's first file. A config.yaml may be anybody's."""
         return self.plan.is_file() or any(self.checkpoints.glob("step-*/manifest.json"))
 
     config = _Entry("config.yaml")
@@ -80,7 +80,7 @@ def check_run_folder(path: Path, *, resume: bool) -> None:
 
 
 def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
-    """The folder of a new run, still empty, or of the one to continue.
+    """Return the folder of a new run, still empty, or of the one to continue.
 
     Raises OutputError when it holds other things, or cannot be written to.
     """
@@ -130,7 +130,7 @@ def read_only(run: RunFolder) -> Iterator[None]:
 
 
 def open_run_folder(path: Path) -> RunFolder:
-    """A run that has been trained. Raises InputError when it is none, or has no model yet."""
+    """Return a run that has been trained. Raises InputError when it is none, or has no model yet."""
     run = RunFolder(path)
     if is_half_replaced(run.model):
         _put_back(run)
@@ -182,7 +182,7 @@ def write_environment(run: RunFolder, *, device: str) -> None:
 
 
 def package_versions() -> dict[str, str]:
-    """Of the packages that results depend on."""
+    """Return the versions of packages that results depend on."""
     packages = {}
     for name in _RECORDED_PACKAGES:
         try:
@@ -235,7 +235,7 @@ def _locked(run: RunFolder, kind: int) -> Iterator[bool]:
 
 
 def _holds_anything(path: Path) -> bool:
-    """Whether there is more in a folder than what a kill in a run's first moments left."""
+    """Say whether there is more in a folder than what a kill in a run's first moments left."""
     return any(not (entry.name.startswith(".") and entry.name.endswith((".tmp", _PROBE))) for entry in path.iterdir())
 
 

@@ -43,7 +43,7 @@ class WeightUpdate:
         self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
 
     def norm(self, loss: float) -> float:
-        """The gradient's norm; the gradient is unscaled and clipped. NaN, and nothing done, where nothing will be.
+        """Unscale and clip the gradient; return its norm. NaN, and nothing done, where nothing will be.
 
         Raises OutOfMemoryError. What is done in place is done once only: a second time would not be the same.
         """
@@ -99,7 +99,7 @@ class WeightUpdate:
         return None
 
     def _step_optimizer(self, saved_step: int | None) -> None:
-        """Raises OutOfMemoryError where the weights may be half updated: nothing of them is saved from there on."""
+        """Raise OutOfMemoryError where the weights may be half updated: nothing of them is saved from there on."""
 
         def step() -> None:
             self._scaler.step(self._job.optimizer)
@@ -117,7 +117,7 @@ class WeightUpdate:
         )
 
     def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
-        """Neither weights nor optimizer hear of this step. Raises BrimError where the run is to stop."""
+        """Drop this step, of which neither weights nor optimizer hear. Raises BrimError where the run is to stop."""
         job, state = self._job, self._state
         job.optimizer.zero_grad(set_to_none=True)
         at_fault = self._gradient.at_fault(outcome.parts, random_before)
@@ -139,14 +139,14 @@ class WeightUpdate:
 
 
 def clip_gradients(parameters: Sequence[Parameter], settings: GradientClippingConfig | None) -> Tensor:
-    """Clip in place as the settings say; the norm over all gradients before any clipping, a scalar."""
+    """Clip in place as the settings say; return the norm over all gradients before any clipping, a scalar."""
     norm = gradient_norm(parameters)
     clip(parameters, norm, settings)
     return norm
 
 
 def gradient_norm(parameters: Sequence[Parameter]) -> Tensor:
-    """The norm over all gradients, a scalar. Nothing is changed."""
+    """Return the norm over all gradients, a scalar. Nothing is changed."""
     return torch.as_tensor(get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
@@ -184,19 +184,19 @@ class NotFinite:
     rows: Sequence[int]  # keys of their rows: 0-based row numbers of the source
 
     def record(self) -> dict[str, Any]:
-        """The line of metrics.jsonl of a step that was left out."""
+        """Return the line of metrics.jsonl of a step that was left out."""
         cause = "gradient" if math.isfinite(self.loss) else "loss"
         return {"step": self.step, "event": "skipped", "cause": cause, "rows": list(self.rows)}
 
     def stop(self) -> BrimError:
-        """The error with `trainer.on_nonfinite: stop`."""
+        """Return the error with `trainer.on_nonfinite: stop`."""
         return self._error(
             "look at these rows and at the base model; `trainer.on_nonfinite: skip` leaves such steps out, also with "
             "--resume; or train anew with a lower trainer.learning_rate"
         )
 
     def too_many(self) -> BrimError:
-        """The error with `skip`, once so many steps in a row were left out."""
+        """Return the error with `skip`, once so many steps in a row were left out."""
         return self._error(
             "that was the last of 10 such steps in a row, for which these rows cannot be the cause: train anew with a "
             "lower trainer.learning_rate, or with another base model or precision"
@@ -214,14 +214,14 @@ class NotFinite:
 
 
 def failure_event(where: str, message: str) -> dict[str, Any]:
-    """The line in metrics.jsonl of an allocation that failed, and was tried once more."""
+    """Return the line in metrics.jsonl of an allocation that failed, and was tried once more."""
     return {"event": "oom", "where": where, "message": message}
 
 
 def of_a_row(
     error: OutOfMemoryError, *, step: int, predicted_bytes: int | None, cap_bytes: int | None, settings: Settings
 ) -> OutOfMemoryError:
-    """The error that names a row which runs out of memory by itself, with its place and what would help."""
+    """Return the error that names a row which runs out of memory by itself, with its place and what would help."""
     problem = error.problems[0]
     predicted = "" if predicted_bytes is None else f"; predicted: {format_bytes(predicted_bytes)}"
     cap = "" if cap_bytes is None else f"; limit of a micro-batch: {format_bytes(cap_bytes)}"
@@ -231,7 +231,7 @@ def of_a_row(
 
 
 def while_saving(message: str, *, step: int, saved_step: int | None) -> OutOfMemoryError:
-    """The checkpoint after this step. saved_step: of the newest one that was there before."""
+    """Return the error of a checkpoint after this step. saved_step: of the newest one that was there before."""
     return OutOfMemoryError(
         what=f"memory ran out twice when the checkpoint of step {step:,} was written: {message}",
         fix=f"free memory on this machine. {_left(step, saved_step)}",
@@ -239,14 +239,14 @@ def while_saving(message: str, *, step: int, saved_step: int | None) -> OutOfMem
 
 
 def with_checkpoint(error: OutOfMemoryError, *, step: int) -> OutOfMemoryError:
-    """The error, saying that all that had been learned is saved."""
+    """Return the error, saying that all that had been learned is saved."""
     kept = f"the checkpoint of step {step:,} holds all that was learned" if step else "nothing had been learned yet"
     first, *others = error.problems
     return OutOfMemoryError(replace(first, fix=f"{first.fix}. {kept[0].upper()}{kept[1:]}"), *others)
 
 
 def _left(done: int, saved_step: int | None) -> str:
-    """What is left of a number of steps that were done."""
+    """Say what is left of a number of steps that were done."""
     if not done:
         return "Nothing had been learned yet"
     if saved_step is None:
@@ -261,7 +261,7 @@ Settings: TypeAlias = Mapping[str, Any]  # a resolved configuration, as JSON
 
 
 def for_a_row(settings: Settings) -> str:
-    """What makes the forward and backward pass of a row smaller, of what is not done already."""
+    """Say what makes the forward and backward pass of a row smaller, of what is not done already."""
     ways = ["train anew with shorter rows (preprocessing.global_max_sequence_length)"]
     if not settings.get("quantization"):
         ways.append("with a base in 4 bits and an adapter (quantization.bits: 4)")
@@ -271,7 +271,7 @@ def for_a_row(settings: Settings) -> str:
 
 
 def for_an_update(settings: Settings) -> str:
-    """What makes the optimizer's state and its step smaller, of what is not done already."""
+    """Say what makes the optimizer's state and its step smaller, of what is not done already."""
     optimizer = str(((settings.get("trainer") or {}).get("optimizer") or {}).get("type", ""))
     ways = []
     if "8bit" not in optimizer:
@@ -284,5 +284,5 @@ def for_an_update(settings: Settings) -> str:
 
 
 def either(ways: Sequence[str]) -> str:
-    """One of them, in a sentence."""
+    """Name them as alternatives, in a sentence."""
     return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])}, or {ways[-1]}"

@@ -63,7 +63,7 @@ class Engine(Protocol):
 def respond_to(
     engine: Engine, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
 ) -> list[Response]:
-    """One response a prompt, in the order of the prompts. on_batch: told how many more have got theirs."""
+    """Return one response a prompt, in the order of the prompts. on_batch: told how many more have got theirs."""
     responses: dict[int, Response] = {}
 
     def keep(finished: Sequence[Finished]) -> None:
@@ -128,7 +128,7 @@ class Constraint(Protocol):
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raises InputError for settings that transformers refuses, BrimError for scores that are not finite."""
+    """Raise InputError for settings that transformers refuses, BrimError for scores that are not finite."""
     try:
         yield
     except ValueError as error:
@@ -144,7 +144,7 @@ def explained() -> Iterator[None]:
 
 
 def not_finite() -> BrimError:
-    """The error of scores from which no token can be chosen."""
+    """Return the error of scores from which no token can be chosen."""
     return BrimError(
         what="the probabilities of the next token are not finite",
         where="generation",
@@ -159,7 +159,7 @@ _BEAM_KEYS = ("length_penalty", "early_stopping")
 
 
 def generation_settings(generation: GenerationConfig, *, pad_id: int, end_ids: Sequence[int]) -> dict[str, Any]:
-    """Keyword arguments of transformers' GenerationConfig; keys that the chosen way of decoding ignores are left out.
+    """Return keyword arguments of transformers' GenerationConfig, without keys that the way of decoding ignores.
 
     A temperature of 0 means greedy decoding. pad_id, end_ids: used where the configuration names no tokens itself;
     `eos_token_id` is a list in any case.
@@ -249,6 +249,6 @@ _MOST = 2**63 - 1  # signed, as some engines keep it
 
 
 def row_seed(seed: int, key: int) -> int:
-    """The same for the same seed and row key, whatever else is generated; from 0 to 2^63 - 1."""
+    """Return the same for the same seed and row key, whatever else is generated; from 0 to 2^63 - 1."""
     state = np.random.SeedSequence([abs(seed), abs(key)]).generate_state(1, np.uint64)
     return int(state[0]) & _MOST

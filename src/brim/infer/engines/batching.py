@@ -146,7 +146,7 @@ class Smaller:
         return len(self.keys)
 
     def record(self) -> dict[str, Any]:
-        """Fields of the event in metrics.jsonl."""
+        """Return the fields of the event in metrics.jsonl."""
         return {
             "event": "oom",
             "where": self.doing,
@@ -212,22 +212,22 @@ class RowsAtOnce:
 
 
 def rows_at_once(given: int | RowsAtOnce) -> RowsAtOnce:
-    """A number that nobody else knows of, for one piece of work; or the one that is shared."""
+    """Return a number of rows for one piece of work; or the one that is shared."""
     return RowsAtOnce(given) if isinstance(given, int) else given
 
 
 def batches(given: int | Batches) -> Batches:
-    """The same, where rows may be run together in other ways."""
+    """Return the same, where rows may be run together in other ways."""
     return RowsAtOnce(given) if isinstance(given, int) else given
 
 
 def longest_first(rows: TokenRows) -> NDArray[np.intp]:
-    """Positions by length, so that rows of like length are together and a misfit shows at once."""
+    """Return positions by length, so that rows of like length are together and a misfit shows at once."""
     return np.argsort(-rows.lengths, kind="stable")
 
 
 def together(rows: TokenRows, positions: NDArray[np.intp]) -> MicroBatch:
-    """The rows at these positions as one batch."""
+    """Return the rows at these positions as one batch."""
     return MicroBatch(rows=positions, padded_length=int(rows.lengths[positions].max()))
 
 
@@ -269,7 +269,7 @@ def run_rows(
 
 
 def too_large(*, key: int, num_tokens: int, doing: Doing) -> OutOfMemoryError:
-    """What ends the work when a row alone runs out of memory."""
+    """Return the error that ends the work when a row alone runs out of memory."""
     return OutOfMemoryError(
         what=f"{doing} of a single row runs out of memory ({format_count(num_tokens, 'token')})",
         where=f"row {key} (numbered from 0)",

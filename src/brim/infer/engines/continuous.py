@@ -48,7 +48,7 @@ class RunStatistics:
 
     @property
     def mean_rows(self) -> float:
-        """Rows of a step, in the mean."""
+        """Return the rows of a step, in the mean."""
         return self.num_row_steps / self.num_steps if self.num_steps else 0.0
 
 
@@ -112,7 +112,7 @@ class SlotsEngine(LocalEngine):
         )
 
     def _shrink(self, shape: _Shape, before: _Shape | None) -> None:
-        """Fewer rows from now on; a row alone gets one more try."""
+        """Let fewer rows go on together; a row alone gets one more try."""
         if len(shape.keys) > 1:
             self._room.shrink(rows=shape.rows, columns=shape.columns)
             after = min(self._room.rows(shape.columns), len(shape.keys))
@@ -131,7 +131,7 @@ class _Shape:
     longest: int  # tokens that a row has
 
     def is_alone_again(self, before: _Shape | None) -> bool:
-        """Whether it is of one row, which has not come further than before."""
+        """Say whether it is of one row, which has not come further than before."""
         return before is not None and (self.keys, self.longest) == (before.keys, before.longest) and len(self.keys) == 1
 
 
@@ -158,11 +158,11 @@ class _Run:
 
     @property
     def rows(self) -> list[Writing]:
-        """What is being written, which can go on later from where it stands."""
+        """Return what is being written, which can go on later from where it stands."""
         return [*self._active, *self._entering]
 
     def shape(self) -> _Shape:
-        """Of the cache, and the rows that are in or about to be."""
+        """Return the shape of the cache, and the rows that are in or about to be."""
         return _Shape(
             rows=max(self._rows(self._cache.columns), 1),
             columns=self._cache.columns,
@@ -178,7 +178,7 @@ class _Run:
             yield from self._enter(layout) if self._may_enter(layout) else self._step()
 
     def _layout(self) -> int:
-        """Columns: as many as there are, or, where notably more rows find room, as few as are needed."""
+        """Return the columns: as many as there are, or, where notably more rows find room, as few as are needed."""
         columns = self._cache.columns
         if not self._queue:
             return columns
@@ -198,7 +198,7 @@ class _Run:
         return rows - len(self._active) >= wanted
 
     def _enter(self, columns: int) -> Iterator[list[Finished]]:
-        """The longest that wait fill the free slots."""
+        """Fill the free slots with the longest that wait."""
         self._entering = self._queue.take(self._rows(columns) - len(self._active))
         lengths = [len(row.prompt) + len(row.generated) for row in self._entering]
         if not self._active or columns != self._cache.columns or self._cache.end < max(lengths):
@@ -214,7 +214,7 @@ class _Run:
             del logits  # the next prompts are read without them
 
     def _step(self) -> Iterator[list[Finished]]:
-        """Every row writes a token."""
+        """Write a token of every row."""
         if self._cache.end == self._cache.columns:
             self._lay_out(columns=self._cache.columns, end=self._cache.window)
         logits = self._passes.decode([row.generated[-1] for row in self._active])
@@ -256,7 +256,7 @@ class _Run:
         return None
 
     def _leave(self, slot: int) -> None:
-        """The last row moves into its slot."""
+        """Take a row out; the last one moves into its slot."""
         row, last = self._active[slot], self._active.pop()
         if row is not last:
             self._active[slot] = last
@@ -282,29 +282,29 @@ class Queue:
 
     @property
     def response_tokens(self) -> float:
-        """Of a response, in the mean; before any has ended, as many as there may be."""
+        """Return the mean length of a response; before any has ended, as many as there may be."""
         return (self._sum_tokens + self._max_new_tokens) / (self._num_finished + 1)
 
     def take(self, count: int) -> list[Writing]:
-        """The longest `count` rows that wait, or all."""
+        """Return the longest `count` rows that wait, or all."""
         return [self._pop() for _ in range(min(count, len(self)))]
 
     def give_back(self, rows: Sequence[Writing]) -> None:
-        """Rows that go on later, with what they have."""
+        """Take back rows that go on later, with what they have."""
         self._returned = sorted([*self._returned, *rows], key=lambda row: -len(row.prompt))
 
     def finish(self, row: Writing) -> None:
-        """The row has its response."""
+        """Count a row that has its response."""
         self._num_finished += 1
         self._sum_tokens += len(row.generated)
 
     def columns(self, active: Sequence[Writing] = ()) -> int:
-        """That a cache must have for these rows and for the next one that waits."""
+        """Return the columns that a cache must have for these rows and for the next one that waits."""
         waiting = [self._longest_waiting()] if len(self) else []
         return self._needed(max([*waiting, *(len(row.prompt) for row in active)]))
 
     def first_shape(self, room: Room) -> tuple[int, int, int]:
-        """Rows, columns and cells of a cache to begin with.
+        """Return rows, columns and cells of a cache to begin with.
 
         cells: the most that rows × columns will be: where prompts become shorter, more of them fit.
         """
@@ -321,7 +321,7 @@ class Queue:
         return min(room.rows(columns, cells=cells), cells // columns), columns, cells
 
     def _needed(self, prompt_tokens: int) -> int:
-        """The last token of a response is not read."""
+        """Return the columns for a prompt and its response, whose last token is not read."""
         return prompt_tokens + self._max_new_tokens - 1
 
     def _longest_waiting(self) -> int:
@@ -339,7 +339,7 @@ class Queue:
 
 
 def rows_to_wait_for(rows: int, response_tokens: float) -> int:
-    """Free slots at which it pays to fill them, in a cache of so many rows; at least 1.
+    """Return the free slots at which it pays to fill them, in a cache of so many rows; at least 1.
 
     A pass over prompts reads the weights once more, as a step of all rows does: with k rows a pass, a response of
     `response_tokens` steps shares R / (k · response_tokens) of it per step. Until then k / 2 of R slots stand empty in
@@ -350,7 +350,7 @@ def rows_to_wait_for(rows: int, response_tokens: float) -> int:
 
 
 def prefill_groups(lengths: Sequence[int], *, most_tokens: int) -> list[range]:
-    """Neighbours that are read together: rows × longest is at most `most_tokens`, or it is one row alone."""
+    """Return neighbours that are read together: rows × longest is at most `most_tokens`, or it is one row alone."""
     groups: list[range] = []
     start, longest = 0, 0
     for position, length in enumerate(lengths):
@@ -369,7 +369,7 @@ _NOT_OURS = {
 
 
 def why_not_slots(architecture: type[PreTrainedModel], config: PretrainedConfig, settings: Mapping[str, Any]) -> str:
-    """The reason against it, empty where there is none. settings: what `generation_settings` gives."""
+    """Return the reason against it, empty where there is none. settings: what `generation_settings` gives."""
     return _settings(settings) or _architecture(architecture, config)
 
 
@@ -402,7 +402,7 @@ def _architecture(architecture: type[PreTrainedModel], config: PretrainedConfig)
 
 
 def model_class(architecture: PretrainedConfig) -> type[PreTrainedModel]:
-    """What transformers would load; what a folder brings itself is taken for a plain decoder."""
+    """Return what transformers would load; what a folder brings itself is taken for a plain decoder."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)

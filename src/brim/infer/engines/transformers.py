@@ -74,7 +74,7 @@ class StaticEngine(LocalEngine):
         )
 
     def _num_together(self, prompts: TokenRows, order: Positions, most: int) -> int:
-        """How many make the next batch. order: of those that wait, the longest first."""
+        """Count the prompts of the next batch. order: of those that wait, the longest first."""
         columns = int(prompts.lengths[order[0]]) + self._settings["max_new_tokens"]
         rows = min(self._room.rows(columns), most)
         return 1 if rows > 1 and (why_alone(self._settings) or self._rows_go_alone(prompts)) else rows
@@ -96,7 +96,7 @@ class StaticEngine(LocalEngine):
         return self._settings.get("num_beams", 1) == 1 and "prompt_lookup_num_tokens" not in self._settings
 
     def _how(self, prompts: TokenRows, width: int) -> dict[str, Any]:
-        """Arguments of `generate`: brim chooses the tokens, but where transformers must. width: tokens of a prompt."""
+        """Return arguments of `generate`; brim chooses tokens where it can. width: tokens of a prompt."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         if self._chooses_itself:
@@ -115,7 +115,7 @@ class StaticEngine(LocalEngine):
 
 
 def why_alone(settings: Mapping[str, Any]) -> str:
-    """Why transformers' `generate` takes one row at a time with these settings; empty where it takes several."""
+    """Say why transformers' `generate` takes one row at a time with these settings; empty where it takes several."""
     if settings.get("num_beams", 1) > 1 and settings.get("do_sample"):
         return "beams that sample draw from one generator, so rows go one by one"
     if settings.get("prompt_lookup_num_tokens") is not None:
@@ -125,7 +125,7 @@ def why_alone(settings: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Beam search that samples sets a seed: the program's own numbers go on as if it had not."""
+    """Let the program's own random numbers go on as if beam search that samples had set no seed."""
     states = random_states()
     try:
         yield
@@ -134,12 +134,12 @@ def _random_states_kept() -> Iterator[None]:
 
 
 def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
-    """The token that training put at the end, and those at which the model itself was made to stop."""
+    """Return the token that training put at the end, and those at which the model itself was made to stop."""
     return end_ids_of(model.generation_config, eos_id)
 
 
 def end_ids_of(generation: GenerationConfig, eos_id: int) -> list[int]:
-    """As above, where the model is not loaded. generation: its own settings."""
+    """Return the same, where the model is not loaded. generation: its own settings."""
     own = generation.eos_token_id
     return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
 
@@ -191,5 +191,5 @@ class ChosenByRow:
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a `generate` that takes the likeliest token and leaves all else to ChosenByRow."""
+    """Return settings of a `generate` that takes the likeliest token and leaves all else to ChosenByRow."""
     return {**{name: settings[name] for name in _THEIRS if name in settings}, "do_sample": False, "num_beams": 1}
