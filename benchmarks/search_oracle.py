@@ -18,8 +18,8 @@ from benchmarks.search_subject import Subject
 from brim.batching import Surface
 from brim.memory import ConfigWorkload, cpu_device, read_architecture
 from brim.memory.trace import EventStream
-from brim.planning.costs import TracedShapes, sampled
-from brim.planning.costs.sampling import Region
+from brim.planning.costs import Traces, TrainingSteps
+from brim.planning.costs.sampling import Region, sampled
 
 _PAGE_BYTES = 4096
 _MAPPED_FROM_BYTES = 65536  # MALLOC_MMAP_THRESHOLD_
@@ -54,7 +54,7 @@ def foretell(subject: Subject, *, room_bytes: int, most_rows: int) -> Foretold:
     """Trace the subject's step, at a few sizes up to the one that fills the room."""
     architecture = read_architecture(subject.folder, trust_remote_code=False)
     workload = ConfigWorkload(subject.config, subject.folder, architecture, target=None)
-    shapes = _MappedShapes(workload, cpu_device(), is_single=True)
+    shapes = _MappedTraces(TrainingSteps(workload, is_single=True), cpu_device())
     weights = {id(each): each for each in subject.model.parameters()}.values()
     weights_bytes = sum(block_bytes(weight.untyped_storage().nbytes()) for weight in weights)
     where = Region(
@@ -62,12 +62,12 @@ def foretell(subject: Subject, *, room_bytes: int, most_rows: int) -> Foretold:
         short=subject.tokens,
         most_rows=most_rows,
         cap_bytes=room_bytes + weights_bytes,
-        chunk_positions=None,
+        chunk_positions=0,
     )
     peak = sampled(shapes.peak_bytes, where)
     return Foretold(
         peak=peak,
-        update_bytes=max(shapes.basics.first_update_bytes, shapes.basics.update_bytes),
+        update_bytes=max(shapes.basics["first_update"], shapes.basics["update"]),
         weights_bytes=weights_bytes,
         tokens=subject.tokens,
         num_traces=shapes.num_traced,
@@ -94,7 +94,7 @@ def _block(num_bytes: int) -> int:
     return (num_bytes + _HEADER_BYTES + 15) & ~15
 
 
-class _MappedShapes(TracedShapes):
+class _MappedTraces(Traces):
     """Traces whose tensors take the C library's blocks."""
 
     def live_bytes(self, stream: EventStream) -> NDArray[np.int64]:

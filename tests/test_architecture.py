@@ -21,8 +21,6 @@ LARGE = {
     "brim.memory.closed_form.architecture",
     "brim.memory.predict",
     "brim.memory.trace.layers",
-    "brim.planning.costs.generation",
-    "brim.planning.costs.traces",
     "brim.workflows.compare.run",
     "brim.workflows.export.merge",
     "brim.workflows.prediction.evaluation",

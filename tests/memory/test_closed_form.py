@@ -12,16 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config import load_config
 from brim.errors import ModelError
-from brim.memory.closed_form import (
-    Trained,
-    kept_in_a_layer,
-    napkin,
-    optimizer_state,
-    read_architecture,
-    settings_of,
-)
-from brim.memory.closed_form.activations import Arithmetic
-from brim.memory.closed_form.architecture import Lora, Optimizer, all_tensors, lora_tensors
+from brim.memory.closed_form import Trained, napkin, optimizer_state, settings_of
+from brim.memory.closed_form.activations import Arithmetic, kept_in_a_layer
+from brim.memory.closed_form.architecture import Lora, Optimizer, all_tensors, lora_tensors, read_architecture
 from brim.memory.closed_form.breakdown import stored_bytes
 from brim.models import chunk_rows
 

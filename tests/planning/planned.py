@@ -15,7 +15,7 @@ from brim.memory import Budget, ConfigWorkload, DeviceSpeed, cpu_device, find_de
 from brim.memory.cuda import CudaTarget
 from brim.memory.trace import Work, WorkCount, WorkPlace
 from brim.planning.candidates import WayCosts
-from brim.planning.costs import TracedShapes
+from brim.planning.costs import Traces, TrainingSteps
 from brim.planning.plan import Task, Way
 
 LLAMA = {"vocab_size": 2000, "max_position_embeddings": 4096}  # so many words that the loss has several chunks
@@ -33,12 +33,12 @@ def asked_of(
     return asked, ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target), found
 
 
-def shapes_of(folder: Path, *, device: str = "cpu", cache_folder: Path | None = None, **given: Any) -> TracedShapes:
-    """given: keys of `trainer` or above it."""
+def shapes_of(folder: Path, *, device: str = "cpu", cache_folder: Path | None = None, **given: Any) -> Traces:
+    """Traces of a training's steps. given: keys of `trainer` or above it."""
     above = {key: given.pop(key) for key in tuple(given) if key in ("adapter", "precision", "model_parameters")}
     trainer = {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, **given}
     _, workload, found = asked_of(folder, "train", device=device, trainer=trainer, **above)
-    return TracedShapes(workload, found, cache_folder=cache_folder, settings=None)
+    return Traces(TrainingSteps(workload), found, folder=cache_folder)
 
 
 # Work by hand
@@ -93,7 +93,6 @@ def way_costs(**changes: Any) -> WayCosts:
         overhead_bytes=lambda shapes: 0,
         bound_by=lambda shapes: "arithmetic",
         advice=lambda shapes: (f"{len(shapes)} shapes",),
-        time_source="estimated",
         traced_at=lambda rows, tokens: COSTS,
     )
     return replace(known, **changes)

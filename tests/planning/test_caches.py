@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from tests.planning.hand_made import MIB, hand_made_plan
 
 from brim.config import DeviceFacts, load_config, resolve
+from brim.memory import cpu_device
 from brim.memory.trace import Work, WorkCount, WorkPlace
 from brim.planning.costs import Calibrations, Correction, Peak, at_once, calibration, of_run, versions
 from brim.planning.costs.calibration import RunPeaks, combined
-from brim.planning.costs.traces import Basics, KnownShapes, ShapeCache
+from brim.planning.costs.traces import Found, Traces
 from brim.planning.training_costs import PlanCache, plan_facts
 from brim.storage import Cache, digest, forget_oldest, sealed
 
@@ -56,9 +58,7 @@ def test_where_nothing_can_be_written_or_a_folder_is_in_the_way_nothing_fails(tm
     cache.write("a", 1)
     assert cache.note is not None
     assert cache.note.startswith("nothing is kept for later runs: an entry of the cache could not be written: ")
-    traces = ShapeCache(tmp_path / "file", FACTS)
-    traces.write(KNOWN)
-    assert traces.note is not None
+    assert traces_with(FOUND, tmp_path / "file").note is not None
     (tmp_path / "plans" / "a.json").mkdir(parents=True)
     cache = Cache(tmp_path, "plans")
     assert cache.read("a") is None
@@ -87,35 +87,59 @@ def test_what_was_used_longest_ago_goes(tmp_path):
 
 # What traces found
 
-FACTS = {"architecture": {"model_type": "llama"}, "target": None}
-BASICS = Basics(
-    static_bytes=9,
-    state_bytes=1,
-    unrecorded_bytes=2,
-    first_update_bytes=3,
-    update_bytes=4,
-    load_bytes=5,
-    chunk_positions=None,
-)
 PLACE = WorkPlace(phase="forward", layer=None, module="lm_head", operator="aten.mm", unit="matrix", dtype="bfloat16")
-KNOWN = KnownShapes(
-    basics=BASICS,
-    peaks_bytes={(1, 2): 7, (3, 40): 90},
-    work={(3, 40): WorkCount(places={PLACE: Work(6, 5, 4)})},
-    update_work=WorkCount(places={}),
-    overheads_bytes={"3x40": 11},
-)
+FOUND = {
+    (): Found({"static": 9, "unrecorded": 2}, {"update": WorkCount(places={})}),
+    (1, 2): Found({"peak": 7}, {}),
+    (3, 40): Found({"peak": 90}, {"pass": WorkCount(places={PLACE: Work(6, 5, 4)})}),
+}
+
+
+class HandMade:
+    """A workload of which is found what is given."""
+
+    def __init__(self, found, facts):
+        self.config, self.facts, self._found = None, facts, found
+
+    def record(self, shape):
+        return None
+
+    def find(self, traces, shape):
+        traces.recording(shape)
+        return self._found[shape]
+
+
+def open_traces(found, folder, **facts):
+    return Traces(HandMade(found, {"architecture": {"model_type": "llama"}, **facts}), cpu_device(), folder=folder)
+
+
+def traces_with(found, folder, **facts):
+    """Traces that have found all of it, and kept it."""
+    traces = open_traces(found, folder, **facts)
+    for shape in found:
+        traces.find(shape)
+    traces.save()
+    return traces
+
+
+def kept_in(folder, **facts):
+    """What another run reads: shapes that are not kept are not found."""
+    traces, found = open_traces({}, folder, **facts), {}
+    for shape in FOUND:
+        with suppress(KeyError):
+            found[shape] = traces.find(shape)
+    return found
 
 
 def test_traces_are_read_again_for_the_same_facts_and_what_another_run_has_found_meanwhile_stays(tmp_path):
-    ShapeCache(tmp_path, FACTS).write(KNOWN)
-    assert ShapeCache(tmp_path, FACTS).read() == KNOWN
-    assert ShapeCache(tmp_path, {**FACTS, "target": "t4"}).read() == KnownShapes()
-    one, other = ShapeCache(tmp_path / "two", FACTS), ShapeCache(tmp_path / "two", FACTS)
-    one.write(KnownShapes(peaks_bytes={(1, 2): 7}))
-    other.write(KnownShapes(peaks_bytes={(3, 4): 8}, overheads_bytes={"a": 1}))
-    found = ShapeCache(tmp_path / "two", FACTS).read()
-    assert found == KnownShapes(peaks_bytes={(1, 2): 7, (3, 4): 8}, overheads_bytes={"a": 1})
+    traces_with(FOUND, tmp_path)
+    assert kept_in(tmp_path) == FOUND
+    assert kept_in(tmp_path, target="t4") == {}
+    one, other = (open_traces(FOUND, tmp_path / "two") for _ in range(2))
+    for traces, shape in ((one, (1, 2)), (other, (3, 40))):
+        traces.find(shape)
+        traces.save()
+    assert kept_in(tmp_path / "two") == {shape: FOUND[shape] for shape in ((1, 2), (3, 40))}
 
 
 @pytest.mark.parametrize(
@@ -123,26 +147,25 @@ def test_traces_are_read_again_for_the_same_facts_and_what_another_run_has_found
     [
         lambda text: text[:-20],
         lambda text: "[]",
-        lambda text: text.replace('"static_bytes": 9', '"static_bytes": "9"'),
-        lambda text: text.replace('"static_bytes"', '"other_bytes"'),
-        lambda text: text.replace("90]", "90.5]"),
+        lambda text: text.replace('"static": 9', '"static": "9"'),
+        lambda text: text.replace('"peak": 90', '"peak": 90.5'),
         lambda text: text.replace('"matrix", ', ""),
         lambda text: json.dumps({**json.loads(text), "overheads_bytes": [1]}),
-        lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "work"}),
+        lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "found"}),
     ],
 )
 def test_a_damaged_file_of_traces_is_said_and_not_used(tmp_path, change):
-    ShapeCache(tmp_path, FACTS).write(KNOWN)
+    traces_with(FOUND, tmp_path)
     (path,) = tmp_path.rglob("*.json")
     kept = json.dumps(json.loads(path.read_text())["value"])
     damaged = change(kept)
     assert damaged != kept
     path.write_text(sealed(damaged))
-    cache = ShapeCache(tmp_path, FACTS)
-    assert cache.read() == KnownShapes()
-    assert cache.note == f"{path} is damaged, and is not used"
-    cache.write(KNOWN)
-    assert ShapeCache(tmp_path, FACTS).read() == KNOWN
+    traces = open_traces({}, tmp_path)
+    assert not traces.has_any
+    assert traces.note == f"{path} is damaged, and is not used"
+    traces_with(FOUND, tmp_path)
+    assert kept_in(tmp_path) == FOUND
 
 
 def test_brims_own_source_is_part_of_the_versions_and_it_need_not_be_installed(monkeypatch):

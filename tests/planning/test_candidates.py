@@ -10,7 +10,7 @@ from tests.planning.hand_made import does_not_fit, hand_made_candidate
 from tests.planning.planned import COSTS, budget, task, way_costs
 
 from brim.planning import cut_anew, epoch
-from brim.planning.candidates import WAYS, candidate, choose, describe, ways
+from brim.planning.candidates import WAYS, candidate, choose, ways
 from brim.planning.plan import Way
 
 
@@ -159,5 +159,5 @@ def test_what_the_configuration_says_is_not_left_open():
     assert ways(checkpointing=True, chunked=None) == list(WAYS[2:])
     assert ways(checkpointing=None, chunked=False) == [WAYS[1], WAYS[3]]
     assert ways(checkpointing=False, chunked=True) == [WAYS[0]]
-    assert len({describe(way) for way in WAYS}) == 4
-    assert describe(Way(gradient_checkpointing=True, chunked_loss=False)) == "checkpointing, whole logits"
+    assert len({str(way) for way in WAYS}) == 4
+    assert str(Way(gradient_checkpointing=True, chunked_loss=False)) == "checkpointing, whole logits"

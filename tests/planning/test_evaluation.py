@@ -10,9 +10,9 @@ from tests.planning.planned import asked_of
 from brim.batching import Costs, Surface
 from brim.infer.engines import batching as rows_by_cost
 from brim.memory import Budget, device_speed
-from brim.memory.closed_form import read_architecture, settings_of
-from brim.planning.costs import ForwardShapes, beside, closed_costs, forward_model, verified_forward, weight_bytes
-from brim.planning.costs.forward import bytes_of_token, useful_tokens
+from brim.memory.closed_form import forward_bound
+from brim.planning.costs import ForwardPasses, Traces, beside, forward_costs, most_demanding, verified
+from brim.planning.costs.workloads import useful_tokens
 from brim.planning.evaluation import WINDOW_ROWS, forward_plan
 
 MIB = 2**20
@@ -23,28 +23,27 @@ CHUNKS = {"trainer": {"type": "none", "chunked_loss": True}}
 
 def shapes_of(folder, *, cache_folder=None, **given):
     asked, workload, device = asked_of(folder, "evaluate", **given)
-    return ForwardShapes(workload, device, cache_folder=cache_folder), asked
+    return Traces(ForwardPasses(workload), device, folder=cache_folder), asked
 
 
 def model_of(shapes, cap_bytes=10**9):
     speed = device_speed(shapes.device)
-    return forward_model(shapes, LENGTHS, cap_bytes=cap_bytes, context_length=4096, speed=speed)
+    return forward_costs(shapes, LENGTHS, cap_bytes=cap_bytes, context_length=4096, speed=speed)
 
 
 @pytest.mark.parametrize(("device", "keys"), [("cpu", WHOLE), ("t4", CHUNKS)], ids=["cpu, whole logits", "t4, chunks"])
 def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device, keys):
     shapes, _ = shapes_of(tmp_path, device=device, **keys)
-    model = model_of(shapes, 40 * MIB)
+    costs, useful = model_of(shapes, 40 * MIB)
     assert shapes.num_traced <= 10
-    costs = model.costs
     assert costs.static_bytes <= shapes.peak_bytes(1, 2)
     random = np.random.default_rng(0)
     for _ in range(2):
         tokens = int(random.integers(60, 300))
-        rows = max(model.useful_tokens // tokens // 2, 1)
+        rows = max(useful // tokens // 2, 1)
         truth = shapes.peak_bytes(rows, tokens)
         assert -0.005 <= float(costs.peak_bytes(rows, tokens)) / truth - 1 <= 0.1, (rows, tokens)
-    exact = verified_forward(model, shapes, rows=7, tokens=111).costs
+    exact = verified(costs, shapes, rows=7, tokens=111)
     assert float(exact.peak_bytes(7, 111)) == shapes.peak_bytes(7, 111)
     more = beside(costs, MIB)
     assert float(more.peak_bytes(3, 100)) == float(costs.peak_bytes(3, 100)) + MIB
@@ -53,7 +52,7 @@ def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device,
 
 def test_what_was_traced_is_not_traced_again_and_the_allocator_needs_something_beyond_it(tmp_path):
     given = {"device": "t4", "cache_folder": tmp_path / "cache"}
-    shapes = [(8, 128), (2, 300)]
+    shapes = most_demanding([(8, 128), (2, 300)])
     first, _ = shapes_of(tmp_path, **given, **WHOLE)
     model, overhead_bytes = model_of(first), first.overhead_bytes(shapes)
     assert 0 <= overhead_bytes < max(first.peak_bytes(*shape) for shape in shapes)
@@ -63,7 +62,7 @@ def test_what_was_traced_is_not_traced_again_and_the_allocator_needs_something_b
     assert again.overhead_bytes(shapes) == overhead_bytes
     assert again.num_traced == 0
     other, _ = shapes_of(tmp_path, **given, precision="fp32")
-    assert other.known.peaks_bytes == {}
+    assert not other.has_any
     cpu, _ = shapes_of(tmp_path)
     assert cpu.overhead_bytes(shapes) == 0
 
@@ -84,24 +83,24 @@ def test_the_closed_form_is_never_below_a_trace(tmp_path, family, attention):
     given = {"family": family, "model_parameters": {"attn_implementation": attention}}
     shapes, asked = shapes_of(tmp_path, **given, **WHOLE)
     rows, tokens = 6, 60
-    added = shapes.peak_bytes(rows, tokens) - shapes.basics.static_bytes
-    settings = settings_of(asked.config, asked.folder.config, phase="evaluate", batch_size=1, sequence_length=tokens)
-    bound = rows * tokens * bytes_of_token(read_architecture(asked.folder.config), settings, tokens)
+    added = shapes.peak_bytes(rows, tokens) - shapes.basics["static"]
+    bound = rows * tokens * forward_bound(asked.config, asked.folder.config).bytes_of_token(tokens)
     assert added <= bound <= 20 * added
 
 
 def test_the_closed_form_has_weights_and_time_of_the_traces_order_and_is_none_of_what_is_not_known(tmp_path):
     shapes, asked = shapes_of(tmp_path)
     speed = device_speed(shapes.device)
-    traced = model_of(shapes).costs
-    weights = weight_bytes(asked.config, asked.folder.config)
+    traced, _ = model_of(shapes)
+    bound = forward_bound(asked.config, asked.folder.config)
+    weights = bound.weight_bytes
     assert weights == pytest.approx(traced.static_bytes, rel=0.01)
-    closed = closed_costs(asked.config, asked.folder.config, LENGTHS, static_bytes=weights, speed=speed)
+    closed = bound.scoring(LENGTHS, static_bytes=weights, speed=speed)
     for rows, tokens in ((1, 40), (8, 150), (20, 300)):
         assert 0.2 <= float(closed.seconds(rows, tokens) / traced.seconds(rows, tokens)) <= 2
         assert closed.peak_bytes(rows, tokens) >= traced.peak_bytes(rows, tokens)
     for config in ({**asked.folder.config, "model_type": "unheard_of"}, {}):
-        assert closed_costs(asked.config, config, [4], static_bytes=1, speed=speed) is None
+        assert forward_bound(asked.config, config) is None
 
 
 # The cut of rows that are scored: caps, windows, what is useful

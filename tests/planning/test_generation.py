@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,20 +13,21 @@ from tests.planning.planned import asked_of
 
 from brim.infer.engines import CacheShape, FixedRoom, MemoryRoom
 from brim.memory import Budget
+from brim.memory.closed_form import forward_bound
 from brim.memory.device import cpu_speed
 from brim.memory.trace import Work, WorkCount, WorkPlace
 from brim.planning.costs import (
     PassTimes,
-    PrefillTokens,
-    TracedCaches,
+    SlotsGeneration,
+    StaticGeneration,
+    Traces,
     cache_model,
-    cache_region,
-    closed_cache_costs,
     prefill_tokens,
-    verified_cache_costs,
+    verified_cache,
 )
 from brim.planning.costs.time import law_through
-from brim.planning.generation_plan import GenerationTask, cut, recut, seconds, waves
+from brim.planning.generation import cut, recut, seconds, waves
+from brim.planning.request import GenerationRequest
 
 # Against traces of the shapes themselves
 
@@ -37,18 +39,23 @@ LAYERS, HEADS_KV, HEAD = 3, 2, 8
 def caches_of(
     folder, *, is_slots=True, cache_folder=None, attention="sdpa", device="cpu", family="llama", **generation
 ):
-    """Traced caches, and what was asked for."""
+    """Traces of generation, and what was asked for."""
     config = {
         "trainer": {"type": "none"},
         "model_parameters": {"attn_implementation": attention},
         "generation": {"max_new_tokens": NEW_TOKENS, "do_sample": False, **generation},
     }
     asked, workload, found = asked_of(folder, "generate", device=device, family=family, layers=LAYERS, **config)
-    return TracedCaches(workload, found, is_slots=is_slots, cache_folder=cache_folder), asked
+    kind = SlotsGeneration if is_slots else StaticGeneration
+    return Traces(kind(workload), found, folder=cache_folder), asked
+
+
+def sample_of(caches, shape):
+    return caches.find(astuple(shape)).numbers
 
 
 def traced_peak(sample):
-    return sample.held_bytes + max(sample.prefill_bytes, sample.step_bytes)
+    return sample["held"] + max(sample["prefill"], sample["step"])
 
 
 @pytest.mark.parametrize(("device", "element_bytes"), [("cpu", 4), ("a10", 2)])
@@ -56,55 +63,55 @@ def test_the_cache_takes_what_its_cells_hold_and_between_the_samples_lies_what_a
     tmp_path, device, element_bytes
 ):
     caches, _ = caches_of(tmp_path, device=device)
-    shapes = {"max_new_tokens": NEW_TOKENS, "most_rows": 64, "cap_bytes": 10**9, "context": 4096, "is_slots": True}
-    found = cache_model(caches.sample, cache_region(LENGTHS, **shapes)).costs
+    limits = {"max_new_tokens": NEW_TOKENS, "most_rows": 64, "cap_bytes": 10**9, "context_length": 4096}
+    found = cache_model(caches, LENGTHS, **limits, speed=SPEED).costs
     assert caches.num_traced == 5
     assert found.cell_bytes == pytest.approx(2 * LAYERS * HEADS_KV * HEAD * element_bytes, rel=0.001)
     random = np.random.default_rng(0)
     for _ in range(2):
         rows, prompt = int(random.integers(9, 60)), int(random.integers(40, 290))
         shape = CacheShape(rows=rows, columns=prompt + NEW_TOKENS - 1, prompts=1, prompt_tokens=prompt)
-        sample = caches.sample(shape)
+        sample = sample_of(caches, shape)
         assert -0.001 <= float(found.peak_bytes(rows, shape.columns)) / traced_peak(sample) - 1 <= 0.05, shape
     # After one more trace the costs are exact there.
-    exact = verified_cache_costs(found, sample)
+    exact = verified_cache(found, caches, shape)
     assert float(exact.peak_bytes(rows, shape.columns)) == pytest.approx(traced_peak(sample), abs=found.cell_bytes)
 
 
 def test_what_was_traced_is_found_again_and_a_damaged_file_is_not_believed(tmp_path):
     shape = CacheShape(rows=2, columns=30, prompts=1, prompt_tokens=11)
     first, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache")
-    sample = first.sample(shape)
+    sample = sample_of(first, shape)
     first.save()
     second, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache")
-    assert second.has_samples
-    assert second.sample(shape) == sample
+    assert second.has_any
+    assert sample_of(second, shape) == sample
     assert second.num_traced == 0
-    (file,) = (tmp_path / "cache" / "generation-traces").iterdir()
-    file.write_text(file.read_text().replace('"rows": 2', '"rows": 3'))
+    (file,) = (tmp_path / "cache" / "traces").iterdir()
+    file.write_text(file.read_text().replace("[2, 30", "[3, 30"))
     third, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache")
-    assert not third.has_samples
+    assert not third.has_any
     assert "damaged" in third.note
 
 
 def test_the_allocator_needs_more_than_is_allocated_on_a_gpu_alone(tmp_path):
     shape = CacheShape(rows=4, columns=60, prompts=2, prompt_tokens=41)
-    assert caches_of(tmp_path)[0].overhead_bytes([shape]) == 0
+    assert caches_of(tmp_path)[0].overhead_bytes([astuple(shape)]) == 0
     on_gpu, _ = caches_of(tmp_path, device="t4")
-    assert 0 < on_gpu.overhead_bytes([shape]) < 64 * 2**20
+    assert 0 < on_gpu.overhead_bytes([astuple(shape)]) < 64 * 2**20
     traced = on_gpu.num_traced
-    assert on_gpu.overhead_bytes([shape]) == on_gpu.overhead_bytes([shape])
+    assert on_gpu.overhead_bytes([astuple(shape)]) == on_gpu.overhead_bytes([astuple(shape)])
     assert on_gpu.num_traced == traced
 
 
 def test_the_cache_of_transformers_generate_grows_and_beams_have_one_each(tmp_path):
     shape = CacheShape(rows=4, columns=60, prompts=4, prompt_tokens=40)
-    one, three = (caches_of(tmp_path, is_slots=False, num_beams=beams)[0].sample(shape) for beams in (1, 3))
+    one, three = (sample_of(caches_of(tmp_path, is_slots=False, num_beams=beams)[0], shape) for beams in (1, 3))
     cache_bytes = 4 * 59 * 2 * LAYERS * HEADS_KV * HEAD * 4
-    assert one.held_bytes == one.loaded_bytes
-    assert one.prefill_bytes == 0
-    assert one.step_bytes > cache_bytes
-    assert three.step_bytes > 3 * cache_bytes
+    assert one["held"] == one["loaded"]
+    assert one["prefill"] == 0
+    assert one["step"] > cache_bytes
+    assert three["step"] > 3 * cache_bytes
 
 
 BOUND = {
@@ -123,17 +130,17 @@ BOUND = {
 def test_the_closed_form_of_transformers_generate_is_never_below_a_trace(tmp_path, name):
     caches, asked = caches_of(tmp_path, is_slots=False, family=name.split(",")[0], **BOUND[name])
     how = {"static_bytes": 0, "prefill_tokens": 512, "is_slots": False}
-    closed = closed_cache_costs(asked.config, asked.folder.config, [10, 40], **how)
+    closed = forward_bound(asked.config, asked.folder.config).generation([10, 40], **how)
     for rows, prompt in ((1, 40), (6, 10)):
         columns = prompt + NEW_TOKENS
-        added = caches.sample(CacheShape(rows=rows, columns=columns, prompts=rows, prompt_tokens=prompt)).step_bytes
+        shape = CacheShape(rows=rows, columns=columns, prompts=rows, prompt_tokens=prompt)
+        added = sample_of(caches, shape)["step"]
         assert added <= float(closed.peak_bytes(rows, columns)) <= 20 * added, (rows, prompt)
 
 
 # A job in waves under a cap, in numbers that can be checked by hand
 
 ROWS = np.array([20] * 6 + [10] * 6)
-PASSES = PrefillTokens(tokens=40, reason="by hand")
 # 1 GFLOP a second: 1000 FLOPs for each token are a microsecond; nothing else takes time.
 SPEED = cpu_speed(1e9, 1e18, source="by hand")
 
@@ -151,11 +158,12 @@ TIMES = PassTimes(prefill=law(0, 1000), step=law(8000, 1000), speed=SPEED)
 
 
 def plan(cap_bytes, times=None, *, lengths=ROWS, fixed_rows=None):
-    how = {"max_new_tokens": 11, "num_beams": 1, "engine": "slots", "engine_reason": ""}
-    task = GenerationTask(lengths=lengths, fixed_rows=fixed_rows, **how)
+    config = SimpleNamespace(generation=SimpleNamespace(max_new_tokens=11, num_beams=1))
+    of = dict.fromkeys(("folder", "architecture", "device"))
+    task = GenerationRequest(config=config, is_at_hand=True, lengths=lengths, fixed_rows=fixed_rows, **of)
     limits = {"limit_bytes": cap_bytes + 700, "outside_bytes": 500, "margin_bytes": 200}
     budget = Budget(device="cpu", limit_reason="by hand", margin_reason="by hand", **limits)
-    return cut(task, budget, costs(), PASSES, source="traced", cap_bytes=cap_bytes, times=times)
+    return cut(task, budget, costs(), "by hand", source="traced", cap_bytes=cap_bytes, times=times)
 
 
 def test_waves_take_the_longest_first_and_keep_the_cache_of_the_first():
@@ -219,9 +227,9 @@ def test_passes_over_prompts_are_as_large_as_pays_and_leave_the_memory_to_rows()
     """Of 10 bytes a token, 10% of what is beside the weights are 512 tokens of 51,200 bytes."""
     steep = replace(TIMES, prefill=law(100_000, 1000))
     roomy = prefill_tokens(costs(), steep, cap_bytes=10**9, longest=20, usual=20)
-    assert (roomy.tokens, roomy.reason) == (1024, "larger passes read prompts hardly faster")
+    assert roomy == (1024, "larger passes read prompts hardly faster")
     scarce = prefill_tokens(costs(), steep, cap_bytes=1000 + 51_200, longest=20, usual=20)
-    assert scarce.tokens == 512
-    assert scarce.reason.startswith("passes over prompts take no more than 10%")
+    assert scarce[0] == 512
+    assert scarce[1].startswith("passes over prompts take no more than 10%")
     long_prompts = prefill_tokens(costs(), steep, cap_bytes=1000 + 51_200, longest=900, usual=900)
-    assert long_prompts.tokens == 512  # a prompt of 900 passes alone anyway
+    assert long_prompts[0] == 512  # a prompt of 900 passes alone anyway

@@ -30,13 +30,14 @@ from brim.models import load_llm
 from brim.planning import (
     engines as engine_choice,
     evaluation as forward_planning,
+    generation_request,
     planned_engine,
     settings_of,
     vllm_engine,
 )
 from brim.planning.costs.calibration import TELLING_BYTES
 from brim.planning.evaluation import Unplanned, batches_of, plan_forward
-from brim.planning.generation import plan_job, request_of
+from brim.planning.generation import plan_job
 from brim.planning.generation_launch import proven
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction.job import differences, fingerprint
@@ -58,7 +59,7 @@ def scarce(at_hand, monkeypatch, tmp_path):
     """A plan that takes all of the memory, the request for it, and what to prove it with."""
     monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path))
     session, llm, settings = at_hand
-    request = request_of(session, LENGTHS, llm=llm)
+    request = generation_request(session, LENGTHS, llm=llm)
     plan = plan_job(request, say=print)
     assert plan.source == "closed form"  # a job of some milliseconds is not worth a trace
     return replace(plan, total_bytes=plan.budget.limit_bytes), request, llm, settings
@@ -66,7 +67,7 @@ def scarce(at_hand, monkeypatch, tmp_path):
 
 def test_where_less_than_half_of_the_memory_is_needed_nothing_is_tried(at_hand, monkeypatch):
     session, llm, settings = at_hand
-    request = request_of(session, LENGTHS, llm=llm)
+    request = generation_request(session, LENGTHS, llm=llm)
     monkeypatch.setattr("brim.planning.generation_launch.peak_passes", None)
     plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
     assert plan.rows == 40
@@ -125,7 +126,7 @@ def test_a_peak_above_the_prediction_is_known_from_then_on(scarce, monkeypatch):
 
 def test_rows_that_were_given_are_not_tried_and_the_plan_says_what_it_would_take(at_hand):
     session, llm, settings = at_hand
-    request = request_of(session, LENGTHS, llm=llm, fixed_rows=3)
+    request = generation_request(session, LENGTHS, llm=llm, fixed_rows=3)
     plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
     assert plan.rows == 3
     assert plan.proof.endswith("since their number was given")
@@ -134,7 +135,7 @@ def test_rows_that_were_given_are_not_tried_and_the_plan_says_what_it_would_take
 def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
     """The plan of 40 prompts with transformers' `generate`."""
     model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, **generation}})
-    request = request_of(model._open(), LENGTHS, llm=model._weights())
+    request = generation_request(model._open(), LENGTHS, llm=model._weights())
     if reserved_bytes is not None:
         budget = plan_job(request, say=print).budget
         there = replace(budget, limit_bytes=budget.outside_bytes + reserved_bytes, margin_bytes=0)
@@ -227,7 +228,7 @@ def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, 
         raise NotImplementedError("values are asked for")
 
     expected = brim.Model(zero_shot).evaluate(sums_file, batch_size=3)
-    monkeypatch.setattr(forward_planning, "forward_model", untraceable)
+    monkeypatch.setattr(forward_planning, "forward_costs", untraceable)
     plan = plan_forward(session, [7])
     assert isinstance(plan, Unplanned)
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByTrial)
@@ -327,7 +328,7 @@ def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine,
 
 
 def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):
-    request = request_of(opened(num_beams=2)[0], PROMPTS.lengths)
+    request = generation_request(opened(num_beams=2)[0], PROMPTS.lengths)
     assert (request.engine, request.engine_reason) == ("static", "generation.num_beams: beams stay together")
     session, llm = opened(engine="slots", num_beams=2)
     with pytest.raises(InputError, match=r"generation.engine is slots, and generation.num_beams: beams stay together"):

@@ -16,18 +16,15 @@ from .device import (
     find_device as find_device,
 )
 from .predict import (
-    ONE_AT_A_TIME as ONE_AT_A_TIME,
-    UNTRACEABLE as UNTRACEABLE,
     Asked as Asked,
     UntraceableError as UntraceableError,
     ask as ask,
     device_at_hand as device_at_hand,
-    is_a_mistake_of_brims as is_a_mistake_of_brims,
     predict_memory as predict_memory,
     read_architecture as read_architecture,
     require_in_context as require_in_context,
     require_whole as require_whole,
-    untraceable as untraceable,
+    tracing as tracing,
     with_checkpointing as with_checkpointing,
 )
 from .prediction import (

@@ -329,7 +329,7 @@ def question(
 
 def check(question: Question) -> None:
     """Build the model without weights, as a trace does first. Raises ModelError and ConfigError."""
-    with _tracing(question.asked):
+    with tracing(question.asked.folder):
         question.traces.build(question.asked)
 
 
@@ -341,7 +341,7 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
     shows_other: predict the other way, too. Raises UntraceableError, and what `check` does.
     """
     asked, choices = question.asked, question.choices
-    with _tracing(asked):
+    with tracing(asked.folder):
         if asked.phase != "train" or _checkpointing(asked.config) != "auto":
             return question.traces.predict(asked, choices=choices)
         without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
@@ -360,14 +360,15 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
 
 
 @contextmanager
-def _tracing(asked: Asked) -> Iterator[None]:
+def tracing(folder: ModelFolder) -> Iterator[None]:
+    """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
         try:
             yield
         except UNTRACEABLE as error:
             if is_a_mistake_of_brims(error):
                 raise
-            raise UntraceableError(untraceable(error, asked.folder)) from error
+            raise UntraceableError(untraceable(error, folder)) from error
 
 
 def _checkpointing(config: Config) -> bool | Literal["auto"] | None:

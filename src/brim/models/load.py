@@ -63,6 +63,11 @@ class LLM:
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights and buffers."""
+        return sum(each.numel() * each.element_size() for each in (*self.model.parameters(), *self.model.buffers()))
+
 
 def model_note(config: Config, llm: LLM, *, trains: bool) -> Note:
     """Return which model is there, what of it is to be trained, in which numbers it computes, and where."""

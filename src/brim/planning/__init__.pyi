@@ -6,12 +6,6 @@ from .engines import (
     vllm_engine as vllm_engine,
 )
 from .evaluation import batches_for as batches_for
-from .generation import (
-    GenerationRequest as GenerationRequest,
-    engine_by_settings as engine_by_settings,
-    longest_first as longest_first,
-    rows_by_hand as rows_by_hand,
-)
 from .generation_launch import (
     plan_generation as plan_generation,
     plan_of_one as plan_of_one,
@@ -35,6 +29,7 @@ from .plan import (
     TimeSource as TimeSource,
     TrainingPlan as TrainingPlan,
 )
+from .request import generation_request as generation_request, rows_by_hand as rows_by_hand
 from .training import (
     corrected as corrected,
     keep as keep,

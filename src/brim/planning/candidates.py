@@ -1,7 +1,6 @@
 """Compute what each strategy costs for a data set, a batch and a budget, and choose the fastest that fits.
 
-A strategy's memory is predicted for every shape that a plan may ask for, from a few traces. When a shape is tried on
-a device, real rows of about its size stand for it.
+When a shape is tried on a device, real rows of about its size stand for it.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from brim.batching import Costs, Surface, Totals, cut_totals, cut_totals_by_rows, longest_row_that_fits
+from brim.batching import Costs, Totals, cut_totals, cut_totals_by_rows, longest_row_that_fits
 from brim.memory import Budget
-from brim.planning.costs import BoundBy, Sample, TracedShapes, passing, region, sampled
-from brim.planning.plan import Candidate, RowsAndTokens, Task, TimeSource, Way
+from brim.planning.costs import BoundBy
+from brim.planning.plan import Candidate, RowsAndTokens, Task, Way
 from brim.units import format_bytes, format_count, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
@@ -36,7 +35,6 @@ class WayCosts:
     overhead_bytes: Callable[[Sequence[RowsAndTokens]], int]  # reserved beyond allocated, after steps of these shapes
     bound_by: Callable[[Sequence[RowsAndTokens]], BoundBy]
     advice: Callable[[Sequence[RowsAndTokens]], tuple[str, ...]]  # on what would make it faster
-    time_source: TimeSource
     traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
 
 
@@ -63,7 +61,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         padding=totals.padded_tokens / totals.real_tokens,
         seconds_per_epoch=totals.seconds + known.update_s * totals.num_steps,
         bound_by=known.bound_by(_shapes(totals)),
-        time_source=known.time_source,
+        time_source="estimated",
         too_long=(),
         longest_that_fits=task.longest,
         advice=known.advice(_shapes(totals)),
@@ -166,7 +164,7 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
         padding=None,
         seconds_per_epoch=None,
         bound_by=None,
-        time_source=known.time_source,
+        time_source="estimated",
         too_long=tuple(int(row) for row in np.flatnonzero(known.costs.peak_bytes(1, task.lengths) > alone.num_bytes)),
         longest_that_fits=_longest_that_fits(known, task, budget, cap) or None,
     )
@@ -234,14 +232,8 @@ def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[
         if each.fits and (best is None or _is_faster(each, best)):
             best = each
     if best is None:
-        return None, "; ".join(f"{describe(each.way)}: {each.reason}" for each in candidates)
+        return None, "; ".join(f"{each.way}: {each.reason}" for each in candidates)
     return best, _why(best, candidates, has_more=has_more)
-
-
-def describe(way: Way) -> str:
-    """The way in words."""
-    loss = "loss in chunks" if way.chunked_loss else "whole logits"
-    return f"{'checkpointing' if way.gradient_checkpointing else 'no checkpointing'}, {loss}"
 
 
 def _is_faster(one: Candidate, other: Candidate) -> bool:
@@ -265,61 +257,11 @@ def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) ->
     second = min(fitting, key=lambda each: each.seconds_per_epoch or 0.0)
     assert second.seconds_per_epoch is not None, "filtered above"
     told = (
-        f"an epoch takes {format_seconds(best.seconds_per_epoch)}, {describe(second.way)} "
+        f"an epoch takes {format_seconds(best.seconds_per_epoch)}, {second.way} "
         f"{format_seconds(second.seconds_per_epoch)}"
     )
     is_tie = second.seconds_per_epoch < best.seconds_per_epoch
     return f"{told}, which is no difference that is known" if is_tie else told
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryModel:
-    """Bytes that PyTorch has allocated, with weights, gradients and the optimizer's state at hand."""
-
-    peak: Surface  # of a micro-batch's forward and backward pass
-    static_bytes: int  # there whatever the shape
-    state_bytes: int  # of them the optimizer's state, which the first step bears
-    update_peak_bytes: int  # of the optimizer's own step, the first and the later ones
-    load_peak_bytes: int  # of the load of the weights
-
-    @property
-    def least_bytes(self) -> int:
-        """What a run takes even if its rows took nothing."""
-        return max(self.static_bytes, self.update_peak_bytes, self.load_peak_bytes)
-
-
-def memory_model(
-    shapes: TracedShapes, lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context_length: int | None
-) -> MemoryModel:
-    """The model of the shapes that these lengths give, best near the cap.
-
-    lengths: tokens of each row. most_rows: of a micro-batch, the effective batch at most. cap_bytes: what may be
-    allocated at most, as far as it is known. context_length: tokens that the model takes at most; None: no limit.
-    """
-    basics = shapes.basics
-    where = region(
-        lengths,
-        most_rows=most_rows,
-        cap_bytes=cap_bytes,
-        context=context_length,
-        chunk_positions=basics.chunk_positions,
-    )
-    found = MemoryModel(
-        peak=sampled(shapes.peak_bytes, where),
-        static_bytes=basics.static_bytes,
-        state_bytes=basics.state_bytes,
-        update_peak_bytes=max(basics.first_update_bytes, basics.update_bytes),
-        load_peak_bytes=basics.load_bytes,
-    )
-    shapes.save()
-    return found
-
-
-def verified_memory(model: MemoryModel, shapes: TracedShapes, *, rows: int, tokens: int) -> MemoryModel:
-    """The model after one more trace, of the widest micro-batch of a plan: exact there."""
-    sample = Sample(rows=rows, tokens=tokens, peak_bytes=shapes.peak_bytes(rows, tokens))
-    shapes.save()
-    return replace(model, peak=passing(model.peak, sample))
 
 
 def rows_of_shape(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDArray[np.intp]:

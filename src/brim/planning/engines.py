@@ -32,6 +32,7 @@ from brim.infer.engines import (
 )
 from brim.memory import budget_of, device_at_hand
 from brim.models import LLM, AdapterFolder, base_model, open_adapter, precision
+from brim.planning.request import cannot
 from brim.session import Session
 
 
@@ -146,13 +147,6 @@ def engine_for(
     if asked == "static" or against:
         return StaticEngine(llm.model, **how)
     return SlotsEngine(llm.model, **how)
-
-
-def cannot(engine: str, why: str) -> Problem:
-    """An engine that was asked for does not do what the other keys ask."""
-    return Problem(
-        what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
-    )
 
 
 def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint | None:

@@ -20,39 +20,33 @@ from brim.data.tokens import TokenRows
 from brim.infer import score_rows
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
 from brim.memory import (
-    ONE_AT_A_TIME,
-    UNTRACEABLE,
     Budget,
-    ConfigWorkload,
-    Device,
     DeviceSpeed,
+    UntraceableError,
     budget_of,
     device_at_hand,
     device_speed,
     enforce,
-    is_a_mistake_of_brims,
     map_large_blocks,
     read_architecture,
     returns_at_once,
-    untraceable,
+    tracing,
 )
-from brim.memory.allocator import AllocatorSettings
-from brim.memory.cuda import CudaTarget
+from brim.memory.closed_form import forward_bound
 from brim.models import LLM
 from brim.notes import Note, Say, planned, short_of, status
 from brim.planning.costs import (
-    ForwardModel,
-    ForwardShapes,
+    ForwardPasses,
     Shape,
+    Traces,
     beside,
-    closed_costs,
     enough_tokens,
-    forward_model,
-    verified_forward,
-    weight_bytes,
+    forward_costs,
+    most_demanding,
+    traces_of,
+    verified,
 )
 from brim.session import Session
-from brim.storage import cache_folder
 from brim.units import format_bytes, format_count, format_seconds
 
 # Three to six traces take a few seconds: of a job ten times as long they are a tenth at most.
@@ -128,27 +122,27 @@ def plan_forward(
     whole_tokens: as in `batches_for`; None: as many as bring something.
     """
     device = device_at_hand(session.device)
-    held_bytes = 0 if llm is None else _held_bytes(llm)
+    held_bytes = 0 if llm is None else llm.held_bytes
     trains = beside_bytes is not None
     budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes, trains=trains)
     if session.config.memory.budget != "auto":
         enforce(budget, device)
     job = _Job(
         session=session if trains else _untrained(session),
-        device=device,
         budget=budget,
         lengths=np.asarray(lengths, dtype=np.int64),
         beside_bytes=beside_bytes or 0,
         speed=device_speed(device, num_cores=torch.get_num_threads()),
         whole_tokens=whole_tokens,
     )
+    config, folder = job.session.config, session.folder
     try:
-        shapes = _shapes(job)
-        return job.in_closed_form(held_bytes, shapes) or _traced(job, shapes)
-    except UNTRACEABLE as error:
-        if is_a_mistake_of_brims(error):
-            raise
-        return Unplanned(reason=untraceable(error, session.folder).what)
+        with tracing(folder):
+            architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
+            traces = traces_of(ForwardPasses, config, folder, architecture, device)
+            return job.in_closed_form(held_bytes, traces) or job.traced(traces)
+    except UntraceableError as error:
+        return Unplanned(reason=error.problems[0].what)
 
 
 def batches_of(
@@ -166,86 +160,76 @@ def batches_of(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     session: Session
-    device: Device
     budget: Budget
     lengths: NDArray[np.int64]
     beside_bytes: int
     speed: DeviceSpeed
     whole_tokens: int | None
 
-    def in_closed_form(self, held_bytes: int, shapes: ForwardShapes) -> ForwardPlan | None:
-        """None where tracing is worth its time, or has been done."""
-        config, base = self.session.config, self.session.folder.config
-        weights_bytes = held_bytes or weight_bytes(config, base)
-        if shapes.known.peaks_bytes or weights_bytes is None:
+    def in_closed_form(self, held_bytes: int, traces: Traces) -> ForwardPlan | None:
+        """Return None where tracing is worth its time, or has been done."""
+        bound = forward_bound(self.session.config, self.session.folder.config)
+        if traces.has_any or bound is None:
             return None
-        static_bytes = weights_bytes + self.beside_bytes
-        costs = closed_costs(config, base, self.lengths, static_bytes=static_bytes, speed=self.speed)
-        if costs is None:
-            return None
+        static_bytes = (held_bytes or bound.weight_bytes) + self.beside_bytes
+        costs = bound.scoring(self.lengths, static_bytes=static_bytes, speed=self.speed)
         usual = int(np.median(self.lengths))
-        enough = self.whole_tokens or enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed)
-        plan = forward_plan(
-            self.lengths,
-            costs=costs,
+        plan = self._plan(
+            costs,
             source="closed form",
-            budget=self.budget,
-            room_bytes=self.budget.reserved_bytes,
-            useful_tokens=enough,
+            useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed),
             overhead_bytes=lambda shapes: 0,
             reason=f"by a bound in closed form: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
-            largest=self.whole_tokens is not None,
         )
         return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
 
-
-def _shapes(job: _Job) -> ForwardShapes:
-    session, device = job.session, job.device
-    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
-    architecture = read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code)
-    return ForwardShapes(
-        ConfigWorkload(session.config, session.folder, architecture, target=target),
-        device,
-        settings=AllocatorSettings.from_environment(os.environ),
-        cache_folder=cache_folder(),
-    )
-
-
-def _traced(job: _Job, shapes: ForwardShapes) -> ForwardPlan:
-    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
-        model = forward_model(
-            shapes,
-            job.lengths,
-            cap_bytes=job.budget.reserved_bytes - job.beside_bytes,
-            context_length=job.session.folder.context_length,
-            speed=job.speed,
+    def traced(self, traces: Traces) -> ForwardPlan:
+        """Return the plan by few traces, and one more where memory decides."""
+        costs, useful_tokens = forward_costs(
+            traces,
+            self.lengths,
+            cap_bytes=self.budget.reserved_bytes - self.beside_bytes,
+            context_length=self.session.folder.context_length,
+            speed=self.speed,
         )
-        plan = _partitioned(job, model, shapes)
+        plan = self._partitioned(costs, useful_tokens, traces)
         if plan.widest_bytes > _NEARLY_ALL * plan.room_bytes:
-            model = verified_forward(model, shapes, rows=plan.widest[0], tokens=plan.widest[1])
-            plan = _partitioned(job, model, shapes)
-    return plan
+            costs = verified(costs, traces, rows=plan.widest[0], tokens=plan.widest[1])
+            plan = self._partitioned(costs, useful_tokens, traces)
+        return plan
 
+    def _partitioned(self, costs: Costs, useful_tokens: int, traces: Traces) -> ForwardPlan:
+        reason = f"more than {useful_tokens:,} tokens of a batch bring less than 1%"
+        if self.whole_tokens is not None:
+            reason = f"of {self.whole_tokens:,} tokens where memory allows it"
+        return self._plan(
+            beside(costs, self.beside_bytes),
+            source="traced",
+            useful_tokens=useful_tokens,
+            overhead_bytes=lambda used: traces.overhead_bytes(most_demanding(used)),
+            reason=reason,
+        )
 
-def _partitioned(job: _Job, model: ForwardModel, shapes: ForwardShapes) -> ForwardPlan:
-    costs: Costs = beside(model.costs, job.beside_bytes)
-    useful_tokens = job.whole_tokens or model.useful_tokens
-    reason = f"more than {model.useful_tokens:,} tokens of a batch bring less than 1%"
-    if job.whole_tokens is not None:
-        reason = f"of {job.whole_tokens:,} tokens where memory allows it"
-    plan = forward_plan(
-        job.lengths,
-        costs=costs,
-        source="traced",
-        budget=job.budget,
-        room_bytes=job.budget.reserved_bytes,
-        useful_tokens=useful_tokens,
-        overhead_bytes=shapes.overhead_bytes,
-        reason=reason,
-        largest=job.whole_tokens is not None,
-    )
-    shapes.save()
-    return plan
+    def _plan(
+        self,
+        costs: Costs,
+        *,
+        source: Source,
+        useful_tokens: int,
+        overhead_bytes: Callable[[Sequence[Shape]], int],
+        reason: str,
+    ) -> ForwardPlan:
+        return forward_plan(
+            self.lengths,
+            costs=costs,
+            source=source,
+            budget=self.budget,
+            room_bytes=self.budget.reserved_bytes,
+            useful_tokens=self.whole_tokens or useful_tokens,
+            overhead_bytes=overhead_bytes,
+            reason=reason,
+            largest=self.whole_tokens is not None,
+        )
 
 
 def _untrained(session: Session) -> Session:
@@ -263,11 +247,6 @@ def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
     score_rows(
         llm.model, shortest, pad_id=pad_id, batch_rows=1, device=llm.device, precision=llm.precision, head=llm.head
     )
-
-
-def _held_bytes(llm: LLM) -> int:
-    """Of weights and buffers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*llm.model.parameters(), *llm.model.buffers()))
 
 
 # Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in

@@ -33,9 +33,9 @@ from brim.models import LLM
 from brim.notes import Note, Say, status
 from brim.planning.costs import Correction, Peak, at_once, of_run
 from brim.planning.engines import engine_for, settings_of
-from brim.planning.generation import GenerationRequest, plan_job, request_of
-from brim.planning.generation_plan import recut
+from brim.planning.generation import plan_job, recut
 from brim.planning.plan import GenerationPlan
+from brim.planning.request import GenerationRequest, generation_request
 from brim.planning.words import generation_lines
 from brim.session import Session, say_nothing
 from brim.storage import Cache, cache_folder, digest
@@ -65,7 +65,7 @@ def planned_engine(
     Raises InputError where the longest prompt is predicted not to fit even alone.
     """
     say(status("planning"))
-    request = request_of(session, prompts.lengths, llm=llm)
+    request = generation_request(session, prompts.lengths, llm=llm)
     plan = plan_generation(request, say=say)
     require_fits(plan)
     if session.config.memory.budget != "auto":
@@ -94,7 +94,7 @@ def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> Generation
     """The plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
     if session.config.memory.budget == "auto":
         return None
-    request = request_of(session, [prompt_tokens], llm=llm)
+    request = generation_request(session, [prompt_tokens], llm=llm)
     return plan_generation(replace(request, fixed_rows=None), say=say_nothing)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from brim.planning.phases import (
 )
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
 from brim.planning.training_costs import PlanCache, PlanRequest, plan_facts, traced
-from brim.planning.words import way_in_words
 from brim.storage import cache_folder
 from brim.train import Peak as StepPeak
 from brim.units import format_bytes, format_count
@@ -100,9 +98,7 @@ def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
     budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
     plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
     if plan is None:
-        plan = _made(
-            request, budget, correction, every_way=every_way, folder=None if replan else cache_folder(), say=say
-        )
+        plan = _made(request, budget, correction, every_way=every_way, is_kept=not replan, say=say)
         if every_way or plan.chosen is not None:
             keep(plan, request, budget, every_way=every_way, say=say)
     plan = with_learning_rates(plan, request)
@@ -162,7 +158,7 @@ def _made(
     correction: Correction,
     *,
     every_way: bool,
-    folder: Path | None,
+    is_kept: bool,
     say: Say,
 ) -> TrainingPlan:
     """Look at the ways in the order of preference; one that more memory would not make faster ends the search.
@@ -176,8 +172,8 @@ def _made(
     for way in open_ways:
         if way in (each.way for each in known):
             continue
-        say(status(f"planning: {way_in_words(way)}"))
-        costs = traced(request, way, budget, correction, cache_folder=folder, say=say)
+        say(status(f"planning: {way}"))
+        costs = traced(request, way, budget, correction, is_kept=is_kept, say=say)
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         costs, looked_at = verified_strategy(costs, request.task, budget)

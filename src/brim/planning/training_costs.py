@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,31 +24,23 @@ import brim
 from brim.batching import Costs
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.tokens import TokenRows, rows_of_step
-from brim.memory import (
-    ONE_AT_A_TIME,
-    UNTRACEABLE,
-    Budget,
-    ConfigWorkload,
-    Device,
-    UntraceableError,
-    device_speed,
-    is_a_mistake_of_brims,
-    untraceable,
-)
-from brim.memory.allocator import AllocatorSettings
-from brim.memory.cuda import CudaTarget
+from brim.memory import Budget, Device, device_speed, tracing
 from brim.models import ModelFolder
 from brim.notes import Say
-from brim.planning.candidates import WayCosts, memory_model, verified_memory
+from brim.planning.candidates import WayCosts
 from brim.planning.costs import (
     Correction,
     Shape,
     TimeEstimate,
-    TracedShapes,
+    Traces,
+    TrainingSteps,
     estimate,
-    overhead_bytes,
+    most_demanding,
+    peak_surface,
     seconds_of,
     shapes_to_count,
+    traces_of,
+    verified,
     versions,
 )
 from brim.planning.plan import RowsAndTokens, Task, TrainingPlan, Way
@@ -64,81 +55,63 @@ _SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
 
 
 def traced(
-    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, cache_folder: Path | None, say: Say
+    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, is_kept: bool, say: Say
 ) -> WayCosts:
-    """Trace the few shapes that it takes. Raises UntraceableError for an architecture that cannot be."""
-    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
-        try:
-            return _traced(request, way, budget, correction.scale, cache_folder, say)
-        except UNTRACEABLE as error:
-            if is_a_mistake_of_brims(error):
-                raise
-            raise UntraceableError(untraceable(error, request.folder)) from error
+    """Trace the few shapes that it takes. is_kept: on disk, where earlier plans have left theirs.
+
+    Raises UntraceableError for an architecture that cannot be traced.
+    """
+    with tracing(request.folder):
+        return _traced(request, way, budget, correction.scale, is_kept, say)
 
 
-def _traced(
-    request: PlanRequest, way: Way, budget: Budget, scale: float, cache_folder: Path | None, say: Say
-) -> WayCosts:
-    shapes = _shapes(request, way, cache_folder)
-    task = request.task
-    model = memory_model(
-        shapes,
+def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, is_kept: bool, say: Say) -> WayCosts:
+    task, folder = request.task, request.folder
+    steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1)
+    traces = traces_of(steps, request.config_of(way), folder, request.architecture, request.device, is_kept=is_kept)
+    basics = traces.basics
+    peak = peak_surface(
+        traces,
         task.lengths,
         most_rows=task.fixed_rows or task.effective_batch_size,
         cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
-        context_length=request.folder.context_length,
+        context_length=folder.context_length,
     )
-    time = _time(request, shapes)
-    update_s = seconds_of(shapes.update_work, time.speed)
-    shapes.save()
-    if shapes.note is not None:
-        say(shapes.note)
+    time = _time(request, traces)
+    update_s = seconds_of(traces.find(()).work["update"], time.speed)
+    traces.save()
+    if traces.note is not None:
+        say(traces.note)
+    costs = Costs(peak=peak, static_bytes=basics["static"], time=time.surface, scale=scale)
 
     def overhead(of: Sequence[RowsAndTokens]) -> int:
-        with ONE_AT_A_TIME:
-            return overhead_bytes(shapes, of)
+        with tracing(folder):
+            return traces.overhead_bytes(most_demanding(of))
 
     def traced_at(rows: int, tokens: int) -> Costs:
-        with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):
-            return replace(costs, peak=verified_memory(model, shapes, rows=rows, tokens=tokens).peak)
+        with tracing(folder):
+            return verified(costs, traces, rows=rows, tokens=tokens)
 
-    costs = Costs(peak=model.peak, static_bytes=model.static_bytes, time=time.surface, scale=scale)
     return WayCosts(
-        way=replace(way, chunked_loss=shapes.basics.chunk_positions is not None),
+        way=replace(way, chunked_loss=basics["chunk_positions"] > 0),
         costs=costs,
-        least_bytes=model.least_bytes,
-        state_bytes=model.state_bytes,
+        least_bytes=max(basics[name] for name in ("static", "first_update", "update", "load")),
+        state_bytes=basics["state"],
         update_s=update_s,
         overhead_bytes=overhead,
         bound_by=lambda of: time.bound(of).bound_by,
         advice=lambda of: time_advice(time, of),
-        time_source="estimated",
         traced_at=traced_at,
     )
 
 
-def _shapes(request: PlanRequest, way: Way, cache_folder: Path | None) -> TracedShapes:
-    device = request.device
-    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
-    workload = ConfigWorkload(request.config_of(way), request.folder, request.architecture, target=target)
-    return TracedShapes(
-        workload,
-        device,
-        is_single=request.task.effective_batch_size == 1,
-        settings=AllocatorSettings.from_environment(os.environ),
-        cache_folder=cache_folder,
-    )
-
-
-def _time(request: PlanRequest, shapes: TracedShapes) -> TimeEstimate:
+def _time(request: PlanRequest, traces: Traces) -> TimeEstimate:
     task = request.task
     short = int(np.percentile(task.lengths, _SHORT_PERCENT, method="inverted_cdf"))
-    for rows, tokens in shapes_to_count(
-        shapes.known.work, longest=task.longest, short=short, most_rows=task.effective_batch_size
-    ):
-        shapes.work(rows, tokens)
+    asked = [(shape[0], shape[1]) for shape in traces.known if shape]
+    missing = shapes_to_count(asked, longest=task.longest, short=short, most_rows=task.effective_batch_size)
     return estimate(
-        shapes.known.work,
+        {shape: traces.work(*shape) for shape in (*asked, *missing)},
         device_speed(request.device, num_cores=torch.get_num_threads()),
         longest=task.longest,
         shortest=int(task.lengths.min()),

@@ -5,28 +5,13 @@ from .calibration import (
     at_once as at_once,
     of_run as of_run,
 )
-from .forward import (
-    ForwardModel as ForwardModel,
-    ForwardShapes as ForwardShapes,
-    beside as beside,
-    closed_costs as closed_costs,
-    enough_tokens as enough_tokens,
-    forward_model as forward_model,
-    verified_forward as verified_forward,
-    weight_bytes as weight_bytes,
-)
 from .generation import (
     PassTimes as PassTimes,
-    PrefillTokens as PrefillTokens,
-    TracedCaches as TracedCaches,
     cache_model as cache_model,
-    cache_region as cache_region,
-    closed_cache_costs as closed_cache_costs,
-    closed_seconds as closed_seconds,
     prefill_tokens as prefill_tokens,
-    verified_cache_costs as verified_cache_costs,
+    verified_cache as verified_cache,
 )
-from .sampling import Sample as Sample, Shape as Shape, passing as passing, region as region, sampled as sampled
+from .sampling import Shape as Shape
 from .time import (
     BoundBy as BoundBy,
     TimeEstimate as TimeEstimate,
@@ -35,4 +20,20 @@ from .time import (
     shapes_to_count as shapes_to_count,
 )
 from .timing import fit_time as fit_time, shapes_to_time as shapes_to_time, time_shapes as time_shapes
-from .traces import TracedShapes as TracedShapes, overhead_bytes as overhead_bytes, versions as versions
+from .traces import (
+    Traces as Traces,
+    most_demanding as most_demanding,
+    peak_surface as peak_surface,
+    traces_of as traces_of,
+    verified as verified,
+    versions as versions,
+)
+from .workloads import (
+    ForwardPasses as ForwardPasses,
+    SlotsGeneration as SlotsGeneration,
+    StaticGeneration as StaticGeneration,
+    TrainingSteps as TrainingSteps,
+    beside as beside,
+    enough_tokens as enough_tokens,
+    forward_costs as forward_costs,
+)

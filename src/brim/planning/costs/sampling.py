@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Surface
 
@@ -58,17 +58,13 @@ class Region:
     short: int  # tokens of the shortest rows that matter
     most_rows: int  # of a micro-batch
     cap_bytes: int
-    chunk_positions: int | None  # of a full chunk of the loss; None: all logits stand at once
+    chunk_positions: int  # of a full chunk of the loss; 0: all logits stand at once
 
 
-def region(
-    lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context: int | None, chunk_positions: int | None
-) -> Region:
-    """Of the rows' lengths. context: tokens that the model takes at most."""
+def region(lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context: int | None, chunk_positions: int) -> Region:
+    """Return the region of rows of these lengths. context: tokens that the model takes at most."""
     tokens = np.asarray(lengths, dtype=np.int64)
-    longest = max(int(tokens.max()), LEAST_TOKENS)
-    rounded = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
-    rounded = rounded if context is None else max(min(rounded, context), longest)
+    rounded = sampled_length(tokens, context=context)
     short = int(np.percentile(tokens, _SHARE_OF_SHORT_ROWS, method="inverted_cdf"))
     # Where not even all rows together have the tokens of the longest one, they fit if it does.
     short = max(short, -(-rounded // most_rows))
@@ -79,6 +75,13 @@ def region(
         cap_bytes=cap_bytes,
         chunk_positions=chunk_positions,
     )
+
+
+def sampled_length(lengths: NDArray[np.int64], *, context: int | None) -> int:
+    """Return the length of the longest samples: that of the longest row, rounded up within the context."""
+    longest = max(int(lengths.max()), LEAST_TOKENS)
+    rounded = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
+    return rounded if context is None else max(min(rounded, context), longest)
 
 
 def round_length(tokens: int) -> int:
@@ -102,7 +105,7 @@ def sampled(peak: Callable[[int, int], int], where: Region) -> Surface:
     rows = min(where.most_rows, max(peaks.tokens_at_cap(longest) // where.short, 1))
     short = peaks.sample(rows, where.short)
     if _is_alike(short, alone):  # attention that keeps no scores: the length does not matter
-        return passing(alone, short)
+        return _passing(alone, short)
     # Rows of lengths between the two reach more tokens than as many of the shortest.
     most_tokens = where.most_rows * where.longest
     lines = [peaks.line(short, most_rows=-(-most_tokens // where.short)), longest]
@@ -111,13 +114,12 @@ def sampled(peak: Callable[[int, int], int], where: Region) -> Surface:
         both = peaks.surface(lines)
         between = peaks.sample(_most_rows_at(both, middle, where), middle)
         if _is_alike(between, both):
-            return passing(both, between)
+            return _passing(both, between)
         lines.insert(1, peaks.line(between, most_rows=-(-most_tokens // middle)))
     return peaks.surface(lines)
 
 
-def passing(surface: Surface, sample: Sample) -> Surface:
-    """The surface with a line of the sample's length that goes through it."""
+def _passing(surface: Surface, sample: Sample) -> Surface:
     return through(surface, sample.num_tokens, sample.tokens, sample.peak_bytes)
 
 
@@ -153,7 +155,7 @@ class _Peaks:
         self._peak, self._where = peak, where
         self._seen: dict[tuple[int, int], Sample] = {}
         self._base = self.sample(1, LEAST_TOKENS).peak_bytes
-        self._chunk = where.chunk_positions or 0
+        self._chunk = where.chunk_positions
         # A row of one full chunk: where all rows are longer, their lines have no sample there.
         self._kink = self.sample(1, self._chunk + 1) if 1 < self._chunk < where.longest - 1 else None
 

@@ -46,11 +46,9 @@ from brim.models import LLM, no_library_warnings
 from brim.notes import Note, Say, planned, status, warning
 from brim.planning import (
     GenerationPlan,
-    GenerationRequest,
     batches_for,
     engine_by_hand,
-    engine_by_settings,
-    longest_first,
+    generation_request,
     plan_generation,
     planned_engine,
     rows_by_hand,
@@ -119,21 +117,8 @@ def plan_prediction(
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
         raise DataError(Problem(what="there is no prompt to plan for", where=source.name, fix="name another data set"))
-    engine, reason = engine_by_settings(session.config, asked.architecture)
-    return plan_generation(
-        GenerationRequest(
-            config=session.config,
-            folder=asked.folder,
-            architecture=asked.architecture,
-            device=asked.device,
-            is_at_hand=is_at_hand,
-            lengths=longest_first(prompts.lengths),
-            fixed_rows=rows_by_hand(session.config),
-            engine=engine,
-            engine_reason=reason,
-        ),
-        say=say,
-    )
+    request = generation_request(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand)
+    return plan_generation(request, say=say)
 
 
 def _session(asked: Asked) -> Session:

@@ -323,7 +323,7 @@ class Trial:
         probe = self._prober(tokens)(rows)
         if probe.peak_bytes is None or before_bytes is None:
             return replace(probe, peak_bytes=None)
-        return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + _held_bytes(self._llm.model))
+        return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + self._llm.held_bytes)
 
     def warm_up(self) -> None:
         """Run the shortest row, once: threads, libraries' buffers and what is imported at first use come with it."""
@@ -334,7 +334,7 @@ class Trial:
     @property
     def held_bytes(self) -> int:
         """Of weights and buffers."""
-        return _held_bytes(self._llm.model)
+        return self._llm.held_bytes
 
     def probe_size(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is as the device counts it: what PyTorch reserved, or this process's memory."""
@@ -398,8 +398,3 @@ def counted_state_bytes(trainer: FinetuneTrainer, model: nn.Module) -> int:
     ]
     element_bytes = max((weight.element_size() for weight in trained), default=0)
     return optimizer_state(optimizer_of(trainer), tensors, element_bytes=element_bytes).num_bytes
-
-
-def _held_bytes(model: nn.Module) -> int:
-    """Of weights and buffers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))

@@ -1,0 +1,408 @@
+"""Say how what brim runs is traced: a training step, a pass without gradients, a prefill with its decoding.
+
+Each is one class: what is recorded of a shape, what a recording tells, and the stream of a job of several shapes.
+What scoring costs, and how large a batch of it brings something, follows from a few traces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brim.batching import Costs
+from brim.infer.engines import CacheShape
+from brim.memory import ConfigWorkload, DeviceSpeed, static_stream
+from brim.memory.trace import (
+    DECODE,
+    FILL,
+    PREFILL,
+    Binding,
+    EventStream,
+    OptimizerRecording,
+    Place,
+    Recording,
+    compose_parts,
+    compose_steps,
+    compose_training,
+    play,
+    record,
+    record_optimizer,
+)
+from brim.models import chunk_rows, fullest_chunks
+from brim.planning.costs.sampling import LEAST_TOKENS, sampled_length
+from brim.planning.costs.time import TimeEstimate, estimate, roofline, shapes_to_count
+from brim.planning.costs.traces import Found, Key, Traces, peak_surface, undisturbed
+from brim.storage import source_digest
+
+_SMALLEST = (1, LEAST_TOKENS)
+
+
+class TrainingSteps:
+    """Micro-batches of a training step, with weights, gradients and the optimizer's state at hand.
+
+    config: its trainer's gradient checkpointing and chunked loss are set. is_single: every step is one micro-batch, so
+    that none finds gradients at hand.
+
+    Of any shape: static: bytes before a micro-batch (weights, optimizer state, gradients if steps have several,
+    workspaces); state: of them the optimizer's; unrecorded: of them what a micro-batch's own trace does not know;
+    first_update, update: at the peak of the optimizer's step that bears its state, and of those that find it; load: at
+    the peak of the load of the weights; chunk_positions: of a full chunk of the loss, 0 where all logits stand at once.
+    """
+
+    def __init__(self, config: ConfigWorkload, *, is_single: bool = False) -> None:
+        traced = config.training()
+        assert traced.training is not None
+        accumulates = traced.training.accumulates and not is_single
+        self.config = config
+        self.micro_batches = 2 if accumulates else 1
+        self.facts: Mapping[str, object] = {**config.facts, "micro_batches": self.micro_batches}
+        self._traced = replace(traced, training=replace(traced.training, accumulates=accumulates))
+        self._optimizer: OptimizerRecording | None = None
+
+    def record(self, shape: Key) -> Recording:
+        """Return the recording of rows × tokens."""
+        rows, tokens = shape
+        with fullest_chunks():
+            return record(self._traced, rows=rows, tokens=tokens)
+
+    def find(self, traces: Traces, shape: Key) -> Found:
+        """Return the peak and the work of a micro-batch, forward and backward."""
+        if not shape:
+            return self._basics(traces)
+        recording = traces.recording(shape)
+        last = _last_part(recording)
+        events = slice(recording.parts["first"][0], recording.parts[last][1])
+        peak_bytes = int(traces.live_bytes(recording.stream)[events].max())
+        return Found({"peak": peak_bytes}, {"pass": recording.work[last]})
+
+    def optimizer(self, traces: Traces) -> OptimizerRecording:
+        """Return the recording of the optimizer's step."""
+        if self._optimizer is None:
+            recording = traces.recording(_SMALLEST)
+            with undisturbed():
+                self._optimizer = record_optimizer(self._traced, recording)
+        return self._optimizer
+
+    def job(self, traces: Traces, shapes: Sequence[Key]) -> EventStream:
+        """Return a step without the shape that takes the most, then one with it, as the rows come."""
+        first, *others = recordings = [traces.recording(shape) for shape in shapes]
+        if self.micro_batches == 1:
+            steps = [[recording] for recording in reversed(recordings)]
+        else:
+            steps = [others or [first] * 2, recordings if others else [first] * 2]
+        return compose_steps(steps, self.optimizer(traces))
+
+    def _basics(self, traces: Traces) -> Found:
+        recording, optimizer = traces.recording(_SMALLEST), self.optimizer(traces)
+        stream = compose_training([recording, recording], optimizer, micro_batches=self.micro_batches)
+        stream = traces.on_device(stream, recording)
+        live = traces.live_bytes(stream)
+        parts = {label: slice(start, end) for (start, label), (end, _) in pairwise(stream.marks)}
+        last = "step 2, micro-batch 2" if self.micro_batches > 1 else "step 2"
+        static_bytes = int(live[parts[last].start - 1])
+        recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
+        unrecorded_bytes = static_bytes - int(recorded)
+        vocabulary = self._traced.architecture.get_text_config().vocab_size
+        head_trains = any(weight.shape[:1] == (vocabulary,) for weight in recording.trained)
+        numbers = {
+            "static": static_bytes,
+            "state": unrecorded_bytes - _workspace_bytes(stream),
+            "unrecorded": unrecorded_bytes,
+            "first_update": int(live[parts["step 1: optimizer"]].max()),
+            "update": int(live[parts["step 2: optimizer"]].max()),
+            "load": int(live[parts["load"]].max()),
+            "chunk_positions": chunk_rows(vocabulary, head_trains=head_trains) if self.config.has_chunked_loss else 0,
+        }
+        return Found(numbers, {"update": optimizer.work["steady"]})
+
+
+class ForwardPasses:
+    """Passes that score rows, without gradients. Of any shape as of `TrainingSteps`, but for the optimizer."""
+
+    def __init__(self, config: ConfigWorkload) -> None:
+        self.config = config
+        self.facts: Mapping[str, object] = {**config.facts, "phase": _PASS}
+        self._traced = config.evaluation()
+
+    def record(self, shape: Key) -> Recording:
+        """Return the recording of rows × tokens."""
+        rows, tokens = shape
+        with fullest_chunks():
+            return record(self._traced, rows=rows, tokens=tokens)
+
+    def find(self, traces: Traces, shape: Key) -> Found:
+        """Return the peak and the work of a pass."""
+        recording = traces.recording(shape or _SMALLEST)
+        live, (start, end) = traces.live_bytes(recording.stream), recording.parts[_PASS]
+        if shape:
+            return Found({"peak": int(live[start:end].max())}, {"pass": recording.work[_PASS]})
+        stream = traces.on_device(compose_parts(recording, ["load", _PASS]), recording)
+        begin = next(position for position, label in stream.marks if label == _PASS)
+        vocabulary, unrecorded_bytes = self._traced.architecture.get_text_config().vocab_size, _workspace_bytes(stream)
+        numbers = {
+            "static": int(live[start - 1]) + unrecorded_bytes,
+            "unrecorded": unrecorded_bytes,
+            "load": int(traces.live_bytes(stream)[:begin].max()),
+            "chunk_positions": chunk_rows(vocabulary, head_trains=False) if self.config.has_chunked_loss else 0,
+        }
+        return Found(numbers, {})
+
+    def job(self, traces: Traces, shapes: Sequence[Key]) -> EventStream:
+        """Return the load, then one pass of each shape, twice: the second time in what the first has left."""
+        recordings = [traces.recording(shape) for shape in shapes]
+        stream, first = EventStream(), recordings[0]
+        loaded: Binding = {}
+        play(stream, first.stream, first.parts["load"], loaded, label="load")
+        for storage, place in _inputs(first):
+            stream.death(loaded.pop(storage), place)
+        for number, recording in enumerate([*recordings, *recordings], start=1):
+            recorded = recording.stream
+            stream.mark(f"pass {number}")
+            bound = {
+                storage: stream.birth(recorded.sizes[storage], recorded.categories[storage], place)
+                for storage, place in _inputs(recording)
+            }
+            play(stream, recorded, recording.parts[_PASS], bound)
+        stream.mark("end")
+        return stream
+
+
+class SlotsGeneration:
+    """Passes of brim's own engine: over prompts, and over the last token of every row, beside a cache that stays.
+
+    Of a `CacheShape`: loaded: bytes of the weights; load_peak: while they are loaded; held: between passes, with
+    workspaces and the cache; prefill: what the pass over the prompts adds; step: what that over the last tokens adds.
+    """
+
+    def __init__(self, config: ConfigWorkload) -> None:
+        self.config = config
+        self.facts: Mapping[str, object] = _generation_facts(config, engine="slots")
+
+    def record(self, shape: Key) -> Recording:
+        """Return the recording of a `CacheShape`."""
+        of = _cache_shape(shape)
+        return record(self.config.slots(of), rows=of.rows, tokens=of.columns)
+
+    def find(self, traces: Traces, shape: Key) -> Found:
+        """Return the bytes and the work of a `CacheShape`."""
+        recording = traces.recording(shape)
+        stream = traces.on_device(compose_parts(recording, ["load", FILL, PREFILL, DECODE]), recording)
+        live, starts = traces.live_bytes(stream), {label: position for position, label in stream.marks}
+        held_bytes = int(live[starts[PREFILL] - 1])
+        numbers = {
+            "loaded": int(live[starts[FILL] - 1]),
+            "load_peak": int(live[: starts[FILL]].max()),
+            "held": held_bytes,
+            "prefill": int(live[starts[PREFILL] : starts[DECODE]].max()) - held_bytes,
+            "step": int(live[starts[DECODE] : starts["end"]].max()) - held_bytes,
+        }
+        return Found(numbers, {"prefill": recording.work[PREFILL], "step": recording.work[DECODE]})
+
+    def job(self, traces: Traces, shapes: Sequence[Key]) -> EventStream:
+        """Return the load and the first shape's cache, then prompts and a step of each, to the last one and again."""
+        recordings = [traces.recording(shape) for shape in shapes]
+        stream, first = EventStream(), recordings[0]
+        held: Binding = {}
+        play(stream, first.stream, first.parts["load"], held, label="load")
+        play(stream, first.stream, first.parts[FILL], held, label=FILL)
+        for recording in [*recordings] * _TIMES:
+            for part in (PREFILL, DECODE):
+                stream.mark(part)
+                _play_alone(stream, recording, part)
+        stream.mark("end")
+        return stream
+
+
+class StaticGeneration:
+    """A batch of transformers' `generate`, whose cache grows with each token.
+
+    What it adds to the weights is a step's, and none of it is held. See `SlotsGeneration`.
+    """
+
+    def __init__(self, config: ConfigWorkload) -> None:
+        self.config = config
+        self.facts: Mapping[str, object] = _generation_facts(config, engine="static")
+        self._streams: dict[Key, EventStream] = {}  # of the few shapes that a plan asks for
+
+    def record(self, shape: Key) -> Recording:
+        """Return the recording of the prompts' length of a `CacheShape`."""
+        of = _cache_shape(shape)
+        new_tokens = of.columns - of.prompt_tokens
+        self._streams[shape], recording = static_stream(self.config, of.rows, of.prompt_tokens, new_tokens=new_tokens)
+        return recording
+
+    def find(self, traces: Traces, shape: Key) -> Found:
+        """Return the bytes and the work of a `CacheShape`."""
+        recording = traces.recording(shape)
+        stream = traces.on_device(self._streams[shape], recording)
+        live = traces.live_bytes(stream)
+        start = {label: position for position, label in stream.marks}["prefill"]
+        loaded_bytes = int(live[start - 1])
+        last = next(part for part in reversed(recording.parts) if part.split(" ")[0] in ("prefill", DECODE))
+        numbers = {
+            "loaded": loaded_bytes,
+            "load_peak": int(live[:start].max()),
+            "held": loaded_bytes,
+            "prefill": 0,
+            "step": int(live[start:].max()) - loaded_bytes,
+        }
+        return Found(numbers, {"prefill": recording.work["prefill"], "step": recording.work[last]})
+
+    def job(self, traces: Traces, shapes: Sequence[Key]) -> EventStream:
+        """Return the batch of the first shape."""
+        traces.recording(shapes[0])
+        return self._streams[shapes[0]]
+
+
+_PASS = "evaluate"
+
+
+_TIMES = 2  # that a job's shapes are run through the allocator: what the first time leaves, the second one finds
+
+
+def _last_part(recording: Recording) -> str:
+    return "next" if "next" in recording.parts else "first"
+
+
+def _workspace_bytes(stream: EventStream) -> int:
+    sizes = zip(stream.sizes, stream.categories, strict=True)
+    return sum(size for size, category in sizes if category == "workspace")
+
+
+def _generation_facts(config: ConfigWorkload, *, engine: str) -> dict[str, object]:
+    settings, code = config.generation_settings, source_digest(("infer",))
+    return {**config.facts, "generation": settings, "engine": engine, "code of engines": code}
+
+
+def _cache_shape(shape: Key) -> CacheShape:
+    rows, columns, prompts, prompt_tokens = shape
+    return CacheShape(rows=rows, columns=columns, prompts=prompts, prompt_tokens=prompt_tokens)
+
+
+def _inputs(recording: Recording) -> list[tuple[int, Place]]:
+    """Return the storages that are there before the pass and go with it, which are the batch, and where each goes."""
+    stream, born = recording.stream, set()
+    inputs = []
+    for position in range(*recording.parts[_PASS]):
+        storage, place = stream.storages[position], stream.places[position]
+        if storage >= 0:
+            born.add(storage)
+        elif ~storage not in born:
+            inputs.append((~storage, place))
+    return inputs
+
+
+def _play_alone(stream: EventStream, recording: Recording, part: str) -> None:
+    """Play a part that leaves nothing; what it ends of earlier parts is another recording's."""
+    recorded, own = recording.stream, {}
+    for position in range(*recording.parts[part]):
+        storage, place = recorded.storages[position], recorded.places[position]
+        if storage >= 0:
+            own[storage] = stream.birth(recorded.sizes[storage], recorded.categories[storage], place)
+        elif ~storage in own:
+            stream.death(own.pop(~storage), place)
+    for storage in own.values():
+        stream.death(storage, stream.places[-1])
+
+
+# What scoring costs
+
+# No batch is looked at that has more tokens; any model that is worth a GPU is bound by arithmetic long before.
+MOST_TOKENS = 2**18
+
+
+_LEAST_TOKENS = 8  # below it a batch's time does not depend on them
+
+
+# Tokens of a batch with which a GPU is busy whatever the model: an A100 reaches 90% of its speed at about 1,000, with
+# weights in 4 bits at 4,000. The law of the kernels' work does not know that small products are slower.
+_BUSY_TOKENS = 16_384
+
+
+_STEPS_OF_TWO = 4  # to which a cap is rounded up, so that one that is a little different meets the same samples
+
+
+# Batches larger than those whose time for a token is so near to the least bring nothing but risk.
+NEAR_LEAST_TIME = 0.01
+
+
+def forward_costs(
+    traces: Traces, lengths: ArrayLike, *, cap_bytes: int, context_length: int | None, speed: DeviceSpeed
+) -> tuple[Costs, int]:
+    """Return the costs of the shapes that these lengths give, best near the cap, and the tokens that bring something.
+
+    lengths: tokens of each row. cap_bytes: what may be allocated at most. context_length: tokens that the model takes
+    at most; None: no limit.
+    """
+    tokens = np.asarray(lengths, dtype=np.int64)
+    longest = int(tokens.max())
+    time = _time(traces, tokens, context_length=context_length, speed=speed)
+    useful = min(_useful(time, int(np.median(tokens)), speed), max(int(tokens.sum()), _LEAST_TOKENS))
+    peak = peak_surface(
+        traces,
+        tokens,
+        most_rows=max(1, -(-useful // longest)),
+        cap_bytes=_rounded_up(cap_bytes),
+        context_length=context_length,
+    )
+    return Costs(peak=peak, static_bytes=traces.basics["static"], time=time.surface), useful
+
+
+def beside(costs: Costs, num_bytes: int) -> Costs:
+    """Return the costs where so much is there beside the model, such as an optimizer's state."""
+    peak = costs.peak
+    values = tuple(tuple(value + num_bytes for value in line) for line in peak.values)
+    raised = replace(peak, base=peak.base + num_bytes, values=values)
+    return replace(costs, peak=raised, static_bytes=costs.static_bytes + num_bytes)
+
+
+def enough_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]], speed: DeviceSpeed) -> int:
+    """Return the tokens of a batch with more of which nothing gets better.
+
+    seconds: of batches of so many tokens, of rows of a usual length.
+    """
+    found = useful_tokens(seconds, least=_LEAST_TOKENS, most=MOST_TOKENS)
+    return max(found, _BUSY_TOKENS) if speed.is_asynchronous else found
+
+
+def useful_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]], *, least: int, most: int) -> int:
+    """Return the tokens of the smallest batch whose time for a token is near the least.
+
+    seconds: of batches of so many tokens, of rows of a usual length. least, most: tokens to look at.
+    """
+    tokens = np.unique(np.geomspace(least, max(most, least), 64).round())
+    per_token = seconds(tokens) / tokens
+    near = per_token <= (1 + NEAR_LEAST_TIME) * per_token.min()
+    return int(tokens[int(np.argmax(near))])
+
+
+def _time(
+    traces: Traces, lengths: NDArray[np.int64], *, context_length: int | None, speed: DeviceSpeed
+) -> TimeEstimate:
+    longest = sampled_length(lengths, context=context_length)
+    short = int(np.percentile(lengths, 10, method="inverted_cdf"))
+    wanted = shapes_to_count((), longest=longest, short=short, most_rows=max(2, 2 * longest // short))
+    return estimate(
+        {shape: traces.work(*shape) for shape in wanted},
+        speed,
+        longest=int(lengths.max()),
+        shortest=int(lengths.min()),
+        most_rows=-(-MOST_TOKENS // int(lengths.max())),
+    )
+
+
+def _useful(time: TimeEstimate, length: int, speed: DeviceSpeed) -> int:
+    def seconds(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        return roofline(time.law, speed, tokens, length).total_s
+
+    return enough_tokens(seconds, speed)
+
+
+def _rounded_up(num_bytes: int) -> int:
+    step = math.ceil(_STEPS_OF_TWO * math.log2(max(num_bytes, 2)))
+    return int(2 ** (step / _STEPS_OF_TWO))

@@ -1,0 +1,160 @@
+"""Say what a job of generation is: a configuration, a device, the lengths of its prompts, and which engine runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from brim.config.schema import Config, FinetuneTrainer
+from brim.errors import ConfigError, Problem
+from brim.infer.engines import MOST_ROWS, generation_settings, model_class, why_alone, why_not_slots
+from brim.memory import Asked, Device, device_at_hand, read_architecture
+from brim.models import LLM, ModelFolder
+from brim.planning.costs import Calibrations, versions
+from brim.session import Session
+from brim.storage import cache_folder, source_digest
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+_SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parameters"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """A job that is to be planned."""
+
+    config: Config  # resolved for the device
+    folder: ModelFolder
+    architecture: PretrainedConfig
+    device: Device
+    is_at_hand: bool  # the job will take place on this very device
+    lengths: NDArray[np.int64]  # tokens of the prompts, the longest first; at least one
+    fixed_rows: int | None  # rows that run together, where somebody says so
+    held_bytes: int = 0  # of the weights, where they are loaded already
+    engine: str = "slots"
+    engine_reason: str = ""
+
+    @property
+    def max_new_tokens(self) -> int:
+        found = self.config.generation.max_new_tokens
+        assert found is not None, "resolved before"
+        return found
+
+    @property
+    def is_slots(self) -> bool:
+        """Whether the cache is one as of brim's own engine, that rows enter and leave."""
+        return self.engine != "static"
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths[0])
+
+    @property
+    def median(self) -> int:
+        return int(self.lengths[len(self.lengths) // 2])
+
+    @cached_property
+    def alone_reason(self) -> str:
+        """Why rows go one by one, where they do."""
+        return "" if self.is_slots else why_alone(self.settings)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that can run together at all."""
+        return 1 if self.alone_reason else min(self.fixed_rows or MOST_ROWS, len(self.lengths))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of transformers, but for the tokens that end a text."""
+        return generation_settings(self.config.generation, pad_id=0, end_ids=[0])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What measurements of the model's memory hold for."""
+        generation = self.config.generation
+        return {
+            "phase": "generate",
+            "device": self.device.title,
+            "base": self.folder.config,
+            "settings": self.config.model_dump(mode="json", include=_SECTIONS),
+            "engine": self.engine,
+            "beams": generation.num_beams,
+            "samples": generation.do_sample,
+            "code": source_digest(("infer",)),
+            "versions": versions(),
+        }
+
+    @property
+    def calibrations(self) -> Calibrations:
+        """What was measured of this model on this device."""
+        return Calibrations(cache_folder(), self.facts)
+
+
+def generation_request(
+    session: Session,
+    lengths: ArrayLike,
+    *,
+    llm: LLM | None = None,
+    fixed_rows: int | None = None,
+    asked: Asked | None = None,
+    is_at_hand: bool = True,
+) -> GenerationRequest:
+    """Return the request of a job that is about to start here, or, with `asked`, of one on the device that it names.
+
+    lengths: tokens of the prompts. fixed_rows: None: as the trainer's section says.
+    Raises ConfigError where brim's own engine is asked for and cannot do it.
+    """
+    config, folder = session.config, session.folder
+    if asked is None:
+        architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
+        device = device_at_hand(session.device)
+    else:
+        architecture, device = asked.architecture, asked.device
+    engine, reason = _engine(config, architecture)
+    return GenerationRequest(
+        config=config,
+        folder=folder,
+        architecture=architecture,
+        device=device,
+        is_at_hand=is_at_hand,
+        lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
+        fixed_rows=rows_by_hand(config) if fixed_rows is None else fixed_rows,
+        held_bytes=0 if llm is None else llm.held_bytes,
+        engine=engine,
+        engine_reason=reason,
+    )
+
+
+def cannot(engine: str, why: str) -> Problem:
+    """An engine that was asked for does not do what the other keys ask."""
+    return Problem(
+        what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
+    )
+
+
+def _engine(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
+    """Return which engine a plan is for, and why."""
+    asked = config.generation.engine
+    if asked in ("static", "vllm"):
+        return asked, "generation.engine"
+    settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
+    against = why_not_slots(model_class(architecture), architecture, settings)
+    if asked == "slots" and against:
+        raise ConfigError(cannot(asked, against))
+    return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")
+
+
+_USUAL = "nothing that is asked needs another"
+
+
+def rows_by_hand(config: Config) -> int | None:
+    """Return the rows that run together as the trainer's section says; None: by the memory."""
+    trainer = config.trainer
+    given = trainer.eval_batch_size if isinstance(trainer, FinetuneTrainer) else trainer.batch_size
+    return given if isinstance(given, int) else None
