@@ -161,8 +161,8 @@ def test_a_damaged_file_of_traces_is_said_and_not_used(tmp_path, change):
     damaged = change(kept)
     assert damaged != kept
     path.write_text(sealed(damaged))
+    assert kept_in(tmp_path) == {}
     traces = open_traces({}, tmp_path)
-    assert not traces.has_any
     assert traces.note == f"{path} is damaged, and is not used"
     traces_with(FOUND, tmp_path)
     assert kept_in(tmp_path) == FOUND

@@ -62,6 +62,21 @@ def test_a_plan_is_made_once_for_the_same_work(tiny_base):
     assert not brim.plan(config, uneven()[::-1].reset_index(drop=True), device="t4").from_cache
 
 
+def test_what_else_was_traced_changes_no_plan(tiny_base, monkeypatch, tmp_path):
+    """Each plan goes by the shapes of its own rows, whatever the cache knows of others."""
+    config, plans = settings(tiny_base, random_seed=SEED, trainer={"chunked_loss": True}), []
+    for name, others in (("alone", ()), ("after others", (3, 11))):
+        monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / name))
+        for num_rows in others:
+            brim.plan(
+                {**config, "trainer": {**config["trainer"], "effective_batch_size": num_rows}}, uneven()[:num_rows]
+            )
+        plans.append(brim.plan(config, uneven(), device="cpu"))
+    alone, after = plans
+    assert after.costs == alone.costs
+    assert after.chosen.seconds_per_epoch == alone.chosen.seconds_per_epoch
+
+
 def test_every_way_is_shown_and_the_one_is_taken_that_a_run_would_take(tiny_base):
     config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"})
     plan = brim.plan(config, uneven(), device="cpu")

@@ -140,7 +140,7 @@ def plan_forward(
         with tracing(folder):
             architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
             traces = traces_of(ForwardPasses, config, folder, architecture, device)
-            return job.in_closed_form(held_bytes, traces) or job.traced(traces)
+            return job.in_closed_form(held_bytes) or job.traced(traces)
     except UntraceableError as error:
         return Unplanned(reason=error.problems[0].what)
 
@@ -166,10 +166,10 @@ class _Job:
     speed: DeviceSpeed
     whole_tokens: int | None
 
-    def in_closed_form(self, held_bytes: int, traces: Traces) -> ForwardPlan | None:
-        """Return None where tracing is worth its time, or has been done."""
+    def in_closed_form(self, held_bytes: int) -> ForwardPlan | None:
+        """Return None where tracing is worth its time."""
         bound = forward_bound(self.session.config, self.session.folder.config)
-        if traces.has_any or bound is None:
+        if bound is None:
             return None
         static_bytes = (held_bytes or bound.weight_bytes) + self.beside_bytes
         costs = bound.scoring(self.lengths, static_bytes=static_bytes, speed=self.speed)

@@ -66,9 +66,7 @@ def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
     try:
         with tracing(request.folder):
             traces = traces_of(workload, request.config, request.folder, request.architecture, request.device)
-            # What is known makes another trace of brim's own engine a matter of a second, of `generate` it does not.
-            plan = None if traces.has_any and request.is_slots else job.in_closed_form()
-            plan = plan or job.traced(traces)
+            plan = job.in_closed_form() or job.traced(traces)
     except UntraceableError as error:
         return job.untraced(error.problems[0].what)
     for note in (calibrations.note, traces.note):

@@ -106,9 +106,10 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, is_kep
 
 
 def _time(request: PlanRequest, traces: Traces) -> TimeEstimate:
+    """Return the estimate by the shapes that this plan has asked for, and by no others that are known."""
     task = request.task
     short = int(np.percentile(task.lengths, _SHORT_PERCENT, method="inverted_cdf"))
-    asked = [(shape[0], shape[1]) for shape in traces.known if shape]
+    asked = [(shape[0], shape[1]) for shape in traces.asked if shape]
     missing = shapes_to_count(asked, longest=task.longest, short=short, most_rows=task.effective_batch_size)
     return estimate(
         {shape: traces.work(*shape) for shape in (*asked, *missing)},

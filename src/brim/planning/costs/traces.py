@@ -94,6 +94,7 @@ class Traces:
     ) -> None:
         self.workload, self.device, self.settings = workload, device, settings or AllocatorSettings()
         self.num_traced = 0
+        self.asked: set[Key] = set()  # what else is known is of other plans, and must not change this one
         self._recordings: dict[Key, Recording] = {}
         self._cache = None if folder is None else Cache(folder, _KIND)
         self._name = digest({"facts": self._facts(), "versions": versions()})
@@ -105,22 +106,13 @@ class Traces:
         return None if self._cache is None else self._cache.note
 
     @property
-    def known(self) -> list[Key]:
-        """The shapes of which something is known."""
-        return list(self._known.found)
-
-    @property
-    def has_any(self) -> bool:
-        """Whether anything is known yet."""
-        return bool(self._known.found)
-
-    @property
     def basics(self) -> Mapping[str, int]:
         """What is there whatever the shape, in the names of the workload."""
         return self.find(()).numbers
 
     def find(self, shape: Key) -> Found:
         """Return what is known of a shape, which is traced where nothing is."""
+        self.asked.add(shape)
         if shape not in self._known.found:
             self._known.found[shape] = self.workload.find(self, shape)
         return self._known.found[shape]
