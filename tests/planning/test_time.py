@@ -15,7 +15,7 @@ from tests.planning.planned import hand_counted, speed
 from brim.memory import device_speed, find_device
 from brim.memory.trace import record
 from brim.planning.costs import Shape, estimate, seconds_of, shapes_to_count
-from brim.planning.costs.time import BoundShares, roofline, shares, work_law
+from brim.planning.costs.time import Parts, roofline, work_law
 from brim.planning.training_costs import less_when_doubled, time_advice
 
 KNOWN = [(1, 512), (2, 512), (32, 64)]
@@ -94,9 +94,9 @@ def test_with_them_a_law_is_determined(known, longest, short, most_rows):
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory_traffic():
     parts = roofline(LAW, speed(), 4 * 100, 100)
     # Products: 0.4 s of arithmetic, 1.04 s of traffic. Attention: 8 · 400 · 100 FLOPs at half speed. The norm: 0.16 s.
-    assert parts.memory_s[0] == pytest.approx(1.04 + 0.16)
-    assert parts.arithmetic_s[0] == pytest.approx(0.64)
-    assert parts.launches_s[0] == pytest.approx(0.0, abs=1e-9)
+    assert parts.seconds["memory traffic"][0] == pytest.approx(1.04 + 0.16)
+    assert parts.seconds["arithmetic"][0] == pytest.approx(0.64)
+    assert parts.seconds["launches"][0] == pytest.approx(0.0, abs=1e-9)
     assert parts.total_s[0] == pytest.approx(1.84)
     assert seconds_of(hand_counted(4, 100), speed()) == pytest.approx(1.84)
 
@@ -106,20 +106,21 @@ def test_a_gpu_waits_for_the_host_only_where_it_is_faster_and_on_a_cpu_the_host_
     assert busy.total_s[0] == pytest.approx(1.84)
     idle = roofline(LAW, speed(host_s=1.0), 400, 100)
     assert idle.total_s[0] == pytest.approx(9.0)
-    assert idle.launches_s[0] == pytest.approx(9.0 - 1.84)
+    assert idle.seconds["launches"][0] == pytest.approx(9.0 - 1.84)
     cpu = roofline(LAW, speed(host_s=0.1, is_asynchronous=False), 400, 100)
     assert cpu.total_s[0] == pytest.approx(1.84 + 0.9)
     shortest = roofline(LAW, speed(least_s=0.1), 400, 100)
-    assert shortest.launches_s[0] == pytest.approx(3 * 0.1)  # of the norm's kernels, which would take 0.16 s
+    assert shortest.seconds["launches"][0] == pytest.approx(3 * 0.1)  # of the norm's kernels, which would take 0.16 s
     assert shortest.total_s[0] == pytest.approx(1.04 + 0.64 + 0.3)
 
 
 def test_shares():
-    found = shares(roofline(LAW, speed(host_s=1.0), [400, 4000], [100, 100]))
-    assert found.arithmetic + found.memory_traffic + found.launches == pytest.approx(1.0)
-    assert BoundShares(arithmetic=0.2, memory_traffic=0.5, launches=0.3).bound_by == "memory traffic"
-    assert BoundShares(arithmetic=0.6, memory_traffic=0.1, launches=0.3).bound_by == "arithmetic"
-    assert BoundShares(arithmetic=0.1, memory_traffic=0.1, launches=0.8).bound_by == "launches"
+    assert sum(roofline(LAW, speed(host_s=1.0), [400, 4000], [100, 100]).shares.values()) == pytest.approx(1.0)
+    found = Parts(
+        {"arithmetic": np.array([2.0, 0.0]), "memory traffic": np.array([4, 1]), "launches": np.array([0, 3])}
+    )
+    assert found.shares == {"arithmetic": 0.2, "memory traffic": 0.5, "launches": 0.3}
+    assert found.bound_by == "memory traffic"
 
 
 # Surfaces of estimated seconds: equal to the roofline, convex, and steeper for longer rows
@@ -164,9 +165,9 @@ def test_rows_of_one_length():
 
 
 def test_what_bounds_a_step_and_what_would_help():
-    assert estimated().bound([(1, 16)]).bound_by == "memory traffic"
-    assert estimated().bound([(32, 512)]).bound_by == "arithmetic"
-    assert estimated(host_s=10.0).bound([(1, 16)]).bound_by == "launches"
+    assert estimated().parts([(1, 16)]).bound_by == "memory traffic"
+    assert estimated().parts([(32, 512)]).bound_by == "arithmetic"
+    assert estimated(host_s=10.0).parts([(1, 16)]).bound_by == "launches"
     (by_memory,) = time_advice(estimated(), [(1, 16)])
     assert by_memory.startswith(
         "a step is bound by memory traffic (100% of its time): micro-batches of twice the rows "
@@ -191,7 +192,7 @@ def test_a_small_model_on_a_large_gpu_waits_for_the_host(tmp_path):
     counts = {shape: work(*shape) for shape in [(1, 64), (2, 64)]}
     a100 = device_speed(find_device("a100-80gb"))
     found = estimate(counts, a100, longest=64, shortest=64, most_rows=8)
-    assert found.bound([(1, 64)]).bound_by == "launches"
+    assert found.parts([(1, 64)]).bound_by == "launches"
     assert less_when_doubled(found, [(1, 64)]) == pytest.approx(0.5, abs=0.01)  # kernels cost the same for any rows
 
 

@@ -40,17 +40,7 @@ from .training import (
 )
 from .training_costs import PlanRequest as PlanRequest
 from .words import (
-    batch_in_words as batch_in_words,
-    budget_in_words as budget_in_words,
-    duration_in_words as duration_in_words,
-    engine_in_words as engine_in_words,
-    memory_in_words as memory_in_words,
-    padding_in_words as padding_in_words,
-    schedule_in_words as schedule_in_words,
-    seconds_in_words as seconds_in_words,
+    generation_words as generation_words,
     short_plan as short_plan,
-    steps_per_epoch as steps_per_epoch,
-    time_in_words as time_in_words,
-    way_in_words as way_in_words,
-    would_take_in_words as would_take_in_words,
+    training_words as training_words,
 )

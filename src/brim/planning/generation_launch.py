@@ -122,19 +122,18 @@ def require_fits(plan: GenerationPlan) -> None:
     """
     if plan.fits or plan.fixed_rows is not None or plan.total_bytes is None:
         return
-    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
+    budget = plan.budget
+    there = format_bytes(budget.limit_bytes - budget.margin_bytes)
+    is_by_hand = budget.limit_reason == "memory.budget"
+    otherwise = "raise memory.budget" if is_by_hand else "set trainer.batch_size: 1 to try it all the same"
     raise InputError(
         Problem(
             what=f"the longest prompt, {format_count(plan.prompts.longest, 'token')}, and a response of up to "
             f"{plan.max_new_tokens:,} take {format_bytes(plan.total_bytes)} even alone, and {there} may be used "
-            f"({plan.budget.limit_reason})",
+            f"({budget.limit_reason})",
             where="memory",
             fix="lower generation.max_new_tokens, shorten the prompts, load the base in 4 bits (quantization.bits: 4), "
-            + (
-                "or set trainer.batch_size: 1 to try it all the same"
-                if plan.budget.limit_reason != "memory.budget"
-                else "or raise memory.budget"
-            ),
+            f"or {otherwise}",
         )
     )
 

@@ -210,6 +210,11 @@ class Candidate:
     advice: tuple[str, ...] = ()  # what would make it faster, by what it is bound by
     update_s: float = 0.0  # of seconds_per_epoch, what the optimizer's own part of a step takes
 
+    @property
+    def padding_in_words(self) -> str:
+        """What padding adds to the real tokens: 1.031 -> "3.1%"; empty where the candidate does not fit."""
+        return "" if self.padding is None else f"{100 * (self.padding - 1):.1f}%"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRow:
@@ -288,6 +293,11 @@ class TrainingPlan:
     def batch_moves(self) -> bool:
         """Whether updates are to have several sizes, apart from the last one of an epoch."""
         return self.smallest_batch_size not in (None, self.effective_batch_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates in one pass over the rows, of the most rows that they have; the last one takes what is left."""
+        return -(-self.lengths.num_rows // self.effective_batch_size)
 
     @property
     def least_seconds(self) -> float:

@@ -99,7 +99,7 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, is_kep
         state_bytes=basics["state"],
         update_s=update_s,
         overhead_bytes=overhead,
-        bound_by=lambda of: time.bound(of).bound_by,
+        bound_by=lambda of: time.parts(of).bound_by,
         advice=lambda of: time_advice(time, of),
         traced_at=traced_at,
     )
@@ -312,23 +312,24 @@ _WORTH_SAYING = 0.02
 
 def time_advice(estimate: TimeEstimate, shapes: Sequence[Shape]) -> tuple[str, ...]:
     """Sentences for people. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
-    shares = estimate.bound(shapes)
+    parts = estimate.parts(shapes)
+    bound_by, share = parts.bound_by, parts.shares[parts.bound_by]
     less = less_when_doubled(estimate, shapes)
     doubled = "micro-batches of twice the rows would "
     doubled += f"take {less:.0%} less time a token" if less >= _WORTH_SAYING else "not make it faster"
-    if shares.bound_by == "arithmetic":
+    if bound_by == "arithmetic":
         said = (
-            f"a step is bound by arithmetic ({shares.arithmetic:.0%} of its time): {doubled}, and 4-bit weights save "
+            f"a step is bound by arithmetic ({share:.0%} of its time): {doubled}, and 4-bit weights save "
             "memory, not time"
         )
-    elif shares.bound_by == "memory traffic":
+    elif bound_by == "memory traffic":
         said = (
-            f"a step is bound by memory traffic ({shares.memory_traffic:.0%} of its time): {doubled}; 4-bit weights "
+            f"a step is bound by memory traffic ({share:.0%} of its time): {doubled}; 4-bit weights "
             "alone save none, since each product writes them out in half precision first"
         )
     else:
         said = (
-            f"a step is bound by the host, which starts kernels ({shares.launches:.0%} of its time): {doubled}; a "
+            f"a step is bound by the host, which starts kernels ({share:.0%} of its time): {doubled}; a "
             "device that computes faster would not help"
         )
     anew = estimate.recomputed(shapes)

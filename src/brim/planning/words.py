@@ -9,67 +9,59 @@ from collections.abc import Collection, Iterator
 
 from brim.memory import Budget
 from brim.notes import Note, planned, warning
-from brim.planning.plan import GenerationPlan, TrainingPlan, Way
+from brim.planning.plan import GenerationPlan, TrainingPlan
 from brim.units import format_bytes, format_count, format_seconds
 
 
-def generation_lines(plan: GenerationPlan) -> list[str]:
-    """How many rows run together and why, memory and time, a note each; and what is worth knowing."""
-    would = would_take_in_words(plan)
-    rows = rows_in_words(plan)
-    lines: list[str] = [
-        planned("batch", f"{rows}; engine {engine_in_words(plan)}", short=rows),
-        planned(
-            "memory",
-            generation_memory_in_words(plan),
-            short=" of ".join(
-                format_bytes(each) for each in (plan.total_bytes, plan.budget.limit_bytes) if each is not None
-            ),
-        ),
-    ]
+def generation_words(plan: GenerationPlan) -> dict[str, str]:
+    """Return what is said of a plan's figures: engine, rows, peak, budget, time, and `would` where somebody gave rows.
+
+    Time is as if every response took all of its tokens; it is no bound, and does not say so.
+    """
+    first, budget = plan.shapes[0], plan.budget
+    limit = _limit_in_words(budget)
+    words = {
+        "engine": plan.engine + (f" ({plan.engine_reason})" if plan.engine_reason else ""),
+        "rows": f"{format_count(first.rows, 'row')} of up to {format_count(first.columns, 'token')} together "
+        f"({plan.rows_reason})",
+        "peak": limit if plan.total_bytes is None else f"{format_bytes(plan.total_bytes)} of {limit}",
+        "budget": _budget_in_words(budget),
+        "time": _generation_time(plan),
+    }
+    if plan.would_take is not None:
+        rows = format_count(plan.would_take, "row")
+        words["would"] = f"by itself the plan would take {rows} ({plan.would_take_reason})"
+    return words
+
+
+def generation_lines(plan: GenerationPlan) -> Iterator[str]:
+    """Yield how many rows run together and why, memory and time, a note each; and what is worth knowing."""
+    words = generation_words(plan)
+    rows = words["rows"]
+    yield planned("batch", f"{rows}; engine {words['engine']}", short=rows)
+    known = [format_bytes(each) for each in (plan.total_bytes, plan.budget.limit_bytes) if each is not None]
+    yield planned("memory", words["peak"], short=" of ".join(known))
     if plan.seconds is not None:
-        short = f"at most about {format_seconds(plan.seconds)} (estimated)"
-        lines.append(planned("time", time_in_words(plan), short=short))
-    return [*lines, *filter(None, [would]), *plan.notes]
+        yield planned("time", words["time"], short=f"at most about {format_seconds(plan.seconds)} (estimated)")
+    if "would" in words:
+        yield words["would"]
+    yield from plan.notes
 
 
-def rows_in_words(plan: GenerationPlan) -> str:
-    """How many of the longest prompts run together, and why so many."""
-    first = plan.shapes[0]
-    rows = format_count(first.rows, "row")
-    return f"{rows} of up to {format_count(first.columns, 'token')} together ({plan.rows_reason})"
+def training_words(plan: TrainingPlan) -> dict[str, str]:
+    """Return what is said of a plan's figures: batch, budget, time, and `schedule` where the batch moves.
 
-
-def generation_memory_in_words(plan: GenerationPlan) -> str:
-    """The predicted peak beside the limit; of what cannot be traced, the limit alone."""
-    budget = plan.budget
-    limit = f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}; margin {format_bytes(budget.margin_bytes)}: "
-    limit += f"{budget.margin_reason})"
-    return limit if plan.total_bytes is None else f"{format_bytes(plan.total_bytes)} of {limit}"
-
-
-def time_in_words(plan: GenerationPlan) -> str:
-    """Return the estimate as if every response took all of its tokens; it is no bound, and does not say so."""
-    if plan.seconds is None:
-        return "not known"
-    tokens = "token" if plan.max_new_tokens == 1 else "tokens"
-    return (
-        f"about {format_seconds(plan.seconds)} (estimated), were every response {plan.max_new_tokens:,} {tokens} long, "
-        "and what loading and starting take"
-    )
-
-
-def engine_in_words(plan: GenerationPlan) -> str:
-    """Its name, and why it is this one."""
-    return plan.engine + (f" ({plan.engine_reason})" if plan.engine_reason else "")
-
-
-def would_take_in_words(plan: GenerationPlan) -> str | None:
-    """What the plan would have taken, where somebody gave a number."""
-    if plan.would_take is None:
-        return None
-    rows = format_count(plan.would_take, "row")
-    return f"by itself the plan would take {rows} ({plan.would_take_reason})"
+    batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits.
+    """
+    seconds = _seconds_in_words(plan)
+    time = _steps_in_words(plan)
+    if plan.chosen is not None:
+        bound = "" if plan.chosen.bound_by is None else f", bound by {plan.chosen.bound_by}"
+        time += f", {seconds} without evaluation ({plan.chosen.time_source}{bound})"
+    words = {"batch": _batch_in_words(plan), "budget": _budget_in_words(plan.budget), "time": time, "seconds": seconds}
+    if plan.batch_moves:
+        words["schedule"] = _schedule_in_words(plan)
+    return words
 
 
 def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
@@ -90,57 +82,47 @@ def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list
     ]
 
 
+def _generation_time(plan: GenerationPlan) -> str:
+    if plan.seconds is None:
+        return "not known"
+    tokens = "token" if plan.max_new_tokens == 1 else "tokens"
+    return (
+        f"about {format_seconds(plan.seconds)} (estimated), were every response {plan.max_new_tokens:,} {tokens} long, "
+        "and what loading and starting take"
+    )
+
+
 def _facts(plan: TrainingPlan) -> Iterator[Note]:
-    """Batch, memory and time, each with its label."""
+    """Yield batch, memory and time, each with its label."""
     source = " (found earlier; --replan looks again)" if plan.from_cache else ""
-    chosen = plan.chosen
+    words, chosen = training_words(plan), plan.chosen
     if chosen is None:
         leanest = min(plan.candidates, key=lambda each: each.single_row_bytes)
-        yield planned("batch", f"no way fits{source}; {way_in_words(leanest.way)}: {leanest.reason}")
-        yield planned("memory", memory_in_words(plan))
+        yield planned("batch", f"no way fits{source}; {leanest.way}: {leanest.reason}")
+        yield planned("memory", words["budget"])
         return
     assert chosen.widest is not None, "it fits"
-    assert chosen.micro_batches_per_step is not None, "it fits"
-    assert chosen.padding is not None, "it fits"
-    assert chosen.total_bytes is not None, "it fits"
-    cut = f"{_number(chosen.micro_batches_per_step)} of up to {shape_in_words(chosen.widest)}"
-    padding = f", {padding_in_words(chosen.padding)} padding"
-    rows = schedule_in_words(plan) if plan.batch_moves else f"updates of {batch_in_words(plan)}"
-    yield planned("batch", f"{rows}, each in {cut}{padding}{source}", short=f"{rows}, each in {cut}")
-    budget, way = plan.budget, way_in_words(chosen.way)
-    taken = f"{format_bytes(chosen.total_bytes)} of {format_bytes(budget.limit_bytes)}"
-    why = f"({budget.limit_reason}; margin {format_bytes(budget.margin_bytes)}: {budget.margin_reason})"
-    yield planned("memory", f"{taken} {why}; {way}", short=f"{taken}; {way}")
-    yield planned("time", duration_in_words(plan), short=f"{_steps_in_words(plan)}, {seconds_in_words(plan)}")
+    rows, tokens = chosen.widest
+    number = f"{chosen.micro_batches_per_step:.1f}".removesuffix(".0")
+    micro_batches = "micro-batch" if number == "1" else "micro-batches"
+    cut = f"{words.get('schedule', 'updates of ' + words['batch'])}, each in {number} {micro_batches}"
+    cut += f" of up to {rows:,} × {tokens:,} tokens"
+    yield planned("batch", f"{cut}, {chosen.padding_in_words} padding{source}", short=cut)
+    peak = format_bytes(chosen.total_bytes or 0)
+    short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}; {chosen.way}"
+    yield planned("memory", f"{peak} of {_limit_in_words(plan.budget)}; {chosen.way}", short=short)
+    yield planned("time", words["time"], short=f"{_steps_in_words(plan)}, {words['seconds']}")
 
 
-def _number(micro_batches: float) -> str:
-    shown = f"{micro_batches:.1f}".removesuffix(".0")
-    return f"{shown} {'micro-batch' if shown == '1' else 'micro-batches'}"
+def _limit_in_words(budget: Budget) -> str:
+    return (
+        f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}; margin {format_bytes(budget.margin_bytes)}: "
+        f"{budget.margin_reason})"
+    )
 
 
-def way_in_words(way: Way) -> str:
-    """What a candidate sets: "no checkpointing, loss in chunks"."""
-    return str(way)
-
-
-def shape_in_words(shape: tuple[int, int]) -> str:
-    """Rows and tokens of a micro-batch."""
-    return f"{shape[0]:,} × {shape[1]:,} tokens"
-
-
-def padding_in_words(padding: float) -> str:
-    """What padding adds to the real tokens: 1.031 -> "3.1%"."""
-    return f"{100 * (padding - 1):.1f}%"
-
-
-def memory_in_words(plan: TrainingPlan) -> str:
-    """The budget, and what of it PyTorch does not get."""
-    return budget_in_words(plan.budget)
-
-
-def budget_in_words(budget: Budget) -> str:
-    """What there is, and what of it PyTorch does not get."""
+def _budget_in_words(budget: Budget) -> str:
+    """Return what there is, and what of it PyTorch does not get."""
     return (
         f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}), less "
         f"{format_bytes(budget.outside_bytes)} outside PyTorch and a margin of "
@@ -148,51 +130,28 @@ def budget_in_words(budget: Budget) -> str:
     )
 
 
-def duration_in_words(plan: TrainingPlan) -> str:
-    """Steps, and how long they will take."""
-    steps = _steps_in_words(plan)
-    if plan.chosen is None:
-        return steps
-    bound = "" if plan.chosen.bound_by is None else f", bound by {plan.chosen.bound_by}"
-    return f"{steps}, {seconds_in_words(plan)} without evaluation ({plan.chosen.time_source}{bound})"
-
-
-def seconds_in_words(plan: TrainingPlan) -> str:
-    """How long the run takes, of a plan that fits."""
+def _seconds_in_words(plan: TrainingPlan) -> str:
     if plan.seconds_between is None:
         return f"about {format_seconds(plan.seconds or 0.0)}"
     least, most = map(format_seconds, plan.seconds_between)
     return f"about {least} to {most}" if least != most else f"about {least}"
 
 
-def batch_in_words(plan: TrainingPlan) -> str:
-    """How many rows an update has: "32 rows", or "8 to 512 rows" where that moves."""
+def _batch_in_words(plan: TrainingPlan) -> str:
     most = plan.effective_batch_size
-    if plan.batch_moves:
-        return f"{plan.smallest_batch_size:,} to {most:,} rows"
-    return format_count(most, "row")
+    return f"{plan.smallest_batch_size:,} to {most:,} rows" if plan.batch_moves else format_count(most, "row")
 
 
-def schedule_in_words(plan: TrainingPlan) -> str:
-    """How the batch moves, of a plan in which it does."""
+def _schedule_in_words(plan: TrainingPlan) -> str:
     if plan.steps_between is not None:
-        return f"{batch_in_words(plan)}, by the noise that is measured while training"
-    sizes = (
-        f"{plan.phases[0].size:,} → {format_count(plan.phases[-1].size, 'row')}"
-        if plan.phases
-        else batch_in_words(plan)
-    )
-    over = f"{sizes} in {format_count(plan.num_phases, 'phase')} over {format_count(plan.total_samples, 'sample')}"
+        return f"{_batch_in_words(plan)}, by the noise that is measured while training"
+    over = f"in {format_count(plan.num_phases, 'phase')} over {format_count(plan.total_samples, 'sample')}"
     if not plan.phases:
-        return over
-    last = plan.phases[-1]
+        return f"{_batch_in_words(plan)} {over}"
+    first, last = plan.phases[0], plan.phases[-1]
     assert last.first_sample is not None, "it does not depend on what is measured"
-    return f"{over}, {last.size:,} from {last.first_sample:,} on"
-
-
-def steps_per_epoch(plan: TrainingPlan) -> int:
-    """Updates in one pass over the rows, of the most rows that they have; the last one takes what is left."""
-    return -(-plan.lengths.num_rows // plan.effective_batch_size)
+    rows = f"{first.size:,} → {format_count(last.size, 'row')}"
+    return f"{rows} {over}, {last.size:,} from {last.first_sample:,} on"
 
 
 def _steps_in_words(plan: TrainingPlan) -> str:

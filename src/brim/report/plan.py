@@ -17,17 +17,8 @@ from brim.planning import (
     LongRow,
     PhasePlan,
     TrainingPlan,
-    batch_in_words,
-    budget_in_words,
-    duration_in_words,
-    engine_in_words,
-    memory_in_words,
-    padding_in_words,
-    schedule_in_words,
-    steps_per_epoch,
-    time_in_words,
-    way_in_words,
-    would_take_in_words,
+    generation_words,
+    training_words,
 )
 from brim.report.memory import gib
 from brim.units import format_bytes, format_count, format_seconds
@@ -62,17 +53,17 @@ def generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
 
 def generation_facts(plan: GenerationPlan) -> Iterator[tuple[str, str]]:
     """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
-    yield "memory", budget_in_words(plan.budget)
+    words = generation_words(plan)
+    yield "memory", words["budget"]
     if plan.total_bytes is not None:
         verdict = "" if plan.fits else ": it does not fit"
         yield "peak", f"{format_bytes(plan.total_bytes)} in all{verdict}"
     yield "rows", f"{plan.rows:,}: {plan.rows_reason}"
-    would = would_take_in_words(plan)
-    if would is not None:
-        yield "", would
+    if "would" in words:
+        yield "", words["would"]
     yield "prompts", f"{format_count(plan.prefill_tokens, 'token')} in a pass: {plan.prefill_reason}"
-    yield "time", time_in_words(plan)
-    yield "engine", engine_in_words(plan)
+    yield "time", words["time"]
+    yield "engine", words["engine"]
     for note in plan.notes:
         yield "note", note
 
@@ -130,25 +121,24 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
 
 def headline(plan: TrainingPlan, *, title: str) -> str:
     """Model, batch and device in a line."""
-    return f"{title}: train, updates of {batch_in_words(plan)}, on {plan.budget.device}"
+    return f"{title}: train, updates of {training_words(plan)['batch']}, on {plan.budget.device}"
 
 
 def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
-    yield "memory", memory_in_words(plan)
+    words = training_words(plan)
+    yield "memory", words["budget"]
     yield from _too_large(plan.candidates)
     if plan.chosen is None:
         yield "taken", f"none{_longest(plan.candidates)}"
     else:
-        yield "taken", way_in_words(plan.chosen.way)
+        yield "taken", str(plan.chosen.way)
         yield "why", plan.reason
-        yield "time", duration_in_words(plan)
-    if plan.batch_moves:
-        yield "schedule", schedule_in_words(plan)
-    for each in plan.helps:
-        yield "would help", each
-    for advice in plan.advice:
-        yield "note", advice
+        yield "time", words["time"]
+    if "schedule" in words:
+        yield "schedule", words["schedule"]
+    yield from (("would help", each) for each in plan.helps)
+    yield from (("note", each) for each in plan.advice)
     if plan.from_cache:
         yield "source", "an earlier plan for the same model, data and device; --replan looks again"
 
@@ -158,7 +148,7 @@ def _too_large(candidates: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
     ways: dict[str, list[str]] = {}
     for each in candidates:
         if not each.fits:
-            ways.setdefault(each.reason, []).append(way_in_words(each.way))
+            ways.setdefault(each.reason, []).append(str(each.way))
     for reason, names in ways.items():
         every = len(names) == len(candidates) > 1
         yield "too large", f"{'every way' if every else '; '.join(names)}: {reason}"
@@ -232,11 +222,11 @@ def _figures(plan: TrainingPlan, candidate: Candidate) -> Iterator[str]:
     rows, tokens = candidate.widest or (0, 0)
     yield f"{rows:,} × {tokens:,}"
     yield gib(candidate.total_bytes or 0)
-    yield "" if candidate.padding is None else padding_in_words(candidate.padding)
+    yield candidate.padding_in_words
     yield "" if candidate.micro_batches_per_step is None else f"{candidate.micro_batches_per_step:.1f}"
     seconds = candidate.seconds_per_epoch
     if seconds is not None:
-        yield format_seconds(seconds / steps_per_epoch(plan))
+        yield format_seconds(seconds / plan.steps_per_epoch)
         yield format_seconds(seconds)
 
 

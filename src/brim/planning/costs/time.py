@@ -35,10 +35,10 @@ class TimeEstimate:
     law: WorkLaw
     speed: DeviceSpeed
 
-    def bound(self, shapes: Sequence[Shape]) -> BoundShares:
-        """What these micro-batches, (rows, tokens of each), are bound by, together."""
+    def parts(self, shapes: Sequence[Shape]) -> Parts:
+        """Return what these micro-batches, (rows, tokens of each), are bound by, together."""
         rows, lengths = np.array(shapes, dtype=np.float64).T
-        return shares(roofline(self.law, self.speed, rows * lengths, lengths))
+        return roofline(self.law, self.speed, rows * lengths, lengths)
 
     def recomputed(self, shapes: Sequence[Shape]) -> float:
         """The share of their time that goes into computing activations anew."""
@@ -78,36 +78,28 @@ def _spread(first: int, last: int, number: int) -> tuple[int, ...]:
     return tuple(sorted({first, last, *(round(float(step)) for step in steps)})) if last > first else (first,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundShares:
-    """Of the time of a micro-batch: 1 in all."""
-
-    arithmetic: float
-    memory_traffic: float
-    launches: float  # the host's part: Python, the dispatcher, the start of kernels
-
-    @property
-    def bound_by(self) -> BoundBy:
-        """The largest."""
-        shares: dict[BoundBy, float] = {
-            "arithmetic": self.arithmetic,
-            "memory traffic": self.memory_traffic,
-            "launches": self.launches,
-        }
-        return max(shares, key=lambda name: shares[name])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds of S shapes, each [S]."""
+    """Seconds of S shapes by what they are bound by."""
 
-    arithmetic_s: NDArray[np.float64]
-    memory_s: NDArray[np.float64]
-    launches_s: NDArray[np.float64]
+    seconds: Mapping[BoundBy, NDArray[np.float64]]  # each [S]; launches: Python, the dispatcher, the start of kernels
 
     @property
     def total_s(self) -> NDArray[np.float64]:
-        return self.arithmetic_s + self.memory_s + self.launches_s
+        return np.asarray(sum(self.seconds.values()))
+
+    @property
+    def shares(self) -> dict[BoundBy, float]:
+        """Of the time of all shapes together: 1 in all."""
+        sums = {name: float(each.sum()) for name, each in self.seconds.items()}
+        total = sum(sums.values())
+        return {name: each / total for name, each in sums.items()}
+
+    @property
+    def bound_by(self) -> BoundBy:
+        """The largest share."""
+        shares = self.shares
+        return max(shares, key=lambda name: shares[name])
 
 
 def roofline(law: WorkLaw, speed: DeviceSpeed, num_tokens: ArrayLike, length: ArrayLike) -> Parts:
@@ -127,24 +119,17 @@ def roofline(law: WorkLaw, speed: DeviceSpeed, num_tokens: ArrayLike, length: Ar
     is_arithmetic = (arithmetic >= memory) & (arithmetic >= least)
     is_memory = ~is_arithmetic & (memory >= least)
     return Parts(
-        arithmetic_s=np.where(is_arithmetic, device, 0.0).sum(axis=0),
-        memory_s=np.where(is_memory, device, 0.0).sum(axis=0),
-        launches_s=np.where(is_arithmetic | is_memory, 0.0, device).sum(axis=0) + waiting,
+        {
+            "arithmetic": np.where(is_arithmetic, device, 0.0).sum(axis=0),
+            "memory traffic": np.where(is_memory, device, 0.0).sum(axis=0),
+            "launches": np.where(is_arithmetic | is_memory, 0.0, device).sum(axis=0) + waiting,
+        }
     )
 
 
 def seconds_of(work: WorkCount, speed: DeviceSpeed) -> float:
     """Of work that no shape changes, such as an optimizer's update."""
     return float(roofline(work_law({(1, 1): work}), speed, 1, 1).total_s[0])
-
-
-def shares(parts: Parts) -> BoundShares:
-    """Of all shapes together."""
-    arithmetic, memory, launches = (
-        float(each.sum()) for each in (parts.arithmetic_s, parts.memory_s, parts.launches_s)
-    )
-    total = arithmetic + memory + launches
-    return BoundShares(arithmetic=arithmetic / total, memory_traffic=memory / total, launches=launches / total)
 
 
 BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]

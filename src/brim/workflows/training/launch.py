@@ -53,7 +53,7 @@ from brim.planning import (
     epoch,
     remember,
     rows_of_shape,
-    seconds_in_words,
+    training_words,
     uncorrected,
     with_phases,
 )
@@ -126,7 +126,7 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
         chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
     plan = _taking(plan, replace(chosen, time_source=source), proof.costs, request)
     if timed is not None:
-        told_time += f", by which the run takes {seconds_in_words(plan)}"
+        told_time += f", by which the run takes {training_words(plan)['seconds']}"
     return Launched(
         cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
         request=request,
