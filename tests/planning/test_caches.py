@@ -14,7 +14,7 @@ from tests.planning.hand_made import MIB, hand_made_plan
 from brim.config import DeviceFacts, load_config, resolve
 from brim.memory import cpu_device
 from brim.memory.trace import Work, WorkCount, WorkPlace
-from brim.planning.costs import Calibrations, Correction, Peak, at_once, calibration, of_run, versions
+from brim.planning.costs import Calibrations, Correction, at_once, calibration, of_run, versions
 from brim.planning.costs.calibration import RunPeaks, combined
 from brim.planning.costs.traces import Found, Traces
 from brim.planning.training_costs import PlanCache, plan_facts
@@ -299,8 +299,7 @@ DEVICE = {"device": "t4", "model": {"layers": 3}}
 
 
 def scale_of(*pairs, **keys):
-    peaks = [Peak(predicted_bytes=predicted, measured_bytes=measured) for predicted, measured in pairs]
-    return of_run(peaks, static_bytes=STATIC, **keys)
+    return of_run(pairs, static_bytes=STATIC, **keys)
 
 
 @pytest.fixture
@@ -339,10 +338,8 @@ def test_the_median_of_the_newest_eight_runs_counts_and_of_two_the_larger():
 
 
 def test_a_probe_that_takes_more_counts_at_once_and_one_that_takes_less_does_not(small):
-    before = Correction(scale=1.04, outside_bytes=5, num_runs=3)
-    more, fewer = (Peak(predicted_bytes=3000, measured_bytes=measured) for measured in (3400, 2000))
-    assert at_once(before, more, static_bytes=STATIC) == replace(before, scale=1.2)
-    assert at_once(before, fewer, static_bytes=STATIC) == before
+    assert at_once(1.04, (3000, 3400), static_bytes=STATIC) == 1.2
+    assert at_once(1.04, (3000, 2000), static_bytes=STATIC) == 1.04
 
 
 def test_runs_are_kept_by_their_facts(tmp_path):

@@ -11,7 +11,8 @@ import brim
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError, DataError, InputError
 from brim.memory import budget as at_hand
-from brim.planning import generation as generation_planning, plan_of_one
+from brim.planning import generation as generation_planning
+from brim.planning.generation_launch import plan_of_one
 from brim.workflows.prediction import chat as streaming
 
 pytestmark = pytest.mark.run

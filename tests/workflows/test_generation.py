@@ -316,14 +316,12 @@ PROMPTS = TokenRows.from_rows(
 )
 def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine, kind):
     session, llm = opened(engine=engine)
-    planned = planned_engine(llm, session, PROMPTS, say=say_nothing)
-    assert isinstance(planned.engine, kind)
-    assert planned.plan.engine == planned.engine.name
-    usual = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
-    assert respond_to(planned.engine, PROMPTS) == respond_to(usual.engine, PROMPTS)
-    assert planned.plan.engine_reason == (
-        "nothing that is asked needs another" if engine == "auto" else "generation.engine"
-    )
+    planned, plan = planned_engine(llm, session, PROMPTS, say=say_nothing)
+    assert isinstance(planned, kind)
+    assert plan.engine == planned.name
+    usual, _ = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
+    assert respond_to(planned, PROMPTS) == respond_to(usual, PROMPTS)
+    assert plan.engine_reason == ("nothing that is asked needs another" if engine == "auto" else "generation.engine")
 
 
 def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):

@@ -8,9 +8,8 @@ from .engines import (
 from .evaluation import batches_for as batches_for
 from .generation_launch import (
     plan_generation as plan_generation,
-    plan_of_one as plan_of_one,
     planned_engine as planned_engine,
-    require_fits as require_fits,
+    require_one_fits as require_one_fits,
     tokens_of_one as tokens_of_one,
 )
 from .phases import (
@@ -26,17 +25,15 @@ from .plan import (
     LengthSummary as LengthSummary,
     LongRow as LongRow,
     PhasePlan as PhasePlan,
-    TimeSource as TimeSource,
     TrainingPlan as TrainingPlan,
 )
 from .request import generation_request as generation_request, rows_by_hand as rows_by_hand
 from .training import (
-    corrected as corrected,
     keep as keep,
     plan_run as plan_run,
     remember as remember,
     too_long as too_long,
-    uncorrected as uncorrected,
+    with_probe as with_probe,
 )
 from .training_costs import PlanRequest as PlanRequest
 from .words import (

@@ -7,8 +7,8 @@ predicted for a model is remembered, so that it need not be tried again before e
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,13 @@ from brim.infer.engines import (
     MemoryRoom,
     NextToken,
     Passes,
-    Smaller,
     StaticEngine,
 )
 from brim.memory import budget_of, enforce, map_large_blocks, returns_at_once
 from brim.memory.trace import peak_passes
 from brim.models import LLM
 from brim.notes import Note, Say, status
-from brim.planning.costs import Correction, Peak, at_once, of_run
+from brim.planning.costs import at_once, of_run
 from brim.planning.engines import engine_for, settings_of
 from brim.planning.generation import plan_job, recut
 from brim.planning.plan import GenerationPlan
@@ -44,23 +43,8 @@ from brim.units import format_bytes, format_count
 _NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fewer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEngine:
-    """What responds, and the plan that it goes by."""
-
-    engine: Engine
-    plan: GenerationPlan
-
-
-def planned_engine(
-    llm: LLM,
-    session: Session,
-    prompts: TokenRows,
-    *,
-    say: Say,
-    on_smaller: Callable[[Smaller], None] = lambda smaller: None,
-) -> PlannedEngine:
-    """prompts: at least one. on_smaller: told when memory ran out and fewer rows go on.
+def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) -> tuple[Engine, GenerationPlan]:
+    """Return what responds to at least one prompt, and the plan that it goes by, which is said.
 
     Raises InputError where the longest prompt is predicted not to fit even alone.
     """
@@ -77,8 +61,8 @@ def planned_engine(
     plan = proven(plan, request, llm, settings, say=say)
     if plan.proof:
         say(Note(f"launch: {plan.proof}", kind="detail"))
-    engine = engine_for(llm, session, room=plan.room(), on_smaller=on_smaller, kind=plan.engine)
-    return PlannedEngine(engine=engine, plan=plan)
+    room = plan.room()
+    return engine_for(llm, session, room=room, on_smaller=lambda smaller: say(str(smaller)), kind=plan.engine), plan
 
 
 def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:
@@ -113,6 +97,13 @@ def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
         share = (plan.cap_bytes - static_bytes) / (plan.shapes[0].peak_bytes - static_bytes)
         most = int(most * min(max(share, 0.0), _NOTCH))
     return most
+
+
+def require_one_fits(llm: LLM, session: Session, *, prompt_tokens: int) -> None:
+    """Raise InputError for a prompt of this length that is predicted not to fit memory.budget with its response."""
+    plan = plan_of_one(llm, session, prompt_tokens=prompt_tokens)
+    if plan is not None:
+        require_fits(plan)
 
 
 def require_fits(plan: GenerationPlan) -> None:
@@ -182,7 +173,7 @@ def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
         return "since their number was given"
     if plan.is_ample:
         return "since less than half of the memory is needed"
-    if request.is_slots and plan.uncorrected_bytes <= GenerationProofs(request).proven_bytes:
+    if request.is_slots and plan.uncorrected_bytes <= proven_bytes(request):
         return "since as much has run before"
     return ""
 
@@ -222,15 +213,15 @@ def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationR
     assert plan.costs is not None, "asked before"
     shape = _shape_of(plan)
     told = f"{shape.rows:,} rows × {shape.columns:,} tokens ran and fitted ({number} probe{'s' * (number > 1)}"
-    GenerationProofs(request).add(plan.uncorrected_bytes)
+    _keep_proof(request, plan.uncorrected_bytes)
     if probe.peak_bytes is None:
         return replace(plan, proof=f"{told})")
-    peak = Peak(predicted_bytes=plan.uncorrected_bytes, measured_bytes=probe.peak_bytes)
+    peak = (plan.uncorrected_bytes, probe.peak_bytes)
     found = of_run([peak], static_bytes=plan.costs.static_bytes)
     if found is not None:
         request.calibrations.add(found)
     told += f": {format_bytes(probe.peak_bytes)}, predicted {format_bytes(plan.shapes[0].peak_bytes)})"
-    scale = at_once(Correction(scale=plan.costs.scale), peak, static_bytes=plan.costs.static_bytes).scale
+    scale = at_once(plan.costs.scale, peak, static_bytes=plan.costs.static_bytes)
     if scale != plan.costs.scale:
         plan = recut(plan, request.lengths, replace(plan.costs, scale=scale), cap_bytes=plan.cap_bytes)
     return replace(plan, proof=told)
@@ -295,20 +286,19 @@ class _Trial:
 _PROOFS_KIND = "generation-proofs"
 
 
-class GenerationProofs:
-    """Of the model, settings and device that a request is for, with the same versions."""
+def _proofs(request: GenerationRequest) -> tuple[Cache, str]:
+    """Return where those of the request's model, settings and device are kept, with the same versions."""
+    return Cache(cache_folder(), _PROOFS_KIND), digest(request.facts)
 
-    def __init__(self, request: GenerationRequest) -> None:
-        self._cache = Cache(cache_folder(), _PROOFS_KIND)
-        self._name = digest(request.facts)
 
-    @property
-    def proven_bytes(self) -> int:
-        """The largest uncorrected prediction, of bytes allocated, that was tried and fitted; 0: none was."""
-        saved = self._cache.read(self._name)
-        return saved if isinstance(saved, int) else 0
+def proven_bytes(request: GenerationRequest) -> int:
+    """Return the largest uncorrected prediction, of bytes allocated, that was tried and fitted; 0: none was."""
+    cache, name = _proofs(request)
+    saved = cache.read(name)
+    return saved if isinstance(saved, int) else 0
 
-    def add(self, predicted_bytes: int) -> None:
-        """A try that fitted."""
-        if predicted_bytes > self.proven_bytes:
-            self._cache.write(self._name, predicted_bytes)
+
+def _keep_proof(request: GenerationRequest, predicted_bytes: int) -> None:
+    if predicted_bytes > proven_bytes(request):
+        cache, name = _proofs(request)
+        cache.write(name, predicted_bytes)

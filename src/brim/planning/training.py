@@ -23,7 +23,7 @@ from brim.memory.allocator import AllocatorSettings
 from brim.models import open_adapter, own_dropout
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
-from brim.planning.costs import Calibrations, Correction, Peak, at_once, of_run, versions
+from brim.planning.costs import Calibrations, Correction, at_once, of_run, versions
 from brim.planning.phases import (
     bounded,
     largest_batch,
@@ -330,13 +330,16 @@ def calibrations_of(request: PlanRequest) -> Calibrations:
     return Calibrations(cache_folder(), facts)
 
 
-def corrected(costs: Costs, probe: Probe, predicted_bytes: int) -> Costs:
-    """The costs with what a probe has shown, where it took more than predicted."""
+def with_probe(costs: Costs, probe: Probe, predicted_bytes: int) -> tuple[int, Costs]:
+    """Return what was predicted of a probe without the costs' correction, and the costs with what it has shown.
+
+    They change where the probe took more than predicted.
+    """
+    uncorrected = _uncorrected(costs, predicted_bytes)
     if probe.peak_bytes is None:
-        return costs
-    peak = Peak(predicted_bytes=uncorrected(costs, predicted_bytes), measured_bytes=probe.peak_bytes)
-    found = at_once(Correction(scale=costs.scale), peak, static_bytes=costs.static_bytes)
-    return replace(costs, scale=found.scale)
+        return uncorrected, costs
+    scale = at_once(costs.scale, (uncorrected, probe.peak_bytes), static_bytes=costs.static_bytes)
+    return uncorrected, replace(costs, scale=scale)
 
 
 def remember(
@@ -347,17 +350,15 @@ def remember(
     device: torch.device,
 ) -> None:
     """Keep what a run has measured. probes: with the bytes that were predicted of each before any correction."""
-    seen = [(uncorrected(costs, step.predicted_bytes), step.measured_bytes) for step in steps]
+    seen = [(_uncorrected(costs, step.predicted_bytes), step.measured_bytes) for step in steps]
     seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in probes]
-    peaks = [
-        Peak(predicted_bytes=predicted, measured_bytes=measured) for predicted, measured in seen if measured is not None
-    ]
+    peaks = [(predicted, measured) for predicted, measured in seen if measured is not None]
     found = of_run(peaks, static_bytes=costs.static_bytes, outside_bytes=_outside_bytes(device))
     if found is not None:
         calibrations_of(request).add(found)
 
 
-def uncorrected(costs: Costs, predicted_bytes: int) -> int:
+def _uncorrected(costs: Costs, predicted_bytes: int) -> int:
     """What these costs predicted, as it would be without their correction."""
     return costs.static_bytes + round((predicted_bytes - costs.static_bytes) / costs.scale)
 

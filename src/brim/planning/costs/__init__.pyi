@@ -1,7 +1,6 @@
 from .calibration import (
     Calibrations as Calibrations,
     Correction as Correction,
-    Peak as Peak,
     at_once as at_once,
     of_run as of_run,
 )

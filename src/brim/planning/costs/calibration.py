@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from brim.storage import Cache, digest
 from brim.units import format_count
@@ -36,12 +36,7 @@ TELLING_BYTES = 64 * 2**20
 _ALIKE = 0.01  # a scale that is off by less changes nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """One step, or one probe."""
-
-    predicted_bytes: int  # allocated, before any correction
-    measured_bytes: int  # the same on the device
+Peak: TypeAlias = tuple[int, int]  # of a step or a probe: allocated as predicted before any correction, and as measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,26 +70,25 @@ def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | Non
 
     The largest ratio counts, since a plan must hold for every step; that of peaks far below the largest one does not.
     """
-    most = max((peak.predicted_bytes - static_bytes for peak in peaks), default=0)
+    added = [(predicted, predicted - static_bytes, measured - static_bytes) for predicted, measured in peaks]
+    most = max((of_prediction for _, of_prediction, _ in added), default=0)
     telling = [
-        (peak.measured_bytes - static_bytes) / (peak.predicted_bytes - static_bytes)
-        for peak in peaks
-        if peak.predicted_bytes - static_bytes >= max(0.5 * most, _TELLING_SHARE * peak.predicted_bytes, TELLING_BYTES)
+        measured / of_prediction
+        for predicted, of_prediction, measured in added
+        if of_prediction >= max(0.5 * most, _TELLING_SHARE * predicted, TELLING_BYTES)
     ]
     if not telling:
         return None
     return RunPeaks(scale=_bounded(max(telling)), outside_bytes=outside_bytes, num_peaks=len(telling))
 
 
-def at_once(correction: Correction, probe: Peak, *, static_bytes: int) -> Correction:
-    """The correction with what a probe has just shown, where it shows more than was expected.
+def at_once(scale: float, probe: Peak, *, static_bytes: int) -> float:
+    """Return the scale with what a probe has just shown, where it shows more than was expected.
 
     A probe that takes less than predicted lowers nothing: other rows may take more than those that were tried.
     """
     found = of_run([probe], static_bytes=static_bytes)
-    if found is None or found.scale <= correction.scale * (1 + _ALIKE):
-        return correction
-    return Correction(scale=found.scale, outside_bytes=correction.outside_bytes, num_runs=max(correction.num_runs, 1))
+    return scale if found is None or found.scale <= scale * (1 + _ALIKE) else found.scale
 
 
 def combined(runs: Sequence[RunPeaks]) -> Correction:

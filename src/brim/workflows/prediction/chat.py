@@ -23,7 +23,7 @@ from brim.infer import GrowingText, KeptCache, stream_tokens
 from brim.infer.engines import FinishReason, why_not_slots
 from brim.models import LLM, base_model
 from brim.notes import Say
-from brim.planning import constraint_of, engine_by_hand, plan_of_one, require_fits, settings_of, tokens_of_one
+from brim.planning import constraint_of, engine_by_hand, require_one_fits, settings_of, tokens_of_one
 from brim.session import Session, say_nothing, with_settings
 from brim.train import RunFolder
 from brim.workflows.prediction.evaluation import respond
@@ -317,9 +317,7 @@ def require_streamable(llm: LLM, session: Session) -> str:
 
 def require_budget(llm: LLM, session: Session, prompt: TokenRows) -> None:
     """Raise InputError for a prompt that is predicted not to fit into memory.budget with its response."""
-    plan = plan_of_one(llm, session, prompt_tokens=int(prompt.lengths[0]))
-    if plan is not None:
-        require_fits(plan)
+    require_one_fits(llm, session, prompt_tokens=int(prompt.lengths[0]))
 
 
 def require_one(prompts: TokenRows) -> None:

@@ -404,7 +404,7 @@ def responses_to(
 ) -> pd.DataFrame:
     """Respond to each of at least one prompt, as `respond` does. engine: default: as it is planned for them."""
     if engine is None:
-        engine = planned_engine(llm, session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller))).engine
+        engine, _ = planned_engine(llm, session, prompts, say=say)
     say(status("generating", is_planned=True))
     return respond(engine, session, prompts, on_batch=on_batch)
 

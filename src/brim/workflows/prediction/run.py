@@ -458,8 +458,7 @@ class Generation:
             self._engine = vllm_engine(session, rows=rows)
             self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": rows}
             return
-        planned = planned_engine(weights(), session, prompts, say=say, on_smaller=lambda smaller: say(str(smaller)))
-        self._engine, plan = planned.engine, planned.plan
+        self._engine, plan = planned_engine(weights(), session, prompts, say=say)
         self._budget = plan.budget
         say(status("generating", is_planned=True))
         self.about = {

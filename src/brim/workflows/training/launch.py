@@ -45,17 +45,15 @@ from brim.notes import Say
 from brim.planning import (
     Candidate,
     PlanRequest,
-    TimeSource,
     TrainingPlan,
     bounded,
-    corrected,
     cut_anew,
     epoch,
     remember,
     rows_of_shape,
     training_words,
-    uncorrected,
     with_phases,
+    with_probe,
 )
 from brim.planning.costs import fit_time, shapes_to_time, time_shapes
 from brim.train import MicroBatchPass, Peak
@@ -118,13 +116,12 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
         proof.cap_bytes = _cap_now(proof.cap_bytes, costs, request, trial, say)
         proof.extend()
     timed, told_time = _timed(plan, proof.costs, proof.cap_bytes, request, trial)
-    source: TimeSource = plan.chosen.time_source if timed is None else "measured"
     proof.costs = timed or proof.costs
     chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
     if not replace(plan, chosen=chosen).is_ample:
         proof.extend()
         chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
-    plan = _taking(plan, replace(chosen, time_source=source), proof.costs, request)
+    plan = _taking(plan, replace(chosen, time_source="measured" if timed else chosen.time_source), proof.costs, request)
     if timed is not None:
         told_time += f", by which the run takes {training_words(plan)['seconds']}"
     return Launched(
@@ -182,7 +179,6 @@ class _Proof:
             self.probes.append(probe)
             if probe.outcome == "fits":
                 self._widest = widest
-                self.measured.append((uncorrected(self.costs, widest.peak_bytes), probe))
                 self._correct(probe, widest.peak_bytes)
                 continue
             self.cap_bytes = _lowered(self.costs, self.cap_bytes, widest, self._request)
@@ -194,7 +190,8 @@ class _Proof:
     def _correct(self, probe: Probe, predicted_bytes: int) -> None:
         """Take a probe into the costs; a row that ran, or is smaller than what ran, is not refused for it."""
         longest = self._request.task.longest
-        self.costs = corrected(self.costs, probe, predicted_bytes)
+        uncorrected_bytes, self.costs = with_probe(self.costs, probe, predicted_bytes)
+        self.measured.append((uncorrected_bytes, probe))
         alone_bytes = float(self.costs.peak_bytes(1, longest))
         if alone_bytes > self.cap_bytes:
             self._say(
