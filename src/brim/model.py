@@ -14,8 +14,8 @@ from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
 from brim.infer import LayerName, Pooling
 from brim.memory import limit_lifted
-from brim.models import LLM, is_adapted, load_llm, model_note
-from brim.notes import Say, planned, status, warning
+from brim.models import LLM, is_adapted, load_llm
+from brim.notes import Say, status, warning
 from brim.planning import settings_of
 from brim.report import both, listening, show
 from brim.session import Session, choice_notes, dataset_of, open_session, say_nothing, with_choices, with_settings
@@ -30,7 +30,6 @@ from brim.train import (
     open_run_folder,
     require_whole_model,
 )
-from brim.units import format_count
 from brim.workflows.export import UploadResult, check_format, export_run, merge_run, merging_of, require_run, upload
 from brim.workflows.prediction import (
     Activations,
@@ -197,11 +196,9 @@ class Model:
             for line in [*self.notes, *self._untrained(), *ours.notes]:
                 told(line)
             require_rows(ours.rows, split, source)
-            tokens = format_count(int(ours.rows.lengths.sum()), "token")
-            told(planned("data", f"{format_count(len(ours.rows), 'row')} ({split}), {tokens}"))
             other = None if against is None else self._other(against)
             theirs = None if other is None else other._contender(source, like=ours, split=split)
-            result = evaluated(ours, self._announced(told), split=split, say=told, on_batch=told.advance)
+            result = evaluated(ours, self._weights(told), split=split, say=told, on_batch=told.advance)
             if other is None or theirs is None:
                 return result
             self._let_go()
@@ -254,7 +251,7 @@ class Model:
                 session,
                 dataset_of(self.config, dataset),
                 wanted,
-                weights=lambda: self._announced(told),
+                weights=lambda: self._weights(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
                 on_batch=both(told.advance, on_batch),
@@ -345,7 +342,7 @@ class Model:
                 dataset_of(self.config, dataset),
                 asked,
                 llm=self._llm,
-                weights=lambda: self._announced(told),
+                weights=lambda: self._weights(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
                 on_batch=both(told.advance, on_batch),
@@ -438,12 +435,6 @@ class Model:
             session = self._open()
             self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
         return self._llm
-
-    def _announced(self, say: Say) -> LLM:
-        """The weights, with a line on which they are."""
-        llm = self._weights(say)
-        say(model_note(self._open().config, llm, trains=False))
-        return llm
 
     def _untrained(self) -> list[str]:
         """A note for those who take a configuration for the run that it describes."""

@@ -20,7 +20,7 @@ from brim.data.read import Data, Ledger, RowFaults, read
 from brim.data.tokens import TokenRows
 from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.infer import LayerName, Pooling, VectorStore, collect_activations, first_vectors, named_layers
-from brim.models import LLM, no_library_warnings
+from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
 from brim.planning import batches_for
 from brim.session import Session
@@ -92,6 +92,7 @@ def activations_of(
         say(line)
     batches = batches_for(session, [rows], llm=llm, say=say)
     loaded = weights()
+    say(model_note(session.config, loaded, trains=False))
     tokens = format_count(int(rows.lengths.sum()), "token")
     say(planned("data", f"{format_count(len(rows), 'prompt')}, {tokens}"))
     say(status("reading the layers", is_planned=True))

@@ -37,8 +37,8 @@ from brim.infer import (
     text_measures,
 )
 from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
-from brim.models import LLM, no_library_warnings
-from brim.notes import Say, status
+from brim.models import LLM, model_note, no_library_warnings
+from brim.notes import Say, planned, status
 from brim.planning import batches_for, planned_engine
 from brim.session import Session, say_nothing, with_labels
 from brim.train import RunFolder
@@ -104,7 +104,9 @@ def contender(
     if with_texts or label_reader(session.config) is not None if like is None else like.asked is not None:
         rows, asked, entries = answerable(source, session, prepared, split=split)
         ledger = ledger.with_more(entries)
-    notes = (*prepared.notes, *ledger.summary())
+    tokens = format_count(int(rows.lengths.sum()), "token")
+    data = planned("data", f"{format_count(len(rows), 'row')} ({split}), {tokens}")
+    notes = (data, *prepared.notes, *ledger.summary())
     return Contender(name=name, session=session, rows=rows, asked=asked, ledger=ledger, notes=notes)
 
 
@@ -113,6 +115,7 @@ def evaluated(
 ) -> EvaluateResult:
     """Return a model's figures on its rows. on_batch: told how many more rows are done."""
     session, rows, asked = contender.session, contender.rows, contender.asked
+    say(model_note(session.config, llm, trains=False))
     at_once = batches_for(session, [rows], llm=llm, say=say)
     result = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
     return replace(result, num_left_out=contender.ledger.num_left_out())
@@ -283,7 +286,8 @@ def evaluate_splits(
             rows, asked, entries = answerable(source, session, prepared, split=split)
             for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
                 say(line)
-        at_once = batches_for(session, [rows], llm=llm, say=say)
+        say(model_note(session.config, llm, trains=False))
+    at_once = batches_for(session, [rows], llm=llm, say=say)
         found = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
         metrics[split] = found.metrics
     return TrainResult(

@@ -42,7 +42,7 @@ from brim.infer import (
 )
 from brim.infer.engines import Engine, Finished, SlotsEngine
 from brim.memory import Asked, Budget, ask
-from brim.models import LLM, no_library_warnings
+from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, status, warning
 from brim.planning import (
     GenerationPlan,
@@ -458,7 +458,9 @@ class Generation:
             self._engine = vllm_engine(session, rows=rows)
             self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": rows}
             return
-        self._engine, plan = planned_engine(weights(), session, prompts, say=say)
+        llm = weights()
+        say(model_note(session.config, llm, trains=False))
+        self._engine, plan = planned_engine(llm, session, prompts, say=say)
         self._budget = plan.budget
         say(status("generating", is_planned=True))
         self.about = {
