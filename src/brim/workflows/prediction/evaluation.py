@@ -286,8 +286,7 @@ def evaluate_splits(
             rows, asked, entries = answerable(source, session, prepared, split=split)
             for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
                 say(line)
-        say(model_note(session.config, llm, trains=False))
-    at_once = batches_for(session, [rows], llm=llm, say=say)
+        at_once = batches_for(session, [rows], llm=llm, say=say)
         found = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
         metrics[split] = found.metrics
     return TrainResult(
