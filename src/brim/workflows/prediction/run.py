@@ -196,7 +196,7 @@ def predict(
     asked = prompts_asked(source, session, wanted, notes, say)
     if wanted.output is None:
         work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
-        return work.result(work.generate(weights, say=say, on_batch=on_batch), say=say)
+        return work.finish(work.generate(weights, say=say, on_batch=on_batch), say=say)
     now = fingerprint(session, split=wanted.split)
     with open_job(wanted.output, now, resume=wanted.resume, key=wanted.key, say=say) as job:
         work = _Work(session, wanted, asked, responses=job.responses, scores=job.scores, job=job)
@@ -204,8 +204,7 @@ def predict(
         for line in work.what_is_done():
             say(line)
         with _interruption_told(work, wanted.output):
-            seconds = work.generate(weights, say=say, on_batch=on_batch)
-            return work.put_together(seconds, say=say)
+            return work.finish(work.generate(weights, say=say, on_batch=on_batch), say=say)
 
 
 _BY_THE_CLOCK = (
@@ -240,7 +239,7 @@ class _Work:
             known = "" if self._wanted.key else "; for data whose rows move, begin with --key COLUMN"
             raise OutputError(
                 Problem(
-                    what=f"{_rows(len(rows))} done, and the prompt has changed since",
+                    what=f"{format_count(len(rows), 'row is', 'rows are')} done, and the prompt has changed since",
                     where=self._asked.source.places(rows),
                     expected="the same data, or more of it",
                     fix=f"restore the data, or write to another output{known}",
@@ -273,33 +272,40 @@ class _Work:
             score_missing(weights(), self._session, self._asked.prompts, self.responses, self._scores, say=say)
         return seconds
 
-    def put_together(self, seconds: float, *, say: Say) -> PredictResult:
-        """Write the output, the ledger and the summary, unless they are there and say the same."""
-        job, output = self._job, self._wanted.output
-        assert job is not None, "nothing is put together without a job"
-        assert output is not None, "a job has an output"
-        counts, predictions = Counts(), self._predictions()
-        with writing("the output", output):
-            write_blocks(predictions.schema, predictions.blocks(counts), job.folder.assembled)
-        summary = self._summary(counts)
-        ledger = ledger_path(output) if len(self._asked.ledger) else None
-        if job.is_in_place() and read_summary(output) is not None:
-            say(f"the output is complete: {output} stays as it is")
-        else:
-            write_ledger(self._asked.ledger, output)
-            write_summary(summary, output)
-        job.put_in_place()
-        for line in counts.labels.notes(self._session.config.output_features[0]):
-            say(line)
-        return self._result(seconds, summary, ledger, lru_cache(maxsize=1)(self._frame_of_job))
+    def finish(self, seconds: float, *, say: Say = say_nothing) -> PredictResult:
+        """Put the predictions together: in memory, or, of a job, as the output with its ledger and summary.
 
-    def result(self, seconds: float, *, say: Say = say_nothing) -> PredictResult:
-        """Of a prediction without an output."""
-        counts, predictions = Counts(), self._predictions()
-        frame = frame_of(predictions.table(counts))
+        What is there already and says the same stays as it is.
+        """
+        counts, predictions, job = Counts(), self._predictions(), self._job
+        ledger, frame = None, pd.DataFrame()
+        if job is None:
+            frame = frame_of(predictions.table(counts))
+            summary = summary_of(counts, self._asked.ledger, self._sittings, device=str(self._session.device))
+        else:
+            output = job.folder.output
+            with writing("the output", output):
+                write_blocks(predictions.schema, predictions.blocks(counts), job.folder.assembled)
+            summary = summary_of(counts, self._asked.ledger, job.sittings(), device=str(self._session.device))
+            ledger = ledger_path(output) if len(self._asked.ledger) else None
+            if job.is_in_place() and read_summary(output) is not None:
+                say(f"the output is complete: {output} stays as it is")
+            else:
+                write_ledger(self._asked.ledger, output)
+                write_summary(summary, output)
+            job.put_in_place()
         for line in counts.labels.notes(self._session.config.output_features[0]):
             say(line)
-        return self._result(seconds, self._summary(counts), None, lambda: frame)
+        entries = self._asked.ledger.left_out()
+        columns = {"row": [entry.key for entry in entries], "reason": [entry.event for entry in entries]}
+        return PredictResult(
+            output=self._wanted.output,
+            ledger=ledger,
+            summary=summary,
+            seconds=seconds,
+            left_out=pd.DataFrame({**columns, "why": [entry.why for entry in entries]}),
+            read_predictions=(lambda: frame) if job is None else lru_cache(maxsize=1)(self._frame_of_job),
+        )
 
     def _generate(self, weights: Callable[[], LLM], say: Say, on_batch: Callable[[int], None]) -> float:
         asked, config = self._asked, self._session.config
@@ -339,30 +345,12 @@ class _Work:
             typed=self._wanted.output is not None and self._wanted.output.suffix == ".parquet",
         )
 
-    def _summary(self, counts: Counts) -> dict[str, Any]:
-        sittings = self._sittings if self._job is None else self._job.sittings()
-        return summary_of(counts, self._asked.ledger, sittings, device=str(self._session.device))
-
-    def _result(
-        self, seconds: float, summary: dict[str, Any], ledger: Path | None, frame: Callable[[], pd.DataFrame]
-    ) -> PredictResult:
-        entries = self._asked.ledger.left_out()
-        columns = {"row": [entry.key for entry in entries], "reason": [entry.event for entry in entries]}
-        return PredictResult(
-            output=self._wanted.output,
-            ledger=ledger,
-            summary=summary,
-            seconds=seconds,
-            left_out=pd.DataFrame({**columns, "why": [entry.why for entry in entries]}),
-            read_predictions=frame,
-        )
-
     def _frame_of_job(self) -> pd.DataFrame:
         """The predictions once more, from the job's journals."""
         assert self._job is not None
         with self._job.reopened() as (responses, scores):
             held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
-            return held.result(0.0).predictions
+            return held.finish(0.0).predictions
 
 
 @contextmanager
@@ -431,10 +419,6 @@ def _with_day_of_job(session: Session, wanted: Wanted) -> Session:
         return session
     chat = session.config.chat.model_copy(update={"date": day})
     return replace(session, config=session.config.model_copy(update={"chat": chat}))
-
-
-def _rows(count: int) -> str:
-    return format_count(count, "row is", "rows are")
 
 
 def _response_column(session: Session) -> str:
