@@ -73,15 +73,15 @@ def verify_resume(
             _require_data(dataset_of(config, dataset))
             _tell(folder, start, work, asked=steps, say=told)
             copy_run(folder, start.checkpoint, work / "start")
-        # A run that stops early would leave steps out; what a step learns does not depend on it.
-        trial = Trial(
-            folder,
-            work,
-            start,
+        order = TrainOrder(
+            config=str(folder.config),
+            # A run that stops early would leave steps out; what a step learns does not depend on it.
             overrides=(*overrides, "trainer.early_stop=-1"),
+            output_directory=str(folder.path),
+            resume=True,
             dataset=None if dataset is None else absolute_files(dataset),
-            say=told,
         )
+        trial = Trial(folder, work, start, order, told)
         return replace(trial.proof(), seconds=round(time.perf_counter() - started, 3), folder=work if keep else None)
 
 
@@ -149,18 +149,9 @@ def _work_folder(*, keep: bool, say: Say) -> Iterator[Path]:
 class Trial:
     """The two runs, made one after the other."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        work: Path,
-        start: Start,
-        *,
-        overrides: tuple[str, ...],
-        dataset: str | Sequence[str] | None,
-        say: Say,
-    ) -> None:
-        self._folder, self._work, self._start, self._say = folder, work, start, say
-        self._overrides, self._dataset = overrides, dataset
+    def __init__(self, folder: RunFolder, work: Path, start: Start, order: TrainOrder, say: Say) -> None:
+        """order: of the run itself; each process gets it with the folder of a copy."""
+        self._folder, self._work, self._start, self._order, self._say = folder, work, start, order, say
         self._num_segments = 0
 
     def proof(self) -> ResumeProof:
@@ -234,13 +225,7 @@ class Trial:
         """One process, in one of the copies. What a user did wrong is told of the run, not of the copy."""
         self._num_segments += 1
         run = self._work / name
-        order = TrainOrder(
-            config=str(self._folder.config),
-            overrides=self._overrides,
-            output_directory=str(run),
-            resume=True,
-            dataset=self._dataset,
-        )
+        order = replace(self._order, output_directory=str(run))
         until = Disturbance(stop_after=stop_after, kill_in=kill_in)
         try:
             return run_segment(order, until, self._work / f"process-{self._num_segments}.txt")
