@@ -20,7 +20,7 @@ from brim.train import (
     require_whole_model,
 )
 from brim.workflows.runs import card_apart, local_name
-from brim.workflows.runs.files import CardFacts, model_card
+from brim.workflows.runs.files import model_card
 
 HOLD = """
 import sys
@@ -115,15 +115,16 @@ def test_files_of_the_model_that_changed_or_came_from_elsewhere_are_named(run):
 def card_of(data):
     trained = {"base_model": "some-org/some-model", "adapter": "lora", "trainer": {"type": "finetune"}}
     config = load_config({**trained, **data}).config
-    facts = CardFacts(
-        base_model="some-org/some-model",
-        dataset="data.csv",
-        rows={"train": 1234, "test": 5},
-        metrics={"test": {"loss": 1.5, "perplexity": 4.4817, "token_accuracy": 0.25}},
-        state=TrainState(rows_digest="", step=7, best_step=3),
-        version="1.2.3",
-    )
-    return model_card(config, facts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brim.__version__", "1.2.3")
+        return model_card(
+            config,
+            "some-org/some-model",
+            "data.csv",
+            rows={"train": 1234, "test": 5},
+            metrics={"test": {"loss": 1.5, "perplexity": 4.4817, "token_accuracy": 0.25}},
+            state=TrainState(rows_digest="", step=7, best_step=3),
+        )
 
 
 TEXT = {

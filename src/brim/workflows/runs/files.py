@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -65,15 +65,8 @@ def write_card(
     state: TrainState,
 ) -> None:
     """The model card. rows: of each split. metrics: of the splits that were evaluated in the end."""
-    facts = CardFacts(
-        base_model=session.folder.name,
-        dataset=Path(source.name).name,
-        rows=rows,
-        metrics=metrics,
-        state=state,
-        version=brim.__version__,
-    )
-    _write(run.card, model_card(session.config, facts))
+    base, dataset = session.folder.name, Path(source.name).name
+    _write(run.card, model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state))
 
 
 def with_trained_weights(config: Config, run: RunFolder) -> Config:
@@ -177,20 +170,19 @@ def in_order(choices: Sequence[Choice]) -> list[Choice]:
 _SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardFacts:
-    """What the card tells beside the configuration."""
+def model_card(
+    config: Config,
+    base_model: str,
+    dataset: str,
+    *,
+    rows: Mapping[str, int],
+    metrics: Mapping[str, Mapping[str, float]],
+    state: TrainState,
+) -> str:
+    """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder.
 
-    base_model: str
-    dataset: str
-    rows: Mapping[str, int]  # by split
-    metrics: Mapping[str, Mapping[str, float]]  # by split, of the exported weights
-    state: TrainState
-    version: str
-
-
-def model_card(config: Config, facts: CardFacts) -> str:
-    """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder."""
+    rows: of each split. metrics: of the exported weights, by split.
+    """
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
     prompt = template_with_task(config)
     if config.chat is not None:
@@ -201,20 +193,19 @@ def model_card(config: Config, facts: CardFacts) -> str:
     return "\n".join(
         [
             "---",
-            *_front_matter(config, facts),
+            *_front_matter(config, base_model),
             "---",
             "",
-            f"# {kind} on {_base_name(facts.base_model)}",
+            f"# {kind} on {Path(base_model).name if Path(base_model).is_absolute() else base_model}",
             "",
-            f"Trained with brim {facts.version} on `{facts.dataset}`: "
-            f"{format_count(facts.state.step, 'step')}, {format_count(facts.state.consumed_samples, 'sample')}, "
-            f"{format_count(facts.state.num_supervised_tokens, 'supervised token')}.",
-            "The weights are those of step "
-            f"{facts.state.best_step if facts.state.best_step is not None else facts.state.step:,}.",
+            f"Trained with brim {brim.__version__} on `{dataset}`: "
+            f"{format_count(state.step, 'step')}, {format_count(state.consumed_samples, 'sample')}, "
+            f"{format_count(state.num_supervised_tokens, 'supervised token')}.",
+            f"The weights are those of step {state.best_step if state.best_step is not None else state.step:,}.",
             "",
             "## Figures",
             "",
-            *_metrics_table(facts),
+            *_metrics_table(rows, metrics),
             "",
             f"Loss is the mean cross-entropy in nats over {_learned(config)}.",
             "",
@@ -290,15 +281,11 @@ def _fence(text: str) -> str:
     return "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
-def _front_matter(config: Config, facts: CardFacts) -> list[str]:
+def _front_matter(config: Config, base_model: str) -> list[str]:
     lines = ["library_name: peft" if config.adapter is not None else "library_name: transformers"]
-    if not Path(facts.base_model).is_absolute():
-        lines.append(f"base_model: {facts.base_model}")
+    if not Path(base_model).is_absolute():
+        lines.append(f"base_model: {base_model}")
     return [*lines, "pipeline_tag: text-generation", "tags: [brim]"]
-
-
-def _base_name(base_model: str) -> str:
-    return Path(base_model).name if Path(base_model).is_absolute() else base_model
 
 
 def _learned(config: Config) -> str:
@@ -308,10 +295,10 @@ def _learned(config: Config) -> str:
     return f"the tokens of {turns} and its end"
 
 
-def _metrics_table(facts: CardFacts) -> list[str]:
+def _metrics_table(rows: Mapping[str, int], found: Mapping[str, Mapping[str, float]]) -> list[str]:
     lines = ["| split | rows | loss | perplexity | token accuracy |", "| --- | ---: | ---: | ---: | ---: |"]
-    for split, num_rows in facts.rows.items():
-        metrics = facts.metrics.get(split)
+    for split, num_rows in rows.items():
+        metrics = found.get(split)
         figures = (
             f"{metrics['loss']:.4f} | {metrics['perplexity']:.3f} | {metrics['token_accuracy']:.4f}"
             if metrics
