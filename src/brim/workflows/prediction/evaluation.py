@@ -40,7 +40,7 @@ from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
 from brim.planning import batches_for, planned_engine
-from brim.session import Session, say_nothing, with_labels
+from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
 from brim.workflows.prediction.prompts import continuable
@@ -115,9 +115,7 @@ def evaluated(
 ) -> EvaluateResult:
     """Return a model's figures on its rows. on_batch: told how many more rows are done."""
     session, rows, asked = contender.session, contender.rows, contender.asked
-    say(model_note(session.config, llm, trains=False))
-    at_once = batches_for(session, [rows], llm=llm, say=say)
-    result = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
+    result = evaluate(llm, session, rows, split=split, asked=asked, say=say, on_batch=on_batch)
     return replace(result, num_left_out=contender.ledger.num_left_out())
 
 
@@ -286,9 +284,7 @@ def evaluate_splits(
             rows, asked, entries = answerable(source, session, prepared, split=split)
             for line in Ledger(num_rows=len(splits[split]), entries=entries).summary():
                 say(line)
-        at_once = batches_for(session, [rows], llm=llm, say=say)
-        found = evaluate(llm, session, rows, split=split, batches=at_once, asked=asked, say=say, on_batch=on_batch)
-        metrics[split] = found.metrics
+        metrics[split] = evaluate(llm, session, rows, split=split, asked=asked, say=say, on_batch=on_batch).metrics
     return TrainResult(
         output_directory=None,
         num_steps=0,
@@ -315,10 +311,9 @@ def evaluate(
     rows: TokenRows,
     *,
     split: str,
-    batches: Batches,
-    asked: Asked | None = None,
-    say: Say = say_nothing,
-    on_batch: Callable[[int], None] = lambda rows: None,
+    asked: Asked | None,
+    say: Say,
+    on_batch: Callable[[int], None],
 ) -> EvaluateResult:
     """Loss, perplexity and accuracies of rows with answers.
 
@@ -326,6 +321,8 @@ def evaluate(
     category, for accuracy and F1 of its labels. on_batch: told how many more rows are done, first of those that are
     scored, then of the texts.
     """
+    say(model_note(session.config, llm, trains=False))
+    batches = batches_for(session, [rows], llm=llm, say=say)
     say(status("evaluating", is_planned=True))
     scores = scored(llm, session, rows, batches, on_batch=on_batch)
     figures, measures = summarize(scores), score_measures(scores)
