@@ -129,9 +129,9 @@ _SMALLEST = {"base_model": "model", "trainer": {"type": "finetune"}}
 def _examined(document: Document) -> tuple[Config | None, list[Finding]]:
     """The configuration, with defaults in place of what is wrong with it, and all that is."""
     data, unsupported = screen(document.data)
-    validated = validate(data, unsupported)
-    findings = [*unsupported, *validated.findings]
-    config = None if validated.config is None else completed(validated.config)
+    found, wrong = validate(data, unsupported)
+    findings = [*unsupported, *wrong]
+    config = None if found is None else completed(found)
     return config, findings if config is None else [*findings, *broken_rules(config, findings)]
 
 

@@ -16,19 +16,12 @@ from brim.config.yaml import KeyPath, contains, dotted, value_at
 _MAX_REPAIRS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
-    """What a validation found; with findings, `config` has defaults in their place (None if that does not do)."""
+def validate(data: dict[str, Any], known: list[Finding]) -> tuple[Config | None, list[Finding]]:
+    """Check the values. Return the configuration, with defaults in place of what is wrong (None if that does not do),
+    and all that is. Whatever lies within `known` findings has been reported already.
 
-    config: Config | None
-    findings: list[Finding]
-
-
-def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
-    """Check the values. Whatever lies within `known` findings has been reported already.
-
-    A faulty value is then replaced by its default and the rest checked again, so that a fault in one place
-    hides none in another.
+    A faulty value is replaced by its default and the rest checked again, so that a fault in one place hides none in
+    another.
     """
     findings: list[Finding] = []
     written: dict[
@@ -36,7 +29,7 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
     ] = {}  # for a key that is surely meant: the misspelt one, which is where its value stands
     for attempt in range(_MAX_REPAIRS):
         try:
-            return Validated(config=Config.model_validate(data), findings=findings)
+            return Config.model_validate(data), findings
         except ValidationError as error:
             details = [detail for detail in error.errors(include_url=False) if not _is_short_by_faults(detail)]
             found = _unique([_translate(detail, data) for detail in details])
@@ -50,7 +43,7 @@ def validate(data: dict[str, Any], known: list[Finding]) -> Validated:
         written |= {(*finding.path[:-1], finding.meant): finding.path for finding in found if finding.meant}
         for finding in found:
             data = _repaired(data, finding)
-    return Validated(config=None, findings=findings)
+    return None, findings
 
 
 def _is_short_by_faults(detail: ErrorDetails) -> bool:

@@ -315,11 +315,7 @@ def said(place: Place) -> str:
 _Storage: TypeAlias = tuple[int, int]  # address and bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    shape: tuple[int, ...]
-    dtype: str
-    made_at: str
+_Kind: TypeAlias = tuple[tuple[int, ...], str, str]  # shape, dtype, and where it was made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,8 +335,8 @@ class Living:
             if storage not in before.kinds:
                 kept.setdefault(kind, []).append(storage[1])
         found = [
-            Stayed(count=len(sizes), num_bytes=sum(sizes), shape=kind.shape, dtype=kind.dtype, made_at=kind.made_at)
-            for kind, sizes in kept.items()
+            Stayed(count=len(sizes), num_bytes=sum(sizes), shape=shape, dtype=dtype, made_at=made_at)
+            for (shape, dtype, made_at), sizes in kept.items()
         ]
         return tuple(sorted(found, key=lambda each: -each.num_bytes))
 
@@ -372,7 +368,7 @@ def _add(kinds: dict[_Storage, _Kind], tensor: Tensor, made_at: Mapping[int, str
         return
     address = storage.data_ptr()
     node = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
-    kind = _Kind(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), made_at.get(address, node))
+    kind = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), made_at.get(address, node))
     kinds.setdefault((address, storage.nbytes()), kind)
 
 
