@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -305,9 +306,11 @@ def layer_of(module: str) -> int | None:
 def said(place: Place) -> str:
     """Return a place in a few words, and the line of Python that is running: the innermost one outside PyTorch."""
     words = ", ".join(part for part in (place.phase, place.module, place.operator) if part)
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_code.co_filename == __file__ or "/torch/" in frame.f_code.co_filename):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename == __file__ or "/torch/" in frame.f_code.co_filename):
         frame = frame.f_back
+    if frame is None:  # a thread of PyTorch's own, which runs the backward pass on CUDA
+        return words
     name = frame.f_code.co_filename.rpartition("/")[2]
     return f"{words}; {name}:{frame.f_lineno} ({frame.f_code.co_name})"
 
