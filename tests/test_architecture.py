@@ -24,7 +24,6 @@ LARGE = {
     "brim.workflows.compare.run",
     "brim.workflows.export.merge",
     "brim.workflows.prediction.evaluation",
-    "brim.workflows.prediction.job",
     "brim.workflows.prediction.run",
     "brim.workflows.verify_resume.run",
 }

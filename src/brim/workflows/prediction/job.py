@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -36,43 +35,18 @@ _FORMAT = 1  # of the files in the folder
 _SHOWN = 12  # differences that a message names
 
 
-@dataclass(frozen=True, slots=True)
 class JobFolder:
     """Paths in a job's folder."""
 
-    output: Path
-
-    @property
-    def path(self) -> Path:
-        return self.output.with_name(f".{self.output.name}.job")
-
-    @property
-    def job(self) -> Path:
-        """What the job is: written when it begins, and never again."""
-        return self.path / "job.json"
-
-    @property
-    def responses(self) -> Path:
-        return self.path / "responses.journal"
-
-    @property
-    def scores(self) -> Path:
-        return self.path / "scores.journal"
-
-    @property
-    def sittings(self) -> Path:
-        """A line when a process begins to generate, and one when it ends."""
-        return self.path / "sittings.jsonl"
-
-    @property
-    def outputs(self) -> Path:
-        """Digests of the output files that this job has put in place, or was about to."""
-        return self.path / "outputs.json"
-
-    @property
-    def assembled(self) -> Path:
-        """The output before it is put in place."""
-        return self.path / f"output{self.output.suffix}"
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.path = output.with_name(f".{output.name}.job")
+        self.job = self.path / "job.json"  # what the job is: written when it begins, and never again
+        self.responses = self.path / "responses.journal"
+        self.scores = self.path / "scores.journal"
+        self.sittings = self.path / "sittings.jsonl"  # a line when a process begins to generate, and one when it ends
+        self.outputs = self.path / "outputs.json"  # digests of what this job has put in place, or was about to
+        self.assembled = self.path / f"output{output.suffix}"  # the output before it is put in place
 
     @property
     def exists(self) -> bool:
