@@ -30,6 +30,7 @@ LARGE = {
 # Modules under 80 lines, each with the reason that it stands alone.
 SMALL = {
     "brim.__main__": "`python -m brim`",
+    "brim.config.foreign.keys": "reads the table; how values are converted is the chapter beside it",
     "brim.lazy": "below everything",
     "brim.memory.bitsandbytes.layout": "what bitsandbytes stores, without importing it",
     "brim.memory.cuda.target": "what all kernels ask, below them",

@@ -6,11 +6,9 @@ why there is nothing to write.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from brim.config.foreign import values as form
@@ -39,19 +37,13 @@ class ForeignKey:
 @cache
 def foreign_keys() -> tuple[ForeignKey, ...]:
     """Return the keys that brim does not have."""
-    return tuple(_entry(told) for topic in _table()["keys"].values() for told in topic)
+    return tuple(_entry(told) for topic in form.table()["keys"].values() for told in topic)
 
 
 @cache
 def foreign_values() -> tuple[ForeignKey, ...]:
     """Return brim's own keys, and sections, for whose values other tools have other words."""
-    return tuple(map(_entry, _table()["values"]))
-
-
-@cache
-def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return table
+    return tuple(map(_entry, form.table()["values"]))
 
 
 def _entry(told: Mapping[str, Any]) -> ForeignKey:
@@ -75,7 +67,4 @@ def _convert(told: Any) -> Convert | None:
     if "switch" in told:
         key, value = told["switch"]
         return form.switch((key, value), words=told.get("words", ""))
-    choices: dict[Any, Any] = {}
-    for table in told["choice"]:
-        choices |= getattr(form, table) if isinstance(table, str) else table
-    return form.choice(choices)
+    return form.choice(told["choice"], told.get("also", ()))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Lines: TypeAlias = tuple[tuple[str, Any], ...]
 
 
 Convert: TypeAlias = Callable[[Any], Any]
-
-
-KERNEL = "model_parameters.attn_implementation"
 
 
 SCHEDULER = "trainer.learning_rate_scheduler"
@@ -33,81 +33,6 @@ class Help:
     is_idle: bool = False  # the value asks for nothing that brim does not do in any case: the key may stay
 
 
-PRECISIONS: dict[Any, Any] = {
-    "bf16": "bf16-mixed",
-    "bfloat16": "bf16-true",
-    "amp_bf16": "bf16-mixed",
-    "fp16": "fp16-mixed",
-    "float16": "fp16-mixed",
-    "amp_fp16": "fp16-mixed",
-    "16-mixed": "fp16-mixed",
-    "float32": "fp32",
-    "32-true": "fp32",
-    "32": "fp32",
-    32: "fp32",
-}
-
-
-# transformers' and torchtune's dtype of the weights themselves.
-DTYPES: dict[Any, Any] = {
-    "bf16": "bf16-true",
-    "bfloat16": "bf16-true",
-    "fp16": Help(lines=(("precision", "fp16-mixed"),), words="weights themselves are never trained in fp16"),
-    "float16": Help(lines=(("precision", "fp16-mixed"),), words="weights themselves are never trained in fp16"),
-    "float32": "fp32",
-}
-
-
-OPTIMIZERS: dict[Any, Any] = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "bitsandbytes.optim.adamw8bit": "adamw_8bit",
-    "bitsandbytes.optim.pagedadamw8bit": "paged_adamw_8bit",
-    "bitsandbytes.optim.pagedadamw": "paged_adamw",
-    "paged_adamw_32bit": "paged_adamw",
-    "paged_lion_32bit": "paged_lion",
-    "lion_32bit": "lion",
-    "rmsprop_bnb_8bit": "rmsprop_8bit",
-}
-
-
-SCHEDULES: dict[Any, Any] = {
-    "constant_with_warmup": "constant",
-    "cosine_with_warmup": "cosine",
-    "cosine_with_min_lr": "cosine",
-    "linear_decay_with_warmup": "linear",
-    "warmup_stable_decay": "wsd",
-    "cosine_with_restarts": Help(words="a cosine with restarts is not supported yet; brim's cosine falls once"),
-    "rex": Help(words="REX is not supported yet; brim's schedules are constant, linear, cosine and wsd"),
-}
-
-
-KERNELS: dict[Any, Any] = {
-    True: "flash_attention_2",
-    "fa2": "flash_attention_2",
-    "flash": "flash_attention_2",
-    "flash_attn": "flash_attention_2",
-    "disabled": "eager",
-    "torch": "sdpa",
-    False: Help(words="remove it: brim takes sdpa where the architecture has it", is_idle=True),
-}
-
-
-ADAPTERS: dict[Any, Any] = {
-    "qlora": Help(lines=(("adapter.type", "lora"), ("quantization.bits", 4))),
-    "dora": Help(lines=(("adapter.type", "lora"), ("adapter.use_dora", True))),
-    "rslora": Help(lines=(("adapter.type", "lora"), ("adapter.use_rslora", True))),
-    "full": Help(words="leave the adapter out: without one all weights are trained"),
-    "none": Help(words="leave the adapter out: without one all weights are trained"),
-}
-
-
-BITS: dict[Any, Any] = {"4": 4, "8": 8, "nf4": 4, "fp4": 4, "int4": 4, "int8": 8}
-
-
 CUT_BY_MEMORY = Help(
     words="remove it: brim cuts each effective batch (trainer.effective_batch_size) so that it fits the memory"
 )
@@ -120,8 +45,20 @@ def is_off(value: Any) -> bool:
     return not value or (isinstance(value, str) and value.lower() in ("no", "off", "false", "none"))
 
 
-def choice(choices: Mapping[Any, Any]) -> Convert:
-    """Brim's value for each of the other tools'; others stay as they are."""
+@cache
+def table() -> dict[str, Any]:
+    """Return what `keys.json` holds: the keys by topic, values of brim's own keys, and choices by name."""
+    told: dict[str, Any] = json.loads(Path(__file__).with_name("keys.json").read_text(encoding="utf-8"))
+    return told
+
+
+def choice(name: str | Sequence[Any], also: Sequence[Any] = ()) -> Convert:
+    """Brim's value for each of the other tools'; others stay as they are.
+
+    name: of a table of choices, or pairs of their value and brim's: a value, or the parts of a `Help`.
+    """
+    pairs = table()["choices"][name] if isinstance(name, str) else name
+    choices = {theirs: _help(ours) if isinstance(ours, dict) else ours for theirs, ours in (*pairs, *also)}
 
     def chosen(value: Any) -> Any:
         if not isinstance(value, str):
@@ -130,6 +67,10 @@ def choice(choices: Mapping[Any, Any]) -> Convert:
         return choices.get(plain, plain)
 
     return chosen
+
+
+def _help(told: Mapping[str, Any]) -> Help:
+    return Help(**{**told, "lines": tuple((key, value) for key, value in told.get("lines", ()))})
 
 
 def switch(*lines: tuple[str, Any], words: str = "", off: str = "brim does nothing of the kind unasked") -> Convert:
@@ -198,8 +139,8 @@ def checkpointing(value: Any) -> Any:
 def optimizer(value: Any) -> Any:
     """A name, a mapping with keys, or torchtune's component."""
     if not isinstance(value, dict):
-        return choice(OPTIMIZERS)(value)
-    name = choice(OPTIMIZERS)(value.get("_component_", value.get("type", value.get("name"))))
+        return choice("optimizers")(value)
+    name = choice("optimizers")(value.get("_component_", value.get("type", value.get("name"))))
     keys = {key: each for key, each in value.items() if key not in ("_component_", "type", "name", "lr", "fused")}
     rate = (("trainer.learning_rate", value["lr"]),) if "lr" in value else ()
     return Help(lines=(("trainer.optimizer", {"type": name, **keys}), *rate))
