@@ -241,16 +241,6 @@ def test_the_table_has_each_of_the_tools_keys_once_and_every_target_is_a_key_of_
     assert {entry.target for entry in (*foreign_keys(), *foreign_values()) if entry.target} <= keys
 
 
-def _given(minimal, name, value):
-    """The least configuration with another tool's key."""
-    at = source = minimal()
-    *parents, last = ("trainer." + name if "." in name else name).split(".")
-    for parent in parents:
-        at = at.setdefault(parent, {"type": "finetune"} if parent == "trainer" else {})
-    at[last] = value
-    return source
-
-
 def with_lines(source, lines):
     for key, value in lines:
         *parents, last = key.split(".")
@@ -274,7 +264,9 @@ def test_what_is_to_be_written_in_place_of_another_tools_key_loads(minimal):
         if not entry.target:
             continue
         with pytest.raises(ConfigError) as caught:
-            load_config(_given(minimal, name.lstrip("."), entry.example))
+            in_trainer = "." in name  # such as optimizer.params
+            given = minimal(trainer={"type": "finetune"}) if in_trainer else minimal()
+            load_config(with_lines(given, [(f"trainer.{name}" if in_trainer else name, entry.example)]))
         (problem,) = caught.value.problems
         lines = _lines_of(problem.fix)
         assert lines, problem.fix
