@@ -10,7 +10,14 @@ from tests.infer.families import rows_of as rows_with_keys
 from brim.batching import ByLength, ByRows
 from brim.batching.prober import NoPeak
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import RowsAtOnce, RowsByCost, RowsByTrial, batching as module, longest_first, rows_at_once
+from brim.infer.engines import (
+    RowsAtOnce,
+    RowsByCost,
+    RowsByTrial,
+    batches as batches_of,
+    batching as module,
+    longest_first,
+)
 
 
 def rows_of(lengths):
@@ -79,8 +86,8 @@ def test_it_halves_and_goes_on_where_it_was_and_keeps_the_smaller_number():
     )
     assert run(at_once, [4] * 6, 9, order=[0, 1]).tried == [[0], [1]]
     assert len(told) == 2
-    assert rows_at_once(at_once) is at_once
-    assert rows_at_once(3).num_rows == 3
+    assert batches_of(at_once) is at_once
+    assert batches_of(3).num_rows == 3
 
 
 def test_what_fails_is_halved_not_what_was_asked_for():

@@ -32,7 +32,7 @@ from brim.infer.engines import (
     FixedRoom,
     SlotsEngine,
     StaticEngine,
-    end_ids,
+    end_ids_of,
     generation_settings,
     respond_to,
     why_not_slots,
@@ -186,7 +186,7 @@ def test_the_models_own_ends_count_too(model, own, expected):
     before = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = own
     try:
-        assert end_ids(model, 7) == expected
+        assert end_ids_of(model.generation_config, 7) == expected
     finally:
         model.generation_config.eos_token_id = before
 

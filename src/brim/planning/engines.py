@@ -24,10 +24,9 @@ from brim.infer.engines import (
     StaticEngine,
     VllmEngine,
     VllmModel,
-    end_ids,
+    batches,
     end_ids_of,
     generation_settings,
-    rows_at_once,
     why_not_slots,
 )
 from brim.memory import budget_of, device_at_hand
@@ -110,7 +109,7 @@ def _refused(reason: str) -> InputError:
 
 def engine_by_hand(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
     """What responds to the session's prompts, so many at a time."""
-    at_once = rows_at_once(batch_rows)
+    at_once = batches(batch_rows)
     room = FixedRoom(at_once.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
     return engine_for(llm, session, room=room, on_smaller=at_once.on_smaller)
 
@@ -168,7 +167,7 @@ def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint |
 
 def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
     """How the model generates, for transformers' GenerationConfig."""
-    return settings_with(session, end_ids(llm.model, session.encoder.eos_id))
+    return settings_with(session, end_ids_of(llm.model.generation_config, session.encoder.eos_id))
 
 
 def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:

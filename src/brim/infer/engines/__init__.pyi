@@ -16,7 +16,6 @@ from .batching import (
     Smaller as Smaller,
     batches as batches,
     longest_first as longest_first,
-    rows_at_once as rows_at_once,
 )
 from .cache import Passes as Passes
 from .capacity import (
@@ -36,7 +35,6 @@ from .continuous import (
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing
 from .transformers import (
     StaticEngine as StaticEngine,
-    end_ids as end_ids,
     end_ids_of as end_ids_of,
     why_alone as why_alone,
 )

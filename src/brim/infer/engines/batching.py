@@ -211,13 +211,11 @@ class RowsAtOnce:
         return CapChange(before=before, after=self.num_rows, unit="rows")
 
 
-def rows_at_once(given: int | RowsAtOnce) -> RowsAtOnce:
-    """Return a number of rows for one piece of work; or the one that is shared."""
-    return RowsAtOnce(given) if isinstance(given, int) else given
+AnyBatches = TypeVar("AnyBatches", bound=Batches)
 
 
-def batches(given: int | Batches) -> Batches:
-    """Return the same, where rows may be run together in other ways."""
+def batches(given: int | AnyBatches) -> RowsAtOnce | AnyBatches:
+    """Return batches of so many rows, for one piece of work; or those that are given, which others share."""
     return RowsAtOnce(given) if isinstance(given, int) else given
 
 

@@ -21,7 +21,7 @@ from brim.infer.engines.batching import longest_first, run_rows, together
 from brim.infer.engines.sampling import NextToken, Writing
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import GenerationConfig
 
 
 Positions = NDArray[np.intp]
@@ -133,13 +133,11 @@ def _random_states_kept() -> Iterator[None]:
         restore_random_states(states)
 
 
-def end_ids(model: PreTrainedModel, eos_id: int) -> list[int]:
-    """Return the token that training put at the end, and those at which the model itself was made to stop."""
-    return end_ids_of(model.generation_config, eos_id)
-
-
 def end_ids_of(generation: GenerationConfig, eos_id: int) -> list[int]:
-    """Return the same, where the model is not loaded. generation: its own settings."""
+    """Return the token that training put at the end, and those at which the model itself was made to stop.
+
+    generation: the model's own settings.
+    """
     own = generation.eos_token_id
     return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
 
