@@ -39,7 +39,7 @@ class WayCosts:
 
 
 def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
-    """The way with its cap, its cut of an epoch and what that costs; or why it does not fit."""
+    """Return a strategy with its cap, its partition of an epoch and what that costs; or why it does not fit."""
     cap = _settled(known, task, budget)
     reason = _misfit(known, task, cap)
     if cap.totals is None or reason is not None:
@@ -70,7 +70,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
 
 
 def verified_strategy(known: WayCosts, task: Task, budget: Budget) -> tuple[WayCosts, Candidate]:
-    """The candidate; where its cap binds, after a trace of its widest micro-batch, which decides whether it fits.
+    """Return the candidate; where its cap binds, after a trace of its widest micro-batch, which decides.
 
     Between traces a peak is predicted from above, so that a little room can be lost; or, rarely, from below.
     """
@@ -82,14 +82,14 @@ def verified_strategy(known: WayCosts, task: Task, budget: Budget) -> tuple[WayC
 
 
 def epoch(task: Task, costs: Costs, *, cap_bytes: int) -> Totals:
-    """The cut of an epoch's effective batches. Raises RowTooLongError."""
+    """Partition an epoch's effective batches. Raises RowTooLongError."""
     if task.fixed_rows is not None:
         return cut_totals_by_rows(task.lengths, task.effective_batch_size, costs=costs, max_rows=task.fixed_rows)
     return cut_totals(task.lengths, task.effective_batch_size, costs=costs, cap_bytes=cap_bytes, largest=task.largest)
 
 
 def cut_anew(taken: Candidate, task: Task, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
-    """A candidate that fits, once the device has shown other costs or another cap. before: the costs that it has."""
+    """Return a candidate that fits, once the device has shown other costs or another cap. before: its costs."""
     assert taken.seconds_per_epoch is not None, "it fits"
     assert taken.total_bytes is not None, "it fits"
     had, totals = epoch(task, before, cap_bytes=taken.cap_bytes), epoch(task, now, cap_bytes=cap_bytes)
@@ -115,7 +115,7 @@ class _Cap:
 
 
 def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
-    """A cap that leaves the allocator what it needs for the micro-batches that this very cap gives."""
+    """Return a cap that leaves the allocator what it needs for the micro-batches that this very cap gives."""
     alone_bytes = float(known.costs.peak_bytes(1, task.longest))
     cap_bytes = _left_bytes(known, budget, 1, task.longest)
     if alone_bytes > cap_bytes:
@@ -171,7 +171,7 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
 
 
 def _longest_that_fits(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int:
-    """Tokens of a row that fits, alone or, where the configuration says so, with others as long; 0: none."""
+    """Return the tokens of a row that fits, alone or, where the configuration says so, with others as long; 0: none."""
     if task.fixed_rows is None:
         return longest_row_that_fits(known.costs, cap.num_bytes, up_to=task.longest)
     rows, left_bytes = task.fixed_rows, _left_bytes(known, budget, 1, task.longest)
@@ -186,12 +186,12 @@ def _longest_that_fits(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -
 
 
 def _left_bytes(known: WayCosts, budget: Budget, rows: int, tokens: int) -> int:
-    """What such micro-batches may allocate."""
+    """Return what such micro-batches may allocate."""
     return budget.reserved_bytes - known.overhead_bytes([(rows, tokens)])
 
 
 def _alone_in_all(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int:
-    """The longest row alone, with what is outside PyTorch and what its allocator holds beyond."""
+    """Return the bytes of the longest row alone, with what is outside PyTorch and what its allocator holds beyond."""
     peak_bytes = max(int(known.costs.peak_bytes(1, task.longest)), known.least_bytes)
     return peak_bytes + budget.limit_bytes - budget.margin_bytes - cap.num_bytes
 
@@ -213,7 +213,7 @@ _WORTH = 0.02  # a later way must be faster by this share: times are not known b
 
 
 def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
-    """The ways that the configuration leaves open, best first. None: it says `auto`."""
+    """Return the strategies that the configuration leaves open, best first. None: it says `auto`."""
     return [
         way
         for way in WAYS
@@ -222,7 +222,7 @@ def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
 
 
 def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[Candidate | None, str]:
-    """The fastest that fits, and why; of ways as fast as each other the one that is preferred.
+    """Return the fastest that fits, and why; of ways as fast as each other the one that is preferred.
 
     candidates: in the order of preference. None where none fits. has_more: there are further ways, which are not
     looked at, since the last of these would not be faster with more memory.
@@ -265,7 +265,7 @@ def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) ->
 
 
 def rows_of_shape(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDArray[np.intp]:
-    """Positions of `rows` rows of at most `tokens` tokens, the longest of them, so that padding is least.
+    """Return the positions of `rows` rows of at most `tokens` tokens, the longest of them, so that padding is least.
 
     lengths: tokens of each row of the data. A row is taken more than once where there are too few.
     """

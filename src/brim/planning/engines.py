@@ -36,7 +36,7 @@ from brim.session import Session
 
 
 def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
-    """What responds to the session's prompts. rows: at once, where somebody says so.
+    """Return what responds to the session's prompts. rows: at once, where somebody says so.
 
     Raises InputError where vLLM is not installed, or cannot do what the configuration asks.
     """
@@ -58,7 +58,7 @@ def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
 
 
 def _memory_share(session: Session) -> float:
-    """Of the GPU's memory: what the run may take, the margin aside, which vLLM's own start-up measures."""
+    """Return the share of the GPU that the run may take, without the margin, as vLLM's own start-up measures it."""
     device = device_at_hand(session.device)
     if device.is_cpu:
         return 1.0  # it will be refused
@@ -86,7 +86,7 @@ def _require_plain_weights(session: Session, adapter: AdapterFolder | None) -> N
 
 
 def _stored_generation(session: Session) -> Any:
-    """What the model's files say of generation, as the loaded model would."""
+    """Return what the model's files say of generation, as the loaded model would."""
     from transformers import AutoConfig, GenerationConfig
 
     path = session.folder.path
@@ -108,7 +108,7 @@ def _refused(reason: str) -> InputError:
 
 
 def engine_by_hand(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
-    """What responds to the session's prompts, so many at a time."""
+    """Return what responds to the session's prompts, so many at a time."""
     at_once = batches(batch_rows)
     room = FixedRoom(at_once.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
     return engine_for(llm, session, room=room, on_smaller=at_once.on_smaller)
@@ -122,7 +122,7 @@ def engine_for(
     on_smaller: Callable[[Smaller], None] = lambda smaller: None,
     kind: str | None = None,
 ) -> Engine:
-    """What responds to the session's prompts.
+    """Return what responds to the session's prompts.
 
     on_smaller: told each time that fewer rows go on together. kind: where it was chosen already; default: as
     `generation.engine` says; vLLM, which loads the weights itself, is made elsewhere. Raises ConfigError for an engine
@@ -149,7 +149,7 @@ def engine_for(
 
 
 def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint | None:
-    """To the labels of a category that asks for it. settings: what `settings_of` gives."""
+    """Return the constraint to labels of a category that asks for it. settings: what `settings_of` gives."""
     feature = session.config.output_features[0]
     decoder = feature.categories
     if decoder is None or not decoder.constrain_to_vocabulary:
@@ -166,12 +166,12 @@ def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint |
 
 
 def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
-    """How the model generates, for transformers' GenerationConfig."""
+    """Return how the model generates, for transformers' GenerationConfig."""
     return settings_with(session, end_ids_of(llm.model.generation_config, session.encoder.eos_id))
 
 
 def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
-    """As `settings_of`. own_ends: tokens at which the model stops by itself."""
+    """Return the same as `settings_of`. own_ends: tokens at which the model stops by itself."""
     encoder, chat = session.encoder, session.config.chat
     ends = [] if chat is None else chat_template(chat, encoder).end_ids(encoder)
     return generation_settings(

@@ -76,7 +76,7 @@ def batches_for(
     on_smaller: Callable[[Smaller], None] | None = None,
     whole_tokens: int | None = None,
 ) -> Batches:
-    """As trainer.eval_batch_size says: so many rows together, or as planned, which is said.
+    """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is said.
 
     splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
     on_smaller: told where memory did not allow what was planned; None: it is said.
@@ -115,7 +115,7 @@ def plan_forward(
     beside_bytes: int | None = None,
     whole_tokens: int | None = None,
 ) -> ForwardPlan | Unplanned:
-    """The plan for passes without gradients over rows of these lengths, in tokens, on the device at hand.
+    """Return the plan of passes without gradients over rows of these lengths, in tokens, on the device at hand.
 
     lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: what else of
     tensors will be there, and is not yet, in the midst of training: the optimizer's state; None: nothing is trained.
@@ -148,7 +148,7 @@ def plan_forward(
 def batches_of(
     plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
 ) -> Batches:
-    """What runs rows as planned. One object for all evaluations of a run."""
+    """Return what runs rows as planned. One object is for all evaluations of a run."""
     if isinstance(plan, Unplanned):
         return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
     is_ample = 2 * plan.total_bytes <= plan.budget.limit_bytes
@@ -233,13 +233,13 @@ class _Job:
 
 
 def _untrained(session: Session) -> Session:
-    """As a model is loaded that is only run."""
+    """Return the session of a model that is loaded only to be run."""
     trainer = NoTrainer(chunked_loss=session.config.trainer.chunked_loss)
     return replace(session, config=session.config.model_copy(update={"trainer": trainer}))
 
 
 def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
-    """Weights are mapped from their files, and are in this process's memory once they have been read.
+    """Read the weights, which are mapped from their files, into this process's memory.
 
     So is what the first pass of all imports.
     """
@@ -283,7 +283,7 @@ class ForwardPlan:
     largest: bool = False  # the fewest batches, then least padding; else least predicted time
 
     def cutter(self) -> ByLength:
-        """What the rows are cut by."""
+        """Return what divides the rows into batches."""
         return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
 
     def facts(self) -> tuple[Note, Note, Note]:
@@ -314,7 +314,7 @@ def forward_plan(
     reason: str,
     largest: bool = False,
 ) -> ForwardPlan:
-    """Cut under the least of what there is and what brings something.
+    """Return the partition under the least of what there is and what brings something.
 
     lengths: tokens of each of at least one row. room_bytes: that PyTorch may hold, weights included. useful_tokens: of
     a batch; more bring nothing. overhead_bytes: what its allocator holds beyond what is allocated, with these shapes.
@@ -353,7 +353,7 @@ def forward_plan(
 
 
 def bytes_of_useful(costs: Costs, lengths: NDArray[np.int64], useful_tokens: int) -> int:
-    """The cap with which no batch has more tokens than that; the longest row fits under it alone."""
+    """Return the cap with which no batch has more tokens; the longest row fits under it alone."""
     distinct = np.unique(lengths)
     rows = np.maximum(useful_tokens // distinct, 1)
     return int(np.ceil(costs.peak_bytes(rows, distinct).max()))

@@ -49,7 +49,7 @@ _COLUMNS_ON_THE_WAY = (0.7, 0.85)  # of a cache: the allocator sees windows grow
 
 
 def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
-    """What an earlier job has traced or measured of the same model on the same device is used again."""
+    """Return the plan of a job, by what earlier ones have traced or measured of the same model and device."""
     calibrations = request.calibrations
     correction = calibrations.correction()
     if correction.outside_bytes is not None:
@@ -245,7 +245,7 @@ def cut(
 
 
 def recut(plan: GenerationPlan, lengths: NDArray[np.int64], costs: CacheCosts, *, cap_bytes: int) -> GenerationPlan:
-    """The plan once the device has shown other costs or another cap. Rows that paid still pay."""
+    """Return the plan once the device has shown other costs or another cap. Rows that paid still pay."""
     room = replace(plan, costs=costs, cap_bytes=cap_bytes).room()
     before = waves(lengths, plan.room(), response_columns=costs.response_columns)
     now = waves(lengths, room, response_columns=costs.response_columns)
@@ -266,7 +266,7 @@ def recut(plan: GenerationPlan, lengths: NDArray[np.int64], costs: CacheCosts, *
 
 
 def rows_that_pay(task: GenerationRequest, costs: CacheCosts, times: PassTimes, *, cap_bytes: int) -> int:
-    """Of the longest prompts, or of those in the middle, of which more fit; and all waves of about as many."""
+    """Return the rows of the longest prompts, or of those in the middle, of which more fit: all waves are alike."""
     room = MemoryRoom(costs, cap_bytes=cap_bytes, most_rows=task.most_rows)
     columns = {tokens + costs.response_columns for tokens in (task.longest, task.median)}
     pay = max(times.rows_that_pay(each, most=room.rows(each)) for each in columns)
@@ -275,7 +275,7 @@ def rows_that_pay(task: GenerationRequest, costs: CacheCosts, times: PassTimes, 
 
 
 def _shapes(costs: CacheCosts, of: Waves, *, num_rows: int) -> tuple[PlannedRows, ...]:
-    """At the start and after each quarter of the rows, those in which something changes. The cache stays the first."""
+    """Return the shapes at the start and after each quarter of the rows where something changes; the cache stays."""
     cells = int(of.rows[0] * of.columns[0])
     found: dict[tuple[int, int], PlannedRows] = {}
     for part in range(_PARTS):
@@ -311,13 +311,13 @@ class Waves:
     columns: NDArray[np.int64]  # that its longest row needs
 
     def at(self, position: int) -> tuple[int, int]:
-        """Rows and columns of the wave in which the row at this position is."""
+        """Return rows and columns of the wave in which the row at this position is."""
         number = int(np.searchsorted(self.first, position, side="right")) - 1
         return int(self.rows[number]), int(self.columns[number])
 
 
 def waves(lengths: NDArray[np.int64], room: Room, *, response_columns: int) -> Waves:
-    """lengths: tokens of the prompts, the longest first. The cache of the first wave is that of all."""
+    """Return the waves of prompts of these lengths, the longest first. The cache of the first wave is that of all."""
     first, rows, columns = [], [], []
     position = cells = 0
     while position < len(lengths):
@@ -334,7 +334,7 @@ def waves(lengths: NDArray[np.int64], room: Room, *, response_columns: int) -> W
 
 
 def seconds(of: Waves, costs: CacheCosts, times: PassTimes) -> float:
-    """Where every response is as long as it may be, so that nobody's place becomes free before a wave is over."""
+    """Return those of a job whose responses are all as long as they may be: no place is free before a wave is over."""
     longest = np.maximum(of.columns - costs.response_columns, 1)
     together = np.minimum(of.rows, np.maximum(costs.prefill_tokens // longest, 1))
     passes = -(-of.rows // together)

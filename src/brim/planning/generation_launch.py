@@ -66,7 +66,7 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
 
 
 def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:
-    """Needs no weights. Where the number of rows is given, the plan says what it would have taken."""
+    """Plan without weights. Where the number of rows is given, the plan says what it would have taken."""
     if request.fixed_rows is None:
         return plan_job(request, say=say)
     free = plan_job(replace(request, fixed_rows=None), say=say)
@@ -75,7 +75,7 @@ def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> Ge
 
 
 def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> GenerationPlan | None:
-    """The plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
+    """Return the plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
     if session.config.memory.budget == "auto":
         return None
     request = generation_request(session, [prompt_tokens], llm=llm)
@@ -138,7 +138,7 @@ _NOT_TRIED = "not tried before the first rows, "
 def proven(
     plan: GenerationPlan, request: GenerationRequest, llm: LLM, settings: Mapping[str, Any], *, say: Say
 ) -> GenerationPlan:
-    """The plan after one try of its first rows; with fewer rows, where they run out of memory.
+    """Return the plan after one try of its first rows; with fewer rows, where they run out of memory.
 
     settings: what `generation_settings` gives. Weights and random states are left as they were.
     """
@@ -179,7 +179,7 @@ def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
 
 
 def _warm_up(llm: LLM, settings: Mapping[str, Any]) -> None:
-    """Two tokens of transformers' `generate`: threads, libraries' buffers and what is imported at first use."""
+    """Run two tokens of transformers' `generate`: threads, libraries' buffers and what is imported at first use."""
     row = TokenRow(key=0, input_ids=np.zeros(2, dtype=np.int32), supervised=np.zeros(2, dtype=np.bool_))
     few = {**settings, "max_new_tokens": 2} | {"min_new_tokens": 0}
     room = FixedRoom(1, prefill_tokens=1)
@@ -191,7 +191,7 @@ def _warm_up(llm: LLM, settings: Mapping[str, Any]) -> None:
 
 
 def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Say) -> GenerationPlan:
-    """On a CPU, less what has come into the process since it was planned: code, threads and their arenas."""
+    """Return the plan, on a CPU less what has come into the process since: code, threads and their arenas."""
     assert plan.costs is not None, "asked before"
     if not request.device.is_cpu:
         return plan
@@ -209,7 +209,7 @@ def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Sa
 
 
 def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationRequest, number: int) -> GenerationPlan:
-    """A probe that took more than predicted raises the costs of this job, too."""
+    """Return the plan with what a probe has shown: one that took more than predicted raises the costs."""
     assert plan.costs is not None, "asked before"
     shape = _shape_of(plan)
     told = f"{shape.rows:,} rows × {shape.columns:,} tokens ran and fitted ({number} probe{'s' * (number > 1)}"
@@ -228,7 +228,7 @@ def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationR
 
 
 def _lowered(plan: GenerationPlan, failed: CacheShape, request: GenerationRequest) -> GenerationPlan:
-    """As an engine does it."""
+    """Return the plan with fewer rows, as an engine would go on."""
     assert plan.costs is not None, "asked before"
     room = MemoryRoom(plan.costs, cap_bytes=plan.cap_bytes, most_rows=plan.most_rows)
     room.shrink(rows=failed.rows, columns=failed.columns)
@@ -255,7 +255,7 @@ class _Trial:
         self._run(_TINY)  # threads, libraries' buffers and what is imported at first use come with it
 
     def probe(self, shape: CacheShape) -> Probe:
-        """One shape."""
+        """Try one shape."""
         self._meter.begin()
         before_bytes = self._meter.peak_bytes()
         found = probed(shape.rows, lambda: self._run(shape), self._meter)

@@ -132,7 +132,7 @@ def generation_request(
 
 
 def cannot(engine: str, why: str) -> Problem:
-    """An engine that was asked for does not do what the other keys ask."""
+    """Return the problem of an engine that was asked for and does not do what the other keys ask."""
     return Problem(
         what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
     )

@@ -55,7 +55,7 @@ class Planned:
 
 
 def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
-    """The plan that an earlier run made for the same work, or a new one.
+    """Return the plan that an earlier run made for the same work, or a new one.
 
     every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
     Raises ConfigError where the effective batch moves as it cannot.
@@ -71,7 +71,7 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
 
 
 def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Planned:
-    """The plan of sizes that fit at once in the very way that is taken for them.
+    """Return the plan of sizes that fit at once in the very way that is taken for them.
 
     Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
     that of its own plan, once a way at most. A batch that memory is to size is planned for some rows first: the cut of
@@ -106,7 +106,7 @@ def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
 
 
 def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
-    """For later runs."""
+    """Keep a plan for later runs."""
     cache = _cache_of(request, budget, calibrations_of(request).correction(), every_way=every_way)
     cache.write(plan)
     if cache.note is not None:
@@ -122,7 +122,7 @@ def _correction(request: PlanRequest, say: Say) -> Correction:
 
 
 def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> PlanCache:
-    """Of plans that show every way, or of those by which runs go.
+    """Return the cache of plans that show every strategy, or of those by which runs go.
 
     A run goes by its plan again, to the bit, unless what was measured since says that it promises too much.
     """
@@ -141,7 +141,7 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
 def _cached(
     request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool, say: Say
 ) -> TrainingPlan | None:
-    """For a run the plan of an earlier run, which may have measured; else one that was only shown."""
+    """Return for a run the plan of an earlier run, which may have measured; else one that was only shown."""
     for shown in (True,) if every_way else (False, True):
         cache = _cache_of(request, budget, correction, every_way=shown)
         plan = cache.read(scale=correction.scale)
@@ -266,7 +266,7 @@ def _helps(
 
 
 def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
-    """The rows that do not fit in the way that takes the least."""
+    """Return the rows that do not fit in the strategy that takes the least."""
     least, way = min(zip(candidates, known, strict=True), key=lambda pair: pair[0].single_row_bytes)
     positions = np.sort(request.order[list(least.too_long)])
     lengths = request.rows.lengths[positions]
@@ -281,7 +281,7 @@ def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequ
 
 
 def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
-    """What the configuration leaves open. Chunks are taken wherever they can be, unless the plan is against them."""
+    """Return what the configuration leaves open. Chunks are taken wherever the plan is not against them."""
     chosen, reason = plan.chosen, plan.reason
     key = "trainer.enable_gradient_checkpointing"
     choices = [largest_choice(request)] if request.is_sized_by_memory else []
@@ -298,7 +298,7 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
 
 
 def too_long(plan: TrainingPlan) -> list[Problem]:
-    """Why a run does not begin whose rows do not fit."""
+    """Say why a run does not begin whose rows do not fit."""
     shown = plan.too_long[:_MOST_ROWS_NAMED]
     if not shown:
         return [Problem(what=f"no way to train fits: {plan.reason}", fix="; or ".join(plan.helps))]
@@ -317,7 +317,7 @@ _TENTHS = 10  # predictions take all tokens for supervised: runs are compared wh
 
 
 def calibrations_of(request: PlanRequest) -> Calibrations:
-    """Of this model, adapter and optimizer on this device."""
+    """Return what was measured of this model, adapter and optimizer on this device."""
     supervised = int(request.rows.num_supervised.sum()) / max(int(request.rows.lengths.sum()), 1)
     facts = {
         "device": request.device.title,
@@ -359,12 +359,12 @@ def remember(
 
 
 def _uncorrected(costs: Costs, predicted_bytes: int) -> int:
-    """What these costs predicted, as it would be without their correction."""
+    """Return what these costs predicted, as it would be without their correction."""
     return costs.static_bytes + round((predicted_bytes - costs.static_bytes) / costs.scale)
 
 
 def _outside_bytes(device: torch.device) -> int | None:
-    """What of a GPU is neither free nor PyTorch's: the context, libraries, other processes."""
+    """Return what of a GPU is neither free nor PyTorch's: the context, libraries, other processes."""
     if device.type != "cuda":
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -375,7 +375,10 @@ _ALIKE = "cut otherwise, under another memory, the losses are alike and not equa
 
 
 def dropout_notes(config: Config, base: Mapping[str, Any]) -> Iterator[str]:
-    """config: resolved, with a training. base: the base model's settings, defaults among them (see own_dropout)."""
+    """Yield what dropout keeps a plan from promising.
+
+    config: resolved, with a training. base: the base model's settings, defaults among them (see own_dropout).
+    """
     trainer, adapter = config.trainer, config.adapter
     assert isinstance(trainer, FinetuneTrainer), "only training drops anything"
     rate = 0.0 if adapter is None else adapter.dropout

@@ -163,7 +163,7 @@ class PlanRequest:
         )
 
     def config_of(self, way: Way) -> Config:
-        """The configuration that goes this way."""
+        """Return the configuration of a strategy."""
         # Where chunks are not asked for, whether the architecture allows them shows once it is built.
         chunked = self.trainer.chunked_loss if way.chunked_loss else False
         update = {"enable_gradient_checkpointing": way.gradient_checkpointing, "chunked_loss": chunked}
@@ -240,7 +240,7 @@ class PlanCache:
         return self._cache.note
 
     def read(self, *, scale: float = 1.0) -> TrainingPlan | None:
-        """The plan, under the budget of today; None where there is none, or it asks for more memory than there is.
+        """Return the plan under the budget of today; None where there is none that fits.
 
         scale: what runs have measured since of what shapes add to the memory; a plan that expects less is not used.
         """
@@ -274,7 +274,7 @@ def _is_ample(plan: TrainingPlan) -> bool:
 
 
 def _under(plan: TrainingPlan, budget: Budget) -> TrainingPlan | None:
-    """An ample plan under another budget, with the same cuts; None where it does not fit."""
+    """Return an ample plan under another budget, with the same cuts; None where it does not fit."""
     chosen = plan.chosen
     if chosen is None or chosen.total_bytes is None:
         return None
@@ -288,7 +288,7 @@ def _under(plan: TrainingPlan, budget: Budget) -> TrainingPlan | None:
 def plan_facts(
     config: Config, base_config: Mapping[str, Any], lengths: ArrayLike, *, adapter: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """All that a plan depends on beside the device's memory.
+    """Return all that a plan depends on beside the device's memory.
 
     config: resolved. base_config: the base model's config.json. lengths: tokens of the rows, in the order in which an
     epoch takes them. adapter: the settings that trained weights come with.
@@ -311,7 +311,7 @@ _WORTH_SAYING = 0.02
 
 
 def time_advice(estimate: TimeEstimate, shapes: Sequence[Shape]) -> tuple[str, ...]:
-    """Sentences for people. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
+    """Return sentences for people. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
     parts = estimate.parts(shapes)
     bound_by, share = parts.bound_by, parts.shares[parts.bound_by]
     less = less_when_doubled(estimate, shapes)
@@ -339,7 +339,7 @@ def time_advice(estimate: TimeEstimate, shapes: Sequence[Shape]) -> tuple[str, .
 
 
 def less_when_doubled(estimate: TimeEstimate, shapes: Sequence[Shape]) -> float:
-    """The share of the time a token that goes away with micro-batches of twice the rows."""
+    """Return the share of the time a token that goes away with micro-batches of twice the rows."""
     rows, lengths = np.array(shapes, dtype=np.float64).T
     surface = estimate.surface
     return max(0.0, 1.0 - float(surface(2 * rows, lengths).sum()) / (2 * float(surface(rows, lengths).sum())))

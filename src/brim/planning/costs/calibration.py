@@ -66,7 +66,7 @@ class Correction:
 
 
 def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | None = None) -> RunPeaks | None:
-    """What the peaks of one run say; None where no shape added enough to tell.
+    """Return what the peaks of one run say; None where no shape added enough to tell.
 
     The largest ratio counts, since a plan must hold for every step; that of peaks far below the largest one does not.
     """
@@ -92,7 +92,7 @@ def at_once(scale: float, probe: Peak, *, static_bytes: int) -> float:
 
 
 def combined(runs: Sequence[RunPeaks]) -> Correction:
-    """Of several runs: the median, so that one run that was disturbed does not count; of two the larger."""
+    """Return the correction of several runs: the median, so that one disturbed run does not count; of two the larger."""
     newest = runs[-_MOST_RUNS:]
     if not newest:
         return Correction()
@@ -122,7 +122,7 @@ class Calibrations:
         return self._cache.note
 
     def correction(self) -> Correction:
-        """Of the runs so far."""
+        """Return that of the runs so far."""
         return combined(self._runs())
 
     def add(self, run: RunPeaks) -> None:

@@ -157,7 +157,7 @@ def _lines(traces: Traces, where: _Region) -> list[list[_Sample]]:
 
 
 def _most_rows(first: _Sample, where: _Region) -> int:
-    """Of the shortest columns that matter, as many as the cap has room for by the cache alone; at least 2."""
+    """Return the rows of the shortest columns that matter that the cap has room for by the cache alone; at least 2."""
     shape, numbers = first[0], first[1].numbers
     held_bytes = numbers["held"] - numbers["loaded"]
     cell_bytes = (held_bytes or numbers["step"]) / (shape.rows * shape.columns)
@@ -188,7 +188,7 @@ def _of_step(sample: _Sample) -> _Point:
 
 
 def _surface(lengths: Sequence[int], lines: Sequence[Sequence[_Point]]) -> Surface:
-    """Through lines in the order of their lengths. Before its first point a line is no lower than the shortest's."""
+    """Return the surface through lines in the order of their lengths."""
     ordered = [sorted(dict(line).items()) for line in lines]
     return Surface(
         base=float(ordered[0][0][1]),

@@ -85,17 +85,17 @@ def sampled_length(lengths: NDArray[np.int64], *, context: int | None) -> int:
 
 
 def round_length(tokens: int) -> int:
-    """The next of 64, 96, 128, 192, 256, 384, …"""
+    """Return the next of 64, 96, 128, 192, 256, 384, …"""
     return _LENGTH_STEP if tokens <= _LENGTH_STEP else _round(tokens, halves=_LENGTH_STEP)
 
 
 def round_rows(rows: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, …"""
     return _round(rows, halves=2)
 
 
 def sampled(peak: Callable[[int, int], int], where: Region) -> Surface:
-    """The peak over the region. peak: bytes of (rows, tokens), which is what costs time."""
+    """Return the peak over the region. peak: bytes of (rows, tokens), which is what costs time."""
     peaks = _Peaks(peak, where)
     longest = peaks.line(peaks.sample(1, where.longest), most_rows=where.most_rows)
     alone = peaks.surface([longest])
@@ -124,7 +124,7 @@ def _passing(surface: Surface, sample: Sample) -> Surface:
 
 
 def through(surface: Surface, number: int, length: int, value: int) -> Surface:
-    """The surface with a line of this length that has this value at N = number.
+    """Return the surface with a line of this length that has this value at N = number.
 
     Where it is above the surface, the line rises in proportion to N; where it is below, no smaller N takes more.
     """
@@ -165,7 +165,7 @@ class _Peaks:
         return self._seen[rows, tokens]
 
     def line(self, first: Sample, *, most_rows: int) -> list[Sample]:
-        """Samples of one length, up to where they cross the cap or there are no more rows."""
+        """Return samples of one length, up to where they cross the cap or there are no more rows."""
         cap_bytes, tokens = self._where.cap_bytes, first.tokens
         line = [first]
         full_rows = self._chunk_rows(tokens)
@@ -180,7 +180,7 @@ class _Peaks:
         return self._refined(line)
 
     def tokens_at_cap(self, line: Sequence[Sample]) -> int:
-        """Where the line's last straight piece that begins under the cap meets it; far away if it never does."""
+        """Return where the line's last straight piece that begins under the cap meets it; far away if it never does."""
         points = self._points(line)
         under = [number for number, (_, value) in enumerate(points) if value <= self._where.cap_bytes]
         if not under:
@@ -192,7 +192,7 @@ class _Peaks:
         return most if slope <= 0 else min(int(left + (self._where.cap_bytes - low) / slope), most)
 
     def surface(self, lines: Sequence[Sequence[Sample]]) -> Surface:
-        """Through lines in the order of their lengths."""
+        """Return the surface through lines in the order of their lengths."""
         below: list[tuple[int, float]] = []
         tokens: list[tuple[int, ...]] = []
         values: list[tuple[float, ...]] = []
@@ -209,14 +209,14 @@ class _Peaks:
         )
 
     def _points(self, line: Sequence[Sample]) -> list[tuple[int, float]]:
-        """(N, peak) from no tokens on."""
+        """Return (N, peak) from no tokens on."""
         points = [(0, float(self._base))]
         if self._kink is not None and self._kink.tokens < line[0].tokens:
             points.append((self._kink.tokens, float(self._kink.peak_bytes)))
         return points + [(sample.num_tokens, float(sample.peak_bytes)) for sample in line]
 
     def _bent(self, line: Sequence[Sample]) -> list[tuple[int, float]]:
-        """The points, with the place where a chunk is just full, as if the sample with a row more were there.
+        """Return the points, with the place where a chunk is just full, as if the sample with a row more were there.
 
         Where that sample is the last, the line goes on from it as it came to it.
         """
@@ -231,11 +231,11 @@ class _Peaks:
         return bent
 
     def _chunk_rows(self, tokens: int) -> int:
-        """The fewest rows of this length that fill a chunk of the loss."""
+        """Return the fewest rows of this length that fill a chunk of the loss."""
         return -(-self._chunk // (tokens - 1))
 
     def _refined(self, line: list[Sample]) -> list[Sample]:
-        """The line with a sample at the cap, where it bends on the piece that crosses it."""
+        """Return the line with a sample at the cap, where it bends on the piece that crosses it."""
         if len(line) < 2 or not line[-2].peak_bytes <= self._where.cap_bytes < line[-1].peak_bytes:
             return line
         before, left, right = self._points(line)[-3:]
@@ -247,7 +247,7 @@ class _Peaks:
 
 
 def _round(number: int, *, halves: int) -> int:
-    """The next power of two, or one and a half of one where that is at least 3/2 × `halves`."""
+    """Return the next power of two, or one and a half of one where that is at least 3/2 × `halves`."""
     power = 1 << max(number - 1, 0).bit_length()
     three_quarters = power * 3 // 4
     return three_quarters if power >= 2 * halves and number <= three_quarters else power
@@ -256,7 +256,7 @@ def _round(number: int, *, halves: int) -> int:
 def _filled(
     line: Sequence[tuple[int, float]], shorter: Sequence[tuple[int, float]], *, first: Sample
 ) -> list[tuple[int, float]]:
-    """The line's points, and before its first sample those of the line of shorter rows, raised in proportion to N.
+    """Return the line's points, and before its first sample those of shorter rows, raised in proportion to N.
 
     A row of T tokens has none of fewer than T. Rows of lengths between the two lines do, and what depends on the
     length, attention's scores, grows with N · T.
@@ -285,7 +285,7 @@ def _is_alike(sample: Sample, surface: Surface) -> bool:
 
 
 def _most_rows_at(surface: Surface, tokens: int, where: Region) -> int:
-    """Rows of this length that fit under the cap; 1 where none does."""
+    """Return the rows of this length that fit under the cap; 1 where none does."""
     rows = np.arange(1, where.most_rows + 1)
     return max(int(np.count_nonzero(surface(rows, tokens) <= where.cap_bytes)), 1)
 

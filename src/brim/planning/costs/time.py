@@ -41,7 +41,7 @@ class TimeEstimate:
         return roofline(self.law, self.speed, rows * lengths, lengths)
 
     def recomputed(self, shapes: Sequence[Shape]) -> float:
-        """The share of their time that goes into computing activations anew."""
+        """Return the share of their time that goes into computing activations anew."""
         rows, lengths = np.array(shapes, dtype=np.float64).T
         parts = (self.law, self.law.of("recompute"))
         total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
@@ -51,7 +51,7 @@ class TimeEstimate:
 def estimate(
     counts: Mapping[Shape, WorkCount], speed: DeviceSpeed, *, longest: int, shortest: int, most_rows: int
 ) -> TimeEstimate:
-    """From the work of a few shapes, (rows, tokens of each): those that `shapes_to_count` asks for, and any others.
+    """Return the estimate by the work of a few shapes: those that `shapes_to_count` asks for, and any others.
 
     longest, shortest: tokens of the rows that there are. most_rows: of a micro-batch.
     """
@@ -73,7 +73,7 @@ def estimate(
 
 
 def _spread(first: int, last: int, number: int) -> tuple[int, ...]:
-    """Whole numbers from one to the other, in steps of about one factor."""
+    """Return whole numbers from one to the other, in steps of about one factor."""
     steps = np.geomspace(first, max(last, first), number)
     return tuple(sorted({first, last, *(round(float(step)) for step in steps)})) if last > first else (first,)
 
@@ -103,7 +103,7 @@ class Parts:
 
 
 def roofline(law: WorkLaw, speed: DeviceSpeed, num_tokens: ArrayLike, length: ArrayLike) -> Parts:
-    """A kernel takes as long as its arithmetic or its memory traffic, whichever is longer.
+    """Return seconds: a kernel takes as long as its arithmetic or its memory traffic, whichever is longer.
 
     A GPU works off a queue that the host fills: a micro-batch takes as long as the slower of the two. On a CPU they are
     one, and the times add up. After Williams, Waterman, Patterson, "Roofline" (2009).
@@ -128,7 +128,7 @@ def roofline(law: WorkLaw, speed: DeviceSpeed, num_tokens: ArrayLike, length: Ar
 
 
 def seconds_of(work: WorkCount, speed: DeviceSpeed) -> float:
-    """Of work that no shape changes, such as an optimizer's update."""
+    """Return the seconds of work that no shape changes, such as an optimizer's update."""
     return float(roofline(work_law({(1, 1): work}), speed, 1, 1).total_s[0])
 
 
@@ -155,7 +155,7 @@ class WorkLaw:
     def at(
         self, num_tokens: ArrayLike, length: ArrayLike
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """FLOPs, bytes and kernels [K, S] of S shapes."""
+        """Return FLOPs, bytes and kernels [K, S] of S shapes."""
         features = _features(num_tokens, length)
         flops, num_bytes, kernels = (
             np.maximum(law @ features, 0.0) for law in (self.flops, self.num_bytes, self.kernels)
@@ -163,7 +163,7 @@ class WorkLaw:
         return flops, num_bytes, kernels
 
     def of(self, phase: WorkPhase) -> WorkLaw:
-        """Of one phase alone."""
+        """Return the law of one phase alone."""
         chosen = [number for number, place in enumerate(self.places) if place.phase == phase]
         return WorkLaw(
             places=tuple(self.places[number] for number in chosen),
@@ -174,7 +174,7 @@ class WorkLaw:
 
 
 def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
-    """Through these shapes. Where all are of one length, it holds for that length.
+    """Return the law through these shapes. Where all are of one length, it holds for that length.
 
     Where there are fewer shapes than the law has terms, `shapes_to_count` says which ones are missing.
     """
@@ -183,7 +183,7 @@ def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
 
 
 def law_through(counted: Sequence[tuple[int, int, WorkCount]]) -> WorkLaw:
-    """Through passes over N tokens, each of which attends to T: (N, T, work)."""
+    """Return the law through passes over N tokens, each of which attends to T: (N, T, work)."""
     places = tuple(dict.fromkeys(place for _, _, work in counted for place in work.places))
     nothing = Work(0, 0, 0)
     found = [[work.places.get(place, nothing) for _, _, work in counted] for place in places]
@@ -200,7 +200,7 @@ def law_through(counted: Sequence[tuple[int, int, WorkCount]]) -> WorkLaw:
 
 
 def shapes_to_count(known: Collection[Shape], *, longest: int, short: int, most_rows: int) -> list[Shape]:
-    """Shapes that have to be traced besides those that are known, so that a law can be drawn; none or few."""
+    """Return the shapes to trace besides those that are known, so that a law can be drawn; none or few."""
     usable = [shape for shape in known if shape[0] * shape[1] >= _LEAST_TOKENS]
     wanted = [(1, longest), (min(2, most_rows), longest)] + ([(most_rows, short)] if 2 * short <= longest else [])
     missing: list[Shape] = []
@@ -216,13 +216,13 @@ def _usable(counts: Mapping[Shape, WorkCount]) -> list[Shape]:
 
 
 def _features(num_tokens: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
-    """[3, S]: 1, N, N·T."""
+    """Return [3, S]: 1, N, N·T."""
     tokens, lengths = np.broadcast_arrays(np.atleast_1d(num_tokens), np.atleast_1d(length))
     return np.stack([np.ones(tokens.shape), tokens.astype(np.float64), tokens * lengths.astype(np.float64)])
 
 
 def _fitted(features: NDArray[np.float64], values: list[list[int]]) -> NDArray[np.float64]:
-    """Least squares of relative errors: most values are in proportion to N. values: [K, S]. Returns [K, 3]."""
+    """Return [K, 3]: least squares of relative errors, since most values are in proportion to N. values: [K, S]."""
     weights = 1.0 / features[1]
     scale = np.maximum(np.abs(features * weights).max(axis=1), 1e-300)
     system = (features * weights / scale[:, None]).T

@@ -313,7 +313,7 @@ def _rounded(rows: int, tokens: int, longest: int) -> Shape:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What is built may draw numbers; and each shape leaves about a megabyte in PyTorch's cache of fake results."""
+    """Restore random states, and empty PyTorch's cache of fake results, in which a shape leaves about a megabyte."""
     with torch.random.fork_rng(devices=()):
         yield
     FakeTensorMode.cache_clear()
