@@ -92,7 +92,7 @@ def at_once(scale: float, probe: Peak, *, static_bytes: int) -> float:
 
 
 def combined(runs: Sequence[RunPeaks]) -> Correction:
-    """Return the correction of several runs: the median, so that one disturbed run does not count; of two the larger."""
+    """Return the correction of several runs: the median, so that no disturbed run counts; of two the larger."""
     newest = runs[-_MOST_RUNS:]
     if not newest:
         return Correction()
