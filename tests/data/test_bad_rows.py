@@ -142,6 +142,14 @@ def test_the_first_rows_may_be_bad_where_most_are_not(tmp_path):
     assert list(read(tmp_path / "data.jsonl").faults) == list(range(19))
 
 
+def test_a_file_of_bad_rows_alone_is_refused_with_their_places(tmp_path):
+    for name, content in (("data.jsonl", "{broken\n[1]\n"), ("data.json", "[1, 2]"), ("data.csv", "q,a\n1\n2\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataError, match="2 of 2 rows are bad, more than") as caught:
+            read(tmp_path / name)
+        assert len(caught.value.problems) == 3
+
+
 def test_a_column_of_which_most_is_no_text_is_the_wrong_column(tmp_path, prepared):
     file = tmp_path / "data.jsonl"
     file.write_text("".join(line(q=[1] if number in (1, 3, 4) else "x", a="y") + "\n" for number in range(5)))

@@ -162,7 +162,8 @@ def _read_path(path: Path) -> Source:
 
 
 def _checked(source: Source) -> Source:
-    RowFaults(locate=source.locate, problems=dict(source.faults)).require_minority(source.table.num_rows, source.name)
+    num_rows = max(source.table.num_rows, len(source.faults))  # a table of bad rows alone has no columns, and no rows
+    RowFaults(locate=source.locate, problems=dict(source.faults)).require_minority(num_rows, source.name)
     require_rows(source.table, source.name)
     return source
 
