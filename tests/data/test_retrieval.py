@@ -248,11 +248,11 @@ def kept(pool, encoder=None, name=None):
 def test_what_was_computed_once_is_used_again(pool, cache, name):
     first, asked = kept(pool(), name=name)
     assert asked == QUESTIONS
-    assert np.array_equal(first.embeddings, LetterEncoder().encode(QUESTIONS))
+    assert np.array_equal(first[0], LetterEncoder().encode(QUESTIONS))
     again, asked = kept(pool(), name=name)
-    assert (asked, first.notes, again.notes) == ([], (), ())
-    assert np.array_equal(again.embeddings, first.embeddings)
-    assert isinstance(again.embeddings, np.memmap)
+    assert (asked, first[1], again[1]) == ([], (), ())
+    assert np.array_equal(again[0], first[0])
+    assert isinstance(again[0], np.memmap)
     (folder,) = (cache / "retrieval").iterdir()
     assert name in (None, folder.name)
 
@@ -267,7 +267,7 @@ def test_a_named_index_of_something_else_is_made_anew_and_told(pool):
     ]:
         found, asked = kept(pool(questions), LetterEncoder(identity), "mine")
         assert asked == questions
-        assert found.notes == ("prompt.retrieval: the data or the model changed since mine was made: it is made anew",)
+        assert found[1] == ("prompt.retrieval: the data or the model changed since mine was made: it is made anew",)
         assert kept(pool(questions), LetterEncoder(identity), "mine")[1] == []
 
 
@@ -275,8 +275,19 @@ def test_without_a_name_each_data_and_model_has_its_own(pool, cache):
     kept(pool())
     found, _ = kept(pool(["another"]))
     kept(pool(), LetterEncoder("other letters"))
-    assert found.notes == ()
+    assert found[1] == ()
     assert len(list((cache / "retrieval").iterdir())) == 3
+
+
+def test_what_was_used_longest_ago_goes_where_there_is_too_much(pool, cache, monkeypatch):
+    kept(pool(), name="old")
+    num_bytes = sum(path.stat().st_size for path in (cache / "retrieval" / "old").iterdir())
+    monkeypatch.setattr(nearest_examples, "_MOST_KEPT_BYTES", int(2.5 * num_bytes))
+    kept(pool(), name="used")
+    kept(pool(), name="old")
+    (embeddings, _), _ = kept(pool(), name="new")
+    assert sorted(path.name for path in (cache / "retrieval").iterdir()) == ["new", "old"]
+    assert np.isfinite(embeddings).all()
 
 
 def test_a_damaged_index_is_made_anew_and_told(pool, cache):
@@ -291,7 +302,7 @@ def test_a_damaged_index_is_made_anew_and_told(pool, cache):
     ]:
         damage()
         found, asked = kept(pool(), name="mine")
-        assert found.notes == (f"prompt.retrieval: what is kept in {folder} is damaged ({reason}): it is made anew",)
+        assert found[1] == (f"prompt.retrieval: what is kept in {folder} is damaged ({reason}): it is made anew",)
         assert asked == QUESTIONS
         assert kept(pool(), name="mine")[1] == []
 

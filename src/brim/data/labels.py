@@ -193,7 +193,7 @@ def _rows_with(labels: Iterable[str], column: pa.ChunkedArray) -> dict[str, list
 
 
 def _rows_at(rows: list[int], source: Source) -> str:
-    return f"{len(rows):,} {_rows(len(rows))}: {source.places(rows)}"
+    return f"{format_count(len(rows), 'row')}: {source.places(rows)}"
 
 
 def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: RowFaults) -> Iterator[Texts]:
@@ -254,7 +254,7 @@ def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
             *(
                 Problem(
                     what=f"column `{column}` writes one label in {1 + len(others)} ways: "
-                    f"{common!r} ({counts[common]:,} {_rows(counts[common])}), "
+                    f"{common!r} ({format_count(counts[common], 'row')}), "
                     + ", ".join(f"{label!r} ({_rows_at(rows[label], source)})" for label in others),
                     where=where,
                     expected="labels that differ in more than case and white space",
@@ -269,7 +269,7 @@ def _choices(feature: OutputFeature, labels: Sequence[str], fallback: str, *, nu
     values = f"the values of column `{feature.column_name}`: {_listed(labels)}"
     chosen = [Choice(key=_MATCH, value=f"{len(labels)} labels", reason=values)]
     if feature.fallback_label is None:
-        reason = f"the most frequent label, of {num_rows:,} {_rows(num_rows)}"
+        reason = f"the most frequent label, of {format_count(num_rows, 'row')}"
         chosen.append(Choice(key=_FALLBACK, value=fallback, reason=reason))
     return tuple(chosen)
 
@@ -286,7 +286,3 @@ def _unknown(label: str, labels: Sequence[str], column: str) -> Problem:
 
 def _listed(labels: Sequence[str]) -> str:
     return ", ".join(labels[:_SHOWN]) + (f" or {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
-
-
-def _rows(count: int) -> str:
-    return "row" if count == 1 else "rows"

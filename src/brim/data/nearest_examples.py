@@ -40,17 +40,12 @@ _VECTORS, _FACTS = "embeddings.npy", "facts.json"
 _MOST_KEPT_BYTES = 8 * 2**30  # of all embeddings in the cache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The pool's embeddings, mapped from disk, and what is to be told of how they came."""
+def embeddings_of(
+    pool: ExamplePool, encoder: SentenceEncoder, *, index_name: str | None
+) -> tuple[Embeddings, tuple[str, ...]]:
+    """Return the pool's embeddings, mapped from disk, and what is to be told of how they came.
 
-    embeddings: Embeddings
-    notes: tuple[str, ...] = ()
-
-
-def embeddings_of(pool: ExamplePool, encoder: SentenceEncoder, *, index_name: str | None) -> Kept:
-    """Those of the cache where they were made of the same inputs by the same model, else made anew and kept.
-
+    They are those of the cache where the same model made them of the same inputs, else made anew and kept.
     Raises OutputError when the cache cannot be written.
     """
     facts = {"model": encoder.identity, "inputs": _digest(pool), "num_rows": len(pool)}
@@ -60,16 +55,16 @@ def embeddings_of(pool: ExamplePool, encoder: SentenceEncoder, *, index_name: st
     try:
         if _facts(folder) == facts:
             mark_used(folder)
-            return Kept(embeddings=np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False))
+            return np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False), ()
         notes.append(f"prompt.retrieval: the data or the model changed since {name} was made: it is made anew")
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         notes.append(f"prompt.retrieval: what is kept in {folder} is damaged ({error}): it is made anew")
     _write(folder, facts, lambda path: _embed(pool, encoder, path))
-    kept = Kept(embeddings=np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False), notes=tuple(notes))
-    forget_oldest(folder.parent, "[!.]*", most_bytes=_MOST_KEPT_BYTES)
-    return kept
+    made = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
+    forget_oldest(folder.parent, "[!.]*", most_bytes=_MOST_KEPT_BYTES)  # what is mapped outlives its name
+    return made, tuple(notes)
 
 
 def _facts(folder: Path) -> object:

@@ -19,7 +19,7 @@ from brim.data.prompts import Prompter, learning_limits, prompt_limits, prompter
 from brim.data.read import SPLITS, Entry, Ledger, RowFaults, Source
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
 from brim.data.tokens import Chat, Findings, Limits, Piece, TextEncoder, Texts, TokenRows, tokenize
-from brim.data.usable import dropped_faults, leaving_none_unasked, most_unasked, require_filled
+from brim.data.usable import leaving_none_unasked, most_unasked, require_filled
 from brim.errors import DataError, Problem, problems_of
 from brim.notes import warning
 from brim.units import format_count
@@ -214,13 +214,18 @@ def _bad_rows(
     split_of: Callable[[int], str],
 ) -> list[Entry]:
     """The ledger's entries for the rows that cannot be used. Raises DataError where they are not to be left out."""
-    unasked = few.why if policy == "auto" else ""
+    of_source = RowFaults(locate=source.locate, problems=dict(source.faults))
+    num_all = num_rows + len(source.faults)
     if policy == "error" or (policy == "auto" and not few.why):
-        faults = RowFaults(locate=source.locate, problems={**source.faults, **asked.faults.problems})
-        num_rows += len(source.faults)
-        return faults.settle("error", num_rows=num_rows, name=source.name, split_of=split_of, most=few.most)
-    entries = asked.faults.settle("drop", num_rows=num_rows, name=source.name, split_of=split_of, unasked=unasked)
-    return [*dropped_faults(source, unasked=unasked), *entries]
+        of_source.problems |= asked.faults.problems
+        return of_source.settle("error", num_rows=num_all, name=source.name, split_of=split_of, most=few.most)
+    unasked = few.why if policy == "auto" else ""
+    entries = of_source.settle(
+        "drop", num_rows=source.table.num_rows, name=source.name, split_of=lambda key: None, unasked=unasked
+    )
+    return entries + asked.faults.settle(
+        "drop", num_rows=num_rows, name=source.name, split_of=split_of, unasked=unasked
+    )
 
 
 def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:

@@ -64,9 +64,8 @@ class Contexts:
         """What a person should know of the rows drawn so far."""
         notes = list(self.standing_notes)
         if self.elsewhere is not None and self.num_known:
-            rows, them = (
-                ("1 row has its", "it") if self.num_known == 1 else (f"{self.num_known:,} rows have their", "them")
-            )
+            rows = format_count(self.num_known, "row has its", "rows have their")
+            them = "it" if self.num_known == 1 else "them"
             notes.append(
                 f"{rows} very input in the training split of {self.elsewhere}, where it is no example for {them}"
             )
@@ -93,7 +92,7 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
     pool = example_pool(config, training)
     examples, notes = _examples(retrieval, pool, seed=config.random_seed)
     if pool.num_unknown and training is not source:
-        rows = "1 training row is" if pool.num_unknown == 1 else f"{pool.num_unknown:,} training rows are"
+        rows = format_count(pool.num_unknown, "training row is", "training rows are")
         notes = (*notes, warning(f"{rows} of an unknown label in {training.name}: no example", topic="rows"))
     return Contexts(
         pool=pool,
@@ -125,9 +124,8 @@ def _examples(retrieval: RetrievalConfig, pool: ExamplePool, *, seed: int) -> tu
         return RandomExamples(num_pooled=len(pool), num_examples=retrieval.num_examples, seed=seed), ()
     assert retrieval.model_name is not None, "a rule of the configuration"
     encoder = load_sentence_encoder(retrieval.model_name)
-    kept = embeddings_of(pool, encoder, index_name=retrieval.index_name)
-    chosen = NearestExamples(embeddings=kept.embeddings, encoder=encoder, num_examples=retrieval.num_examples)
-    return chosen, kept.notes
+    embeddings, notes = embeddings_of(pool, encoder, index_name=retrieval.index_name)
+    return NearestExamples(embeddings=embeddings, encoder=encoder, num_examples=retrieval.num_examples), notes
 
 
 def _looks_the_same(training: Source, source: Source) -> bool:

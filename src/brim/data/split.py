@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -69,8 +68,7 @@ def _require_usable(source: Source, column: str, keys: Keys) -> None:
     if len(empty):
         raise DataError(
             Problem(
-                what=f"column `{column}`, by which the data is split, is empty in {len(empty):,} "
-                f"{'row' if len(empty) == 1 else 'rows'}",
+                what=f"column `{column}`, by which the data is split, is empty in {format_count(len(empty), 'row')}",
                 where=source.places(empty.tolist()),
                 expected="a value in every row",
                 fix="fill the cells, or split by another column or at random",
@@ -89,7 +87,15 @@ def _texts(source: Source, column: str, keys: Keys) -> Iterator[str]:
 
 def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Codes:
     codes, unknown = split_as_given(texts)
-    problems = [_unknown(source, column, keys, each) for each in unknown[:3]]
+    problems = [
+        Problem(
+            what=f"column `{column}` holds {value!r} in {format_count(len(rows), 'row')}, which is no split",
+            where=source.places(keys[rows].tolist()),
+            expected="0, 1, 2 or train, validation, test",
+            fix="correct the cells, or name another column in preprocessing.split.column",
+        )
+        for value, rows in list(unknown.items())[:3]
+    ]
     if len(unknown) > 3:
         problems.append(
             Problem(
@@ -110,16 +116,6 @@ def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Code
     return codes
 
 
-def _unknown(source: Source, column: str, keys: Keys, unknown: UnknownSplit) -> Problem:
-    rows = [int(keys[row]) for row in unknown.rows]
-    return Problem(
-        what=f"column `{column}` holds {unknown.value!r} in {format_count(len(rows), 'row')}, which is no split",
-        where=source.places(rows),
-        expected="0, 1, 2 or train, validation, test",
-        fix="correct the cells, or name another column in preprocessing.split.column",
-    )
-
-
 Split = Literal["train", "validation", "test", "full"]  # full: all rows
 
 
@@ -127,14 +123,6 @@ _SPLITTING, _SAMPLING = 1, 2  # part of the entropy, so that the draws of one se
 
 
 Codes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test; one a row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownSplit:
-    """A value of a fixed split's column that names no split."""
-
-    value: str
-    rows: tuple[int, ...]
 
 
 def check_split(name: str | None) -> Split | None:
@@ -172,8 +160,8 @@ def split_by_hash(texts: Iterable[str], probabilities: Sequence[float]) -> Codes
     return np.minimum(np.searchsorted(shares / shares[-1], positions, side="right"), len(SPLITS) - 1).astype(np.int8)
 
 
-def split_as_given(texts: Sequence[str]) -> tuple[Codes, list[UnknownSplit]]:
-    """A split from each row's own word for it; what is no such word is returned with its rows."""
+def split_as_given(texts: Sequence[str]) -> tuple[Codes, dict[str, list[int]]]:
+    """Return a split from each row's own word for it, and what is no such word, with its rows."""
     codes: Codes = np.zeros(len(texts), np.int8)
     unknown: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
@@ -182,7 +170,7 @@ def split_as_given(texts: Sequence[str]) -> tuple[Codes, list[UnknownSplit]]:
             unknown.setdefault(text, []).append(row)
         else:
             codes[row] = code
-    return codes, [UnknownSplit(value=value, rows=tuple(rows)) for value, rows in unknown.items()]
+    return codes, unknown
 
 
 def sample(num_rows: int, size: int, *, seed: int) -> npt.NDArray[np.int64]:

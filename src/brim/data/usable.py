@@ -14,18 +14,11 @@ import numpy.typing as npt
 
 from brim.config import KeyPath, is_within, prompt_columns
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature, PreprocessingConfig, RandomSplit
-from brim.data.read import Entry, RowFaults, Source
+from brim.data.read import RowFaults, Source
 from brim.errors import DataError, Problem, problems_of
 from brim.units import format_count
 
 INPUT, OUTPUT = "input_features[0]", "output_features[0]"
-
-
-def dropped_faults(source: Source, *, unasked: str = "") -> list[Entry]:
-    """The ledger's entries for the faulty rows of a source that is usable without them. unasked: as in `settle`."""
-    faults = RowFaults(locate=source.locate, problems=dict(source.faults))
-    num_rows, name = source.table.num_rows, source.name
-    return faults.settle("drop", num_rows=num_rows, name=name, split_of=lambda key: None, unasked=unasked)
 
 
 def most_unasked(policy: PreprocessingConfig, num_rows: int) -> int:
