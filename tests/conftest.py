@@ -79,12 +79,15 @@ def _quick_collections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _cache_of_its_own(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Neither finds nor leaves anything in the user's cache; processes that tests start inherit it.
 
-    Each worker has its own: a plan goes by all that was traced before, by another worker's traces, too.
+    Workers share what was traced, which is the same whoever traces it; plans depend on the memory that was free then.
     """
-    os.environ["BRIM_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    cache = tmp_path_factory.mktemp("cache")
+    (shared_folder / "traces").mkdir(exist_ok=True)
+    (cache / "traces").symlink_to(shared_folder / "traces")
+    os.environ["BRIM_CACHE_DIR"] = str(cache)
 
 
 @pytest.fixture(scope="session")
