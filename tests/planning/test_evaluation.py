@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -120,8 +122,7 @@ def plan_of(lengths, *, room_bytes=1_600, useful=10_000, overhead=lambda shapes:
         lengths,
         costs=COSTS,
         source="traced",
-        budget=BUDGET,
-        room_bytes=room_bytes,
+        budget=replace(BUDGET, limit_bytes=room_bytes + 400),
         useful_tokens=useful,
         overhead_bytes=overhead,
         reason="a test",
@@ -144,9 +145,9 @@ def test_no_batch_has_more_tokens_than_are_useful_or_fit():
     assert plan_of([50, 10, 10], useful=20).cap_bytes == 150  # a row that is longer stands alone
     plan = plan_of([10] * 20, room_bytes=200, overhead=lambda shapes: 30)  # the allocator is left its room
     assert (plan.cap_bytes, plan.widest) == (170, (7, 10))
-    assert plan.total_bytes == 170 + 30 + 1_900 - 200
+    assert plan.total_bytes == 170 + 30 + 300
     ample = plan_of([10] * 2, room_bytes=200, overhead=lambda shapes: pytest.fail("not asked"))
-    assert ample.total_bytes == 120 + 1_900 - 200
+    assert ample.total_bytes == 120 + 300
     plan = plan_of([90, 150, 120, 10], room_bytes=200)  # rows that do not fit alone are counted and tried
     assert (plan.num_too_long, plan.widest) == (2, (1, 150))
 

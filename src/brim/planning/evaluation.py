@@ -193,7 +193,7 @@ class _Job:
             speed=self.speed,
         )
         plan = self._partitioned(costs, useful_tokens, traces)
-        if plan.widest_bytes > _NEARLY_ALL * plan.room_bytes:
+        if plan.widest_bytes > _NEARLY_ALL * self.budget.reserved_bytes:
             costs = verified(costs, traces, rows=plan.widest[0], tokens=plan.widest[1])
             plan = self._partitioned(costs, useful_tokens, traces)
         return plan
@@ -224,7 +224,6 @@ class _Job:
             costs=costs,
             source=source,
             budget=self.budget,
-            room_bytes=self.budget.reserved_bytes,
             useful_tokens=self.whole_tokens or useful_tokens,
             overhead_bytes=overhead_bytes,
             reason=reason,
@@ -270,8 +269,7 @@ class ForwardPlan:
     budget: Budget
     costs: Costs
     source: Source  # of the costs
-    cap_bytes: int  # allocated, of a batch; some rows may exceed it alone
-    room_bytes: int  # that might be allocated: the cap is lower where larger batches bring nothing
+    cap_bytes: int  # allocated, of a batch, lower where larger ones bring nothing; some rows may exceed it alone
     widest: Shape  # rows, tokens
     widest_bytes: int  # allocated
     total_bytes: int  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
@@ -308,7 +306,6 @@ def forward_plan(
     costs: Costs,
     source: Source,
     budget: Budget,
-    room_bytes: int,
     useful_tokens: int,
     overhead_bytes: Callable[[Sequence[Shape]], int],
     reason: str,
@@ -316,13 +313,12 @@ def forward_plan(
 ) -> ForwardPlan:
     """Return the partition under the least of what there is and what brings something.
 
-    lengths: tokens of each of at least one row. room_bytes: that PyTorch may hold, weights included. useful_tokens: of
-    a batch; more bring nothing. overhead_bytes: what its allocator holds beyond what is allocated, with these shapes.
-    largest: see ForwardPlan.
+    lengths: tokens of each of at least one row. useful_tokens: of a batch; more bring nothing. overhead_bytes: what
+    PyTorch's allocator holds beyond what is allocated, with these shapes. largest: see ForwardPlan.
     """
     tokens = -np.sort(-np.asarray(lengths, dtype=np.int64))
-    wanted_bytes = bytes_of_useful(costs, tokens, useful_tokens)
-    cap_bytes = min(wanted_bytes, room_bytes)
+    room_bytes = budget.reserved_bytes
+    cap_bytes = min(bytes_of_useful(costs, tokens, useful_tokens), room_bytes)
     for _ in range(_MOST_ROUNDS):
         totals, beyond_bytes = _partition_totals(tokens, costs, cap_bytes, largest=largest), 0
         if _MOST_HELD * totals.widest.peak_bytes <= room_bytes:
@@ -339,10 +335,9 @@ def forward_plan(
         costs=costs,
         source=source,
         cap_bytes=cap_bytes,
-        room_bytes=room_bytes,
         widest=(widest.rows, widest.padded_length),
         widest_bytes=widest.peak_bytes,
-        total_bytes=widest.peak_bytes + beyond_bytes + budget.limit_bytes - budget.margin_bytes - room_bytes,
+        total_bytes=widest.peak_bytes + beyond_bytes + budget.outside_bytes,
         num_batches=totals.num_micro_batches,
         padding=totals.padded_tokens / totals.real_tokens,
         seconds=totals.seconds,
