@@ -1,8 +1,8 @@
 """Run a stream of births and deaths through a simulated allocator: live and reserved bytes after each event.
 
-On a CPU the allocator is a `Heap`: what is allocated is resident, and what is freed is gone. So it is where the C
-library maps each tensor by itself (docs/decisions/0010-resident-memory-on-a-cpu.md). The class has the parts of
-`CachingAllocator` that a replay asks for.
+On a CPU the allocator is a `Heap`: what is allocated is resident, and what is freed is gone. That is how it is where
+the C library maps each tensor by itself (docs/decisions/0010-resident-memory-on-a-cpu.md). `Heap` has those parts of
+`CachingAllocator` that a replay needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from brim.memory.trace import CATEGORIES, Category, EventStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Bytes after each of E events. Blocks that lived before the stream began are not in `live_bytes`."""
+    """Hold the bytes after each of E events; blocks that lived before the stream began are not in `live_bytes`."""
 
     live_bytes: Mapping[Category, NDArray[np.int64]]  # each [E]; the blocks' sizes, which PyTorch counts as allocated
     allocated_bytes: NDArray[np.int64]  # [E]: all categories
@@ -28,14 +28,14 @@ class Replay:
 
     @property
     def allocated_peak(self) -> int:
-        """The first event after which most is allocated."""
+        """Return the first event after which the allocated bytes are at their peak."""
         return int(np.argmax(self.allocated_bytes))
 
 
 def replay(
     stream: EventStream, allocator: CachingAllocator | Heap, *, cuda_streams: Sequence[int] | None = None
 ) -> Replay:
-    """Allocate and free as the stream says; what is alive at its end stays so in the allocator.
+    """Allocate and free as the stream says; what is alive at its end stays allocated.
 
     cuda_streams: the CUDA stream that each storage is allocated on; all on one if not given.
     Raises SimulatedOutOfMemory, with the event's index, when the allocator has a capacity that does not suffice.
@@ -62,7 +62,7 @@ def replay(
 
 
 def _summary(stream: EventStream, change: NDArray[np.int64], reserved_bytes: NDArray[np.int64]) -> Replay:
-    """Running sums by category of what each event changed."""
+    """Sum up, by category, what the events changed: running totals."""
     storages = np.array(stream.storages, dtype=np.int64)
     is_birth = storages >= 0
     which = np.where(is_birth, storages, ~storages)
@@ -81,7 +81,7 @@ def _summary(stream: EventStream, change: NDArray[np.int64], reserved_bytes: NDA
 
 
 class Heap:
-    """Blocks of the size that was asked for."""
+    """Allocate blocks of exactly the size that is requested."""
 
     def __init__(self) -> None:
         self.allocated_bytes = 0
@@ -89,11 +89,11 @@ class Heap:
 
     @property
     def reserved_bytes(self) -> int:
-        """Nothing is kept for later."""
+        """Return the allocated bytes: nothing is kept for later."""
         return self.allocated_bytes
 
     def malloc(self, num_bytes: int, stream: int = 0) -> int:
-        """A block; its handle."""
+        """Allocate a block, and return its handle."""
         self.allocated_bytes += num_bytes
         self._sizes.append(num_bytes)
         return len(self._sizes) - 1

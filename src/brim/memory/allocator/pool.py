@@ -3,9 +3,9 @@
 Boundary tags: a free block is found by its start and by its end, so that freeing looks at two dictionary entries.
 Segments lie at least 512 bytes apart, so that blocks of different segments are never neighbours.
 
-Expandable segments are simulated, too: address space that is reserved once and given memory page by page. PyTorch's
-`expandable_segments:True` (`ExpandableSegment` in c10/cuda/CUDACachingAllocator.cpp). A page has 2 MiB in the small
-pool and, by default, 20 MiB in the large one.
+Expandable segments are simulated, too: address space that is reserved once and given memory page by page, as with
+PyTorch's `expandable_segments:True` (`ExpandableSegment` in c10/cuda/CUDACachingAllocator.cpp). A page has 2 MiB in
+the small pool and, by default, 20 MiB in the large one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENDLESS_BYTES = 2**52  # address space of a segment where the device's memory i
 
 @dataclass(slots=True)
 class _Space:
-    """The address space of one pool."""
+    """Hold the address space of one pool."""
 
     page_bytes: int
     holes: dict[int, int] = field(default_factory=dict)  # address of a range without memory -> its size
@@ -26,7 +26,7 @@ class _Space:
     order: list[int] = field(default_factory=list)  # addresses of the holes, ascending
 
     def add(self, address: int, size: int) -> None:
-        """A range loses its memory; joined with the holes beside it."""
+        """Add a range that has lost its memory, and join it with the holes beside it."""
         end = address + size
         left = self.hole_ends.pop(address, None)
         if left is not None:
@@ -41,8 +41,8 @@ class _Space:
         self.hole_ends[end] = address
         insort(self.order, address)
 
-    def cut(self, address: int, size: int) -> None:
-        """The first `size` bytes of a hole get memory."""
+    def fill(self, address: int, size: int) -> None:
+        """Give memory to the first `size` bytes of a hole."""
         rest = self.holes[address] - size
         end = address + size + rest
         self._forget(address)
@@ -58,7 +58,7 @@ class _Space:
 
 
 class ExpandableSegments:
-    """Memory for pools whose segments grow; device_bytes: the device's memory, if known."""
+    """Supply memory to pools whose segments grow. device_bytes: the device's memory, if known."""
 
     __slots__ = ("_device_bytes", "_spaces")
 
@@ -71,7 +71,10 @@ class ExpandableSegments:
         self._spaces[id(pool)] = _Space(page_bytes)
 
     def best_fit(self, pool: BlockPool, index: int) -> int:
-        """From the smallest sufficient free block on: a block that can grow counts as large as it can become."""
+        """Return the index of the best free block from `index` on, the smallest that is large enough.
+
+        A block that can grow counts as large as it can become.
+        """
         holes = self._spaces[id(pool)].holes
 
         def reach(position: int) -> int:
@@ -83,16 +86,17 @@ class ExpandableSegments:
         return index
 
     def extend(self, pool: BlockPool, size: int, free_bytes: int | None) -> tuple[int, int]:
-        """A free block of at least `size` bytes by adding pages; its address (0: not enough memory), bytes added.
+        """Make a free block of at least `size` bytes by adding pages; return its address and the bytes added.
 
-        free_bytes: what the device has left; None: without end. Pages that were added before it ran out stay.
+        The address is 0 where memory does not suffice; pages that were added before it ran out stay.
+        free_bytes: what the device has left; None: no limit.
         """
         space = self._spaces[id(pool)]
         address = self._candidate(pool, space, size)
         added = 0
         if address in space.holes:
-            wanted = min(space.holes[address], size)
-            address, added = self._map(pool, space, address, wanted, free_bytes)
+            needed = min(space.holes[address], size)
+            address, added = self._map(pool, space, address, needed, free_bytes)
         while address and pool.starts[address] < size:
             block_size = pool.starts[address]
             hole = address + block_size
@@ -102,7 +106,7 @@ class ExpandableSegments:
         return address, added
 
     def unmap_free_pages(self, pool: BlockPool) -> int:
-        """Take the memory of every page that is wholly free; the bytes that went back."""
+        """Take the memory of every page that is wholly free, and return how many bytes went back."""
         space = self._spaces[id(pool)]
         released = 0
         for address, size in pool.blocks():
@@ -122,7 +126,7 @@ class ExpandableSegments:
         return released
 
     def _candidate(self, pool: BlockPool, space: _Space, size: int) -> int:
-        """find_expandable_block: the lowest address from which `size` bytes are free or without memory."""
+        """Return the lowest address from which `size` bytes are free or without memory (find_expandable_block)."""
         for hole in space.order:
             start = pool.ends.get(hole, hole)
             end = start
@@ -136,8 +140,8 @@ class ExpandableSegments:
         return self._new_segment(pool, space)
 
     def _new_segment(self, pool: BlockPool, space: _Space) -> int:
-        wanted = _ENDLESS_BYTES if self._device_bytes is None else self._device_bytes * 9 // 8
-        size = -(-wanted // space.page_bytes) * space.page_bytes
+        needed = _ENDLESS_BYTES if self._device_bytes is None else self._device_bytes * 9 // 8
+        size = -(-needed // space.page_bytes) * space.page_bytes
         address = pool.next_address
         pool.next_address += size + 512
         pool.segments[address] = size
@@ -145,21 +149,21 @@ class ExpandableSegments:
         return address
 
     def _map(self, pool: BlockPool, space: _Space, hole: int, size: int, free_bytes: int | None) -> tuple[int, int]:
-        """Give the beginning of a hole memory, in whole pages; the free block it became part of, bytes mapped."""
+        """Give memory to the beginning of a hole, in whole pages; return the free block around it, and the bytes."""
         mapped = -(-size // space.page_bytes) * space.page_bytes
         if free_bytes is not None and mapped > free_bytes:
             return 0, 0
-        space.cut(hole, mapped)
+        space.fill(hole, mapped)
         return pool.insert(hole, mapped)[0], mapped
 
     def _base(self, pool: BlockPool, address: int) -> int:
-        """The address of the segment that a block lies in; there is rarely more than one."""
+        """Return the address of the segment that a block lies in; there is rarely more than one segment."""
         return max(base for base in pool.segments if base <= address)
 
     def _drop_empty_segments(self, pool: BlockPool, space: _Space) -> None:
         for base, size in list(pool.segments.items()):
             if space.holes.get(base) == size:
-                space.cut(base, size)
+                space.fill(base, size)
                 del pool.segments[base]
 
 
@@ -170,7 +174,7 @@ _ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 
 class BlockPool:
-    """Blocks of one pool; sizes and addresses in bytes, multiples of 512."""
+    """Hold the blocks of one pool; sizes and addresses are in bytes, multiples of 512."""
 
     __slots__ = ("ends", "free", "is_small", "live", "next_address", "segments", "smallest_rest", "starts")
 
@@ -185,14 +189,14 @@ class BlockPool:
         self.free: list[int] = []  # size << ADDRESS_BITS | address of each free block, ascending
 
     def take(self, size: int) -> int:
-        """The smallest free block that has `size` bytes, split if worth it; its address, or 0 if there is none."""
+        """Take the smallest free block that has `size` bytes, split if worth it; return its address, 0: none."""
         index = bisect_left(self.free, size << ADDRESS_BITS)
         if index == len(self.free):
             return 0
         return self.carve(index, size, self.smallest_rest)
 
     def carve(self, index: int, size: int, smallest_rest: int) -> int:
-        """Make the first `size` bytes of free block `index` live, or all of it when less would be left over."""
+        """Make the first `size` bytes of free block `index` live, or all of it if less than `smallest_rest` is left."""
         free, starts, ends = self.free, self.starts, self.ends
         key = free[index]
         address = key & _ADDRESS_MASK
@@ -217,12 +221,12 @@ class BlockPool:
         return address
 
     def put(self, address: int) -> tuple[int, int]:
-        """Free a live block and join it with its free neighbours; address and size of what came out."""
+        """Free a live block and join it with its free neighbours; return address and size of the joined block."""
         size = self.live.pop(address)
         return self.insert(address, size)
 
     def insert(self, address: int, size: int) -> tuple[int, int]:
-        """Add free memory and join it with its free neighbours; address and size of what came out."""
+        """Add free memory and join it with its free neighbours; return address and size of the joined block."""
         free, starts, ends = self.free, self.starts, self.ends
         end = address + size
         left = ends.pop(address, 0)
@@ -240,31 +244,31 @@ class BlockPool:
         return address, size
 
     def remove(self, address: int) -> int:
-        """Take a free block out whole, without making it live; its size."""
+        """Take out a whole free block without making it live, and return its size."""
         size = self.starts.pop(address)
         del self.ends[address + size]
         del self.free[bisect_left(self.free, size << ADDRESS_BITS | address)]
         return size
 
     def index_of(self, address: int) -> int:
-        """The position of a free block in `free`."""
+        """Return the position of a free block in `free`."""
         return bisect_left(self.free, self.starts[address] << ADDRESS_BITS | address)
 
     def index_from(self, size: int) -> int:
-        """The position of the smallest free block that has `size` bytes; len(free) if there is none."""
+        """Return the position of the smallest free block that has `size` bytes; len(free) if there is none."""
         return bisect_left(self.free, size << ADDRESS_BITS)
 
     def block_at(self, index: int) -> tuple[int, int]:
-        """Address and size of free block `index`."""
+        """Return address and size of free block `index`."""
         key = self.free[index]
         return key & _ADDRESS_MASK, key >> ADDRESS_BITS
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Address and size of each free block, ascending by size."""
+        """Return address and size of each free block, ascending by size."""
         return [(key & _ADDRESS_MASK, key >> ADDRESS_BITS) for key in self.free]
 
     def add_segment(self, size: int) -> int:
-        """A new segment, free as one block; its address."""
+        """Add a segment, free as one block, and return its address."""
         address = self.next_address
         self.next_address += size + 512
         self.segments[address] = size
@@ -272,11 +276,11 @@ class BlockPool:
         return address
 
     def whole_free_segments(self) -> list[tuple[int, int]]:
-        """Address and size of each segment that is one free block, ascending by size."""
+        """Return address and size of each segment that is one free block, ascending by size."""
         segments = self.segments
         return [(address, size) for address, size in self.blocks() if segments.get(address) == size]
 
     def drop_segment(self, address: int) -> int:
-        """Give a segment that is one free block back; its size."""
+        """Give back a segment that is one free block, and return its size."""
         del self.segments[address]
         return self.remove(address)

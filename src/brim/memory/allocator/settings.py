@@ -1,7 +1,7 @@
-"""Read what PYTORCH_ALLOC_CONF asks of PyTorch's caching allocator.
+"""Read the settings of PyTorch's caching allocator from PYTORCH_ALLOC_CONF.
 
-It is read as PyTorch 2.10 to 2.13 read it (c10/core/AllocatorConfig.cpp, c10/cuda/CUDAAllocatorConfig.cpp), except
-that a mistake which PyTorch passes over without a word (`100mb` for 100, a lone key at the end) is reported.
+They are read as PyTorch 2.10 to 2.13 read them (c10/core/AllocatorConfig.cpp, c10/cuda/CUDAAllocatorConfig.cpp),
+except that a mistake which PyTorch ignores silently (`100mb` for 100, a lone key at the end) is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from brim.errors import InputError, Problem
 _MIB = 2**20
 
 
-# The first one that is set counts, as in c10/core/AllocatorConfig.cpp: the older name wins.
+# The first of these that is set counts, as in c10/core/AllocatorConfig.cpp: the older name wins.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -25,12 +25,12 @@ NUM_INTERVALS = 16  # sizes from 1 MiB to 64 GiB, one interval for each power of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """How the caching allocator rounds, splits and gives back memory; the defaults are PyTorch's."""
+    """Say how the caching allocator rounds, splits and gives back memory; the defaults are PyTorch's."""
 
     expandable_segments: bool = False
     large_segment_bytes: int = 20 * _MIB  # what a request between 1 and 10 MiB takes from the device
     max_split_bytes: int | None = None  # a block of this size or larger is never split
-    max_non_split_rounding_bytes: int = 20 * _MIB  # and serves a request that is at most this much smaller
+    max_non_split_rounding_bytes: int = 20 * _MIB  # such a block serves requests that are at most this much smaller
     roundup_power2_divisions: tuple[int, ...] = (0,) * NUM_INTERVALS  # for [1, 2) MiB, [2, 4) MiB, …; 0, 1: none
     garbage_collection_threshold: float = 0.0  # of the memory allowed by the fraction; 0: no collection
     per_process_memory_fraction: float = 1.0  # of the device's memory
@@ -38,7 +38,7 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, text: str, *, where: str = "PYTORCH_ALLOC_CONF") -> AllocatorSettings:
-        """The settings that `key:value,key:[256:1,>:4]` gives. Raises InputError, with every mistake."""
+        """Read settings from text such as `key:value,key:[256:1,>:4]`. Raises InputError, with every mistake."""
         fields: dict[str, Any] = {}
         ignored: list[str] = []
         problems: list[Problem] = []
@@ -62,14 +62,14 @@ class AllocatorSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
-        """The settings of the variable that PyTorch would read. Raises InputError, naming it."""
+        """Read the settings from the variable that PyTorch would read. Raises InputError, naming it."""
         for variable in VARIABLES:
             if variable in environment:
                 return cls.parse(environment[variable], where=variable)
         return cls()
 
     def rounded_bytes(self, num_bytes: int) -> int:
-        """The size of the block that a request of `num_bytes` looks for (round_size in CUDACachingAllocator.cpp)."""
+        """Return the block size that a request of `num_bytes` looks for (round_size in CUDACachingAllocator.cpp)."""
         if num_bytes < 512:
             return 512
         interval = min(max(num_bytes.bit_length() - 21, 0), NUM_INTERVALS - 1)
@@ -90,7 +90,7 @@ class _Mistake(Exception):
 
 
 def _items(text: str) -> list[tuple[str, str]]:
-    """(key, value) of each setting; a comma inside brackets separates nothing. Spaces do not count."""
+    """Split the text into (key, value) of each setting; commas in brackets separate nothing, spaces do not count."""
     items, depth, start = [], 0, 0
     text = "".join(text.split()) + ","
     for position, character in enumerate(text):
@@ -141,7 +141,7 @@ def _fraction(*, ends: bool) -> Callable[[str, str], float]:
 
 
 def _divisions(key: str, value: str) -> tuple[int, ...]:
-    """`4`, or `[256:1,512:2,>:4]`: up to 512 MiB none, up to 1 GiB 2, above 4.
+    """Read `4`, or `[256:1,512:2,>:4]`: up to 512 MiB none, up to 1 GiB 2, above 4.
 
     As in PyTorch, the first interval's value holds below it, too; intervals that are not listed have none.
     """
@@ -217,12 +217,12 @@ _WITHOUT_EFFECT = {
     "release_lock_on_cudamalloc": _TIME,
     "release_lock_on_hipmalloc": _TIME,
     "graph_capture_record_stream_reuse": "it concerns CUDA graphs",
-    "throw_on_cudamalloc_oom": "it changes how a lack of memory is told, not when there is one",
+    "throw_on_cudamalloc_oom": "it changes how running out of memory is reported, not when it happens",
 }
 
 
 def _too_small(fields: Mapping[str, Any]) -> list[_Mistake]:
-    """PyTorch's lower bounds, which depend on the segment's size."""
+    """Find the sizes below PyTorch's lower bounds, which depend on the segment's size."""
     segment_bytes = fields.get("large_segment_bytes", 20 * _MIB)
     mistakes = []
     if segment_bytes <= 10 * _MIB:

@@ -33,7 +33,7 @@ _POOL_SHIFT = 56  # a block's pool is read off its address
 
 
 class SimulatedOutOfMemory(Exception):
-    """A request that the device has no memory for, also after everything cached was given back."""
+    """Report a request that the device has no memory for, even after everything cached was given back."""
 
     def __init__(self, *, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, allowed_bytes: int) -> None:
         self.requested_bytes = requested_bytes
@@ -48,12 +48,12 @@ class SimulatedOutOfMemory(Exception):
 
 
 class CachingAllocator:
-    """Blocks of device memory by handle; all figures in bytes.
+    """Hand out blocks of device memory by handle; all figures are in bytes.
 
-    `allocated_bytes`, `reserved_bytes`, their peaks and `num_retries` are for reading. Requests of different streams
-    never share a block.
+    `allocated_bytes`, `reserved_bytes`, their peaks and `num_retries` are to be read, not set. Requests of different
+    streams never share a block.
 
-    capacity_bytes: what the driver can give, None for without end. device_bytes: the device's memory, of which
+    capacity_bytes: what the driver can give, None for no limit. device_bytes: the device's memory, of which
     `per_process_memory_fraction` is a fraction (the capacity if not given).
     """
 
@@ -103,7 +103,7 @@ class CachingAllocator:
         self._add_pools(0)
 
     def malloc(self, num_bytes: int, stream: int = 0) -> int:
-        """The handle of a new block; 0, which is no block, for no bytes. Raises SimulatedOutOfMemory."""
+        """Allocate a block, and return its handle: 0, which is no block, for no bytes. Raises SimulatedOutOfMemory."""
         if num_bytes <= 0:
             return 0
         size = (num_bytes + _GRAIN - 1) & -_GRAIN if self._plain_rounding else self._settings.rounded_bytes(num_bytes)
@@ -132,11 +132,11 @@ class CachingAllocator:
             self._returned_at[address] = self._large_requests
 
     def block_bytes(self, handle: int) -> int:
-        """What a live block counts for in `allocated_bytes`: its own size, not the request's."""
+        """Return what a live block counts for in `allocated_bytes`: its own size, not the request's."""
         return self._pools[handle >> _POOL_SHIFT].live[handle] if handle else 0
 
     def empty_cache(self) -> None:
-        """As torch.cuda.empty_cache: whole free segments, or whole free pages of expandable ones, go back."""
+        """Give back whole free segments, or whole free pages of expandable ones, as torch.cuda.empty_cache does."""
         for pool in self._pools:
             if self._expandable is not None:
                 self.reserved_bytes -= self._expandable.unmap_free_pages(pool)
@@ -160,7 +160,7 @@ class CachingAllocator:
                 self._expandable.add_pool(pool, page_bytes)
 
     def _from_cache(self, pool: BlockPool, size: int) -> int:
-        """get_free_block with the settings that make it look twice; 0: there is none."""
+        """Take a free block as get_free_block does with settings that restrict its choice; 0: there is none."""
         if self._collects and not pool.is_small:
             self._large_requests += 1
         index = pool.index_from(size)
@@ -181,12 +181,12 @@ class CachingAllocator:
         return pool.carve(index, size, smallest_rest)
 
     def _rest_to_split(self, pool: BlockPool, size: int) -> int:
-        """How much must be left over for a block to be split; more than there is where it never is."""
+        """Return how much must be left over for a block to be split; where it never is, more than there can be."""
         never = self._max_split_bytes is not None and size >= self._max_split_bytes
         return 1 << 62 if never and pool.smallest_rest > _GRAIN else pool.smallest_rest
 
     def _from_device(self, pool: BlockPool, size: int) -> int:
-        """alloc_block with its retries. Raises SimulatedOutOfMemory."""
+        """Allocate from the device as alloc_block does, with its retries. Raises SimulatedOutOfMemory."""
         if self._collects:
             self._collect_garbage()
         segment_bytes = self._segment_bytes(size)
@@ -202,7 +202,7 @@ class CachingAllocator:
         return address
 
     def _segment_bytes(self, size: int) -> int:
-        """get_allocation_size: what is asked of the device for a block of `size` bytes."""
+        """Return what is requested from the device for a block of `size` bytes (get_allocation_size)."""
         if size <= _SMALL:
             return _SMALL_SEGMENT
         if size < _LARGE_FROM:
@@ -210,7 +210,7 @@ class CachingAllocator:
         return -(-size // _LARGE_STEP) * _LARGE_STEP
 
     def _new_block(self, pool: BlockPool, size: int, segment_bytes: int) -> int:
-        """A block in memory that is new from the device; 0: the device has none."""
+        """Make a block in new memory of the device; 0: the device has none left."""
         if self._allowed_bytes is not None and self.reserved_bytes + segment_bytes > self._allowed_bytes:
             return 0
         if self._expandable is not None:
@@ -228,7 +228,7 @@ class CachingAllocator:
         return pool.carve(pool.index_of(address), size, self._rest_to_split(pool, size))
 
     def _release_for(self, pool: BlockPool, size: int) -> bool:
-        """release_available_cached_blocks: with max_split_size_mb, give back just enough oversize blocks."""
+        """Give back just enough oversize blocks, with max_split_size_mb (release_available_cached_blocks)."""
         if self._max_split_bytes is None or self._expandable is not None:
             return False
         needed = max(size, self._max_split_bytes)
@@ -246,7 +246,7 @@ class CachingAllocator:
         return released >= needed
 
     def _collect_garbage(self) -> None:
-        """garbage_collect_cached_blocks: above the threshold, whole cached segments go back, the oldest first."""
+        """Give back whole cached segments, the oldest first, above the threshold (garbage_collect_cached_blocks)."""
         assert self._allowed_bytes is not None
         threshold = int(self._settings.garbage_collection_threshold * self._allowed_bytes)
         target = self.reserved_bytes - threshold
