@@ -78,7 +78,7 @@ class _Trace:
         if (asked.config, asked.phase) != (self.asked.config, self.asked.phase):
             return False
         return target is self.target or (
-            self.target is not None and target is not None and self.target.is_answered_alike_by(target)
+            self.target is not None and target is not None and self.target.has_same_answers_on(target)
         )
 
 

@@ -1,4 +1,4 @@
-"""Model what a CUDA GPU does otherwise than the CPU, as its caching allocator sees it.
+"""Model what a CUDA GPU does differently from the CPU, as its caching allocator sees it.
 
 Steps are traced on fake CPU tensors: no GPU is needed, and no value is computed.
 """

@@ -6,7 +6,7 @@ shapes, dtypes, layouts and lifetimes are right.
 cuDNN as PyTorch's SDPA follows attention.cu, attention_backward.cu and native/cudnn/MHA.cpp of PyTorch. Its workspace
 comes from the caching allocator: its front end (cudnn_frontend/node/scaled_dot_product_flash_attention.h,
 get_fe_workspace_size_node) asks for dQ in fp32 and the row sums in the backward pass. What the closed library adds is
-not published: for grouped queries one full-headed dK and dV is taken for it, which its reduction over the group
+not published: for grouped queries we assume a dK and a dV with all query heads, which its reduction over the group
 reads.
 
 The memory-efficient kernel (CUTLASS, from xFormers) as PyTorch's SDPA follows attention.cu
@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brim.memory.cuda.target import CudaTarget, asked_of_target
+from brim.memory.cuda.target import CudaTarget, record_answers
 from brim.memory.trace import attention_flops, note_kernel
 
 
 class CudnnKernel(torch.autograd.Function):
-    """aten::_scaled_dot_product_cudnn_attention on tensors [B, H, T, D]; the bias is expanded, not copied."""
+    """Stand in for aten::_scaled_dot_product_cudnn_attention on [B, H, T, D]; the bias is expanded, not copied."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, trains: bool) -> Tensor:
@@ -64,7 +64,7 @@ class CudnnKernel(torch.autograd.Function):
 
 
 def like_layout_of(query: Tensor, width: int) -> Tensor:
-    """alloc_with_matching_layout: [B, H, T, width], its dimensions in the order in memory of the query's."""
+    """Allocate [B, H, T, width], its dimensions ordered in memory as the query's (alloc_with_matching_layout)."""
     shape = (*query.shape[:-1], width)
     if tuple(query.shape) == shape:
         return torch.empty_like(query)
@@ -77,7 +77,7 @@ def like_layout_of(query: Tensor, width: int) -> Tensor:
 
 
 class EfficientKernel(torch.autograd.Function):
-    """aten::_scaled_dot_product_efficient_attention on tensors [B, H, T, D]; the bias is [B, H, T, S]."""
+    """Stand in for aten::_scaled_dot_product_efficient_attention on [B, H, T, D]; the bias is [B, H, T, S]."""
 
     @staticmethod
     def forward(
@@ -132,13 +132,13 @@ class EfficientKernel(torch.autograd.Function):
 
 
 def _gradient_of(bias: Tensor) -> Tensor:
-    """Its last dimension is padded to 16 elements."""
+    """Make the bias's gradient, whose last dimension is padded to a multiple of 16 elements."""
     *sizes, last = bias.shape
     return bias.new_empty((*sizes, round_up(last, 16)))[..., :last]
 
 
 def _delta(grad_out: Tensor, out: Tensor) -> Tensor:
-    """Row sums of gradient × output, fp32 [B, H, T]: the half-precision kernels compute it, for fp32 PyTorch does."""
+    """Return row sums of gradient × output, fp32 [B, H, T]: in half precision the kernel computes them, else PyTorch."""
     if grad_out.dtype == torch.float32:
         return (grad_out * out).sum(-1).transpose(-2, -1).contiguous()
     rows, queries, heads, _ = grad_out.shape
@@ -150,14 +150,14 @@ _SMALL_SHARED_MEMORY = (86, 87, 89, 120, 121)  # at most 99 KiB a block, too lit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """How a backward kernel cuts the scores."""
+    """Describe the tiles into which a backward kernel divides the scores."""
 
     queries: int  # kBlockSizeI
     keys: int  # kBlockSizeJ
     widest: int | None  # kMaxK: the largest head dimension that it takes; None: any
 
 
-@asked_of_target
+@record_answers
 def workspace_bytes(
     *,
     rows: int,
@@ -170,7 +170,7 @@ def workspace_bytes(
     dropout: bool,
     target: CudaTarget,
 ) -> int:
-    """Bytes that gradients are accumulated in, over rows and heads."""
+    """Return the bytes of the buffers that gradients are accumulated in, over rows and heads."""
     half = dtype != torch.float32
     tile = tile_of(max(head_dim, value_dim), half=half, dropout=dropout, target=target)
     in_registers = half and tile.widest is not None and tile.widest <= tile.queries
@@ -189,8 +189,8 @@ def workspace_bytes(
 
 
 def tile_of(head_dim: int, *, half: bool, dropout: bool, target: CudaTarget) -> Tile:
-    """The first kernel of the list that takes this head dimension and fits into shared memory."""
-    roomy = target.sm >= 80 and target.sm not in _SMALL_SHARED_MEMORY
+    """Return the tiles of the first kernel listed that takes this head dimension and fits into shared memory."""
+    has_large_memory = target.sm >= 80 and target.sm not in _SMALL_SHARED_MEMORY
     if head_dim <= 32:
         return Tile(queries=64, keys=64, widest=32)
     if head_dim <= 64:
@@ -201,13 +201,13 @@ def tile_of(head_dim: int, *, half: bool, dropout: bool, target: CudaTarget) -> 
     if target.sm < 80:
         wide = half and target.sm >= 70
         return Tile(queries=128 if wide else 64, keys=64, widest=widest)
-    if half and widest and roomy:
+    if half and widest and has_large_memory:
         return Tile(queries=128, keys=128, widest=128)
-    return Tile(queries=128 if roomy else 64, keys=64, widest=widest)
+    return Tile(queries=128 if has_large_memory else 64, keys=64, widest=widest)
 
 
 class FlashKernel(torch.autograd.Function):
-    """aten::_scaled_dot_product_flash_attention on tensors [B, H, T, D]."""
+    """Stand in for aten::_scaled_dot_product_flash_attention on tensors [B, H, T, D]."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, target: CudaTarget) -> Tensor:
@@ -243,7 +243,7 @@ class FlashKernel(torch.autograd.Function):
 def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, rounded_dim: int, target: CudaTarget
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """mha_bwd: the gradients of q [B, T, H, D], k and v [B, S, K, D]."""
+    """Return the gradients of q [B, T, H, D], k and v [B, S, K, D], as mha_bwd allocates them."""
     rows, queries, heads, head_dim = q.shape
     keys, key_heads = k.shape[1], k.shape[2]
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -262,17 +262,17 @@ def flash_backward(
 
 
 def rounded_head_dim(head_dim: int) -> int:
-    """The width of an accumulated row in PyTorch's copy of the kernel."""
+    """Return the width of an accumulated row in PyTorch's copy of the kernel."""
     return round_up(head_dim, 32 if head_dim <= 128 else 64)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The next multiple."""
+    """Return the next multiple."""
     return -(-number // multiple) * multiple
 
 
 def _splits(blocks: int, target: CudaTarget) -> tuple[int, ...]:
-    """The leading dimension of dq_accum: one accumulator a split where the order of additions must be fixed."""
+    """Return the leading dimension of dq_accum: an accumulator per split where the order of additions must be fixed."""
     if not target.deterministic:
         return ()
     return (-(-(target.multiprocessors or 1) // blocks),)
@@ -287,10 +287,10 @@ def note_attention(
     bias: Tensor | None = None,
     backward: bool = False,
 ) -> None:
-    """One call. query: [B, H, T, D]; key, value: [B, K, S, D]; others: what it reads and writes besides.
+    """Count one call. query: [B, H, T, D]; key, value: [B, K, S, D]; others: tensors it reads and writes besides.
 
-    A language model's attention is causal: without a bias, where there are as many queries as keys, the kernel leaves
-    out the scores of keys that come later.
+    A language model's attention is causal: without a bias, and with as many queries as keys, the kernel leaves out the
+    scores of keys that come later.
     """
     causal = bias is None and query.shape[-2] == key.shape[-2]
     flops = attention_flops(query.shape, key.shape, value.shape, causal=causal, backward=backward)
@@ -301,7 +301,7 @@ def note_attention(
 def split_buffers(
     rows: int, heads: int, queries: int, keys: int, head_dim: int, *, dropout: float, like: Tensor, target: CudaTarget
 ) -> tuple[Tensor, ...]:
-    """Partial outputs and their log-sum-exps in fp32; none where the keys are not split."""
+    """Allocate partial outputs and their log-sum-exps in fp32; none where the keys are not split."""
     if dropout > 0 or target.multiprocessors is None:
         return ()
     splits = num_splits(
@@ -319,9 +319,10 @@ def split_buffers(
 
 
 def num_splits(blocks: int, slots: int, key_blocks: int) -> int:
-    """The fewest splits that come within 85% of the best use of the device.
+    """Return the fewest splits that come within 85% of the best use of the device.
 
-    blocks: of queries, over rows and heads; slots: blocks that run at a time; key_blocks: that can be split.
+    blocks: blocks of queries, over rows and heads. slots: blocks that run at a time. key_blocks: blocks of keys, over
+    which the work can be split.
     """
     if blocks >= 0.8 * slots:
         return 1

@@ -2,8 +2,9 @@
 
 Both autocasts lower the inputs of matrix products, keep a lowered copy of each weight that trains until the outermost
 autocast ends, and leave other operators alone; they differ in the operators that run in fp32 or in the widest input's
-dtype. After AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_PROMOTE in aten/src/ATen/autocast_mode.h of
-PyTorch (the lists of CUDA), and the lists of AutocastCPU in autocast_mode.cpp; of them, what language models use.
+dtype. The lists follow AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_PROMOTE in
+aten/src/ATen/autocast_mode.h of PyTorch (those of CUDA), and those of AutocastCPU in autocast_mode.cpp, as far as
+language models use them.
 
 Gradients are added up in place. Autograd adds into the gradient that it holds already, where nothing else refers to
 it (can_accumulate_inplace and accumulate in torch/csrc/autograd/input_buffer.cpp of PyTorch), and the gradients of
@@ -46,7 +47,7 @@ _PICKS = ("IndexSelectBackward", "IndexBackward", "GatherBackward", "TopkBackwar
 
 
 class AccumulationInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it last, so that it sees an operator's arguments first: it counts who refers to them."""
+    """Add gradients up in place. Enter it last, so that it sees an operator's arguments first and counts references."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,7 +70,7 @@ class AccumulationInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_accumulation(args: tuple[Any, ...]) -> bool:
-    """Two gradients of one shape, added in a backward pass that is not itself differentiated."""
+    """Return whether two gradients of one shape are added, in a backward pass that is not itself differentiated."""
     if torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
         return False
     held, new = args
@@ -88,7 +89,7 @@ def _is_gradient_of_a_pick() -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Every element of its stretch of memory stands for one of its own."""
+    """Return whether the tensor fills a stretch of memory without gaps or overlaps."""
     step = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != step:
@@ -98,7 +99,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _references(args: tuple[Any, ...]) -> tuple[int, int, int]:
-    """Those to the Python object, to the tensor and to its storage."""
+    """Count the references to the first argument: to the Python object, to the tensor and to its storage."""
     held = args[0]
     storage = held.untyped_storage()
     uses: int = held._use_count()
@@ -124,7 +125,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _references_to_a_lone_gradient() -> tuple[int, int, int]:
-    """Counted once where nothing but autograd holds the gradient; it depends on the versions of Python and PyTorch."""
+    """Count them once where nothing but autograd holds the gradient; versions of Python and PyTorch differ in it."""
     counter = _Counter()
     with _disable_current_modes(), FakeTensorMode(), counter, torch.enable_grad():
         start = torch.empty(2, requires_grad=True)
@@ -140,7 +141,7 @@ _KEY = "AutocastCPU"
 _OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
-# In half precision on the CPU, in fp32 on CUDA.
+# Run in half precision on the CPU, in fp32 on CUDA.
 FP32 = (
     "exp",
     "expm1",
@@ -185,18 +186,18 @@ PROMOTE = ("addcdiv", "addcmul", "dot", "index_put", "scatter_add")
 LOWER = ("einsum", "mv", "addmv", "addr")
 
 
-# Promoted by CPU autocast; on CUDA the operators promote by themselves, without copies of the inputs.
+# Promoted by CPU autocast; on CUDA these operators promote by themselves, without copies of the inputs.
 LEFT_ALONE = ("cat", "stack")
 
 
-# In fp32 as one operator on the CPU; on CUDA its parts are cast, each by itself: the logarithm of the softmax stays in
-# half precision, since the caller names a dtype, and the loss takes an fp32 copy of it.
+# Run in fp32 as one operator on the CPU; on CUDA its parts are cast, each by itself: the logarithm of the softmax stays
+# in half precision, since the caller names a dtype, and the loss takes an fp32 copy of it.
 IN_PARTS = ("cross_entropy_loss",)
 
 
 @contextmanager
 def autocast_as_on_cuda() -> Iterator[None]:
-    """Within this, torch.autocast("cpu", ...) casts as torch.autocast("cuda", ...) would, for all threads."""
+    """Have torch.autocast("cpu", ...) cast as torch.autocast("cuda", ...) would, for all threads."""
     policies: tuple[tuple[tuple[str, ...], Callable[[str], Any]], ...] = (
         (FP32, _fp32),
         (FP32_RESULT, _fp32_result),
@@ -212,26 +213,26 @@ def autocast_as_on_cuda() -> Iterator[None]:
                     library.impl(name, _without_autocast(policy(name)), _KEY, allow_override=True)
             for name in IN_PARTS:
                 library.impl(name, fallthrough_kernel, _KEY, allow_override=True)
-        with _seen_as_cudas():
+        with _cpu_answers_for_cuda():
             yield
 
 
 @contextmanager
-def _seen_as_cudas() -> Iterator[None]:
-    """Have `torch.is_autocast_enabled()`, which is of CUDA, answer for the CPU.
+def _cpu_answers_for_cuda() -> Iterator[None]:
+    """Have `torch.is_autocast_enabled()`, which means CUDA's autocast, answer for the CPU's.
 
-    PEFT's layers over quantised weights ask it, and cast their input to fp32 where it is off.
+    PEFT's layers over quantised weights call it, and cast their input to fp32 where autocast is off.
     """
-    asked = torch.is_autocast_enabled
+    original = torch.is_autocast_enabled
 
     def is_enabled(*device_type: str) -> bool:
-        return asked(*device_type or ("cpu",))
+        return original(*device_type or ("cpu",))
 
     torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.is_autocast_enabled = asked
+        torch.is_autocast_enabled = original
 
 
 def _operator(name: str) -> Any:

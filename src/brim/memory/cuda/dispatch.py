@@ -1,7 +1,7 @@
 """Trace a model on fake CPU tensors as if it ran on CUDA.
 
-Operators that CUDA runs by other kernels are put in while a step is traced. transformers is patched where its code
-asks the device, or looks at values that a trace does not have.
+While a step is traced, operators that CUDA runs by other kernels are replaced by stand-ins. transformers is patched
+where its code asks the device, or looks at values that a trace does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from brim.memory.cuda.autocast import AccumulationInPlace, autocast_as_on_cuda
 from brim.memory.cuda.flash_attn import FlashAttnPackage
 from brim.memory.cuda.operators import grouped_mm, rms_norm
 from brim.memory.cuda.sdpa import sdpa
-from brim.memory.cuda.target import CudaTarget, asked_of_target
+from brim.memory.cuda.target import CudaTarget, record_answers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +35,7 @@ def as_on_cuda(
     flash_attention: FlashAttnPackage | None = None,
     packed: bool = False,
 ) -> Iterator[None]:
-    """Run the model's forward and backward pass within this; the optimizer within `foreach_as_on_cuda`.
+    """Run the model's forward and backward pass within this context; the optimizer within `foreach_as_on_cuda`.
 
     Enter it after the mode that records (see AccumulationInPlace).
 
@@ -63,30 +63,32 @@ def transformers_on_cuda(
     flash_attention: FlashAttnPackage | None = None,
     packed: bool = False,
 ) -> Iterator[None]:
-    """Trace the model within this.
+    """Trace the model within this context.
 
     flash_attention: run attention with this package, whatever the model was built with.
-    packed: rows of texts one after the other, told apart by their positions; only FlashAttention is ready for it.
+    packed: each row holds several texts, told apart by their positions; only FlashAttention can do that.
     """
     from transformers import modeling_flash_attention_utils as flash
     from transformers.integrations import moe
 
     with ExitStack() as stack:
         stack.enter_context(rows_not_packed())
-        # It asks the device's capability, or for addresses of CPU tensors.
+        # The original asks for the device's capability, or for addresses of CPU tensors.
         if "_can_use_grouped_mm" in vars(moe):
-            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _fused(target)))
-        # It reads the positions' values to see whether rows are packed.
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _is_grouped(target)))
+        # The original reads the positions' values to see whether rows are packed.
         stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
         if flash_attention is not None:
             stack.enter_context(_flash_attention(model, flash_attention))
         yield
 
 
-@asked_of_target
-def _fused(target: CudaTarget) -> bool:
-    """Whether experts' products are one kernel. Before transformers 5.17 the gradient of the product for older GPUs
-    reads values; its births are those of the grouped product.
+@record_answers
+def _is_grouped(target: CudaTarget) -> bool:
+    """Return whether the products of all experts are traced as one grouped product.
+
+    Older GPUs run a fallback. Before transformers 5.17 its gradient reads values, which a trace does not have; what it
+    allocates is what the grouped product does, which is traced in its place.
     """
     from transformers.integrations import moe
 
@@ -95,7 +97,10 @@ def _fused(target: CudaTarget) -> bool:
 
 @contextmanager
 def rows_not_packed() -> Iterator[None]:
-    """transformers reads the positions' values to see whether rows are packed, and a trace gets a mask to be safe."""
+    """Keep transformers from reading the positions' values to see whether rows are packed; a trace has no values.
+
+    Not knowing, transformers would make a mask to be safe.
+    """
     from transformers import masking_utils
 
     with patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None):
@@ -135,14 +140,14 @@ def _loads(package: FlashAttnPackage) -> Callable[..., FlashAttnPackage]:
 
 
 def flash_attention_mask(*, attention_mask: Tensor | None = None, kv_length: int, **arguments: Any) -> Tensor | None:
-    """The mask of tokens [B, S]; a mask is taken to hide something, since a trace has no values."""
+    """Return the mask of tokens [B, S]; a mask is taken to hide something, since a trace has no values."""
     return None if attention_mask is None else attention_mask[:, -kv_length:]
 
 
 def unpad_input(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int, unpad: object
 ) -> tuple[Any, ...]:
-    """The tokens that the mask keeps, one row after the other: all of them, the worst case.
+    """Return the tokens that the mask keeps, one row after the other: all of them, the worst case.
 
     After `_upad_input` of transformers' modeling_flash_attention_utils. query: [B, T, H, D]; key, value: [B, S, K, D].
     """
@@ -169,10 +174,10 @@ _softmax = functional.softmax
 
 @contextmanager
 def cuda_kernels(target: CudaTarget) -> Iterator[None]:
-    """Trace forward and backward within this: activation checkpointing runs the forward pass in the backward pass.
+    """Trace both passes within this context: activation checkpointing runs the forward pass in the backward pass.
 
     The functions are replaced in PyTorch's modules, for all threads. A TorchFunctionMode would be off while
-    Tensor.backward runs, and so in what checkpointing computes anew.
+    Tensor.backward runs, and so in what checkpointing recomputes.
     """
     attention: Any = partial(sdpa, target)
     with ExitStack() as stack:
@@ -189,7 +194,7 @@ def cuda_kernels(target: CudaTarget) -> Iterator[None]:
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """native_dropout, whose mask is boolean: what CUDA takes where something, but not all, is dropped.
+    """Run native_dropout, whose mask is boolean, as CUDA does where something, but not all, is dropped.
 
     After is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp.
     """
@@ -199,7 +204,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    """On CUDA fp16 scores become an fp32 softmax in one kernel, without an fp32 copy; bf16 ones are copied.
+    """Compute an fp32 softmax of fp16 scores in one kernel, without an fp32 copy, as CUDA does; bf16 ones are copied.
 
     After softmax in aten/src/ATen/native/SoftMax.cpp.
     """

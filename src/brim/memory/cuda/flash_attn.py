@@ -1,6 +1,6 @@
 """Predict what the flash-attn package (2.x) allocates, function by function.
 
-After flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention. Legend: B
+It follows flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention. Legend: B
 rows, H query heads, K key and value heads, T queries, S keys, N tokens of all rows, D head dimension. Values are not
 computed: shapes, dtypes, layouts and lifetimes are right.
 """
@@ -21,13 +21,13 @@ from brim.memory.cuda.target import CudaTarget
 Version = tuple[int, int, int]
 
 
-# From here on the log-sum-exp of rows of different lengths is kept without padding (pull request 970).
+# From this version on, the log-sum-exp of rows of different lengths is kept without padding (pull request 970).
 _UNPADDED_LSE: Version = (2, 6, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashAttnPackage:
-    """The functions that transformers takes from the package."""
+    """Provide the functions that transformers takes from the package."""
 
     target: CudaTarget
     version: Version = (2, 8, 3)
@@ -44,8 +44,8 @@ class FlashAttnPackage:
         softcap: float = 0.0,
         deterministic: bool = False,
     ) -> Tensor:
-        """Attention of q [B, T, H, D] over k and v [B, S, K, D]."""
-        return _cut(_Fixed, q, k, v, dropout_p, self.target)
+        """Return the attention of q [B, T, H, D] over k and v [B, S, K, D]."""
+        return _apply(_Fixed, q, k, v, dropout_p, self.target)
 
     def flash_attn_varlen_func(
         self,
@@ -64,24 +64,24 @@ class FlashAttnPackage:
         deterministic: bool = False,
         block_table: Tensor | None = None,
     ) -> Tensor:
-        """Attention of q [N, H, D] over k and v [N, K, D], rows one after the other."""
+        """Return the attention of q [N, H, D] over k and v [N, K, D], rows one after the other."""
         padded_to = None if self.version >= _UNPADDED_LSE else int(max_seqlen_q)
-        return _cut(_Varlen, q, k, v, cu_seqlens_q, padded_to, self.target)
+        return _apply(_Varlen, q, k, v, cu_seqlens_q, padded_to, self.target)
 
     def flash_attn_with_kvcache(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Of a paged cache, which brim does not use."""
+        """Refuse attention over a paged cache, which brim does not use."""
         raise NotImplementedError
 
 
-def _cut(function: type[torch.autograd.Function], q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
-    """Run with a last dimension of stride 1, and cut the output to the head dimension."""
+def _apply(function: type[torch.autograd.Function], q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+    """Run the function on tensors whose last dimension has stride 1, which are copied where it has not."""
     q, k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (q, k, v))
     out: Tensor = function.apply(q, k, v, *rest)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Fixed(torch.autograd.Function):
-    """FlashAttnFunc."""
+    """Stand in for FlashAttnFunc."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, dropout: float, target: CudaTarget) -> Tensor:
@@ -107,7 +107,7 @@ class _Fixed(torch.autograd.Function):
 
 
 class _Varlen(torch.autograd.Function):
-    """FlashAttnVarlenFunc."""
+    """Stand in for FlashAttnVarlenFunc."""
 
     @staticmethod
     def forward(
@@ -148,14 +148,14 @@ class _Varlen(torch.autograd.Function):
 
 
 def _by_row(rows: int, *tensors: Tensor) -> Iterator[Tensor]:
-    """[N, H, D] as [B, H, T, D] by its shape, for rows of equal length."""
+    """Yield each tensor [N, H, D] as [B, H, T, D] as far as its shape goes, as if all rows were of equal length."""
     for tensor in tensors:
         tokens, heads, width = tensor.shape
         yield tensor[: tokens // rows * rows].view(rows, tokens // rows, heads, width).transpose(1, 2)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Head dimensions padded to a multiple of 8, and what they were."""
+    """Pad head dimensions to a multiple of 8; return the tensors and the width before."""
     width = q.shape[-1]
     if width % 8:
         q, k, v = (pad(each, (0, 8 - width % 8)) for each in (q, k, v))
@@ -169,5 +169,5 @@ def _widened(grad: Tensor, head_dim: int) -> Tensor:
 
 
 def _rounded(head_dim: int) -> int:
-    """The width of an accumulated row."""
+    """Return the width of an accumulated row."""
     return round_up(head_dim, 32) if head_dim <= 192 else 256

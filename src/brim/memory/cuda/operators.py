@@ -1,13 +1,13 @@
-"""Stand in for operators that CUDA runs otherwise than the CPU, and count their temporary bytes.
+"""Stand in for operators that CUDA runs differently from the CPU, and count their temporary bytes.
 
 Optimizers and gradient norms run over lists of tensors, as PyTorch does by default on CUDA and not on the CPU.
 
-`torch.nn.functional.grouped_mm`, the product of each expert's tokens with its weights, is after _grouped_mm_cuda in
+`torch.nn.functional.grouped_mm`, the product of each expert's tokens with its weights, follows _grouped_mm_cuda in
 aten/src/ATen/native/cuda/GroupedBlas.cpp and create_grouped_gemm_output_tensor in
 aten/src/ATen/native/GroupedMMUtils.h of PyTorch: one output, on every GPU from sm80 on, in half precision and fp32
-(the rules for fake tensors know bf16 alone). Legend: S pairs of a token and an expert, E experts.
+(PyTorch's own rules for fake tensors accept bf16 alone). Legend: S pairs of a token and an expert, E experts.
 
-`torch.nn.functional.rms_norm`, which CUDA runs as one kernel and the CPU in plain operators, is after rms_norm_symint
+`torch.nn.functional.rms_norm`, which CUDA runs as one kernel and the CPU in plain operators, follows rms_norm_symint
 in aten/src/ATen/native/layer_norm.cpp and _fused_rms_norm_cuda in cuda/layer_norm_kernel.cu of PyTorch. transformers'
 own RMSNorm modules are plain operators on both.
 
@@ -38,10 +38,10 @@ from brim.memory.trace import note_kernel
 
 @contextmanager
 def foreach_as_on_cuda() -> Iterator[None]:
-    """Clip and update within this: fake CPU tensors are taken for CUDA's where PyTorch asks what can work on lists.
+    """Clip and update within this context: PyTorch treats lists of fake CPU tensors as it would lists of CUDA's.
 
     An optimizer reads its step count, which a fake tensor does not hold; it reads 1 here, since no shape depends on
-    it. `torch.optim` keeps each parameter's step count on the CPU, so that its births are no events of the GPU.
+    it. `torch.optim` keeps each parameter's step count on the CPU, so that its storages are no events of the GPU.
     """
     devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Inputs [S, inputs] times weights [E, inputs, outputs]: [S, outputs]."""
+    """Multiply inputs [S, inputs] by weights [E, inputs, outputs]: [S, outputs]."""
     assert mat_a.dim() == 2
     assert mat_b.dim() == 3
     out: Tensor = _Grouped.apply(mat_a, mat_b)  # type: ignore[no-untyped-call]
@@ -90,12 +90,12 @@ class _Grouped(torch.autograd.Function):
 
 
 def _flops(inputs: Tensor, weights: Tensor) -> int:
-    """Each of the S pairs meets one expert."""
+    """Count the FLOPs: each of the S pairs is multiplied with one expert's weights."""
     return 2 * inputs.shape[0] * weights.shape[1] * weights.shape[2]
 
 
 def _output(like: Tensor, rows: int, columns: int) -> Tensor:
-    """Rows start at multiples of 16 bytes."""
+    """Allocate an output whose rows start at multiples of 16 bytes."""
     width = round_up(columns, 16 // like.element_size())
     return like.new_empty_strided((rows, columns), (width, 1))  # no view: biases are added in place
 
@@ -106,7 +106,7 @@ _rms_norm = functional.rms_norm
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """The stand-in; with a weight of another dtype PyTorch takes the plain operators on CUDA, too."""
+    """Stand in for rms_norm; with a weight of another dtype PyTorch takes the plain operators on CUDA, too."""
     if weight is not None and weight.dtype != input.dtype:
         return _rms_norm(input, list(normalized_shape), weight, eps)
     if torch.is_autocast_enabled("cpu"):
@@ -116,7 +116,7 @@ def rms_norm(
 
 
 class _Fused(torch.autograd.Function):
-    """aten::_fused_rms_norm: it keeps the reciprocal root mean squares in fp32."""
+    """Stand in for aten::_fused_rms_norm, which keeps the reciprocal root mean squares in fp32."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, num_dims: int, weight: Tensor | None) -> Tensor:
@@ -140,16 +140,16 @@ _INDEX = 8  # bytes of an int64
 
 
 def cuda_temporaries(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Bytes for a call of this operator, by name such as "aten::sort"."""
+    """Return the temporary bytes of a call of this operator, by name such as "aten::sort"."""
     rule = _RULES.get(operator)
     return 0 if rule is None else rule(args, kwargs)
 
 
 def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """embedding_dense_backward_cuda and embedding_backward_cuda_kernel (Embedding.cu, EmbeddingBackwardKernel.cu).
+    """Follow embedding_dense_backward_cuda, embedding_backward_cuda_kernel (Embedding.cu, EmbeddingBackwardKernel.cu).
 
-    Above 3,072 indices they are sorted, and the rows of each token are added up in parts of ten; there is room for as
-    many parts as there can be.
+    More than 3,072 indices are sorted, and the rows of each token are added up in parts of ten; space is allocated for
+    the most parts that there can be.
     """
     grad: Tensor = args[0]
     count: int = args[1].numel()
@@ -162,10 +162,10 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
 
 
 def _sort(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """sort_cuda_kernel and launch_stable_sort_kernel (SortStable.cu, Sort.cu).
+    """Follow sort_cuda_kernel and launch_stable_sort_kernel (SortStable.cu, Sort.cu).
 
-    Rows of up to 4,096 are sorted in place. Longer ones by cub: one row with its numbers and a second copy of both;
-    several with pairs of row and number, twice, the values and cub's second copy of them.
+    Rows of up to 4,096 are sorted in place. Longer ones are sorted by cub: a single row takes its indices and a second
+    copy of both; several rows take pairs of row and index, twice, the values and cub's second copy of them.
     """
     values: Tensor = args[0]
     row = values.shape[-1] if values.dim() else 1
@@ -178,7 +178,7 @@ def _sort(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 def _topk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """should_use_sort (TensorTopK.cpp): up to ten rows of 100,000 or more are sorted whole."""
+    """Follow should_use_sort (TensorTopK.cpp): up to ten rows of 100,000 or more are sorted whole."""
     values: Tensor = args[0]
     row = values.shape[-1] if values.dim() else 1
     if row < 100_000 or values.numel() // row > 10:
@@ -187,19 +187,19 @@ def _topk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 def _multinomial(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """multinomial (Distributions.cpp): one draw divides the probabilities by exponential noise of their shape."""
+    """Follow multinomial (Distributions.cpp): a draw divides the probabilities by exponential noise of their shape."""
     probabilities: Tensor = args[0]
     return probabilities.numel() * probabilities.element_size()
 
 
 def _safe_softmax(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """_safe_softmax (SoftMax.cpp): the softmax, and where the scores are minus infinity, before the result."""
+    """Follow _safe_softmax (SoftMax.cpp): softmax and a mask of minus infinities are there before the result."""
     scores: Tensor = args[0]
     return scores.numel() * (scores.element_size() + 1)
 
 
 def _index_put(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """index_put_with_sort_kernel (Indexing.cu): sums into repeated places go by sorted linear indices."""
+    """Follow index_put_with_sort_kernel (Indexing.cu): to add to repeated places it sorts linear indices."""
     accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulates:
         return 0
@@ -209,20 +209,20 @@ def _index_put(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 def _foreach_norm(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """foreach_tensor_norm_cuda (ForeachReduceOp.cu): a partial norm for each 65,536 elements of the longest tensor."""
+    """Follow foreach_tensor_norm_cuda (ForeachReduceOp.cu): a partial norm per 65,536 elements of the longest one."""
     tensors: Sequence[Tensor] = args[0]
     longest = max((each.numel() for each in tensors), default=0)
     return _accumulated(tensors[0]) * len(tensors) * -(-longest // 65536) if tensors else 0
 
 
 def _int8_dequantized(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """int8_vectorwise_dequant (_ops.py of bitsandbytes): the weight times its scales, in fp32, before the result."""
+    """Follow int8_vectorwise_dequant (_ops.py of bitsandbytes): weight times scales in fp32, before the result."""
     weight: Tensor = args[0]
     return 4 * weight.numel()
 
 
 def _accumulated(tensor: Tensor) -> int:
-    """Bytes of an element in the dtype that sums are kept in."""
+    """Return the bytes of an element in the dtype that sums are kept in."""
     return max(4, tensor.element_size())
 
 

@@ -1,6 +1,6 @@
 """Run `scaled_dot_product_attention` on fake tensors as CUDA would run it.
 
-After scaled_dot_product_attention in aten/src/ATen/native/transformers/attention.cpp of PyTorch.
+It follows scaled_dot_product_attention in aten/src/ATen/native/transformers/attention.cpp of PyTorch.
 
 `choose` says which kernel runs, after `select_sdp_backend` of PyTorch
 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and transformers/sdp_utils_cpp.h), torch 2.10 to 2.13, dense
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from brim.memory.cuda.attention import CudnnKernel, EfficientKernel, FlashKernel
-from brim.memory.cuda.target import CudaTarget, asked_of_target
+from brim.memory.cuda.target import CudaTarget, record_answers
 
 
 def sdpa(
@@ -37,7 +37,7 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The stand-in; its arguments after the first are PyTorch's."""
+    """Stand in for PyTorch's function, whose arguments follow the first."""
     query, key, value, *masks = _lowered(query, key, value, *([] if attn_mask is None else [attn_mask]))
     attn_mask = masks[0] if masks else None
     call = attention_of(query, key, value, attn_mask, is_causal=is_causal, dropout=dropout_p, enable_gqa=enable_gqa)
@@ -59,14 +59,14 @@ def sdpa(
             return _flash(query, key, value, dropout_p, target)
         trains = call.needs_gradient
         if kernel == "cudnn":
-            return _of(CudnnKernel, query, key, value, mask, trains)
+            return _apply(CudnnKernel, query, key, value, mask, trains)
         if mask is not None:
             mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
-        return _of(EfficientKernel, query, key, value, mask, dropout_p, target, trains)
+        return _apply(EfficientKernel, query, key, value, mask, dropout_p, target, trains)
 
 
 def _lowered(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As autocast leaves the inputs of attention; this runs before PyTorch's dispatch could."""
+    """Cast the inputs of attention as autocast would; the stand-in runs before PyTorch's dispatch could do it."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors
     low = torch.get_autocast_dtype("cpu")
@@ -74,23 +74,23 @@ def _lowered(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, target: CudaTarget) -> Tensor:
-    """Head dimensions are padded to multiples of 8, each tensor on its own."""
+    """Run FlashAttention; head dimensions are padded to multiples of 8, each tensor on its own."""
     width = query.shape[-1]
     if width % 8:
         query, key, value = (pad(each, (0, 8 - width % 8)) for each in (query, key, value))
-    out = _of(FlashKernel, query, key, value, dropout, target)
+    out = _apply(FlashKernel, query, key, value, dropout, target)
     return out[..., :width] if width % 8 else out
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """preprocess_mask: the kernel reads rows of 8 elements, so a mask of other strides is copied."""
+    """Copy a mask of other strides, since the kernel reads rows of 8 elements (preprocess_mask)."""
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
     last = mask.shape[-1]
     return pad(mask, (0, 8 - last % 8))[..., :last]
 
 
-def _of(kernel: type[torch.autograd.Function], *arguments: object) -> Tensor:
+def _apply(kernel: type[torch.autograd.Function], *arguments: object) -> Tensor:
     out: Tensor = kernel.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
@@ -106,7 +106,7 @@ def math_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """Attention [B, H, T, D], all between in fp32 for half-precision inputs."""
+    """Return the attention [B, H, T, D]; for half-precision inputs all that lies between is in fp32."""
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
@@ -129,7 +129,7 @@ def math_attention(
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """convert_boolean_attn_mask: 0 where attention may look, minus infinity elsewhere."""
+    """Make a boolean mask additive: 0 where attention may look, else minus infinity (convert_boolean_attn_mask)."""
     if mask.dtype != torch.bool:
         return mask
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), -math.inf, dtype=dtype))
@@ -138,12 +138,12 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 Kernel: TypeAlias = Literal["flash", "efficient", "cudnn", "math"]
 
 
-_HALVES = (torch.float16, torch.bfloat16)
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """A call, as far as the choice looks at it."""
+    """Describe a call as far as the choice of a kernel depends on it."""
 
     query: tuple[int, ...]  # [B, H, T, D]
     key: tuple[int, ...]  # [B, K, S, D]
@@ -161,12 +161,12 @@ class Attention:
 
     @property
     def is_square(self) -> bool:
-        """As many queries as keys."""
+        """Return whether there are as many queries as keys."""
         return self.query[-2] == self.key[-2]
 
     @property
     def is_4d(self) -> bool:
-        """Rows, heads, tokens, head dimension, as the fused kernels want them."""
+        """Return whether the tensors have rows, heads, tokens and head dimension, as the fused kernels need them."""
         return len(self.query) == len(self.key) == len(self.value) == 4
 
 
@@ -180,7 +180,7 @@ def attention_of(
     dropout: float,
     enable_gqa: bool,
 ) -> Attention:
-    """What the choice needs to know of these tensors."""
+    """Describe a call with these tensors as far as the choice of a kernel depends on it."""
     return Attention(
         query=tuple(query.shape),
         key=tuple(key.shape),
@@ -198,9 +198,9 @@ def attention_of(
     )
 
 
-@asked_of_target
+@record_answers
 def choose(call: Attention, target: CudaTarget) -> Kernel:
-    """The first kernel, in the order of preference, that can run the call."""
+    """Return the first kernel, in the order of preference, that can run the call."""
     order: list[Kernel] = ["flash", "efficient"]
     if _prefers_cudnn(target):
         order.insert(0, "cudnn")
@@ -209,9 +209,9 @@ def choose(call: Attention, target: CudaTarget) -> Kernel:
 
 
 def _prefers_cudnn(target: CudaTarget) -> bool:
-    """check_prefer_cudnn_attention: cuDNN above 9.15.0 on data-centre Hopper and Blackwell.
+    """Follow check_prefer_cudnn_attention: cuDNN above 9.15.0 comes first on data-centre Hopper and Blackwell.
 
-    The rule stands in 2.10 already, whose wheels carry an older cuDNN; those of 2.11 on carry a newer one
+    The rule is in PyTorch 2.10 already, but its wheels carry an older cuDNN; those from 2.11 on carry a newer one
     (huggingface/transformers#48163).
     """
     return target.torch_version >= (2, 11) and target.compute_capability in ((9, 0), (10, 0), (10, 3))
@@ -234,7 +234,7 @@ def _flash_can(call: Attention, target: CudaTarget) -> bool:
 
 
 def _flash_backward_lacks(call: Attention, target: CudaTarget) -> bool:
-    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120."""
+    """Follow check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120."""
     if not call.needs_gradient or not (86 <= target.sm <= 89 or 120 <= target.sm <= 121):
         return False
     head_dim = call.query[-1]
@@ -259,8 +259,8 @@ def _efficient_can(call: Attention, target: CudaTarget) -> bool:
 
 
 def _gemm_alignment(call: Attention, target: CudaTarget) -> int:
-    """minimum_gemm_alignment: elements."""
-    half = call.dtype in _HALVES
+    """Return the alignment in elements (minimum_gemm_alignment)."""
+    half = call.dtype in _HALF_DTYPES
     tensor_cores = target.sm >= 80 or (target.sm >= 70 and half)
     alignment = 4 if target.sm >= 80 else 1
     return max(alignment, 128 // (16 if half else 32)) if tensor_cores else alignment
@@ -282,7 +282,7 @@ def _cudnn_can(call: Attention, target: CudaTarget) -> bool:
 
 
 def _cudnn_takes_shapes(call: Attention, target: CudaTarget) -> bool:
-    """check_cudnn_tensor_shapes; up to 256 on Hopper from cuDNN 9.10 on."""
+    """Follow check_cudnn_tensor_shapes: head dimensions go up to 256 on Hopper from cuDNN 9.10 on."""
     limit = 256 if target.compute_capability == (9, 0) else 128
     dims = (call.query[-1], call.value[-1])
     one_query_with_dropout = call.query[-2] == 1 and call.dropout > 0
@@ -290,18 +290,18 @@ def _cudnn_takes_shapes(call: Attention, target: CudaTarget) -> bool:
 
 
 def _cudnn_takes_mask(call: Attention) -> bool:
-    """check_attn_mask_shape."""
+    """Follow check_attn_mask_shape."""
     if call.mask is None:
         return True
     if call.mask_needs_gradient or len(call.mask) not in (2, 4):
         return False
     rows, heads, queries, _ = call.query
-    wanted = (rows, heads, queries, call.key[-2])[-len(call.mask) :]
-    return all(have in (1, want) for have, want in zip(call.mask, wanted, strict=True))
+    full = (rows, heads, queries, call.key[-2])[-len(call.mask) :]
+    return all(size in (1, expected) for size, expected in zip(call.mask, full, strict=True))
 
 
 def _half_on(call: Attention, target: CudaTarget) -> bool:
-    allowed = _HALVES if target.sm >= 80 else (torch.float16,)
+    allowed = _HALF_DTYPES if target.sm >= 80 else (torch.float16,)
     return call.same_dtype and call.dtype in allowed
 
 
@@ -310,7 +310,7 @@ def _has_tokens(call: Attention) -> bool:
 
 
 def _heads_fit(call: Attention, *, gqa: bool, same_kv: bool = True) -> bool:
-    """check_batch_size_and_num_heads_dense."""
+    """Follow check_batch_size_and_num_heads_dense."""
     if not call.query[0] == call.key[0] == call.value[0]:
         return False
     heads, keys, values = call.query[1], call.key[1], call.value[1]

@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-_Asked = ParamSpec("_Asked")
+_Arguments = ParamSpec("_Arguments")
 
 
 _Answer = TypeVar("_Answer")
@@ -21,27 +21,27 @@ FlashAttnVersion: TypeAlias = Literal["2.5", "2.6", "2.7", "2.8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaTarget:
-    """What decides which kernel CUDA runs."""
+    """Describe what decides which kernel CUDA runs."""
 
     compute_capability: tuple[int, int]
     torch_version: tuple[int, int] = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))  # type: ignore[assignment]
     multiprocessors: int | None = None  # None: attention is not split over the keys (decoding, very short batches)
     deterministic: bool = False  # torch.use_deterministic_algorithms
-    # What a trace has asked of the device, (function, arguments without the target), and the answers.
+    # The questions that a trace has asked of the device, as (function, arguments without the target), and the answers.
     answers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def sm(self) -> int:
-        """Such as 80 for compute capability 8.0."""
+        """Return the architecture's number, such as 80 for compute capability 8.0."""
         return 10 * self.compute_capability[0] + self.compute_capability[1]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that a trace depends on, for JSON."""
+        """Return all that a trace depends on, for JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
-    def is_answered_alike_by(self, other: CudaTarget) -> bool:
-        """Whether a trace for the other device would have been given the same answers throughout."""
+    def has_same_answers_on(self, other: CudaTarget) -> bool:
+        """Return whether a trace for the other device would have been given the same answers throughout."""
         if replace(other, compute_capability=self.compute_capability) != self:
             return False
         return all(
@@ -50,11 +50,11 @@ class CudaTarget:
         )
 
 
-def asked_of_target(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
-    """Have the target, the last argument, note what it was asked; only such functions look at its capability."""
+def record_answers(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """Record each call and its answer in the target, the last argument; only such functions look at its capability."""
 
     @wraps(function)
-    def ask(*arguments: _Asked.args, **keywords: _Asked.kwargs) -> _Answer:
+    def ask(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Answer:
         answer = function(*arguments, **keywords)
         target: Any = keywords.get("target", arguments[-1] if arguments else None)
         others = tuple(each for each in arguments if each is not target)
