@@ -138,7 +138,7 @@ def _gradient_of(bias: Tensor) -> Tensor:
 
 
 def _delta(grad_out: Tensor, out: Tensor) -> Tensor:
-    """Return row sums of gradient × output, fp32 [B, H, T]: in half precision the kernel computes them, else PyTorch."""
+    """Return row sums of gradient × output, fp32 [B, H, T]; in half precision a kernel computes them, else PyTorch."""
     if grad_out.dtype == torch.float32:
         return (grad_out * out).sum(-1).transpose(-2, -1).contiguous()
     rows, queries, heads, _ = grad_out.shape

@@ -20,15 +20,15 @@ Binding = MutableMapping[int, int]  # a recorded storage -> the one that stands 
 def compose_training(
     recordings: Sequence[Recording], optimizer: OptimizerRecording, *, micro_batches: int
 ) -> EventStream:
-    """The load of the weights, then one step for each recording, of `micro_batches` micro-batches.
+    """Compose the load of the weights, then one step for each recording, of `micro_batches` micro-batches.
 
-    The first step bears the optimizer's state. Recordings are of the same model, and may be of different shapes.
+    The first step allocates the optimizer's state. Recordings are of the same model, and may be of different shapes.
     """
     return compose_steps([[recording] * micro_batches for recording in recordings], optimizer)
 
 
 def compose_steps(steps: Sequence[Sequence[Recording]], optimizer: OptimizerRecording) -> EventStream:
-    """As `compose_training`, of steps whose micro-batches are of these recordings."""
+    """Compose as `compose_training` does, from steps whose micro-batches are given one by one."""
     stream = EventStream()
     first = steps[0][0]
     loaded: Binding = {}
@@ -39,8 +39,8 @@ def compose_steps(steps: Sequence[Sequence[Recording]], optimizer: OptimizerReco
         before: Recording | None = None
         for micro_batch, recording in enumerate(step, start=1):
             if recording is not before:
-                given = {} if before is None else _gradients_handed_on(before, recording, bound)
-                bound = {**(loaded if recording is first else {}), **given}
+                carried = {} if before is None else _carried_gradients(before, recording, bound)
+                bound = {**(loaded if recording is first else {}), **carried}
             part = "first" if micro_batch == 1 else "next"
             label = f"step {number}" + (f", micro-batch {micro_batch}" if len(step) > 1 else "")
             play(stream, recording.stream, recording.parts[part], bound, label=label)
@@ -53,7 +53,7 @@ def compose_steps(steps: Sequence[Sequence[Recording]], optimizer: OptimizerReco
 
 
 def compose_parts(recording: Recording, parts: Sequence[str]) -> EventStream:
-    """Parts as they were recorded, such as "load" and "evaluate", one after the other."""
+    """Compose parts as they were recorded, such as "load" and "evaluate", one after the other."""
     stream = EventStream()
     bound: Binding = {}
     for part in parts:
@@ -63,19 +63,19 @@ def compose_parts(recording: Recording, parts: Sequence[str]) -> EventStream:
 
 
 def with_workspaces(stream: EventStream, num_bytes: int) -> EventStream:
-    """The stream with cuBLAS' workspaces: one for the thread of the forward pass, one for that of the backward pass.
+    """Return the stream with cuBLAS' workspaces: one for the forward pass's thread, one for the backward pass's.
 
     Each is born with the first matrix product of its thread, and stays.
     """
     out = EventStream(sizes=list(stream.sizes), categories=list(stream.categories))
     marks = list(reversed(stream.marks))
-    wanting = {True, False}
+    missing = {True, False}
     for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
         while marks and marks[-1][0] <= position:
             out.mark(marks.pop()[1])
         is_backward = place.phase == "backward"
-        if is_backward in wanting and place.operator in CUBLAS_OPERATORS and place.phase != "load":
-            wanting.discard(is_backward)
+        if is_backward in missing and place.operator in CUBLAS_OPERATORS and place.phase != "load":
+            missing.discard(is_backward)
             out.birth(num_bytes, "workspace", place)
         out.storages.append(storage)
         out.places.append(place)
@@ -87,7 +87,7 @@ def with_workspaces(stream: EventStream, num_bytes: int) -> EventStream:
 def play(
     stream: EventStream, recorded: EventStream, part: tuple[int, int], bound: Binding, *, label: str | None = None
 ) -> None:
-    """Append a part of a recorded stream. bound: storages of earlier parts; those born here are added."""
+    """Append a part of a recorded stream. bound: storages of earlier parts, to which those born here are added."""
     if label is not None:
         stream.mark(label)
     sizes, categories = recorded.sizes, recorded.categories
@@ -99,8 +99,8 @@ def play(
             stream.death(bound.pop(~storage), place)
 
 
-def _gradients_handed_on(before: Recording, after: Recording, bound: Binding) -> Binding:
-    """The gradients that a micro-batch left, by the numbers that another recording knows them under."""
+def _carried_gradients(before: Recording, after: Recording, bound: Binding) -> Binding:
+    """Bind the gradients that a micro-batch left to the numbers that the next one's recording has for them."""
     return {
         theirs.gradient: bound[ours.gradient]
         for ours, theirs in zip(before.trained, after.trained, strict=True)
@@ -111,14 +111,14 @@ def _gradients_handed_on(before: Recording, after: Recording, bound: Binding) ->
 def _bind_gradients(
     states: Binding, step: Binding, recording: Recording, optimizer: OptimizerRecording, part: str
 ) -> None:
-    """The gradients that the update drops are those that the micro-batches made."""
+    """Bind the gradients that the update drops to those that the micro-batches made."""
     for weight, number in zip(recording.trained, optimizer.gradients[part], strict=True):
         if number is not None:
             assert weight.gradient is not None
             states[number] = step.pop(weight.gradient)
 
 
-# Operators that reserve a handle. Attention's fused kernels, `_grouped_mm` and bitsandbytes' kernels do not.
+# Operators that reserve a cuBLAS handle. Attention's fused kernels, `_grouped_mm` and bitsandbytes' kernels do not.
 CUBLAS_OPERATORS = frozenset(
     f"aten::{name}"
     for name in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addmv", "mv", "dot", "vdot", "linear", "matmul")

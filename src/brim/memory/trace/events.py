@@ -18,10 +18,10 @@ _GENERATING = ("prefill", "decode")
 
 
 def categorize(stream: EventStream, *, body: str, recomputed: Set[int]) -> None:
-    """Give each storage that has none yet, that is, `temporary`, its category.
+    """Give each storage that is still `temporary` its category.
 
-    body: the path of the module that holds the decoder layers; what is born outside it once the layers have begun has
-    to do with logits and loss. recomputed: storages that outlive their recomputation.
+    body: the path of the module that holds the decoder layers; what is born outside it once the layers have begun
+    belongs to logits and loss. recomputed: storages that outlive their recomputation.
     """
     kept = _kept_for_backward(stream) | recomputed
     cached = _outliving_their_pass(stream)
@@ -43,12 +43,12 @@ def _category(storage: int, place: Place, body: str, kept: Set[int], cached: Set
 
 
 def _reorders_cache(place: Place) -> bool:
-    """Whether a beam search takes the chosen beams' keys and values, after a token and outside the model."""
+    """Return whether a beam search copies the chosen beams' keys and values: after a token and outside the model."""
     return place.phase in _GENERATING and (place.module, place.operator) == ("", "aten::index_select")
 
 
 def _births_after_layers(stream: EventStream) -> list[tuple[int, Place]]:
-    """Births from the first one in a layer on, in each part."""
+    """Return the births from the first one in a layer on, in each part."""
     marks = {position for position, _ in stream.marks}
     births: list[tuple[int, Place]] = []
     begun = False
@@ -62,7 +62,7 @@ def _births_after_layers(stream: EventStream) -> list[tuple[int, Place]]:
 
 
 def _kept_for_backward(stream: EventStream) -> set[int]:
-    """Storages of a forward pass that are alive when its backward pass begins."""
+    """Return the storages of a forward pass that are alive when its backward pass begins."""
     alive: set[int] = set()
     kept: set[int] = set()
     was_backward = False
@@ -79,7 +79,7 @@ def _kept_for_backward(stream: EventStream) -> set[int]:
 
 
 def _outliving_their_pass(stream: EventStream) -> set[int]:
-    """Storages born in a layer that are alive when the pass over all layers is over."""
+    """Return the storages born in a layer that are alive when the pass over all layers is over."""
     alive: set[int] = set()
     outliving: set[int] = set()
     for storage, place in zip(stream.storages, stream.places, strict=True):
@@ -113,7 +113,7 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a step something happens."""
+    """Say where in a step something happens."""
 
     phase: str  # load, forward, backward, optimizer, evaluate, prefill or decode
     layer: int | None = None  # decoder layer, from 0; None: outside the layers
@@ -123,11 +123,11 @@ class Place:
 
 @dataclass(slots=True)
 class EventStream:
-    """Births and deaths of storages in the order in which they happen.
+    """Hold births and deaths of storages in the order in which they happen.
 
     Storage k (from 0) has `sizes[k]` bytes and `categories[k]`. Event e is `storages[e]`: k for the birth of storage
-    k, ~k (that is, -k - 1) for its death; it happens at `places[e]`. `marks` name positions: (event, label) before
-    which something begins, such as "step 1" or "backward".
+    k, ~k (that is, -k - 1) for its death; it happens at `places[e]`. `marks` name positions as (event, label):
+    something begins before the event, such as "step 1" or "backward".
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -137,7 +137,7 @@ class EventStream:
     marks: list[tuple[int, str]] = field(default_factory=list)
 
     def birth(self, num_bytes: int, category: Category, place: Place) -> int:
-        """Append the birth of a new storage; its number."""
+        """Append the birth of a new storage, and return its number."""
         storage = len(self.sizes)
         self.sizes.append(num_bytes)
         self.categories.append(category)
@@ -157,7 +157,7 @@ class EventStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One parameter as it is stored; a quantised one is its packed storage."""
+    """Describe a parameter as it is stored; a quantised one by its packed storage."""
 
     storage: int  # its number in the stream
     shape: tuple[int, ...]
@@ -167,7 +167,7 @@ class Weight:
 
     @property
     def elements(self) -> int:
-        """Of the whole parameter."""
+        """Return the number of elements of the whole parameter."""
         return math.prod(self.shape)
 
 
@@ -176,11 +176,11 @@ WorkPhase: TypeAlias = Literal["forward", "recompute", "backward", "optimizer"]
 
 Unit: TypeAlias = Literal[
     "matrix", "attention", "vector"
-]  # what does the arithmetic; of vectors, FLOPs are not counted
+]  # what does the arithmetic; FLOPs of vector units are not counted
 
 
 class WorkPlace(NamedTuple):
-    """Kernels that are alike: of one operator in one module."""
+    """Name kernels that are alike: those of one operator in one module."""
 
     phase: str  # a WorkPhase, or that of a run without gradients
     layer: int | None  # recorded; it stands for all layers that are like it
@@ -192,10 +192,10 @@ class WorkPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one place, over all layers that it stands for.
+    """Hold the work of one place, over all layers that it stands for.
 
-    flops: a multiplication and an addition are two. num_bytes: read and written, each tensor once for each kernel that
-    uses it, as if nothing stayed in a cache.
+    flops: a multiplication and an addition count as two. num_bytes: bytes read and written, each tensor once for each
+    kernel that uses it, as if nothing stayed in a cache.
     """
 
     flops: int
@@ -208,7 +208,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCount:
-    """All kernels of a micro-batch, or of an update."""
+    """Count all kernels of a micro-batch, or of an update."""
 
     places: Mapping[WorkPlace, Work]
 
@@ -225,7 +225,7 @@ class WorkCount:
         return sum(work.kernels for work in self.places.values())
 
     def of(self, *phases: WorkPhase) -> WorkCount:
-        """Those of some phases."""
+        """Return the kernels of some phases."""
         return WorkCount(places={place: work for place, work in self.places.items() if place.phase in phases})
 
     def flops_by_dtype(self) -> dict[str, int]:
@@ -237,7 +237,7 @@ class WorkCount:
 
 
 class WorkCounter:
-    """Adds up kernels while layers are recorded, by the part of the recording in which they run."""
+    """Add up kernels while layers are recorded, by the part of the recording in which they run."""
 
     def __init__(self) -> None:
         self._parts: dict[str, dict[WorkPlace, list[int]]] = {}
@@ -249,7 +249,7 @@ class WorkCounter:
         sums[2] += kernels
 
     def over_all_layers(self, depth: Depth) -> dict[str, WorkCount]:
-        """By part, the work of the model's layers, given that of those that were recorded."""
+        """Return, by part, the work of all the model's layers, from that of the layers that were recorded."""
         num_like: Counter[int | None] = Counter({None: 1})
         num_like.update(depth.template(layer) for layer in range(depth.num_layers))
         return {
@@ -260,7 +260,7 @@ class WorkCounter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """Which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones."""
+    """Say which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones."""
 
     num_layers: int  # of the model
     head: int
@@ -269,27 +269,27 @@ class Depth:
 
     @property
     def num_recorded(self) -> int:
-        """Layers to record: head, two blocks and tail; all where that is no saving."""
+        """Return how many layers to record: head, two blocks and tail; all where that saves nothing."""
         return min(self.num_layers, self.head + 2 * self.period + self.tail)
 
     @property
     def recorded(self) -> list[int]:
-        """The model's layers that are recorded, in order."""
+        """Return the model's layers that are recorded, in order."""
         if self.num_recorded == self.num_layers:
             return list(range(self.num_layers))
         front = self.head + 2 * self.period
         return [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
 
     def whole(self) -> Depth:
-        """The same model, all of whose layers are recorded."""
+        """Return the depth of the same model with all layers recorded."""
         return Depth(num_layers=self.num_layers, head=self.num_layers, period=1, tail=0)
 
     def is_middle(self, layer: int) -> bool:
-        """Whether a layer of the model is like one of either recorded block."""
+        """Return whether a layer of the model is like one in each of the two recorded blocks."""
         return self.num_recorded < self.num_layers and self.head <= layer < self.num_layers - self.tail
 
     def template(self, layer: int) -> int:
-        """The recorded layer that a layer of the model is like."""
+        """Return the recorded layer that stands for a layer of the model."""
         if self.num_recorded == self.num_layers or layer < self.head:
             return layer
         if layer >= self.num_layers - self.tail:
@@ -298,10 +298,10 @@ class Depth:
 
 
 def depth_of(kinds: Sequence[Any]) -> Depth:
-    """How the layers repeat. kinds: one value a layer; layers of equal value are alike.
+    """Find how the layers repeat. kinds: one value for each layer; layers of equal value are alike.
 
     The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one. Nor is the
-    first one of its kind: what all layers of a kind share is let go of there by the backward pass.
+    first layer of a kind, since there the backward pass frees what all layers of that kind share.
     """
     num_layers = len(kinds)
     first_ones = max((kinds.index(kind) for kind in kinds), default=0) + 1

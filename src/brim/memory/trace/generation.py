@@ -1,7 +1,7 @@
 """Trace generation: by transformers' own `generate`, and by brim's own engine.
 
-Of `generate`, the prompt and the first few tokens are traced. Of brim's engine, with a cache of R rows × C columns,
-the two passes that take the most are: over prompts into a full cache, and over the last token of all.
+Of `generate`, the prompt and the first few tokens are traced. Of brim's engine, with a cache of R rows × C columns, the
+two passes that take the most memory are traced: one over prompts into a full cache, one over the last token of all.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def slots_at_their_peak(
     precision: Precision,
     begin: Callable[[str], None],
 ) -> None:
-    """See peak_passes, here on fake tensors. settings: what `generation_settings` gives."""
-    # An array's memory would be a real tensor.
+    """Run `peak_passes` on fake tensors. settings: what `generation_settings` returns."""
+    # from_numpy would make a real tensor of an array's memory.
     with values_of_fakes(), patch.object(torch, "from_numpy", torch.tensor), torch.no_grad():
         passes = Passes(model, rows=shape.rows, columns=shape.columns, pad_id=0, device=_CPU, precision=precision)
         chooser = NextToken(settings, seed=0, device=_CPU)
@@ -54,9 +54,10 @@ def peak_passes(
     token_id: int = 0,
     begin: Callable[[str], None] = lambda label: None,
 ) -> None:
-    """Reach the peak of a job in a few passes: what lies between takes less.
+    """Reach the peak of a job in a few passes: those that are left out take less.
 
-    passes: new, of the shape's rows and columns. begin: told FILL, when the cache comes to be, then PREFILL and DECODE.
+    passes: unused, with the shape's rows and columns. begin: called with FILL, when the cache is made, then with
+    PREFILL and DECODE.
     """
     cache = passes.cache
     begin(FILL)
@@ -79,30 +80,30 @@ def peak_passes(
     begin("over")
 
 
-TRACED_TOKENS = 4  # the prompt's pass gives the first; two steps that are alike follow a first one
+TRACED_TOKENS = 4  # the pass over the prompt gives the first; a first step and two steps that are alike follow
 
 
-_LEAST_BYTES = 2**20  # what is smaller comes from the small blocks, and matters only where the most is live
+_LEAST_BYTES = 2**20  # smaller requests come from the allocator's small blocks, and matter only in the largest step
 
 
 class UnlikeStepsError(Exception):
-    """A traced step does what others do not: kernels pad their masks, but not those whose length is a multiple of 8."""
+    """Report a step that is unlike others: kernels pad their masks, but not those whose length is a multiple of 8."""
 
 
 class _Enough(Exception):
-    """As many tokens as are traced have been generated."""
+    """End a generation when as many tokens as are traced have been generated."""
 
 
 def generate_some(
     model: PreTrainedModel, batch: PromptBatch, settings: Mapping[str, Any], begin: Callable[[str], None]
 ) -> None:
-    """Generate up to TRACED_TOKENS. begin: told "prefill", then "decode 1" and so on."""
+    """Generate up to TRACED_TOKENS. begin: called with "prefill", then "decode 1" and so on."""
     from transformers import GenerationConfig, StoppingCriteria
 
     new_tokens = min(TRACED_TOKENS, settings["max_new_tokens"])
 
     class Begin(StoppingCriteria):  # type: ignore[misc]
-        """Called after each token."""
+        """Begin the next part of the trace; transformers calls it after each token."""
 
         def __init__(self) -> None:
             self.num_tokens = 0
@@ -127,7 +128,7 @@ def generate_some(
 
 @contextmanager
 def values_of_fakes() -> Iterator[None]:
-    """Whoever generates asks whether it is finished, and for values of tokens; no shape depends on them."""
+    """Answer where generation asks whether it is finished, and for tokens' values; no shape depends on them."""
     from transformers import GenerationMixin
 
     unfinished = GenerationMixin._beam_search_has_unfinished_sequences
@@ -150,7 +151,7 @@ def values_of_fakes() -> Iterator[None]:
 
 
 def full_prompts(rows: int, tokens: int) -> PromptBatch:
-    """Prompts of one length."""
+    """Return prompts of one length."""
     shape = (rows, tokens)
     return PromptBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64), attention_mask=torch.ones(shape, dtype=torch.int64)
@@ -158,10 +159,11 @@ def full_prompts(rows: int, tokens: int) -> PromptBatch:
 
 
 def compose_generation(early: Recording, late: Recording, *, new_tokens: int) -> EventStream:
-    """The load, the prompts, and one step for each further token.
+    """Compose the load, the prompts, and one step for each further token.
 
-    early: recorded at the prompts' length. late: at a length from which the last traced step is the last of all, so
-    that the largest one is exact; between the two, sizes lie on a line, and what is small and passes by is left out.
+    early: recorded at the prompts' length. late: recorded at a length where the last traced step is the last of all,
+    so that the largest step is exact. Between the two, sizes are interpolated, and what is small and freed within its
+    step is left out.
 
     Raises UnlikeStepsError where one of the recorded lengths is a special one.
     """
@@ -179,7 +181,7 @@ def compose_generation(early: Recording, late: Recording, *, new_tokens: int) ->
 
 
 class _Steps:
-    """Writes decode steps one after the other."""
+    """Write decode steps one after the other."""
 
     def __init__(self, stream: EventStream, early: Recording, late: Recording) -> None:
         self._stream = stream
@@ -192,7 +194,7 @@ class _Steps:
         self._transient: set[int] | None = None
 
     def play(self, part: str, label: str) -> None:
-        """A part as it was recorded."""
+        """Write a part as it was recorded."""
         self._stream.mark(label)
         self._before_that, self._before = self._before, []
         for position in range(*self._parts[part]):
@@ -205,7 +207,7 @@ class _Steps:
                 self._stream.death(self._bound.pop(~storage), place)
 
     def repeat(self, step: int, last: int) -> None:
-        """The last recorded step, as that with the number `step` of `last`."""
+        """Write the last recorded step again, as step `step` of `last`."""
         part = f"decode {TRACED_TOKENS - 1}"
         start, end = self._parts[part]
         births = self._births(self._early, (start, end))
@@ -216,7 +218,8 @@ class _Steps:
         share = (step - TRACED_TOKENS + 1) / (last - TRACED_TOKENS + 1)
         ordinal_before = {storage: ordinal for ordinal, storage in enumerate(earlier)}
         oldest = self._births(self._early, self._parts[f"decode {TRACED_TOKENS - 3}"])
-        from_end = {storage: index - len(oldest) for index, storage in enumerate(oldest)}  # its beginning is another
+        # Counted from the end, since that step begins differently.
+        from_end = {storage: index - len(oldest) for index, storage in enumerate(oldest)}
         ordinal = {storage: index for index, storage in enumerate(births)}
         skipped = self._passing(start, end) if step < last else set()
         own: list[int] = [-1] * len(births)
@@ -242,7 +245,7 @@ class _Steps:
         return [stream.storages[position] for position in range(*part) if stream.storages[position] >= 0]
 
     def _passing(self, start: int, end: int) -> set[int]:
-        """Storages that the step bears and lets go of."""
+        """Return the storages that are born and freed within the step."""
         if self._transient is None:
             within = self._early.storages[start:end]
             self._transient = {storage for storage in within if storage >= 0} & {~each for each in within if each < 0}

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 _NUM_LAYERS = "num_hidden_layers"
 
 
-_FIRST_DENSE = "first_k_dense_replace"  # so many first layers have no experts
+_FIRST_DENSE = "first_k_dense_replace"  # how many of the first layers have no experts
 
 
 _PLAIN = (bool, int, str, torch.dtype, type(None))
 
 
 def depth_of_architecture(architecture: PretrainedConfig) -> Depth:
-    """How the decoder layers repeat; all of them are recorded where fewer cannot be had with the same configuration.
+    """Find how the decoder layers repeat; all are recorded where the configuration cannot describe fewer of them.
 
     Raises what transformers does when the architecture cannot be built, LookupError where no layers are found.
     """
     key = type(architecture), architecture.to_json_string(use_diff=False)
     if key not in _DEPTHS:
-        _DEPTHS.clear()  # of the architecture at hand alone: each shape that is recorded asks for it
+        _DEPTHS.clear()  # one architecture is enough: every shape of it that is recorded asks for its depth
         _DEPTHS[key] = _depth(architecture)
     return _DEPTHS[key]
 
@@ -61,7 +61,7 @@ def _depth(architecture: PretrainedConfig) -> Depth:
 
 
 def with_layers(architecture: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
-    """The architecture with only these of its layers, as far as its configuration can say so."""
+    """Return the architecture with only these of its layers, as far as its configuration can say so."""
     num_layers = getattr(architecture.get_text_config(), _NUM_LAYERS)
     fewer = copy.deepcopy(architecture)
     text = fewer.get_text_config()
@@ -75,7 +75,7 @@ def with_layers(architecture: PretrainedConfig, layers: Sequence[int]) -> Pretra
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
-    """The list of decoder layers and its path. Raises LookupError where there is none."""
+    """Return the path and the list of decoder layers. Raises LookupError where there is none."""
     decoder = model.get_decoder()  # type: ignore[operator]  # not a vision tower, which may be as deep
     inside = set(decoder.modules())
     for name, module in model.named_modules():
@@ -85,7 +85,7 @@ def decoder_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleLis
 
 
 def _kinds(architecture: PretrainedConfig) -> list[tuple[Any, ...]]:
-    """One value a layer; layers of equal value do the same."""
+    """Return one value for each layer; layers of equal value do the same."""
     from transformers import AutoModelForCausalLM
 
     text = architecture.get_text_config()
@@ -94,12 +94,12 @@ def _kinds(architecture: PretrainedConfig) -> list[tuple[Any, ...]]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=is_foreign)
     _, layers = decoder_layers(model, num_layers)
-    said = [values for _, values in _values_by_layer(text, num_layers)]
-    return list(zip(_without_numbers([_modules(layer) for layer in layers]), *said, strict=True))
+    settings = [values for _, values in _values_by_layer(text, num_layers)]
+    return list(zip(_without_numbers([_modules(layer) for layer in layers]), *settings, strict=True))
 
 
 def _values_by_layer(architecture: PretrainedConfig, num_layers: int) -> list[tuple[str, list[Any]]]:
-    """Settings that hold one value a layer, such as `layer_types`; not those that name all layers by their numbers."""
+    """Return settings with one value per layer, such as `layer_types`, but not those that only number the layers."""
     return [
         (name, list(value))
         for name, value in vars(architecture).items()
@@ -109,7 +109,7 @@ def _values_by_layer(architecture: PretrainedConfig, num_layers: int) -> list[tu
 
 
 def _modules(layer: nn.Module) -> dict[tuple[str, str], Any]:
-    """Every module's class, plain attributes and shapes."""
+    """Return every module's class, plain attributes and shapes."""
     facts: dict[tuple[str, str], Any] = {}
     for path, module in layer.named_modules():
         facts[path, ""] = type(module)
@@ -122,7 +122,7 @@ def _modules(layer: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def _without_numbers(layers: list[dict[tuple[str, str], Any]]) -> list[dict[tuple[str, str], Any]]:
-    """Without the attributes that count the layers."""
+    """Drop the attributes that number the layers."""
     offsets: dict[tuple[str, str], set[int | None]] = {}
     for number, layer in enumerate(layers):
         for key, value in layer.items():
@@ -134,13 +134,13 @@ def _without_numbers(layers: list[dict[tuple[str, str], Any]]) -> list[dict[tupl
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A stream of full depth, and where the recorded storages are in it."""
+    """Hold a stream of full depth, and where the recorded storages are in it."""
 
     stream: EventStream
     numbers: Mapping[tuple[int, int | None], int] | None  # (recorded storage, layer) -> storage; None: as recorded
 
     def number(self, recorded: int, layer: int | None) -> int:
-        """The storage in `layer` of the model that is like the recorded one. Raises NotUniformError if it has none."""
+        """Return the storage in `layer` that is like the recorded one. Raises NotUniformError if there is none."""
         if self.numbers is None:
             return recorded
         for owner in (layer, None):
@@ -150,7 +150,7 @@ class Expansion:
 
 
 def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
-    """The stream of all layers. layers_path: the dotted path of the list of layers, whose numbers are set anew.
+    """Expand a stream to all layers. layers_path: the dotted path of the list of layers, which are renumbered.
 
     Raises NotUniformError where the recorded middle blocks differ.
     """
@@ -168,8 +168,8 @@ def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
 def _sort_deaths(stream: EventStream) -> None:
     """Put deaths that follow each other into the order of births.
 
-    The allocator is left the same in whatever order they come, and some come in none: autocast keeps its copies of
-    weights in a hash table.
+    The allocator ends up the same in whatever order they come, and for some the order is arbitrary: autocast keeps its
+    copies of weights in a hash table.
     """
     storages, places = stream.storages, stream.places
     marked = {position for position, _ in stream.marks}
@@ -185,7 +185,7 @@ def _sort_deaths(stream: EventStream) -> None:
 
 
 def _owners(stream: EventStream, passes: list[Pass]) -> list[int | None]:
-    """The layer to whose segment each storage's birth belongs."""
+    """Return, for each storage, the layer to whose segment its birth belongs."""
     owners: list[int | None] = [None] * len(stream.sizes)
     for segment in (segment for each in passes for segment in each.segments):
         for position in segment.events:
@@ -203,7 +203,7 @@ def _require_uniform(stream: EventStream, over: Pass, owners: list[int | None], 
 
 
 def _shape(stream: EventStream, segment: Segment, owners: list[int | None]) -> list[tuple[Any, ...]]:
-    """What a segment does, with layers counted from its own."""
+    """Describe what a segment does, with layers counted from its own."""
     assert segment.layer is not None
     shape: list[tuple[Any, ...]] = []
     for position in segment.events:
@@ -217,7 +217,7 @@ def _shape(stream: EventStream, segment: Segment, owners: list[int | None]) -> l
 
 
 class _Writer:
-    """Writes the expanded stream."""
+    """Write the expanded stream."""
 
     def __init__(self, stream: EventStream, owners: list[int | None], depth: Depth, layers_path: str) -> None:
         self._stream, self._owners, self._depth = stream, owners, depth
@@ -251,7 +251,10 @@ class _Writer:
         return Expansion(self._out, self._numbers)
 
     def _require_one_block(self, segment: Segment) -> None:
-        """What dies outside the layers must be of their ends: of both blocks of middle ones, it is of all of them."""
+        """Raise NotUniformError where storages of both middle blocks die outside the layers.
+
+        In the whole model, storages of every middle layer would die there, not only of those near one end.
+        """
         depth = self._depth
         dying = (~self._stream.storages[p] for p in segment.events if self._stream.storages[p] < 0)
         owners = {owner for storage in dying if (owner := self._owners[storage]) is not None}
@@ -266,7 +269,7 @@ class _Writer:
             self._local[storage] = (number, index)
 
     def _repeat(self, segment: Segment, layer: int | None, twin: Segment | None = None) -> None:
-        """One segment as that of `layer`. twin: of a middle layer, the same one in the block before."""
+        """Write a segment as that of `layer`. twin: for a middle layer, the segment like it in the block before."""
         stream, out = self._stream, self._out
         for index, position in enumerate(segment.events):
             storage, place = stream.storages[position], self._place(stream.places[position], layer)
@@ -288,7 +291,10 @@ class _Writer:
         return self._numbers[storage, None] if owner is None else self._like(storage, self._at_the_edge(owner))
 
     def _dying_at_an_end(self, storage: int, segment: Segment, layer: int) -> int:
-        """What dies in one of the first or last layers is of one next to it; of the other block, it might be of any."""
+        """Find what dies in one of the first or last layers: it belongs to a layer near it.
+
+        If it belonged to the middle block farther away, it could be of any middle layer.
+        """
         assert segment.layer is not None
         owner = self._owner(storage)
         block = (owner - self._depth.head) // self._depth.period
@@ -297,17 +303,19 @@ class _Writer:
         return self._like(storage, layer + owner - segment.layer)
 
     def _dying_in_the_middle(self, storage: int, twins: int, segment: Segment, layer: int) -> int:
-        """What dies may be of another layer: which one of its births it is shows in the block that lies between blocks.
+        """Find what dies in a middle layer; it may belong to a layer near it, up to a block away.
 
+        Which birth of that layer it is, is taken from the recorded block that has a neighbour of the same sort: the
+        first block lies between head and middle, the second between middle and tail.
         twins: the storage that dies in the twin where this one does in the segment.
         """
         assert segment.layer is not None
         distance = self._owner(storage) - segment.layer
-        wanted = layer + distance
+        owner_layer = layer + distance
         if abs(distance) > self._depth.period:
             raise NotUniformError(f"in layer {segment.layer}, something dies of layer {self._owner(storage)}")
-        is_twins = wanted < self._depth.head or (distance > 0 and self._depth.is_middle(wanted))
-        return self._like(twins if is_twins else storage, wanted)
+        is_twins = owner_layer < self._depth.head or (distance > 0 and self._depth.is_middle(owner_layer))
+        return self._like(twins if is_twins else storage, owner_layer)
 
     def _owner(self, storage: int) -> int:
         owner = self._owners[storage]
@@ -315,12 +323,12 @@ class _Writer:
         return owner
 
     def _like(self, storage: int, layer: int) -> int:
-        """The storage of full depth that is in `layer` what the recorded one is in its own."""
+        """Return the storage of full depth that is in `layer` what the recorded one is in its own."""
         number, index = self._local[storage]
         return self._numbers[self._births[number, self._depth.template(layer)][index], layer]
 
     def _at_the_edge(self, owner: int) -> int:
-        """Outside the layers, what recorded layers left is that of the layers at the same distance from an end."""
+        """Return the layer of full depth at the same distance from its end as a recorded one."""
         depth = self._depth
         if owner < depth.head + depth.period:
             return owner
@@ -337,12 +345,12 @@ class _Writer:
 
 
 class NotUniformError(Exception):
-    """The recorded layers do not repeat: all of them have to be recorded."""
+    """Report that the recorded layers do not repeat, so that all of them have to be recorded."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """Events next to each other that belong to one layer, or to none."""
+    """Hold consecutive events that belong to one layer, or to none."""
 
     layer: int | None
     events: list[int]  # positions in the recorded stream
@@ -350,7 +358,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Pass:
-    """Segments over all layers in order, up or down; or one segment of no layer."""
+    """Hold segments over all layers in order, up or down; or one segment of no layer."""
 
     segments: list[Segment]
 
@@ -360,7 +368,7 @@ class Pass:
 
 
 def passes_over_layers(stream: EventStream, num_layers: int) -> list[Pass]:
-    """The whole stream, in order. Raises NotUniformError where the layers come in another order."""
+    """Divide the whole stream into passes. Raises NotUniformError where the layers come in another order."""
     return _passes(_segments(stream, num_layers), num_layers)
 
 
@@ -382,9 +390,10 @@ def _passes(segments: list[Segment], num_layers: int) -> list[Pass]:
 
 
 def _segments(stream: EventStream, num_layers: int) -> list[Segment]:
-    """Outside the layers, a storage that dies is taken to the layer in which it was born: gradients that are dropped.
+    """Divide the stream into segments; outside the layers, a death belongs to the layer of its birth.
 
-    What happens between a layer and the next one is the first one's. A mark begins a segment.
+    Gradients that are dropped die so. What happens between a layer and the next one belongs to the first of the two. A
+    mark begins a segment.
     """
     runs = _runs(stream)
     merged: list[_Run] = []
@@ -410,7 +419,7 @@ def _segments(stream: EventStream, num_layers: int) -> list[Segment]:
 
 @dataclass(slots=True)
 class _Run:
-    """Events next to each other of the same kind."""
+    """Hold consecutive events of the same kind."""
 
     section: tuple[int, str]  # marks before it, and the phase
     layer: int | None
@@ -419,7 +428,7 @@ class _Run:
 
 
 def _outside(streak: list[_Run], num_layers: int) -> list[Segment]:
-    """Runs outside the layers: passes over the layers where one of each dies in order, else segments of none."""
+    """Make runs outside the layers segments: of a layer each where deaths come in the layers' order, else of none."""
     segments: list[Segment] = []
     position = 0
     while position < len(streak):
@@ -454,7 +463,7 @@ def _runs(stream: EventStream) -> list[_Run]:
 
 
 def _following(runs: list[_Run]) -> list[_Run | None]:
-    """For each run the next one inside a layer."""
+    """Return, for each run, the next one inside a layer."""
     following: list[_Run | None] = []
     after: _Run | None = None
     for run in reversed(runs):
@@ -464,7 +473,7 @@ def _following(runs: list[_Run]) -> list[_Run | None]:
 
 
 def _is_between(last: _Run, run: _Run, after: _Run | None) -> bool:
-    """Whether a run lies between a layer's end and the beginning of its neighbour in the same pass."""
+    """Return whether a run lies between a layer's end and the beginning of its neighbour in the same pass."""
     if run.inside or not last.inside or after is None or after.section != run.section:
         return False
     assert last.layer is not None
@@ -473,7 +482,7 @@ def _is_between(last: _Run, run: _Run, after: _Run | None) -> bool:
 
 
 def _born_in(stream: EventStream) -> list[int | None]:
-    """The layer whose module ran when each storage was born."""
+    """Return, for each storage, the layer whose module ran when it was born."""
     layers: list[int | None] = [None] * len(stream.sizes)
     for storage, place in zip(stream.storages, stream.places, strict=True):
         if storage >= 0:

@@ -1,9 +1,9 @@
 """Describe operators: what one computes and moves, and what it returns on fake tensors.
 
-FLOPs and bytes follow from the shapes that an operator is given. What operators return on fake tensors is remembered:
-in a trace most of them run again and again on like tensors. PyTorch remembers it, too, for every kind of tensor there
-is; telling two calls apart and rebuilding the result takes most of a trace's time there. Here it is done for plain
-strided tensors, in few steps, and all else is left to PyTorch. What comes out is the same.
+FLOPs and bytes follow from the shapes that an operator is given. What operators return on fake tensors is cached: in a
+trace most of them run again and again on similar tensors. PyTorch has such a cache, too, for every kind of tensor; but
+there, telling two calls apart and rebuilding the result takes most of a trace's time. Here this is done for plain
+strided tensors, in few steps, and all else is left to PyTorch. The results are the same.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from brim.memory.trace.events import Unit
 DEVICE_OF = torch.ops.prim.device.default
 
 
-# Their results do not follow from the sizes of what they are given, or they change a size in place.
-_UNFORESEEABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+# Results of such operators do not follow from the sizes of their arguments, or they change a size in place.
+_UNPREDICTABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 
 
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
@@ -38,25 +38,25 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor that an operator makes."""
+    """Describe a tensor that an operator makes."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
-    viewed: int | None  # of the tensors that are given the one whose storage it has; None: a new storage
-    attributes: Mapping[str, Any]  # of the fake tensor
+    viewed: int | None  # position among the given tensors of the one whose storage it shares; None: a new storage
+    attributes: Mapping[str, Any]  # those of the fake tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What an operator returns: of each result how it is made, or which of the tensors that are given it is."""
+    """Describe what an operator returns: how each result is made, or which of the given tensors it is."""
 
     results: tuple[_Made | int | None, ...]
     container: type | None  # None: there is one result, by itself
 
 
-# Some 1.5 kB each, a few hundred of a shape. It holds no tensors. None: what is returned cannot be remembered.
+# About 1.5 kB each, a few hundred for each shape traced; no tensors are held. None: the result cannot be cached.
 _MOST_KNOWN = 4096
 
 
@@ -64,15 +64,15 @@ _KNOWN: dict[tuple[Any, ...], _Known | None] = {}
 
 
 def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """As func(*args, **kwargs) within a FakeTensorMode; call it where the modes above that one have been left."""
+    """Return func(*args, **kwargs) as a FakeTensorMode would; call it where the modes above that one have been left."""
     tensors: list[FakeTensor] = []
-    words: list[Any] = [func, torch.get_default_dtype()]
-    is_plain = _say(args, words, tensors)
+    parts: list[Any] = [func, torch.get_default_dtype()]
+    is_plain = _extend_key(args, parts, tensors)
     if is_plain and kwargs:
-        is_plain = _say(kwargs, words, tensors) and _say(kwargs.values(), words, tensors)
+        is_plain = _extend_key(kwargs, parts, tensors) and _extend_key(kwargs.values(), parts, tensors)
     if not is_plain:
         return func(*args, **kwargs)
-    key = tuple(words)
+    key = tuple(parts)
     known: Any = _KNOWN.get(key, _UNKNOWN)
     if known is _UNKNOWN:
         out = func(*args, **kwargs)
@@ -83,31 +83,31 @@ def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if known is None:
         return func(*args, **kwargs)
     if known.container is None:
-        return _again(known.results[0], tensors)
-    return known.container([_again(result, tensors) for result in known.results])
+        return _rebuilt(known.results[0], tensors)
+    return known.container([_rebuilt(result, tensors) for result in known.results])
 
 
-def _say(values: Any, words: list[Any], tensors: list[FakeTensor]) -> bool:
-    """Add all that a result can depend on to the words, and the tensors to the tensors; False: it cannot be said."""
+def _extend_key(values: Any, parts: list[Any], tensors: list[FakeTensor]) -> bool:
+    """Add to `parts` all that a result can depend on, and to `tensors` those among the values; False: not possible."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
             if value.constant is not None or not _is_plain(value):
                 return False
-            words += (value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device)
+            parts += (value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device)
             tensors.append(value)
         elif kind in _PLAIN:
-            words += (kind, value)  # 1, 1.0 and True are equal
+            parts += (kind, value)  # the kind, since 1, 1.0 and True are equal
         elif kind is tuple or kind is list or kind is torch.Size:
-            words += (kind, len(value))
-            if not _say(value, words, tensors):
+            parts += (kind, len(value))
+            if not _extend_key(value, parts, tensors):
                 return False
         else:
             return False
     return True
 
 
-def _again(result: _Made | int | None, tensors: Sequence[FakeTensor]) -> FakeTensor | None:
+def _rebuilt(result: _Made | int | None, tensors: Sequence[FakeTensor]) -> FakeTensor | None:
     if result is None:
         return None
     if isinstance(result, int):
@@ -117,7 +117,7 @@ def _again(result: _Made | int | None, tensors: Sequence[FakeTensor]) -> FakeTen
         if result.viewed is not None:
             storage = tensors[result.viewed].untyped_storage()
             made.set_(storage, result.offset, result.size, result.stride)
-    # As FakeTensor's constructor does it, which checks each argument again.
+    # As FakeTensor's constructor does it, but without checking each argument again.
     fake: FakeTensor = Tensor._make_subclass(
         FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=result.attributes["_fake_device"]
     )
@@ -127,7 +127,7 @@ def _again(result: _Made | int | None, tensors: Sequence[FakeTensor]) -> FakeTen
 
 
 def _known(func: Any, out: Any, tensors: Sequence[FakeTensor]) -> _Known | None:
-    if not isinstance(func, torch._ops.OpOverload) or any(tag in func.tags for tag in _UNFORESEEABLE):
+    if not isinstance(func, torch._ops.OpOverload) or any(tag in func.tags for tag in _UNPREDICTABLE):
         return None
     container = type(out) if isinstance(out, (tuple, list)) else None
     outputs = [out] if container is None else list(out)
@@ -147,7 +147,7 @@ def _known(func: Any, out: Any, tensors: Sequence[FakeTensor]) -> _Known | None:
 
 
 def _result(out: FakeTensor, tensors: Sequence[FakeTensor], *, is_shared: bool) -> _Made | int | None:
-    """How a tensor is made; None where that cannot be told."""
+    """Describe how a tensor is made; None where that is not known."""
     for number, each in enumerate(tensors):
         if each is out:
             return number
@@ -169,7 +169,7 @@ def _result(out: FakeTensor, tensors: Sequence[FakeTensor], *, is_shared: bool) 
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """Of a storage that holds it and nothing else."""
+    """Return the bytes of a storage that holds the tensor and nothing else."""
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -188,7 +188,7 @@ Options: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """Of one call of an operator."""
+    """Hold the work of one call of an operator."""
 
     unit: Unit
     dtype: str
@@ -200,7 +200,7 @@ class OperatorWork:
 Rule: TypeAlias = Callable[[Arguments, Options, Any], OperatorWork]
 
 
-# They compute nothing, and are no views by their schema.
+# These compute nothing, though by their schema they are no views.
 _FREE = frozenset(
     f"aten::{name}"
     for name in (
@@ -219,14 +219,14 @@ _FREE = frozenset(
 )
 
 
-_OVERWRITING = frozenset(("aten::zero_", "aten::fill_", "aten::copy_"))  # what they are called on is not read
+_OVERWRITING = frozenset(("aten::zero_", "aten::fill_", "aten::copy_"))  # they do not read what they are called on
 
 
-# They read as much of their first tensor as they return.
+# These read as much of their first tensor as they return.
 _GATHERING = frozenset(f"aten::{name}" for name in ("embedding", "index_select", "gather", "index", "nll_loss_forward"))
 
 
-# They touch as much of the tensor that they are called on as the values are, which come last.
+# These touch only as much of the tensor that they are called on as there are values, which are the last argument.
 _SCATTERING = frozenset(
     f"aten::{name}"
     for name in ("index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_add_", "scatter_")
@@ -241,7 +241,7 @@ _CHUNKS_A_LAUNCH, _CHUNK = 320, 65536  # the same file
 
 
 def operator_work(func: Any, args: Arguments, kwargs: Options, out: Any) -> OperatorWork | None:
-    """What a call of an operator of ATen takes; None where no kernel runs, as for views."""
+    """Return the work of a call of one of ATen's operators; None where no kernel runs, as for views."""
     rule = _rule(func)
     return None if rule is None else rule(args, kwargs, out)
 
@@ -249,7 +249,7 @@ def operator_work(func: Any, args: Arguments, kwargs: Options, out: Any) -> Oper
 def attention_flops(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], *, causal: bool, backward: bool
 ) -> int:
-    """Two products forward, five backward (one of them computes the scores anew), half of each where causal.
+    """Count two products forward, five backward (one of them recomputes the scores), half of each where causal.
 
     query: [B, H, T, D]; key: [B, K, S, D]; value: [B, K, S, E]. After Dao et al., FlashAttention-2 (2023), section 4.1.
     """
@@ -260,7 +260,7 @@ def attention_flops(
 
 
 def num_bytes_of(tensor: Tensor) -> int:
-    """Bytes that are read where all of a tensor is; what is expanded lies there once."""
+    """Return the bytes that reading a whole tensor takes; what is expanded is in memory once."""
     num_bytes = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride or not size:
@@ -269,7 +269,7 @@ def num_bytes_of(tensor: Tensor) -> int:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Such as "bfloat16"."""
+    """Return the dtype's name, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -317,7 +317,7 @@ def _attention(func: Any) -> Rule:
 
 
 def _over_lists(name: str) -> Rule:
-    """Their results are of the shapes of the first list, but for norms."""
+    """Return the rule of an operator over lists; its results have the shapes of the first list, except for norms."""
     writes = 0 if name == "aten::_foreach_norm" else 3 if "_fused_adam" in name else 1
     # A fused update takes weights, gradients and averages, and writes all but the gradients.
     written = (0, 2, 3) if writes == 3 else (0,) * writes

@@ -1,7 +1,7 @@
 """Record what an optimizer's step does to memory, over all the weights that learn.
 
-bitsandbytes' optimizers have a stand-in whose steps allocate on fake tensors what theirs allocate on CUDA; the states
-that they keep for a parameter there are listed with their bytes and where they lie.
+bitsandbytes' optimizers have a stand-in, whose steps allocate on fake tensors what theirs allocate on CUDA. The states
+that they keep for a parameter are listed with their bytes and where they are kept.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from brim.train import build_optimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRecording:
-    """Two updates: "first" bears the optimizer's state, "steady" finds it."""
+    """Hold two updates: "first" allocates the optimizer's state, "steady" finds it there."""
 
     stream: EventStream
     parts: dict[str, tuple[int, int]]  # events from, to
-    gradients: dict[str, tuple[int | None, ...]]  # by part: the storage of each weight's gradient
+    gradients: dict[str, tuple[int | None, ...]]  # for each part, the storage of each weight's gradient
     work: Mapping[str, WorkCount]  # by part, over all layers
 
 
@@ -55,14 +55,14 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
         recorder.phase = "load"
         weights = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in chosen]
         for weight, each in zip(weights, chosen, strict=True):
-            recorder.belongs(weight, each.layer)
+            recorder.assign_layer(weight, each.layer)
         optimizer = workload.training.optimizer(weights)
         recorder.phase = "optimizer"
         for part in ("first", "steady"):
             gradients[part] = _give_gradients(recorder, weights, chosen)
             recorder.stream.mark(part)
             workload.training.update(weights, optimizer)
-            recorder.stream.mark("over")  # the next gradients are not this update's
+            recorder.stream.mark("over")  # the gradients that follow are the next update's
         for state in _states(optimizer):
             recorder.categorize(state, "optimizer_state")
     stream = _without(recorder.close(), _on_the_cpu(optimizer, recorder) | _paged(optimizer, recorder))
@@ -98,9 +98,9 @@ def _are_tensors(value: Any) -> bool:
 
 
 class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """Gives what is made of a weight, its gradient or its state the layer of that weight.
+    """Record, for whatever is made from a weight, its gradient or its state, the layer of that weight.
 
-    What is made of a list of them is of no layer, and is as large as it would be of the list of all layers.
+    What is made from a list of them belongs to no layer, and is as large as from the list of all layers.
     """
 
     def __init__(self, *, temporaries: Temporaries, depth: Depth) -> None:
@@ -110,14 +110,14 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._layers: dict[int, int | None] = {}  # storage -> layer
         self._layer: int | None = None
 
-    def belongs(self, tensor: torch.Tensor, layer: int | None) -> None:
-        """Say of which layer a storage is."""
+    def assign_layer(self, tensor: torch.Tensor, layer: int | None) -> None:
+        """Say which layer a storage belongs to."""
         number = self.number_of(tensor)
         assert number is not None
         self._layers[number] = layer
 
     def layer_of(self, value: Any) -> int | None:
-        """The layer of a tensor; None where it is of none, or no tensor."""
+        """Return the layer of a tensor; None where it belongs to none, or is no tensor."""
         number = self.number_of(value) if isinstance(value, torch.Tensor) else None
         return None if number is None else self._layers.get(number)
 
@@ -140,7 +140,7 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
             self._resize(out, cast(Any, first))
 
     def _resize(self, joined: torch.Tensor, parts: Sequence[Any]) -> None:
-        """A tensor that holds a list's elements one after the other holds those of all layers."""
+        """Give a tensor that joins a list's elements the size that it has for all layers."""
         number = self.number_of(joined)
         if number is not None and joined.nbytes == sum(part.nbytes for part in parts):
             self.stream.sizes[number] = sum(part.nbytes for part in self._of_all_layers(parts))
@@ -151,7 +151,7 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._layer = None
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Lists are those of all layers; what is done with a tensor is done in each layer that is like its own."""
+        """Count lists as those of all layers; work on one tensor is done in each layer that its own stands for."""
         if args and _are_tensors(args[0]):
             args = tuple(self._of_all_layers(each) if _are_tensors(each) else each for each in args)
         else:
@@ -165,7 +165,7 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         return super()._scratch_bytes(name, args, kwargs)
 
     def _of_all_layers(self, values: Sequence[Any]) -> list[Any]:
-        """The list that the whole model has, by its length and the sizes in it; the order is another."""
+        """Return the list of the whole model, right in its length and in the sizes in it, but not in their order."""
         return [value for value in values for _ in range(self._num_like[self.layer_of(value)])]
 
     def _where(self, node: Any) -> tuple[str, int | None]:
@@ -187,7 +187,7 @@ def _states(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _on_the_cpu(optimizer: Optimizer, recorder: Recorder) -> set[int]:
-    """The step counters, which PyTorch keeps on the CPU unless the optimizer is fused or capturable."""
+    """Return the step counters, which PyTorch keeps on the CPU unless the optimizer is fused or capturable."""
     if any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups):
         return set()
     steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor)]
@@ -195,13 +195,13 @@ def _on_the_cpu(optimizer: Optimizer, recorder: Recorder) -> set[int]:
 
 
 def _paged(optimizer: Optimizer, recorder: Recorder) -> set[int]:
-    """States in memory that CUDA shares with the machine: PyTorch's allocator knows nothing of them."""
+    """Return states in memory that CUDA shares with the machine, which PyTorch's allocator does not know of."""
     states = optimizer.paged if isinstance(optimizer, StandInOptimizer) else []
     return {number for state in states if (number := recorder.number_of(state)) is not None}
 
 
 def _without(stream: EventStream, storages: set[int]) -> EventStream:
-    """The stream without some storages; those that stay keep their numbers."""
+    """Return the stream without some storages; the others keep their numbers."""
     kept = [i for i, storage in enumerate(stream.storages) if (storage if storage >= 0 else ~storage) not in storages]
     before = [0] * (len(stream.storages) + 1)
     for position in kept:
@@ -218,13 +218,13 @@ def _without(stream: EventStream, storages: set[int]) -> EventStream:
 
 
 def traceable_optimizer(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> Optimizer:
-    """The optimizer that the configuration names; a stand-in for one of bitsandbytes'."""
+    """Build the optimizer that the configuration names, or a stand-in if it is one of bitsandbytes'."""
     rule = state_rule(settings)
     return build_optimizer(settings, parameters) if rule is None else StandInOptimizer(parameters, rule)
 
 
 class StandInOptimizer(Optimizer):
-    """Optimizer1State or Optimizer2State (optim/optimizer.py) without its kernels, which allocate nothing."""
+    """Stand in for Optimizer1State or Optimizer2State (optim/optimizer.py), without kernels, which allocate nothing."""
 
     def __init__(self, parameters: Iterable[Parameter], rule: StateRule) -> None:
         super().__init__(list(parameters), {"lr": 0.0})
@@ -234,7 +234,7 @@ class StandInOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """The first step makes the states, parameter by parameter; no step makes anything else."""
+        """Make the states, parameter by parameter, in the first step; no step makes anything else."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -259,7 +259,7 @@ class StandInOptimizer(Optimizer):
 
 
 def _made(tensor: StateTensor, parameter: Parameter) -> Tensor:
-    """From the parameter, so that a recorder can tell whose state it is."""
+    """Make a state from the parameter, so that a recorder can tell whose state it is."""
     if tensor.name.startswith("absmax"):
         return parameter.new_zeros((tensor.num_elements,), dtype=torch.float32)
     return torch.zeros_like(parameter, dtype=torch.uint8 if tensor.element_bytes == 1 else torch.float32)
@@ -290,7 +290,7 @@ StateName: TypeAlias = Literal["state1", "state2", "absmax1", "absmax2"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRule:
-    """How one of bitsandbytes' optimizers keeps its states."""
+    """Describe how one of bitsandbytes' optimizers keeps its states."""
 
     num_states: int
     bits: int
@@ -299,7 +299,7 @@ class StateRule:
 
     @property
     def num_tables(self) -> int:
-        """Tables of 8-bit values, one for all parameters: they move to the GPU with the first 8-bit state."""
+        """Return how many tables of 8-bit values all parameters share; they go to the GPU with the first such state."""
         return self.num_states
 
     def is_8bit(self, num_elements: int) -> bool:
@@ -308,9 +308,9 @@ class StateRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTensor:
-    """A state of one parameter. Paged ones are in memory that CUDA shares with the machine (cudaMallocManaged).
+    """Describe a state of one parameter; paged ones are in memory shared with the machine (cudaMallocManaged).
 
-    The caching allocator knows nothing of those; on the GPU they take room that others leave.
+    The caching allocator does not know of those; on the GPU they take what others leave free.
     """
 
     name: StateName
@@ -324,7 +324,7 @@ class StateTensor:
 
 
 def state_rule(settings: OptimizerConfig) -> StateRule | None:
-    """The rule of an optimizer of bitsandbytes; None for torch's."""
+    """Return the rule of an optimizer of bitsandbytes; None for torch's."""
     if settings.type not in _ONE_STATE + _TWO_STATES:
         return None
     return StateRule(
@@ -336,7 +336,7 @@ def state_rule(settings: OptimizerConfig) -> StateRule | None:
 
 
 def state_tensors(rule: StateRule, num_elements: int) -> tuple[StateTensor, ...]:
-    """The states of a parameter of so many elements, in the order in which the first step makes them (init_state)."""
+    """List the states of a parameter of so many elements, in the order in which init_state makes them."""
     eight = rule.is_8bit(num_elements)
     names: tuple[StateName, ...] = ("state1", "state2")
     scales: tuple[StateName, ...] = ("absmax1", "absmax2")
@@ -359,7 +359,7 @@ def state_tensors(rule: StateRule, num_elements: int) -> tuple[StateTensor, ...]
 
 
 def state_bytes(rule: StateRule, parameters: Iterable[int]) -> tuple[int, int]:
-    """Bytes in the caching allocator, before rounding, and paged bytes. parameters: elements of each."""
+    """Return bytes in the caching allocator, before rounding, and paged bytes. parameters: elements of each."""
     sizes = list(parameters)
     tensors = [tensor for size in sizes for tensor in state_tensors(rule, size)]
     allocated = sum(tensor.num_bytes for tensor in tensors if not tensor.paged)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def build_fake(
     architecture: PretrainedConfig, build: Callable[[PretrainedConfig], nn.Module], mode: FakeTensorMode
 ) -> nn.Module:
-    """What `build` makes, on fake tensors of the CPU; it is built on the meta device, where nothing is computed.
+    """Build a model on fake tensors of the CPU, by way of the meta device, where nothing is computed.
 
     transformers' no_init_weights would leave out the tying of the head to the embeddings, too.
     """
@@ -43,7 +43,7 @@ def build_fake(
 
 
 def _replace_tensors(model: nn.Module) -> None:
-    """Tied weights stay one."""
+    """Replace all tensors by fake ones; tied weights stay one."""
     replaced: dict[int, Tensor] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -64,7 +64,7 @@ def _fake_like(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One optimizer step, in its parts, as the loop does them."""
+    """Hold the parts of one optimizer step, as the training loop runs them."""
 
     micro_batch: Callable[[nn.Module, Any], None]  # forward and backward
     optimizer: Callable[[Sequence[Parameter]], Optimizer]
@@ -73,17 +73,18 @@ class Training:
 
 
 def no_temporaries(operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """An operator that allocates nothing beyond its outputs."""
+    """Return 0, for an operator that allocates nothing beyond its outputs."""
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Everything that a trace runs, as callables that it runs on fake tensors.
+    """Hold everything that a trace runs, as callables that it runs on fake tensors.
 
-    batch: the input of `rows` × `tokens`, as tensors on the device. run: of a phase without gradients; it is given
-    what to call when something begins, such as "prefill". settle: done before anything is recorded.
-    view: a context in which operators do what the device that is meant would do; None: the optimizer alone.
+    batch: returns the input of `rows` × `tokens`, as tensors on the device. run: runs a phase without gradients; it is
+    given a function to call when something begins, such as "prefill". settle: called before anything is recorded.
+    view: returns a context in which operators do what the target device would do; without a model (None), the
+    optimizer's operators alone.
     """
 
     architecture: PretrainedConfig
@@ -96,26 +97,26 @@ class Workload:
     temporaries: Temporaries = no_temporaries
 
 
-_OUTSIDE_THE_SEQUENCE = 2**62  # nodes that add up gradients are numbered from the top
+_OUTSIDE_THE_SEQUENCE = 2**62  # nodes that accumulate gradients have the highest sequence numbers
 
 
 Temporaries = Callable[[str, tuple[Any, ...], Mapping[str, Any]], int]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches each storage from its birth to its death, inside a FakeTensorMode.
+    """Watch each storage from its birth to its death, inside a FakeTensorMode.
 
-    model: its modules name the places; those in the list of decoder layers carry a layer's number. A place in the
+    The model's modules name the places; those in the list of decoder layers carry a layer's number. A place in the
     backward pass is that of the forward operator whose gradient is computed, found by autograd's sequence numbers, so
     that no hook changes the graph.
-    temporaries: bytes that an operator allocates and frees within itself, on the device that is meant.
+    temporaries: returns the bytes that an operator allocates and frees within itself, on the target device.
     """
 
     def __init__(self, *, temporaries: Temporaries = no_temporaries) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream = EventStream()
-        self.phase = ""  # of what no autograd node does; those are the backward pass
-        self.category: Category = "temporary"  # of what is born; those who know better say so afterwards
+        self.phase = ""  # of whatever runs outside autograd's nodes; those are the backward pass
+        self.category: Category = "temporary"  # of what is born; `categorize` corrects it afterwards
         self._temporaries = temporaries
         self._live: dict[int, int] = {}  # a storage's address -> its number in the stream
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -128,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._silent = False
         self._closed = False
         self._last: tuple[str, int | None] = ("", None)
-        self.recomputed: set[int] = set()  # born while activations were computed anew, and alive after it
+        self.recomputed: set[int] = set()  # born while activations were recomputed, and alive afterwards
         self.work = WorkCounter()
 
     def know(self, model: nn.Module, layers: nn.ModuleList) -> None:
@@ -142,11 +143,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._modules[module] = (name, None if owner is None else layer_of[owner])
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """The storage's number in the stream; None where it was not seen."""
+        """Return the storage's number in the stream; None where it was not seen."""
         return self._live.get(tensor.untyped_storage()._cdata)
 
     def born(self, tensor: Tensor, category: Category) -> int:
-        """Enter a storage that exists already, such as a weight; its number."""
+        """Enter a storage that exists already, such as a weight, and return its number."""
         storage = tensor.untyped_storage()
         number = self._live.get(storage._cdata)
         if number is None:
@@ -169,13 +170,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.stream.categories[number] = category
 
     def close(self) -> EventStream:
-        """The stream, to which nothing is added any more."""
+        """Return the stream, to which nothing is added any more."""
         self._closed = True
         return self.stream
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Births in here are on another device."""
+        """Ignore births within this context: they are on another device."""
         before, self._silent = self._silent, True
         try:
             yield
@@ -184,7 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching_modules(self) -> Iterator[None]:
-        """Know which module runs."""
+        """Keep track of which module runs."""
         handles = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -197,7 +198,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled in here, and to guard against it takes longer than the rest
+        return False  # nothing is compiled in here, and guarding against it takes longer than all else
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -246,7 +247,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._temporaries(name, args, kwargs)
 
     def _lower_weight(self, source: Tensor, copy: Tensor) -> None:
-        """A weight's copy in another dtype, which autocast keeps, is one of the weights."""
+        """Count a weight's copy in another dtype, which autocast keeps, among the weights."""
         number, copied = self.number_of(source), self.number_of(copy)
         if number is not None and copied is not None and self.stream.categories[number] == "weights":
             self.stream.categories[copied] = "weights"
@@ -302,7 +303,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         around = self._stack[-1] if self._stack else ("", None)
-        self._stack.append(self._modules.get(module, around))  # a module that is not the model's stands for a function
+        self._stack.append(self._modules.get(module, around))  # modules that are not the model's are like functions
         self._note_sequence_number()
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -322,10 +323,10 @@ def note_kernel(
     dtype: torch.dtype | None = None,
     num_bytes: int | None = None,
 ) -> None:
-    """Tell who records of a kernel that a stand-in stands for, and that is no operator itself.
+    """Tell the recorder, if any, of a kernel that a stand-in replaces, and that is no operator itself.
 
-    tensors: that it reads and writes. num_bytes: of them, where it touches less or more. dtype: of the arithmetic; that
-    of the first tensor if not given.
+    tensors: those that the kernel reads and writes. num_bytes: given where it touches less or more than all of them.
+    dtype: of the arithmetic; that of the first tensor if not given.
     """
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Recorder):

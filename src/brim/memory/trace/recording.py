@@ -1,6 +1,6 @@
 """Record one micro-batch of a workload on few layers, and expand it to all of them.
 
-The parameters of all layers are listed as sharding splits them; tied ones are one.
+The parameters of all layers are listed as sharding splits them; tied ones count once.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from brim.memory.trace.recorder import Recorder, Workload, build_fake
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedWeight:
-    """A weight that learns, and where it is in the stream of all layers."""
+    """Describe a weight that learns, and where it is in the stream of all layers."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    weight: int  # storages
-    gradient: int | None  # None: no gradient reaches it
+    weight: int  # the weight's storage
+    gradient: int | None  # the gradient's storage; None: no gradient reaches the weight
     layer: int | None
-    recorded: int  # the position among `Recording.learning` of the one that it is like
+    recorded: int  # position in `Recording.learning` of the weight that stands for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningWeight:
-    """A weight of the recorded layers that learns."""
+    """Describe a weight of the recorded layers that learns."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class LearningWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A stream in parts: "load", then "first" and "next", micro-batches without and with gradients at hand.
+    """Hold a stream in parts: "load", then "first" and "next", micro-batches before and after there are gradients.
 
     Without training, the parts after "load" are those that the run begins.
     """
@@ -68,7 +68,7 @@ class Recording:
 
 
 def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
-    """What `rows` × `tokens` do to memory."""
+    """Record what `rows` × `tokens` do to memory."""
     depth = depth_of_architecture(workload.architecture)
     with without_collector():
         try:
@@ -79,7 +79,7 @@ def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Storages die when they are let go of, not whenever Python looks for circles; and it is faster."""
+    """Disable the garbage collector: storages die when they are released, not when it runs; and it is faster."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -91,7 +91,7 @@ def without_collector() -> Iterator[None]:
 
 def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Recording:
     mode = FakeTensorMode()
-    mode.cache_enabled = False  # the recorder remembers results in less time
+    mode.cache_enabled = False  # the recorder's own cache is faster
     model = build_fake(with_layers(workload.architecture, depth.recorded), workload.build, mode)
     with mode, workload.view(model):
         workload.settle(model)
@@ -150,7 +150,7 @@ def _run(recorder: Recorder, model: nn.Module, workload: Workload, rows: int, to
 def _trained_weights(
     recorder: Recorder, model: nn.Module, depth: Depth, path: str, expansion: Expansion
 ) -> tuple[TrainedWeight, ...]:
-    """Those outside the layers where they stand among the modules, those of the layers in the place of the first."""
+    """List the weights that learn in the order of the modules, those of all layers in the place of the first."""
     learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     by_layer: dict[int | None, list[int]] = {}
     for position, (name, _) in enumerate(learning):
@@ -211,7 +211,7 @@ def _trained(
 def weights_of(
     recorder: Recorder, model: nn.Module, depth: Depth, layers_path: str, expansion: Expansion
 ) -> tuple[Weight, ...]:
-    """In the order of their storages; tied ones are one, and belong to the module that comes first."""
+    """List the weights in the order of their storages; tied ones count once, for the module that comes first."""
     weights = []
     for name, parameter in model.named_parameters():
         number = recorder.number_of(parameter)
@@ -230,7 +230,7 @@ def weights_of(
 
 
 def _layers_like(name: str, layers_path: str, depth: Depth) -> list[int | None]:
-    """The layers of the model that a recorded parameter stands for; None: it lies outside the layers."""
+    """Return the layers of the model that a recorded parameter stands for; None: it is outside the layers."""
     if not name.startswith(f"{layers_path}."):
         return [None]
     recorded = int(name[len(layers_path) + 1 :].split(".", 1)[0])
