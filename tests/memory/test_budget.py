@@ -15,7 +15,7 @@ from brim import Model
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError
 from brim.memory import budget_of, cpu_device, enforce, find_device, limit_lifted, returns_at_once
-from brim.memory.budget import Limit, Margin, Room, cpu_limits, cpu_margin, cuda_margin, decide, resident_bytes
+from brim.memory.budget import DeviceState, Limit, Margin, cpu_limits, cpu_margin, cuda_margin, decide, resident_bytes
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
@@ -23,8 +23,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
 # By configuration
 
 
-def room(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7):
-    return Room(
+def state(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7):
+    return DeviceState(
         device="t4",
         title="T4",
         memory_bytes=16 * GIB,
@@ -35,7 +35,7 @@ def room(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7
 
 
 def test_by_itself_the_least_limit_counts_with_its_reason():
-    budget = decide(room(limits=((16 * GIB, "all"), (11 * GIB, "RLIMIT_AS"), (12 * GIB, "the container"))))
+    budget = decide(state(limits=((16 * GIB, "all"), (11 * GIB, "RLIMIT_AS"), (12 * GIB, "the container"))))
     assert (budget.limit_bytes, budget.limit_reason) == (11 * GIB, "RLIMIT_AS")
     assert (budget.margin_bytes, budget.margin_reason) == (GIB + 7, "tests are careful")
     assert budget.reserved_bytes == 9 * GIB - 7
@@ -43,19 +43,19 @@ def test_by_itself_the_least_limit_counts_with_its_reason():
 
 def test_what_is_asked_for_is_taken_in_bytes_or_as_a_share():
     for asked, num_bytes in (("14 GiB", 14 * GIB), (0.5, 8 * GIB), ("3000 MiB", 3000 * MIB), (1.0, 16 * GIB)):
-        budget = decide(room(), budget=asked)
+        budget = decide(state(), budget=asked)
         assert (budget.limit_bytes, budget.limit_reason) == (num_bytes, "memory.budget")
     for asked, num_bytes in (("1 GiB", GIB), (0.25, 4 * GIB), (0.0, 0)):  # a share of the budget
-        budget = decide(room(), margin=asked)
+        budget = decide(state(), margin=asked)
         assert (budget.margin_bytes, budget.margin_reason) == (num_bytes, "memory.margin")
 
 
 def test_a_budget_above_the_device_is_refused_and_one_above_what_is_free_cut():
-    with pytest.raises(ConfigError, match=r"memory.budget is 20.0 GiB, and T4 has 16.0 GiB\n.*fix: set memory.budget"):
-        decide(room(), budget="20 GiB")
-    budget = decide(room(limits=((16 * GIB, "all"), (4 * GIB, "free memory"))), budget="14 GiB")
+    with pytest.raises(ConfigError, match=r"memory.budget is 20.0 GiB, but T4 has 16.0 GiB\n.*fix: set memory.budget"):
+        decide(state(), budget="20 GiB")
+    budget = decide(state(limits=((16 * GIB, "all"), (4 * GIB, "free memory"))), budget="14 GiB")
     assert budget.limit_bytes == 4 * GIB
-    assert budget.limit_reason == "free memory; memory.budget says 14.0 GiB, and so much is not there"
+    assert budget.limit_reason == "free memory; memory.budget: 14.0 GiB is more than there is"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_budget_of_which_nothing_is_left_is_refused_and_a_smaller_margin_advis
     outside, asked, what, least, fix
 ):
     with pytest.raises(ConfigError) as caught:
-        decide(room(outside=outside * GIB, least_margin=0), **asked)
+        decide(state(outside=outside * GIB, least_margin=0), **asked)
     (problem,) = caught.value.problems
     assert problem.what == f"{what} nothing is left for the model"
     assert (problem.expected, problem.fix) == (f"more than {least}.0 GiB", fix)
@@ -123,7 +123,7 @@ def test_what_libraries_will_take_and_what_others_take_is_not_there(card):
     assert budget.margin_bytes == round(0.01 * (T4.memory_bytes - T4.outside_bytes)) + 480 * MIB
     card.free -= 4 * GIB
     assert at_hand().outside_bytes == 4 * GIB + 100 * MIB
-    assert "4.1 GiB are taken by the driver and by others" in at_hand().limit_reason
+    assert "4.1 GiB are taken by the driver and other processes" in at_hand().limit_reason
 
 
 def test_a_budget_is_what_pytorch_may_reserve_until_the_job_ends_or_fails(card):

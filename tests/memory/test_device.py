@@ -154,4 +154,4 @@ def test_an_a100_reaches_its_share_of_the_data_sheet_and_is_faster_with_tf32():
 def test_an_unknown_gpu_is_taken_for_the_one_most_like_it():
     speed = device_speed(device_named("NVIDIA Z9000", memory_bytes=45 * GIB, capability=(8, 9)))
     assert speed.name == "l40"
-    assert speed.source == "data sheet of the NVIDIA L40, the most like it that is known"
+    assert speed.source == "data sheet of the NVIDIA L40, the known GPU that is most like it"

@@ -95,7 +95,7 @@ def test_without_a_device_the_answer_is_for_the_run_where_memory_is_short(traine
     assert found.reason.startswith("it needs ")
     assert found.total_bytes < found.other.total_bytes
     assert found.allocated_bytes == brim.predict_memory(trained, **shape, device="a100-80gb").other.allocated_bytes
-    assert "no device is named; without it, which is faster and taken where it fits" in found.choices[-1]
+    assert "no device is named; without it, which is faster and chosen where it fits" in found.choices[-1]
     # Where all weights are trained their update is the peak, whatever the backward pass takes.
     found = brim.predict_memory({**trained, "adapter": None}, batch_size=1, sequence_length=2)
     assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (False, True)
@@ -125,7 +125,7 @@ def test_what_is_not_trained_is_planned_by_another_verb(base, trained, untrained
         prediction = brim.predict_memory(config, sequence_length=8, device="a100-80gb")
         return next(choice for choice in prediction.choices if choice.startswith("batch size: 1 "))
 
-    assert "`brim plan` shows how the rows are cut" in told(trained)
+    assert "`brim plan` shows the micro-batches of a run" in told(trained)
     assert "`brim predict --plan` shows how many rows go together" in told(untrained)
     assert told(str(base)) == told(untrained)
 
@@ -189,9 +189,9 @@ def test_what_a_plan_decides_is_shown_at_its_least_and_said(trained):
     prediction = brim.predict_memory(by_length, device="a100-80gb")
     assert prediction.batch_size == 1
     assert (
-        "batch size: 1 (trainer.batch_size: auto, the least that a micro-batch can be; `brim plan` shows how the rows "
-        "are cut)"
-    ) in prediction.choices
+        "batch size: 1 (trainer.batch_size: auto, the smallest micro-batch; `brim plan` shows the micro-batches of a run)"
+        in prediction.choices
+    )
     off = "gradient checkpointing: off (trainer.enable_gradient_checkpointing: auto; it fits without)"
     assert off in prediction.choices
     fixed = {"type": "finetune", "batch_size": 1, "effective_batch_size": 8, "enable_gradient_checkpointing": False}
@@ -281,14 +281,14 @@ def test_bad_arguments(trained, untrained):
         with pytest.raises(InputError) as raised:
             brim.predict_memory(trained, **{**SHAPE, **given})
         assert message in str(raised.value), given
-    with pytest.raises(InputError, match="the phase is train, and the configuration does not train"):
+    with pytest.raises(InputError, match="the phase is train, but the configuration does not train"):
         brim.predict_memory(untrained, phase="train", **SHAPE)
     with pytest.raises(ConfigError, match="quantization"):
         brim.predict_memory({**trained, "adapter": None, "quantization": {"bits": 4}}, **SHAPE)
 
 
 def test_prompts_and_new_tokens_share_the_context(untrained):
-    with pytest.raises(InputError, match="sequence_length is 8, 60 new tokens follow, and the model's context is 64"):
+    with pytest.raises(InputError, match="sequence_length is 8, and 60 new tokens follow, but the model's context is 64"):
         brim.predict_memory({**untrained, "generation": {"max_new_tokens": 60}}, **SHAPE)
     for changes, told in (
         ({}, "sequence length: 61 (the model's context less generation.max_new_tokens, 3)"),

@@ -158,7 +158,7 @@ def test_what_cannot_be_planned_is_refused(tiny_base):
         brim.plan({**config, "trainer": {"type": "none"}}, uneven())
     with pytest.raises(brim.ConfigError, match="there is no data set, and a plan depends on how long its rows are"):
         brim.plan(config)
-    with pytest.raises(brim.ConfigError, match=r"memory.budget is 16.0 GiB, and .* has 1.0 GiB"):
+    with pytest.raises(brim.ConfigError, match=r"memory.budget is 16.0 GiB, but .* has 1.0 GiB"):
         brim.plan({**config, "memory": {"budget": "16 GiB"}}, uneven(), memory_bytes=2**30)
 
 

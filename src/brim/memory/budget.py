@@ -1,8 +1,8 @@
 """Decide how many bytes a run may take on a device, and how many of them it leaves free.
 
-The budget is what the configuration allows of what the local device has free; on a CPU it is bounded by everything
-that limits this process. Where it can, the C library is made to give large blocks back to the system as soon as they
-are freed.
+The budget is what the configuration allows of what the local device has free; on a CPU it is bounded by everything that
+limits this process. Where possible, the C library is made to return large blocks to the system as soon as they are
+freed.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from brim.units import format_bytes, parse_bytes
 def budget_of(
     memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_bytes: int = 0, trains: bool = True
 ) -> Budget:
-    """memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
+    """Decide the budget of a run on a device.
 
-    held_bytes: of tensors that are there already and are part of what is planned: on a CPU they are no more outside.
-    trains: whether there will be a backward pass, whose threads take addresses.
+    memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
+    held_bytes: tensors that exist already and are part of what is planned; on a CPU they do not count as outside.
+    trains: whether there will be a backward pass, whose threads take address space.
 
     Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
     if not is_at_hand:
-        room = _room(device, limits=(), outside_bytes=device.outside_bytes)
+        state = _state(device, limits=(), outside_bytes=device.outside_bytes)
     elif device.is_cpu:
         now_bytes = resident_bytes()
         outside_bytes = device.outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES
         outside_bytes = max(outside_bytes - held_bytes, 0)
-        room = _room(device, limits=tuple(cpu_limits(trains=trains)), outside_bytes=outside_bytes)
+        state = _state(device, limits=tuple(cpu_limits(trains=trains)), outside_bytes=outside_bytes)
     else:
-        room = _cuda_room(device)
-    return decide(room, budget=memory.budget, margin=memory.margin)
+        state = _cuda_state(device)
+    return decide(state, budget=memory.budget, margin=memory.margin)
 
 
 def enforce(budget: Budget, device: Device) -> None:
     """Let PyTorch's allocator reserve no more than the budget leaves it, so that the budget is never exceeded.
 
-    The limit is the process's; `limit_lifted` lifts it when the job is over. What the allocator has cached counts; it
-    is given back before the allocator gives up. On a CPU nothing can be enforced, but what is freed goes back to the
-    system.
+    The limit holds for the process; `limit_lifted` lifts it when the job is over. What the allocator has cached counts;
+    it is given back before the allocator gives up. On a CPU nothing can be enforced, but what is freed goes back to
+    the system.
     """
     if device.is_cpu:
         map_large_blocks()
@@ -70,9 +71,9 @@ _BEFORE: ContextVar[dict[str, float] | None] = ContextVar("_BEFORE", default=Non
 
 @contextmanager
 def limit_lifted() -> Iterator[None]:
-    """Run a job; when it ends, also by an exception, the process has the limit again that it had before `enforce`.
+    """Run a job; when it ends, even by an exception, restore the limit that the process had before `enforce`.
 
-    Of jobs within jobs the outermost one lifts it. Without a limit, CUDA is not touched.
+    Where jobs are nested, the outermost one does it. Without a limit, CUDA is not touched.
     """
     if _BEFORE.get() is not None:
         yield
@@ -89,10 +90,10 @@ def limit_lifted() -> Iterator[None]:
             torch.cuda.set_per_process_memory_fraction(before["fraction"])
 
 
-def _cuda_room(device: Device) -> Room:
-    """With the context made, what is neither free nor PyTorch's lies outside it: the context itself, other processes.
+def _cuda_state(device: Device) -> DeviceState:
+    """Measure what lies outside PyTorch, the context itself and other processes: neither free nor PyTorch's.
 
-    Libraries are loaded when they are first used, so it cannot be less than what is usual for the card.
+    Libraries are loaded when they are first used, so no less is counted than what is usual for the card.
     """
     import torch
 
@@ -100,15 +101,15 @@ def _cuda_room(device: Device) -> Room:
     outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
     has = f"{device.title} has {format_bytes(total_bytes)}"
     if outside_bytes <= device.outside_bytes:
-        return _room(device, limits=(Limit(num_bytes=total_bytes, reason=has),), outside_bytes=device.outside_bytes)
-    taken = f"{has}, of which {format_bytes(outside_bytes)} are taken by the driver and by others"
-    return _room(device, limits=(Limit(num_bytes=total_bytes, reason=taken),), outside_bytes=outside_bytes)
+        return _state(device, limits=(Limit(num_bytes=total_bytes, reason=has),), outside_bytes=device.outside_bytes)
+    taken = f"{has}, of which {format_bytes(outside_bytes)} are taken by the driver and other processes"
+    return _state(device, limits=(Limit(num_bytes=total_bytes, reason=taken),), outside_bytes=outside_bytes)
 
 
-def _room(device: Device, *, limits: tuple[Limit, ...], outside_bytes: int) -> Room:
+def _state(device: Device, *, limits: tuple[Limit, ...], outside_bytes: int) -> DeviceState:
     whole = Limit(num_bytes=device.memory_bytes, reason=f"{device.title} has {format_bytes(device.memory_bytes)}")
     is_cpu = device.is_cpu
-    return Room(
+    return DeviceState(
         device=device.name,
         title=device.title,
         memory_bytes=device.memory_bytes,
@@ -129,14 +130,14 @@ _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63 where there is none
 _ADDRESSES_OF_THREADS_BYTES = 2 * (8 + 64) * _MIB
 
 
-# Above this size glibc maps a tensor by itself, once the variable pins the threshold.
+# From this size on glibc maps a tensor by itself; unless the variable sets it, the threshold grows.
 _MAPPED_FROM_BYTES = 128 * 1024
 
 
 def cpu_limits(root: Path = Path("/"), *, trains: bool = True) -> list[Limit]:
-    """What the process may have resident in all, once for each bound. Empty where the system does not tell.
+    """Return what the process may have resident in all, one limit for each bound; none where the system does not say.
 
-    root: where /proc and /sys are. trains: without a backward pass no threads come.
+    root: where /proc and /sys are. trains: without a backward pass no threads are started.
     """
     resident_bytes = _kib(root / "proc/self/status", "VmRSS")
     if resident_bytes is None:
@@ -146,12 +147,12 @@ def cpu_limits(root: Path = Path("/"), *, trains: bool = True) -> list[Limit]:
 
 
 def resident_bytes(root: Path = Path("/")) -> int | None:
-    """Of this process, now."""
+    """Return the bytes that this process has resident now."""
     return _kib(root / "proc/self/status", "VmRSS")
 
 
 def returns_at_once(environment: Mapping[str, str]) -> bool:
-    """Whether glibc is told to map tensors by themselves, so that nothing that is freed is kept."""
+    """Return whether glibc is set to map each tensor by itself, so that nothing that is freed is kept."""
     value = environment.get("MALLOC_MMAP_THRESHOLD_", "")
     return sys.platform == "linux" and value.isdigit() and 0 < int(value) <= _MAPPED_FROM_BYTES
 
@@ -163,7 +164,7 @@ def _machine(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _containers(root: Path) -> Iterator[tuple[int, str]]:
-    """Of the control groups that the process is in, those above them included."""
+    """Yield what is left in the control groups that the process is in, those above them included."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, name = line.split(":", 2)
         if not controllers:
@@ -183,7 +184,7 @@ def _containers(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _left_in(folder: Path, limit_file: str, usage_file: str, cached: str) -> int | None:
-    """Files that were read and can be forgotten do not count."""
+    """Return what is left in a control group; the cache of files, which can be dropped, does not count as used."""
     limit, usage = (next(iter(_lines(folder / file)), "") for file in (limit_file, usage_file))
     if not limit.isdigit() or int(limit) >= _NO_LIMIT or not usage.isdigit():
         return None
@@ -207,7 +208,7 @@ def _process_limits(root: Path, addresses_bytes: int) -> Iterator[tuple[int, str
 
 
 def _kib(path: Path, key: str) -> int | None:
-    """A line such as `VmRSS:  1234 kB`, in bytes."""
+    """Return the value of a line such as `VmRSS:  1234 kB`, in bytes."""
     found = re.search(rf"^{key}:\s*(\d+) kB", "\n".join(_lines(path)), re.MULTILINE)
     return None if found is None else int(found[1]) * 1024
 
@@ -219,7 +220,8 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-# Of the budget. A trace was 0.25 to 0.35% below what an A100 then showed; between traces 0.5% more can be missing.
+# A share of the budget. A trace was 0.25 to 0.35% below what an A100 then showed; what is interpolated between traces
+# can be off by 0.5% more.
 PREDICTION_SHARE = 0.01
 
 
@@ -227,38 +229,38 @@ PREDICTION_SHARE = 0.01
 OUTSIDE_SPREAD_BYTES = 480 * _MIB
 
 
-# What the C library holds beyond what lives, once it maps large blocks by themselves: `map_large_blocks`.
+# What the C library holds beyond what is in use, once it maps large blocks by themselves: `map_large_blocks`.
 HEAP_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Bytes of one device. A cap on allocated bytes comes of it once the allocator's own overhead is known."""
+    """Hold what a run may take of one device. The cap on allocated bytes is lower by the allocator's own overhead."""
 
     device: str  # as the catalogue or the driver names it; "cpu"
-    limit_bytes: int  # that the run may take in all, what lies outside PyTorch included
-    outside_bytes: int  # of them outside PyTorch's allocator: CUDA context, libraries; on a CPU the process as it is
-    margin_bytes: int  # left free, since a prediction can be off
+    limit_bytes: int  # what the run may take in all, with what lies outside PyTorch
+    outside_bytes: int  # the part outside PyTorch's allocator: CUDA context, libraries; on a CPU the process as it is
+    margin_bytes: int  # the part left free, since a prediction can be off
     limit_reason: str  # "of 16.0 GiB that the device has", "memory.budget", "RLIMIT_AS", …
     margin_reason: str
 
     @property
     def reserved_bytes(self) -> int:
-        """What PyTorch's allocator may reserve."""
+        """Return what PyTorch's allocator may reserve."""
         return self.limit_bytes - self.outside_bytes - self.margin_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Bytes that the run cannot go beyond, and who says so."""
+    """Hold the bytes that the run cannot exceed, and what sets this limit."""
 
-    num_bytes: int  # in all, what lies outside PyTorch included
+    num_bytes: int  # in all, with what lies outside PyTorch
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """What is left free where the user does not say: a share of what PyTorch may take, and bytes."""
+    """Hold what is left free where the user does not say: a share of what PyTorch may take, and bytes."""
 
     share: float
     num_bytes: int
@@ -266,8 +268,8 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A device as a run finds it."""
+class DeviceState:
+    """Describe a device as a run finds it."""
 
     device: str
     title: str  # for people
@@ -277,18 +279,20 @@ class Room:
     margin: Margin
 
 
-def decide(room: Room, *, budget: str | float = "auto", margin: str | float = "auto") -> Budget:
-    """budget, margin: as in the configuration: auto, bytes with a unit, or a share of the device or of the budget.
+def decide(state: DeviceState, *, budget: str | float = "auto", margin: str | float = "auto") -> Budget:
+    """Decide the budget of a run on a device in this state.
+
+    budget, margin: as in the configuration: auto, bytes with a unit, or a share of the device or of the budget.
 
     Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
-    limit = _limit(room, budget)
-    left_bytes = limit.num_bytes - room.outside_bytes
-    margin_bytes, reason = _margin(room.margin, margin, limit_bytes=limit.num_bytes, left_bytes=max(left_bytes, 0))
+    limit = _limit(state, budget)
+    left_bytes = limit.num_bytes - state.outside_bytes
+    margin_bytes, reason = _margin(state.margin, margin, limit_bytes=limit.num_bytes, left_bytes=max(left_bytes, 0))
     decided = Budget(
-        device=room.device,
+        device=state.device,
         limit_bytes=limit.num_bytes,
-        outside_bytes=room.outside_bytes,
+        outside_bytes=state.outside_bytes,
         margin_bytes=margin_bytes,
         limit_reason=limit.reason,
         margin_reason=reason,
@@ -299,14 +303,14 @@ def decide(room: Room, *, budget: str | float = "auto", margin: str | float = "a
 
 
 def cpu_margin(*, returns_at_once: bool) -> Margin:
-    """returns_at_once: the C library maps each tensor by itself, and keeps nothing that is freed."""
+    """Return a CPU's margin. returns_at_once: the C library maps each tensor by itself, and keeps nothing freed."""
     if returns_at_once:
         return Margin(share=PREDICTION_SHARE, num_bytes=0, reason="a prediction can be off by 1%")
-    return Margin(share=HEAP_SHARE, num_bytes=0, reason="the C library keeps up to 15% of it, freed")
+    return Margin(share=HEAP_SHARE, num_bytes=0, reason="the C library can keep up to 15% of it though it is freed")
 
 
 def cuda_margin(*, outside_spread_bytes: int = OUTSIDE_SPREAD_BYTES) -> Margin:
-    """outside_spread_bytes: by which what lies outside PyTorch may exceed what is counted for it."""
+    """Return a GPU's margin. outside_spread_bytes: by how much memory outside PyTorch may exceed what is counted."""
     return Margin(
         share=PREDICTION_SHARE,
         num_bytes=outside_spread_bytes,
@@ -314,22 +318,22 @@ def cuda_margin(*, outside_spread_bytes: int = OUTSIDE_SPREAD_BYTES) -> Margin:
     )
 
 
-def _limit(room: Room, asked: str | float) -> Limit:
-    least = min(room.limits, key=lambda limit: limit.num_bytes)
+def _limit(state: DeviceState, asked: str | float) -> Limit:
+    least = min(state.limits, key=lambda limit: limit.num_bytes)
     if asked == "auto":
         return least
-    num_bytes = round(asked * room.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
-    if num_bytes > room.memory_bytes:
+    num_bytes = round(asked * state.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
+    if num_bytes > state.memory_bytes:
         raise ConfigError(
             Problem(
-                what=f"memory.budget is {format_bytes(num_bytes)}, and {room.title} has "
-                f"{format_bytes(room.memory_bytes)}",
-                fix="set memory.budget: auto, or less than the device has",
+                what=f"memory.budget is {format_bytes(num_bytes)}, but {state.title} has "
+                f"{format_bytes(state.memory_bytes)}",
+                fix="set memory.budget: auto, or to less than the device has",
             )
         )
     if num_bytes > least.num_bytes:
-        said = f"memory.budget says {format_bytes(num_bytes)}"
-        return Limit(num_bytes=least.num_bytes, reason=f"{least.reason}; {said}, and so much is not there")
+        wish = f"memory.budget: {format_bytes(num_bytes)} is more than there is"
+        return Limit(num_bytes=least.num_bytes, reason=f"{least.reason}; {wish}")
     return Limit(num_bytes=num_bytes, reason="memory.budget")
 
 
@@ -357,16 +361,16 @@ def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
 _TRIM_THRESHOLD, _TOP_PAD, _MAP_THRESHOLD = -1, -2, -3
 
 
-# Steps of 18 shapes of a Llama of 7 million weights, 311 MiB of them alive at most, took 488 MiB resident and 9.4 s of
-# a core by glibc's own rule; 365 MiB and 11.0 s with this, 315 MiB and 13.4 s from 64 KiB on.
+# Steps of 18 shapes on a Llama with 7 million weights, with at most 311 MiB alive, took 488 MiB resident and 9.4 s of a
+# core by glibc's own rule; 365 MiB and 11.0 s with this threshold, 315 MiB and 13.4 s with one of 64 KiB.
 _HEAP_MAPPED_FROM_BYTES = 1 << 20
 
 
 def map_large_blocks() -> bool:
-    """Have blocks of 1 MiB and more mapped by themselves. False where the C library has no such setting.
+    """Have the C library map blocks of 1 MiB and more by themselves. False where it has no such setting.
 
-    By its own rule glibc takes blocks of up to 32 MiB from a heap, which keeps what is freed, and splits it: a run of
-    many shapes comes to hold half as much again. For this process, until it ends; costs some time.
+    By its own rule glibc takes blocks of up to 32 MiB from a heap, which keeps and splits what is freed: a run of many
+    shapes ends up holding half as much again. The setting lasts until the process ends, and costs some time.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
-"""Describe devices: their memory, what of it is not PyTorch's to reserve, and their speed.
+"""Describe devices: their memory, the part of it that PyTorch cannot reserve, and their speed.
 
 The catalogue of common GPUs has memory as PyTorch shows it, compute capability, and memory outside PyTorch. Speeds
-say how fast a device computes, moves bytes and starts kernels: peaks of the data sheets, and what of them is reached.
+say how fast a device computes, moves bytes and starts kernels: peaks of the data sheets, and the share that is reached.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from brim.units import format_bytes
 
 # TFLOP/s in fp32 without tensor cores, in TF32, in fp16 and bf16 (dense, sums in fp32, which GeForce cards do at half
 # the rate of sums in fp16), and GB/s of memory. From NVIDIA's data sheets (T4, V100, A10, A30, A40, A100, L4, L40,
-# L40S, H100, GH200, H200, RTX A4000 to A6000, RTX 6000 Ada; B200: a GPU of the DGX B200's) and whitepapers of the
-# architectures (Turing, GA102, Ada, RTX Blackwell); a figure that is given with sparsity is halved. The A10G's are
-# AWS's. Cards that no whitepaper has: multiprocessors × boost clock × what one does in a cycle by its architecture.
-# None: no tensor cores for the type.
+# L40S, H100, GH200, H200, RTX A4000 to A6000, RTX 6000 Ada; B200: one GPU of a DGX B200) and whitepapers of the
+# architectures (Turing, GA102, Ada, RTX Blackwell); a figure that is given with sparsity is halved. The A10G's figures
+# are AWS's. For cards that are in no whitepaper: multiprocessors × boost clock × what one does in a cycle by its
+# architecture. None: no tensor cores for the type.
 _PEAKS: Mapping[str, tuple[float, float | None, float, float]] = {
     "t4": (8.1, None, 65, 320),
     "v100-16gb": (15.7, None, 125, 900),
@@ -64,9 +64,9 @@ _PEAKS: Mapping[str, tuple[float, float | None, float, float]] = {
 }
 
 
-# Of a peak that matrix products reach at the best shape: maximum achievable matmul FLOPS of the "Machine Learning
-# Engineering" book (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 86.9%, A100 PCIe 81.1%, H100 and
-# H200 80.3%, GH200 83.8%, B200 77.6%. What is not in that table takes the A100 PCIe's.
+# The share of a peak that matrix products reach at the best shape: maximum achievable matmul FLOPS of the "Machine
+# Learning Engineering" book (github.com/stas00/ml-engineering, compute/accelerator): A100 SXM 86.9%, A100 PCIe 81.1%,
+# H100 and H200 80.3%, GH200 83.8%, B200 77.6%. A card that is not in that table takes the A100 PCIe's.
 _MATRIX_SHARE: Mapping[tuple[int, int], float] = {(8, 0): 0.869, (9, 0): 0.803, (10, 0): 0.776}
 
 
@@ -81,22 +81,22 @@ _ATTENTION_SHARE: Mapping[tuple[int, int], float] = {(9, 0): 0.35, (10, 0): 0.35
 _ATTENTION_SHARE_ELSEWHERE = 0.55
 
 
-# A copy within an H100's memory reaches 2,903 of 3,350 GB/s (github.com/aigatech/vpbenchmarking); an A100's triad is
-# as near to its peak.
+# A copy within an H100's memory reaches 2,903 of 3,350 GB/s (github.com/aigatech/vpbenchmarking); the triad benchmark
+# on an A100 comes as near to its peak.
 _MEMORY_SHARE = 0.867
 
 
-# Forward and backward pass of Llamas of 12 and 24 layers whose tensors are tiny (width 32, one row of 4 tokens), full
-# and with LoRA, on a core of an EPYC at 2.6 GHz: 7.9 to 12.1 µs a kernel of Python, dispatcher and autograd.
+# Forward and backward pass of Llamas with 12 and 24 layers and tiny tensors (width 32, one row of 4 tokens), full and
+# with LoRA, on a core of an EPYC at 2.6 GHz: 7.9 to 12.1 µs a kernel, spent in Python, dispatcher and autograd.
 _HOST_S_A_KERNEL = 10e-6
 
 
-# The shortest that a kernel occupies a GPU, its start and its end included.
+# The shortest time that a kernel occupies a GPU, its start and its end included.
 _LEAST_S_A_KERNEL = 2e-6
 
 
-# A CPU that was not measured: two AVX2 units of 8 fp32 multiply-adds at 2.5 GHz, 80% reached; and a channel of memory
-# for several cores.
+# For a CPU that was not measured: two AVX2 units of 8 fp32 multiply-adds at 2.5 GHz, of which 80% is reached; and one
+# channel of memory for several cores.
 _CPU_FLOPS_A_CORE = 0.8 * 2 * 2 * 8 * 2.5e9
 
 
@@ -105,7 +105,7 @@ _CPU_BYTES_A_SECOND = 10e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpeed:
-    """What a device reaches. Kernels of a GPU are started by the host while earlier ones run."""
+    """Hold the speed that a device reaches. Kernels of a GPU are started by the host while earlier ones run."""
 
     name: str
     source: str  # where the figures come from, for people
@@ -117,32 +117,32 @@ class DeviceSpeed:
     is_asynchronous: bool
 
     def flops_per_s(self, unit: Unit, dtype: str) -> float:
-        """Of arithmetic in this dtype; one that is not known is as fast as the slowest."""
+        """Return the speed of arithmetic in this dtype; a dtype that is not known is as fast as the slowest."""
         speed = self.flops_by_dtype.get(dtype, min(self.flops_by_dtype.values()))
         return speed * (self.attention_share if unit == "attention" else 1.0)
 
 
 def device_speed(device: Device, *, num_cores: int = 1, tf32: bool = False) -> DeviceSpeed:
-    """Of a device by its name; of one that the catalogue does not have, that of the one most like it, and said so.
+    """Return a device's speed by its name; if it is not in the catalogue, that of the one most like it, and say so.
 
-    num_cores: that PyTorch uses, on a CPU. tf32: torch.backends.cuda.matmul.allow_tf32.
+    num_cores: those that PyTorch uses, on a CPU. tf32: torch.backends.cuda.matmul.allow_tf32.
     """
     if device.is_cpu:
         return nominal_cpu(num_cores)
     known = _known(device)
     like = known or _most_like(device)
-    source = f"data sheet of the {like.title}" + ("" if known else ", the most like it that is known")
+    source = f"data sheet of the {like.title}" + ("" if known else ", the known GPU that is most like it")
     return _of_catalogue(like, source=source, tf32=tf32)
 
 
 def nominal_cpu(num_cores: int) -> DeviceSpeed:
-    """A CPU of which only the number of cores is known: right to a factor of two or three."""
+    """Return the speed of a CPU of which only the number of cores is known: right to a factor of two or three."""
     flops = _CPU_FLOPS_A_CORE * num_cores
     return cpu_speed(flops, _CPU_BYTES_A_SECOND * min(num_cores, 4), source=f"a nominal CPU of {num_cores} cores")
 
 
 def cpu_speed(fp32_flops_per_s: float, bytes_per_s: float, *, source: str) -> DeviceSpeed:
-    """A CPU by two figures. Half precision is taken for no faster: few CPUs have units for it."""
+    """Return a CPU's speed from two figures. Half precision counts as no faster, since few CPUs have units for it."""
     return DeviceSpeed(
         name="cpu",
         source=source,
@@ -163,7 +163,7 @@ def _known(device: Device) -> Device | None:
 
 
 def _most_like(device: Device) -> Device:
-    """Of the same architecture, if one is known, and nearest in memory; of equals the first of the catalogue."""
+    """Find the GPU nearest in memory, of the same architecture if one is known; of equals the catalogue's first."""
     alike = [each for each in devices() if each.capability == device.capability] or list(devices())
     return min(alike, key=lambda each: abs(each.memory_bytes - device.memory_bytes))
 
@@ -171,7 +171,7 @@ def _most_like(device: Device) -> Device:
 def _of_catalogue(device: Device, *, source: str, tf32: bool) -> DeviceSpeed:
     fp32, tf32_peak, half, gigabytes = _PEAKS[device.name]
     capability = device.capability
-    assert capability is not None, "the catalogue says it"
+    assert capability is not None, "the catalogue has it for every GPU"
     share = _MATRIX_SHARE.get(capability, _MATRIX_SHARE_ELSEWHERE)
     attention = _ATTENTION_SHARE.get(capability, _ATTENTION_SHARE_ELSEWHERE)
     has_bf16 = capability >= (8, 0)
@@ -203,35 +203,35 @@ _GIB = 2**30
 _BF16_FROM = (8, 0)  # compute capability
 
 
-PACKING_BYTES = 6_000_000  # into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
+PACKING_BYTES = 6_000_000  # buffers into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU as a prediction sees it."""
+    """Describe a GPU, or the CPU, as a prediction sees it."""
 
     name: str  # "a100-80gb"; how the user names it
     title: str  # "NVIDIA A100 80GB"; for people
     memory_bytes: int  # as torch.cuda.get_device_properties(0).total_memory shows it
     capability: tuple[int, int] | None  # compute capability; None: not known
-    outside_bytes: int  # the CUDA context and the modules loaded: PyTorch's allocator does not see them
+    outside_bytes: int  # the CUDA context and the modules loaded, which PyTorch's allocator does not see
     is_cpu: bool = False
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it is a GPU that computes bfloat16 in hardware; one of which only the memory is known is taken to."""
+        """Return whether it is a GPU that computes bfloat16 in hardware; one of unknown capability counts as such."""
         return not self.is_cpu and (self.capability is None or self.capability >= _BF16_FROM)
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """What each cuBLAS handle takes from the caching allocator with its first matrix product, and keeps."""
+        """Return what each cuBLAS handle takes from the caching allocator with its first matrix product, and keeps."""
         return cublas_workspace_bytes(self.capability)
 
 
 def one_of_several(device: Device, world_size: int) -> Device:
-    """The GPU with NCCL's buffers of one communicator outside PyTorch's allocator.
+    """Return the GPU with NCCL's buffers of one communicator outside PyTorch's allocator.
 
-    544 MiB for two A100s that NVLink joins, 688 for more of them, measured (NVIDIA/nccl issue 964); less over PCIe.
+    They were measured as 544 MiB for two A100s that NVLink joins, 688 for more (NVIDIA/nccl issue 964); less over PCIe.
     """
     if world_size == 1:
         return device
@@ -240,12 +240,12 @@ def one_of_several(device: Device, world_size: int) -> Device:
 
 
 def budget_bytes(device: Device) -> int:
-    """What a run may reserve on the device when nothing else runs there."""
+    """Return what a run may reserve on the device when nothing else runs there."""
     return device.memory_bytes - device.outside_bytes
 
 
 def find_device(name: str) -> Device:
-    """The device of a name such as "a100-80gb", "NVIDIA A100-SXM4-80GB", "rtx4090" or "cpu". Raises InputError."""
+    """Find the device by a name such as "a100-80gb", "NVIDIA A100-SXM4-80GB", "rtx4090" or "cpu". Raises InputError."""
     key = _folded(name)
     if key == "cpu":
         return cpu_device()
@@ -263,7 +263,7 @@ def find_device(name: str) -> Device:
 
 
 def cpu_device() -> Device:
-    """The CPU at hand; what is outside the tensors is what this process has resident now, and what MKL will keep."""
+    """Describe this machine's CPU; outside the tensors are what the process has resident now and what MKL will keep."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     statm = Path("/proc/self/statm")
     resident_bytes = int(statm.read_text(encoding="ascii").split()[1]) * page_bytes if statm.exists() else 0
@@ -278,7 +278,7 @@ def cpu_device() -> Device:
 
 
 def device_of(memory_bytes: int) -> Device:
-    """A GPU of which only the memory is known."""
+    """Describe a GPU of which only the memory is known."""
     return Device(
         name=format_bytes(memory_bytes),
         title=f"a GPU with {format_bytes(memory_bytes)}",
@@ -289,7 +289,7 @@ def device_of(memory_bytes: int) -> Device:
 
 
 def device_named(title: str, *, memory_bytes: int, capability: tuple[int, int]) -> Device:
-    """A GPU that is at hand, with what its driver says of it."""
+    """Describe a local GPU by what its driver says of it."""
     return Device(
         name=title,
         title=title,
@@ -300,7 +300,7 @@ def device_named(title: str, *, memory_bytes: int, capability: tuple[int, int]) 
 
 
 def devices() -> tuple[Device, ...]:
-    """The catalogue."""
+    """Return the catalogue."""
     return tuple(
         Device(
             name=name,
@@ -314,10 +314,10 @@ def devices() -> tuple[Device, ...]:
 
 
 def cublas_workspace_bytes(capability: tuple[int, int] | None, environment: Mapping[str, str] | None = None) -> int:
-    """The workspace of one cuBLAS handle (parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp).
+    """Return the bytes of one cuBLAS handle's workspace (parseChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp).
 
-    PyTorch keeps one for each handle and stream, and a handle for each thread: a training step has two, that of the
-    forward pass and that of the thread that runs the backward pass. CUBLAS_WORKSPACE_CONFIG is `:KiB:count`, repeated.
+    PyTorch keeps one for each handle and stream, and a handle for each thread: a training step has two, one of the
+    forward pass's thread and one of the backward pass's. CUBLAS_WORKSPACE_CONFIG is `:KiB:count`, repeated.
     """
     config = (environment or {}).get("CUBLAS_WORKSPACE_CONFIG", "")
     pairs = re.findall(r":([0-9]+):([0-9]+)", config)
@@ -332,7 +332,7 @@ def _outside_bytes(capability: tuple[int, int]) -> int:
 
 
 def _folded(name: str) -> str:
-    """Letters and digits, without the words that every name of a card may have."""
+    """Return letters and digits, without the words that any card's name may have."""
     return re.sub(r"nvidia|geforce|tesla|quadro|graphics|rtx|[^a-z0-9]", "", name.lower())
 
 
@@ -348,15 +348,15 @@ def _by_key() -> dict[str, Device]:
 # The memory is what cudaMemGetInfo and torch.cuda.get_device_properties(0).total_memory give, which is less than the
 # nominal figure: ECC and the driver take a part, newer drivers more than older ones. The figures are the lowest that
 # was found, on Linux, in public output: out-of-memory messages of PyTorch ("GPU 0 has a total capacity of 14.56 GiB")
-# and printed _CudaDeviceProperties(…, total_memory=…). Marked "as …": none was found; the figure of a card whose
-# memory nvidia-smi gives alike.
+# and printed _CudaDeviceProperties(…, total_memory=…). Where it is marked "as …" none was found: the figure is that of
+# a card for which nvidia-smi shows the same memory.
 ROWS: tuple[tuple[str, str, float, tuple[int, int]], ...] = (
     ("t4", "NVIDIA T4", 14.56, (7, 5)),  # older drivers: 14.74
     ("v100-16gb", "NVIDIA V100 16GB", 15.75, (7, 0)),  # 16130 MiB
     ("v100-32gb", "NVIDIA V100 32GB", 31.73, (7, 0)),
     ("a10", "NVIDIA A10", 22.05, (8, 6)),  # as the A10G: nvidia-smi gives 23028 MiB for both
     ("a10g", "NVIDIA A10G", 22.05, (8, 6)),  # 22587 MiB
-    ("a30", "NVIDIA A30", 23.62, (8, 0)),  # nominal 24 GiB less the 1.6% that the A100 40GB, alike, has less
+    ("a30", "NVIDIA A30", 23.62, (8, 0)),  # nominal 24 GiB less 1.6%, as with the similar A100 40GB
     ("a40", "NVIDIA A40", 44.35, (8, 6)),  # 45416 MiB
     ("a100-40gb", "NVIDIA A100 40GB", 39.38, (8, 0)),
     ("a100-80gb", "NVIDIA A100 80GB", 79.14, (8, 0)),  # also 79.15, 79.25
@@ -390,7 +390,7 @@ ROWS: tuple[tuple[str, str, float, tuple[int, int]], ...] = (
 )
 
 
-# Where a name leaves the memory open, the card that is rented most; the prediction names the one that it took.
+# Where a name leaves the memory open, it means the card that is rented most; the prediction says which one it took.
 ALIASES: dict[str, str] = {
     "v100": "v100-16gb",
     "v100-sxm2-16gb": "v100-16gb",
@@ -425,9 +425,9 @@ ALIASES: dict[str, str] = {
 
 
 # GiB that a process of PyTorch holds besides what the caching allocator reserved: the CUDA context, the modules and
-# kernels loaded, cuBLAS's and cuDNN's own. Typical figures of public out-of-memory messages, which give the process's
-# memory, the allocated and the reserved bytes (CUDA 12, where kernels are loaded when first used). A card that is at
-# hand is measured instead; other libraries (NCCL, bitsandbytes) and a display add to it.
+# kernels loaded, cuBLAS's and cuDNN's own. These are typical of public out-of-memory messages, which give the process's
+# memory, the allocated and the reserved bytes (CUDA 12, where kernels are loaded when first used). A local card is
+# measured instead; other libraries (NCCL, bitsandbytes) and a display add to it.
 OUTSIDE_GIB: dict[tuple[int, int], float] = {
     (7, 0): 0.38,  # V100: 0.38
     (7, 5): 0.16,  # T4: 0.11, 0.11, 0.12, 0.15, 0.16
@@ -440,7 +440,7 @@ OUTSIDE_GIB: dict[tuple[int, int], float] = {
 }
 
 
-OUTSIDE_GIB_ELSEWHERE = 0.65  # a card that is not known: the most of the above but the B200's
+OUTSIDE_GIB_ELSEWHERE = 0.65  # for a card that is not known: the largest of the above except the B200's
 
 
 _BY_KEY = _by_key()

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 
 def device_at_hand(device: torch.device) -> Device:
-    """What the memory model knows of the device that torch runs on; a GPU that is none of CUDA's counts as a CPU."""
+    """Describe the device that torch runs on for the memory model; a GPU other than CUDA's counts as a CPU."""
     if device.type != "cuda":
         return cpu_device()
     found = torch.cuda.get_device_properties(device)
     return device_named(found.name, memory_bytes=found.total_memory, capability=(found.major, found.minor))
 
 
-# A trace watches all modules of the process and stands in for functions of torch and transformers while it lasts.
+# A trace watches all modules of the process and replaces functions of torch and transformers while it lasts.
 ONE_AT_A_TIME = threading.RLock()
 
 
@@ -67,16 +67,16 @@ def predict_memory(
     offload: Offload = "none",
     allocator: str | None = None,
 ) -> MemoryPrediction:
-    """What a phase of a run takes: bytes allocated and reserved by PyTorch, and in all.
+    """Predict what a phase of a run takes: bytes allocated and reserved by PyTorch, and in all.
 
     config: a YAML file or a mapping; of its base model only config.json is needed. batch_size: rows of a micro-batch;
-    None: as the configuration says. sequence_length: tokens of each row; of each prompt when generating.
-    phase: None: train where the configuration trains, else generate. device: a name of the catalogue; memory_bytes:
-    of any other; neither: the GPU at hand. world_size: GPUs over which FSDP shards weights, gradients and state.
-    offload: what lives on the CPU: the optimizer with its state, or the weights and their gradients, too.
+    None: as the configuration says. sequence_length: tokens of each row, or of each prompt when generating.
+    phase: None: train if the configuration trains, else generate. device: a name in the catalogue. memory_bytes: the
+    memory of any other device; with neither, the local GPU is meant. world_size: GPUs over which FSDP shards weights,
+    gradients and state. offload: what is kept on the CPU: the optimizer with its state, or weights and gradients, too.
     allocator: settings as in PYTORCH_ALLOC_CONF, which is read if this is None.
 
-    Threads that predict wait for each other; no model may be run in another thread meanwhile.
+    Threads that predict wait for each other; no model may run in another thread meanwhile.
 
     Raises ConfigError, ModelError and InputError, each naming what is wrong and what to do.
     """
@@ -97,7 +97,7 @@ def predict_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A configuration resolved for the device that is meant."""
+    """Hold a configuration that is resolved for the target device."""
 
     config: Config
     choices: tuple[Choice, ...]
@@ -110,11 +110,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """All that is to be predicted. With another device in `asked` it is another question, and traces are shared."""
+    """Hold all that is to be predicted. Replace the device in `asked` to ask for another one; traces are shared."""
 
     asked: Asked
     traces: Traces
-    choices: tuple[str, ...]  # of the shape and of sharding, to be told
+    choices: tuple[str, ...]  # those of shape and sharding, to be shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def ask(
     if phase == "train" and not trains:
         raise InputError(
             Problem(
-                what="the phase is train, and the configuration does not train",
+                what="the phase is train, but the configuration does not train",
                 where="trainer.type",
                 fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
             )
@@ -169,7 +169,7 @@ def ask(
 
 
 def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust_remote_code: bool) -> Resolution:
-    """The resolution with as many new tokens as the labels take; as it is where the folder has no tokenizer."""
+    """Return the resolution with as many new tokens as the labels take; unchanged where there is no tokenizer."""
     from brim.data.tokens import load_encoder  # here, since most questions need no tokenizer
     from brim.session import with_length_of_labels
 
@@ -181,15 +181,15 @@ def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:
-    """Say that the classes which a folder brings along are not those that are looked at."""
+    """Say that the prediction is not for the classes which a folder brings along."""
     if config.trust_remote_code or without_auto_map(folder.config) is folder.config:
         return []
-    reason = "auto_map in config.json names code of its own, which is not run; `brim train` refuses it: take it out"
+    reason = "auto_map in config.json names code of its own, which is not run; `brim train` refuses it: remove auto_map"
     return [Choice(key="base_model", value=f"transformers' own {folder.config['model_type']}", reason=reason)]
 
 
 def _of_micro_batches(config: Config, rows: int | None) -> Config:
-    """The configuration with micro-batches of `rows`; whether a step takes several of them is as it says."""
+    """Return the configuration with micro-batches of `rows`; whether a step takes several of them stays as it is."""
     trainer = config.trainer
     if rows is None or not isinstance(trainer, FinetuneTrainer):
         return config
@@ -201,19 +201,19 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
 
 
 def _sharding(world_size: int, offload: Offload) -> Sharding:
-    """FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
+    """Use FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
     require_whole("world_size", world_size, most=MOST_GPUS)
     _require_one_of("offload", offload, get_args(Offload))
-    is_cut = world_size > 1 or offload == "weights"
-    return Sharding(world_size=world_size, kind="fsdp2" if is_cut else "whole", offload=offload)
+    is_sharded = world_size > 1 or offload == "weights"
+    return Sharding(world_size=world_size, kind="fsdp2" if is_sharded else "whole", offload=offload)
 
 
 def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
-    """The device, and whether its memory is a limit."""
+    """Return the device, and whether its memory is a limit."""
     if name is not None and memory_bytes is not None:
         raise InputError(
             Problem(
-                what="both a device and its memory are given", fix="give one: the catalogue knows the device's memory"
+                what="both a device and its memory are given", fix="give one: the catalogue has the device's memory"
             )
         )
     if name is not None:
@@ -239,7 +239,7 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
         given = trainer.eval_batch_size if of_evaluation else trainer.batch_size
         is_open = given in ("auto", None)
         batch_size = 1 if is_open else int(given or 1)
-        plan = _CUT_BY_LENGTH if isinstance(trainer, FinetuneTrainer) else _TOGETHER
+        plan = _BY_LENGTH if isinstance(trainer, FinetuneTrainer) else _TOGETHER
         choices.append(f"batch size: {batch_size} (trainer.{key}{plan if is_open else ''})")
     if sequence_length is None:
         sequence_length, reason = _sequence_length(asked)
@@ -250,10 +250,10 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
     return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
 
 
-_CUT_BY_LENGTH = ": auto, the least that a micro-batch can be; `brim plan` shows how the rows are cut"
+_BY_LENGTH = ": auto, the smallest micro-batch; `brim plan` shows the micro-batches of a run"
 
 
-_TOGETHER = ": auto, the least that there can be; `brim predict --plan` shows how many rows go together"
+_TOGETHER = ": auto, the smallest batch; `brim predict --plan` shows how many rows go together"
 
 
 _UNSET_LENGTH_TOKENS = 2048  # a common training length; the context of recent models is far longer than their rows
@@ -268,11 +268,11 @@ def _sequence_length(asked: Asked) -> tuple[int, str]:
     if context is not None and context - new <= _UNSET_LENGTH_TOKENS:
         less = f" less generation.max_new_tokens, {new:,}" if new else ""
         return max(context - new, LEAST_TOKENS), f"the model's context{less}"
-    return _UNSET_LENGTH_TOKENS, "the rows' length is not known; set sequence_length to that of the longest"
+    return _UNSET_LENGTH_TOKENS, "the rows' lengths are not known; set sequence_length to that of the longest"
 
 
 def _new_tokens(asked: Asked) -> int:
-    """Those that follow the prompts; none unless the phase is generate."""
+    """Return how many tokens follow the prompts; none unless the phase is generate."""
     return (asked.config.generation.max_new_tokens or 0) if asked.phase == "generate" else 0
 
 
@@ -282,10 +282,10 @@ def require_in_context(asked: Asked, sequence_length: int) -> None:
     new = _new_tokens(asked)
     if context is None or sequence_length + new <= context:
         return
-    what = f"sequence_length is {sequence_length:,}" + (f", {new:,} new tokens follow" if new else "")
+    what = f"sequence_length is {sequence_length:,}" + (f", and {new:,} new tokens follow" if new else "")
     raise InputError(
         Problem(
-            what=f"{what}, and the model's context is {context:,} tokens",
+            what=f"{what}, but the model's context is {context:,} tokens",
             where=asked.folder.name,
             expected=f"at most {context - new:,}",
             fix="ask for shorter rows" + (", or set generation.max_new_tokens lower" if new else ""),
@@ -315,7 +315,7 @@ def question(
     offload: Offload,
     allocator: str | None = None,
 ) -> Question:
-    """What `answer` takes; arguments and errors as in `predict_memory`."""
+    """Prepare what `answer` takes; arguments and errors are those of `predict_memory`."""
     sharding = _sharding(world_size, offload)
     shape = _shape(asked, batch_size, sequence_length)
     job = Job(
@@ -324,7 +324,7 @@ def question(
         sharding=sharding,
         allocator=_allocator_settings(allocator),
     )
-    return Question(asked=asked, traces=Traces(job), choices=(*shape.choices, *_said_of(sharding)))
+    return Question(asked=asked, traces=Traces(job), choices=(*shape.choices, *_sharding_choices(sharding)))
 
 
 def check(question: Question) -> None:
@@ -334,25 +334,25 @@ def check(question: Question) -> None:
 
 
 def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
-    """What the run takes that `brim train` would start: where gradient checkpointing is open, the way that it takes.
+    """Predict the run that `brim train` would start: where gradient checkpointing is auto, with what it would choose.
 
-    Where no device is known, that is the one that it takes where memory is short: the least of the two.
+    Where no device is known, that is what it would choose if memory were short: whichever takes less.
 
-    shows_other: predict the other way, too. Raises UntraceableError, and what `check` does.
+    shows_other: predict the other choice, too. Raises UntraceableError, and what `check` does.
     """
     asked, choices = question.asked, question.choices
     with tracing(asked.folder):
         if asked.phase != "train" or _checkpointing(asked.config) != "auto":
             return question.traces.predict(asked, choices=choices)
         without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
-        fits = asked.has_limit and without.reserved_bytes <= _room_bytes(asked, without)
-        # What stays after a step, weights and optimizer, may be too much with checkpointing or without.
+        fits = asked.has_limit and without.reserved_bytes <= _reservable_bytes(asked, without)
+        # What stays after a step, weights and optimizer state, may be too much even with checkpointing.
         stays_bytes = without.end_allocated_bytes + without.outside_bytes
         if not shows_other and asked.has_limit and (fits or stays_bytes > asked.device.memory_bytes):
             return without
         try:
             with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
-        except ValueError:  # transformers' word for an architecture that has none
+        except ValueError:  # which transformers raises for an architecture that has none
             return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
     is_taken = not fits if asked.has_limit else with_it.total_bytes < without.total_bytes
     taken, other = (with_it, without) if is_taken else (without, with_it)
@@ -381,17 +381,17 @@ def _with_checkpointing(asked: Asked, is_on: bool) -> Asked:
 
 
 def with_checkpointing(config: Config, is_on: bool) -> Config:
-    """The configuration with gradient checkpointing on or off."""
+    """Return the configuration with gradient checkpointing on or off."""
     trainer = config.trainer.model_copy(update={"enable_gradient_checkpointing": is_on})
     return config.model_copy(update={"trainer": trainer})
 
 
-def _room_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
-    """What a plan lets PyTorch reserve on the device."""
+def _reservable_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
+    """Return what a plan lets PyTorch reserve on the device."""
     device = replace(asked.device, outside_bytes=prediction.outside_bytes)
     try:
         return budget_of(asked.config.memory, device, is_at_hand=False).reserved_bytes
-    except ConfigError:  # less than nothing is left, or memory.budget is of a larger device
+    except ConfigError:  # nothing is left, or memory.budget is more than this device has
         return budget_bytes(device) - budget_bytes(device) // 100
 
 
@@ -402,7 +402,7 @@ def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPredic
     there, key = format_bytes(other.total_bytes), "trainer.enable_gradient_checkpointing: auto"
     is_on = "on" if taken.gradient_checkpointing else "off"
     if taken.gradient_checkpointing and not asked.has_limit:
-        why = f"no device is named; without it, which is faster and taken where it fits, {there} are needed"
+        why = f"no device is named; without it, which is faster and chosen where it fits, {there} are needed"
     elif taken.gradient_checkpointing:
         why = f"without it {there} are needed"
     else:
@@ -411,16 +411,16 @@ def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPredic
 
 
 class UntraceableError(ModelError):
-    """There is no prediction for this architecture; it may train all the same."""
+    """Report that there is no prediction for this architecture, which may train all the same."""
 
 
-# What the code of an architecture raises that asks for values, or for what fake tensors have none of, and what
-# transformers raises over a config.json that does not fit.
+# Raised by an architecture whose code asks for values or for something else that fake tensors do not have, and by
+# transformers for a config.json that does not fit.
 UNTRACEABLE = (*LOADING_ERRORS, LookupError)
 
 
 def is_a_mistake_of_brims(error: Exception) -> bool:
-    """Whether an assertion of brim's own failed; torch asserts what its users give it, too."""
+    """Return whether an assertion of brim's own failed; torch, too, raises AssertionError, for wrong arguments."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -429,7 +429,7 @@ def is_a_mistake_of_brims(error: Exception) -> bool:
 
 
 def untraceable(error: Exception, folder: ModelFolder) -> Problem:
-    """Why there is no prediction for this architecture."""
+    """Say why there is no prediction for this architecture."""
     text = shorten(str(error), 300, placeholder=" …")  # torch may add a stack of its own
     return Problem(
         what=f"the architecture {folder.config.get('model_type')!r} cannot be traced: {type(error).__name__}: {text}",
@@ -439,15 +439,15 @@ def untraceable(error: Exception, folder: ModelFolder) -> Problem:
     )
 
 
-def _said_of(sharding: Sharding) -> tuple[str, ...]:
+def _sharding_choices(sharding: Sharding) -> tuple[str, ...]:
     choices = []
     if sharding.world_size > 1:
-        how = "FSDP2 cuts weights, gradients and optimizer state; each decoder layer is gathered when it computes"
+        how = "FSDP2 shards weights, gradients and optimizer state; each decoder layer is gathered when it computes"
         choices.append(f"sharding: over {sharding.world_size} GPUs ({how})")
     if sharding.offload == "optimizer":
-        choices.append("offload: optimizer (its state and its step are on the CPU)")
+        choices.append("offload: optimizer (its state is kept and its step runs on the CPU)")
     if sharding.offload == "weights":
-        choices.append("offload: weights (with gradients and optimizer on the CPU; a layer is brought to compute)")
+        choices.append("offload: weights (gradients and optimizer, too, are on the CPU; layers are copied to compute)")
     return tuple(choices)
 
 
@@ -456,7 +456,7 @@ def _allocator_settings(text: str | None) -> AllocatorSettings:
 
 
 def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> PretrainedConfig:
-    """transformers' configuration of a folder's config.json. Raises ModelError when it is none that it knows."""
+    """Read a folder's config.json as transformers' configuration. Raises ModelError when transformers cannot."""
     from transformers import AutoConfig
 
     try:

@@ -1,10 +1,10 @@
 """Hold the memory prediction of a run, and bound the shapes and devices that are predicted for.
 
-What lies beyond the bounds is a slip of the pen. They also keep what is counted within 63 bits, which fake tensors
-and the simulated allocator's addresses need.
+Whatever exceeds the bounds is a typing error. They also keep what is counted within 63 bits, which fake tensors and the
+simulated allocator's addresses need.
 
-`predict` computes one from a composed stream: it replays the stream in the simulated allocator, and compares the
-peaks with what the device has.
+`predict` computes a prediction from a composed stream: it replays the stream in the simulated allocator, and compares
+the peaks with what the device has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from brim.units import format_bytes, format_count
 MOST_ROWS = 2**20
 
 
-MOST_TOKENS = 2**31  # of a micro-batch, all rows together: their numbers alone take 16 GiB
+MOST_TOKENS = 2**31  # of a micro-batch, all rows together: the token ids alone take 16 GiB
 
 
 MOST_GPUS = 2**16
@@ -33,19 +33,19 @@ MOST_GPUS = 2**16
 MOST_MEMORY_BYTES = 2**50  # of a device
 
 
-MOST_MADE_UP = 10_000_000  # rows of a data set that is not there
+MOST_MADE_UP = 10_000_000  # rows of a made-up data set, planned for without data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a prediction is for."""
+    """Say what a prediction is for."""
 
     phase: Phase
     batch_size: int
     sequence_length: int
     world_size: int
     device: Device
-    has_limit: bool  # False: the device stands for its kind, and nothing is said of fitting
+    has_limit: bool  # False: the device stands for GPUs of its kind, and whether the run fits is not said
     allocator: AllocatorSettings
     choices: tuple[str, ...]
 
@@ -57,8 +57,11 @@ def predict(
     *,
     cuda_streams: Sequence[int] | None = None,
 ) -> MemoryPrediction:
-    """What the stream takes. replayed: without end, where that is known. cuda_streams: of each storage; None: one."""
-    replayed = replayed or replay_without_end(stream, setting, cuda_streams)
+    """Predict what the stream takes.
+
+    replayed: its replay with unlimited memory, if there is one already. cuda_streams: of each storage; None: all one.
+    """
+    replayed = replayed or replay_unlimited(stream, setting, cuda_streams)
     at = replayed.allocated_peak
     reserved_bytes = int(replayed.reserved_bytes.max())
     fits, reason = _verdict(stream, replayed, setting, cuda_streams)
@@ -89,8 +92,8 @@ def predict(
     )
 
 
-def replay_without_end(stream: EventStream, setting: Setting, cuda_streams: Sequence[int] | None = None) -> Replay:
-    """What the stream would take of a device as large as it needs; settings that are shares of the device hold."""
+def replay_unlimited(stream: EventStream, setting: Setting, cuda_streams: Sequence[int] | None = None) -> Replay:
+    """Replay the stream on a device as large as it needs; settings that are shares of the device still hold."""
     if setting.device.is_cpu:
         return replay(stream, Heap())
     device_bytes = setting.device.memory_bytes if setting.has_limit else None
@@ -118,8 +121,8 @@ def _verdict(
     if total_bytes <= device.memory_bytes and reserved_bytes <= fraction * device.memory_bytes:
         left = format_bytes(device.memory_bytes - total_bytes)
         return True, f"it needs {needs}; {has}, so {left} are left"
-    too_little = f"it needs {needs}; {has}, {format_bytes(total_bytes - device.memory_bytes)} too little"
-    # What is allocated at once is reserved at least, however much PyTorch gives back.
+    too_little = f"it needs {needs}; {has}, which is {format_bytes(total_bytes - device.memory_bytes)} too little"
+    # What is allocated at one time must be reserved, however much PyTorch gives back.
     if device.is_cpu or int(replayed.allocated_bytes.max()) > budget_bytes(device):
         return False, too_little
     try:
@@ -136,7 +139,7 @@ def _verdict(
 
 
 def _step_peaks(stream: EventStream, replayed: Replay) -> tuple[int, ...]:
-    """The allocated peak of each step, over its micro-batches and its update."""
+    """Return the allocated peak of each step, over its micro-batches and its update."""
     peaks: dict[str, int] = {}
     ends = [position for position, _ in stream.marks[1:]] + [len(stream.storages)]
     for (start, label), end in zip(stream.marks, ends, strict=True):
@@ -150,7 +153,7 @@ def _step_peaks(stream: EventStream, replayed: Replay) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Live bytes over the predicted steps: E points, one after each allocation or release."""
+    """Hold the live bytes over the predicted steps: E points, one after each allocation or release."""
 
     live_bytes: Mapping[Category, NDArray[np.int64]]  # each [E]
     reserved_bytes: NDArray[np.int64]  # [E]: what the caching allocator holds
@@ -158,14 +161,14 @@ class Timeline:
     places: tuple[Place, ...]  # [E]
 
     def allocated_bytes(self) -> NDArray[np.int64]:
-        """All categories together: [E]."""
+        """Return the sum of all categories: [E]."""
         total: NDArray[np.int64] = np.sum([self.live_bytes[name] for name in CATEGORIES], axis=0, dtype=np.int64)
         return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrediction:
-    """The memory that one phase takes on one device; bytes as PyTorch's CUDA allocator counts them."""
+    """Hold the memory that one phase takes on one device; bytes are as PyTorch's CUDA allocator counts them."""
 
     phase: Phase
     device: str  # as the catalogue or the user names it
@@ -174,19 +177,19 @@ class MemoryPrediction:
     world_size: int
     allocated_bytes: int  # peak
     reserved_bytes: int  # peak
-    outside_bytes: int  # what lies outside PyTorch's allocator: context, libraries
+    outside_bytes: int  # outside PyTorch's allocator: context, libraries
     total_bytes: int  # reserved + outside: what the device must have
     end_allocated_bytes: int  # after the last step, gradients dropped
     by_category: Mapping[Category, int]  # at the peak; they sum to allocated_bytes
     peak: Place
-    step_peaks_bytes: tuple[int, ...]  # allocated peak of each simulated step; the first bears the optimizer's state
+    step_peaks_bytes: tuple[int, ...]  # allocated peak of each simulated step; the first allocates optimizer state
     timeline: Timeline
     budget_bytes: int | None  # the device's memory; None: not known
     fits: bool | None
     reason: str  # one sentence with numbers
-    choices: tuple[str, ...]  # each automatic choice: what, and why
+    choices: tuple[str, ...]  # each automatic choice, with its reason
     quantization_bits: int | None = None  # of the base model's weights; None: not quantised
-    has_chunked_loss: bool = False  # logits and loss are computed for some positions at a time
+    has_chunked_loss: bool = False  # logits and loss are computed for a few positions at a time
     gradient_checkpointing: bool | None = None  # of `train`
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
 
@@ -202,13 +205,13 @@ class MemoryPrediction:
         )
 
     def shape_in_words(self) -> str:
-        """Phase, rows and device: "train, 1 row × 2,048 tokens, on t4"."""
+        """Name phase, rows and device: "train, 1 row × 2,048 tokens, on t4"."""
         shape = f"{format_count(self.batch_size, 'row')} × {self.sequence_length:,} tokens"
         devices = f"{self.world_size} × {self.device}" if self.world_size > 1 else self.device
         return f"{self.phase}, {'no rows' if self.phase == 'load' else shape}, on {devices}"
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the timeline, for JSON; the names are those of the attributes."""
+        """Return all but the timeline, for JSON; the names are those of the attributes."""
         brief = ("gradient_checkpointing", "allocated_bytes", "reserved_bytes", "total_bytes", "fits")
         return {
             "phase": self.phase,

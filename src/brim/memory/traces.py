@@ -1,6 +1,6 @@
 """Share traces of one configuration's phases among the devices on which they are the same.
 
-What brim's own engine does to memory, and what transformers' `generate` does, is composed as one stream each.
+What brim's own engine and transformers' `generate` do to memory is composed as one stream each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from brim.memory.allocator import AllocatorSettings, Replay
 from brim.memory.cuda import CudaTarget
 from brim.memory.device import cpu_device, one_of_several
 from brim.memory.fsdp import ShardedStream, Sharding, shard
-from brim.memory.prediction import MemoryPrediction, Setting, predict, replay_without_end
+from brim.memory.prediction import MemoryPrediction, Setting, predict, replay_unlimited
 from brim.memory.trace import (
     DECODE,
     FILL,
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 _Updates: TypeAlias = dict[Hashable, OptimizerRecording]
 
 
-LEAST_TOKENS = 2  # one to predict the other from
+LEAST_TOKENS = 2  # one token to predict the other from
 
 
-_NUM_STEPS = 2  # the first bears the optimizer's state; those after it are alike
+_NUM_STEPS = 2  # the first allocates the optimizer's state; those after it are alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is predicted of a configuration, whatever the device."""
+    """Say what is predicted of a configuration, whatever the device."""
 
     rows: int
     tokens: int
@@ -74,7 +74,7 @@ class _Trace:
     replays: dict[Hashable, tuple[ShardedStream, Replay]] = field(default_factory=dict)
 
     def serves(self, asked: Asked, target: CudaTarget | None) -> bool:
-        """Whether a trace for this device would be the same."""
+        """Return whether a trace for this device would be the same."""
         if (asked.config, asked.phase) != (self.asked.config, self.asked.phase):
             return False
         return target is self.target or (
@@ -83,7 +83,7 @@ class _Trace:
 
 
 class Traces:
-    """Traces of one job. Cards whose arithmetic and kernels are the same share one, and replays where they can."""
+    """Hold the traces of one job. Cards with the same arithmetic and kernels share a trace, and replays if possible."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -91,9 +91,9 @@ class Traces:
         self._updates: _Updates = {}
 
     def predict(self, asked: Asked, *, choices: Sequence[str] = ()) -> MemoryPrediction:
-        """What the phase takes on the device. choices: to be told beside those of the model.
+        """Predict what the phase takes on the device. choices: to be shown beside those of the model.
 
-        Raises what the architecture's own code does in a trace.
+        Raises whatever the architecture's own code raises in a trace.
         """
         trace = self._trace(asked)
         device = asked.device
@@ -102,7 +102,7 @@ class Traces:
             batch_size=self.job.rows,
             sequence_length=self.job.tokens,
             world_size=self.job.sharding.world_size,
-            # The CPU's with what is imported by now.
+            # The CPU is described again, since more modules have been imported by now.
             device=cpu_device() if device.is_cpu else one_of_several(device, self.job.sharding.world_size),
             has_limit=asked.has_limit,
             allocator=self.job.allocator,
@@ -139,7 +139,7 @@ class Traces:
         return trace
 
     def _replayed(self, trace: _Trace, setting: Setting) -> tuple[ShardedStream, Replay]:
-        """The rank's stream on the device, and what it would take of an endless one."""
+        """Return the rank's stream on the device, and its replay with unlimited memory."""
         device, stream, recording = setting.device, trace.stream, trace.recording
         device_bytes = device.memory_bytes
         key: Hashable = None
@@ -152,7 +152,7 @@ class Traces:
                 stream = trace.workload.with_loading(stream, recording, device_bytes=device_bytes)
                 stream = with_workspaces(stream, device.cublas_workspace_bytes)
             rank = shard(stream, recording.weights, self.job.sharding)
-            trace.replays[key] = rank, replay_without_end(rank.stream, setting, rank.cuda_streams)
+            trace.replays[key] = rank, replay_unlimited(rank.stream, setting, rank.cuda_streams)
         return trace.replays[key]
 
 
@@ -162,14 +162,14 @@ def _target(asked: Asked) -> CudaTarget | None:
 
 
 def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Updates) -> tuple[EventStream, Recording]:
-    """The stream of the phase that is asked for, and a recording that it is made of."""
+    """Return the stream of the phase that is asked for, and a recording that it is composed of."""
     rows, tokens = job.rows, job.tokens
     if asked.phase == "train":
         return _trained(workload, [(rows, tokens)] * _NUM_STEPS, updates)
     if asked.phase == "generate":
         new_tokens = asked.config.generation.max_new_tokens or 1
         if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
-            return slots_stream(workload, rows, tokens, new_tokens=new_tokens)
+            return continuous_stream(workload, rows, tokens, new_tokens=new_tokens)
         return static_stream(workload, rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
         recording = record(workload.training(), rows=1, tokens=LEAST_TOKENS)
@@ -179,19 +179,19 @@ def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Update
 
 
 def training_stream(workload: ConfigWorkload, shapes: Sequence[tuple[int, int]]) -> EventStream:
-    """The load, then a step of each shape of micro-batches, (rows, tokens)."""
+    """Compose the load, then a step of each shape of micro-batches, (rows, tokens)."""
     return _trained(workload, shapes, {})[0]
 
 
 def _trained(
     workload: ConfigWorkload, shapes: Sequence[tuple[int, int]], updates: _Updates
 ) -> tuple[EventStream, Recording]:
-    """The stream of the steps, and the recording of the first one."""
+    """Return the stream of the steps, and the recording of the first one."""
     traced = workload.training()
     recordings = {shape: record(traced, rows=shape[0], tokens=shape[1]) for shape in dict.fromkeys(shapes)}
     steps = [recordings[shape] for shape in shapes]
     first = steps[0]
-    # An update depends on what learns; neither on the precision of the forward pass nor on what was recomputed.
+    # An update depends on the weights that learn, not on the forward pass's precision or on what was recomputed.
     learning = [(each.name, each.shape, each.dtype, each.gradient is None) for each in first.trained]
     key = (first.depth, first.learning, tuple(learning), workload.has_cuda)
     if key not in updates:
@@ -199,10 +199,13 @@ def _trained(
     return compose_training(steps, updates[key], micro_batches=workload.micro_batches), first
 
 
-def slots_stream(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int) -> tuple[EventStream, Recording]:
-    """The load, the cache, a pass over prompts and the last token of all rows; and the recording that it is of.
+def continuous_stream(
+    workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
+) -> tuple[EventStream, Recording]:
+    """Compose brim's own engine: the load, the cache, a pass over prompts and the last token of all rows.
 
-    rows: of prompts of so many tokens. The tokens between the first and the last take less.
+    Returns the stream and the recording that it is composed of. rows, tokens: prompts, and the tokens of each. The
+    tokens between the first and the last take less.
     """
     shape = CacheShape(
         rows=rows,
@@ -222,19 +225,19 @@ def slots_stream(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens
     return stream, recording
 
 
-_SPECIAL_LENGTHS = 4  # of eight lengths that follow each other one is special, and three are traced
+_SPECIAL_LENGTHS = 4  # one of eight consecutive lengths is special, and three of them are traced
 
 
 def static_stream(
     workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
 ) -> tuple[EventStream, Recording]:
-    """Recorded at the prompts' length, and once more where the last tokens are written."""
+    """Compose transformers' `generate` from recordings at the prompts' length and where the last tokens are written."""
     traced = workload.generation()
     early = record(traced, rows=rows, tokens=tokens)
     further = new_tokens - TRACED_TOKENS
     if further <= 0:
         return compose_generation(early, early, new_tokens=new_tokens), early
-    for more in range(_SPECIAL_LENGTHS):  # a few tokens more, where a length is a special one
+    for more in range(_SPECIAL_LENGTHS):  # prompts are a few tokens longer where a length is special
         if more:
             early = record(traced, rows=rows, tokens=tokens + more)
         for after in (0, 1):

@@ -1,7 +1,7 @@
-"""Compare ways to train one model, explain a prediction, and suggest what would make a row fit.
+"""Compare variants of training one model, explain a prediction, and suggest what would make a row fit.
 
 `brim memory --compare` puts the variants side by side, from all weights in 32 bits to an adapter on a 4-bit base:
-each changes some keys of the configuration. `brim memory --explain` works out the closed form for what was predicted.
+each changes some keys of the configuration. `brim memory --explain` shows the closed form of what was predicted.
 For a row that does not fit alone, each change that helps comes with what it would take.
 """
 
@@ -34,7 +34,7 @@ from brim.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnCard:
-    """What one way takes on a card of the catalogue, in the precision that the card has."""
+    """Hold what a variant takes on a card of the catalogue, in the precision that the card has."""
 
     name: str
     total_bytes: int
@@ -44,24 +44,24 @@ class OnCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One way to train, and what it takes."""
+    """Hold a variant of training, and what it takes."""
 
     variant: Variant
     prediction: MemoryPrediction
-    cards: tuple[OnCard, ...]  # that can compute so, those of the least memory first
+    cards: tuple[OnCard, ...]  # those that can compute in its precision, ascending by memory
 
     @property
     def fits_on(self) -> tuple[str, ...]:
-        """The names of those that are large enough."""
+        """Return the names of the cards that are large enough."""
         return tuple(card.name for card in self.cards if card.fits)
 
     @property
     def smallest(self) -> OnCard | None:
-        """The card of the least memory that is large enough."""
+        """Return the card with the least memory that is large enough."""
         return next((card for card in self.cards if card.fits), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the prediction with the way's name, its settings, and each card's answer, for `--json`."""
+        """Return the prediction with the variant's name, its settings, and each card's answer, for `--json`."""
         return {
             "name": self.variant.name,
             "changes": dict(self.variant.changes),
@@ -80,7 +80,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A way that cannot be, and why."""
+    """Hold a variant that cannot be built, and why."""
 
     variant: Variant
     problems: tuple[Problem, ...]
@@ -101,10 +101,10 @@ def compare_memory(
     offload: Offload = "none",
     ways: Collection[str] | None = None,
 ) -> Iterator[Compared | Failed]:
-    """A training step in each way, one after the other; ways that cannot be built come first, before any trace.
+    """Predict a training step in each variant, in turn; those that cannot be built come first, before any trace.
 
-    ways: the names of those to look at; None: all. Raises the first way's error, as `predict_memory` does, where all
-    fail.
+    ways: the names of the variants to look at; None: all. Raises the first one's error, as `predict_memory` does, where
+    all fail.
     """
     errors: list[InputError] = []
     questions: list[tuple[Variant, Question]] = []
@@ -144,13 +144,13 @@ def compare_memory(
 
 
 def _compared(variant: Variant, found: Question, *, batch_size: int | None) -> Compared:
-    """The prediction for the device that is meant, and for each card, of whose kinds few take a trace of their own."""
+    """Predict for the target device, and for each card; only a few kinds of card need a trace of their own."""
     prediction = answer(found)
     cards = []
     by_arithmetic: dict[bool, Question] = {}
     for card in sorted(devices(), key=lambda each: each.memory_bytes):
         if variant.config.precision == "bf16-true" and not card.has_bf16:
-            continue  # it would compute so, slowly, in fp32
+            continue  # it could compute in bf16, but slowly, by way of fp32
         if card.has_bf16 not in by_arithmetic:
             asked = ask(variant.config, phase="train", device=card.name, memory_bytes=None, batch_size=batch_size)
             by_arithmetic[card.has_bf16] = replace(found, asked=asked)
@@ -168,7 +168,7 @@ def _compared(variant: Variant, found: Question, *, batch_size: int | None) -> C
 
 
 def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
-    """The worked sums of a prediction. config: the one that was predicted for."""
+    """Work out a prediction in closed form, line by line. config: the one that was predicted for."""
     folder = locate(
         config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
     )
@@ -194,12 +194,12 @@ def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
 def _has_bf16(device: str) -> bool:
     try:
         return find_device(device).has_bf16
-    except InputError:  # one of which only the memory is known, or the one at hand
+    except InputError:  # a device of which only the memory is known, or the local one
         return True
 
 
 def _in_chunks(config: Config, prediction: MemoryPrediction) -> bool:
-    """Whether the loss was computed in chunks: as it was set, or as the model allowed."""
+    """Return whether the loss was computed in chunks: because it was set, or because the model allowed it."""
     given = config.trainer.chunked_loss
     return any(choice.startswith("trainer.chunked_loss: True") for choice in prediction.choices) or given is True
 
@@ -217,7 +217,7 @@ _MOVED_STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
-    """One change to the configuration."""
+    """Hold one change to the configuration that would help."""
 
     label: str  # "4-bit weights"
     fix: str  # "quantization: {bits: 4}"
@@ -226,18 +226,18 @@ class Help:
     def __str__(self) -> str:
         return f"{self.label} ({format_bytes(self.total_bytes)}): {self.fix}"
 
-    def not_enough(self, room_bytes: int) -> str:
+    def not_enough(self, usable_bytes: int) -> str:
         """Say how far it goes, where so much may be used."""
-        there = f"{format_bytes(self.total_bytes)}, still more than the {format_bytes(room_bytes)} that may be used"
+        there = f"{format_bytes(self.total_bytes)}, still more than the {format_bytes(usable_bytes)} that may be used"
         return f"{self.label} ({there}): {self.fix}"
 
 
 def what_helps(
     config: Config, *, longest: int, rows: int = 1, device: str | None = None, memory_bytes: int | None = None
 ) -> tuple[Help, ...]:
-    """The changes that lower what micro-batches of so many rows of `longest` tokens take, the largest change first.
+    """Suggest changes that lower what micro-batches of `rows` rows of `longest` tokens take, the most helpful first.
 
-    Beside each change the rest stays as it is; what says `auto` is taken at its least. What the device cannot do is
+    With each change the rest stays as it is, and `auto` stands for what takes the least. What the device cannot do is
     left out. device, memory_bytes: as for `predict_memory`. Raises as it does where the configuration itself cannot be
     predicted.
     """
@@ -288,7 +288,7 @@ def _changes(config: Config) -> Iterator[tuple[str, str, Config]]:
 
 
 def _at_its_least(config: Config) -> Config:
-    """`auto` checkpoints where nothing else fits; without a plan it would not."""
+    """Turn checkpointing on where it is `auto`: a plan would do so where nothing else fits."""
     trainer = config.trainer
     if isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing == "auto":
         return _trainer(config, enable_gradient_checkpointing=True)
@@ -307,7 +307,7 @@ def _trainer(config: Config, **update: Any) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way: the configuration with some keys changed."""
+    """Hold a variant of training: the configuration with some keys changed."""
 
     name: str
     changes: Mapping[str, str]  # key -> value, as in YAML; only what differs from the user's
@@ -315,10 +315,10 @@ class Variant:
 
 
 def variants(config: Config) -> tuple[Variant, ...]:
-    """Full, 16-bit, LoRA, 8-bit and 4-bit (QLoRA), each with the user's other settings.
+    """Return the variants full, 16-bit, LoRA, 8-bit and 4-bit (QLoRA), each with the user's other settings.
 
-    An adapter and a quantization that the configuration has are kept where the way has one. A configuration that does
-    not train is taken to train with AdamW. Biases do not train beside 16-bit or quantised weights. The precision is
+    The configuration's own adapter and quantization are kept where the variant has one. A configuration that does not
+    train is predicted as training with AdamW. Biases do not train beside 16-bit or quantised weights. The precision is
     that of the device; `16-bit`, in which small updates are lost, is bfloat16 and for cards that have it.
     """
     adapter = config.adapter or LoraConfig(type="lora")
@@ -340,11 +340,11 @@ def _variant(config: Config, name: str, **keys: Any) -> Variant:
         keys["trainer"] = FinetuneTrainer(optimizer=AdamWConfig(), batch_size=config.trainer.batch_size)
     if config.initialize == "random":
         keys["initialize"] = "pretrained"  # random weights have neither an adapter nor a quantization
-    changes = {key: _said(key, value) for key, value in keys.items() if value != getattr(config, key)}
+    changes = {key: _as_yaml(key, value) for key, value in keys.items() if value != getattr(config, key)}
     return Variant(name=name, changes=changes, config=config.model_copy(update=keys))
 
 
-def _said(key: str, value: Any) -> str:
+def _as_yaml(key: str, value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, QuantizationConfig):

@@ -1,4 +1,4 @@
-"""Make what brim itself runs for a configuration a workload that can be traced."""
+"""Turn what brim itself runs for a configuration into workloads that can be traced."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ _CPU = torch.device("cpu")
 
 
 class ConfigWorkload:
-    """A resolved configuration's model and its steps, on fake tensors.
+    """Build a resolved configuration's model and run its steps, on fake tensors.
 
-    target: the GPU that is meant; None: this machine's CPU. architecture: what the folder's config.json describes.
+    target: the GPU to predict for; None: this machine's CPU. architecture: what the folder's config.json describes.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class ConfigWorkload:
         self._precision = precision(cast(Any, config.precision))
         self._llm: LLM | None = None
         self._loaded: list[LoadedTensor] = []  # of the layers that the last model was built with
-        self.choices: tuple[Choice, ...] = ()  # made once the model has been built
+        self.choices: tuple[Choice, ...] = ()  # known once the model has been built
 
     @property
     def micro_batches(self) -> int:
-        """Those that are simulated of a step: the third would be as the second."""
+        """Return how many micro-batches of a step are simulated: a third would be like the second."""
         trainer = self._config.trainer
         return 2 if isinstance(trainer, FinetuneTrainer) and accumulates(trainer) else 1
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that a trace of training depends on, as JSON."""
+        """Return all that a trace of training depends on, as JSON."""
         keys: Any = {
             "adapter": True,
             "initialize": True,
@@ -124,16 +124,16 @@ class ConfigWorkload:
 
     @property
     def has_cuda(self) -> bool:
-        """Whether a GPU is meant."""
+        """Return whether the target is a GPU."""
         return self._target is not None
 
     @property
     def has_chunked_loss(self) -> bool:
-        """Of the model that was built last."""
+        """Return whether the model that was built last computes its loss in chunks."""
         return self._llm is not None and self._llm.head is not None
 
     def training(self) -> Workload:
-        """An optimizer step."""
+        """Return the workload of an optimizer step."""
         trainer = self._config.trainer
         assert isinstance(trainer, FinetuneTrainer)
         return Workload(
@@ -152,7 +152,7 @@ class ConfigWorkload:
         )
 
     def evaluation(self) -> Workload:
-        """Scores of a batch of rows with answers."""
+        """Return the workload that scores a batch of rows with answers."""
         return Workload(
             architecture=self._architecture,
             build=lambda architecture: self._build(architecture, trainable=False),
@@ -164,7 +164,7 @@ class ConfigWorkload:
         )
 
     def generation(self) -> Workload:
-        """Prompts, and the first tokens that follow them."""
+        """Return the workload of prompts and the first tokens that follow them."""
         return Workload(
             architecture=self._architecture,
             build=lambda architecture: self._build(architecture, trainable=False),
@@ -176,7 +176,7 @@ class ConfigWorkload:
         )
 
     def slots(self, shape: CacheShape) -> Workload:
-        """The passes of brim's own engine that take the most."""
+        """Return the workload of those passes of brim's own engine that take the most."""
 
         def run(model: nn.Module, batch: None, begin: Callable[[str], None]) -> None:
             slots_at_their_peak(cast(Any, model), shape, self.generation_settings, self._precision, begin)
@@ -185,7 +185,7 @@ class ConfigWorkload:
 
     @property
     def generation_settings(self) -> dict[str, Any]:
-        """As a run has them, but for the tokens that end a text."""
+        """Return a run's settings, except for the tokens that end a text."""
         return generation_settings(self._config.generation, pad_id=0, end_ids=[0])
 
     def _build(self, architecture: PretrainedConfig, *, trainable: bool) -> nn.Module:
@@ -215,9 +215,9 @@ class ConfigWorkload:
         return built
 
     def _settle(self, model: nn.Module) -> None:
-        """Cast the biases of quantised layers: bitsandbytes does it in the first pass of all, for good.
+        """Cast the biases of quantised layers, as bitsandbytes does once and for all in the very first pass.
 
-        A bias takes the dtype of its layer's input, which under autocast is another than the stored one in most layers.
+        A bias takes the dtype of its layer's input, which under autocast differs from the stored one in most layers.
         """
         if self._config.quantization is None or not bias_bytes(model):
             return
@@ -232,7 +232,7 @@ class ConfigWorkload:
 
     @property
     def _is_frozen(self) -> bool:
-        """Whether the base model's weights are."""
+        """Return whether the base model's weights are frozen."""
         return self._config.adapter is not None or not isinstance(self._config.trainer, FinetuneTrainer)
 
     @property
@@ -241,20 +241,20 @@ class ConfigWorkload:
 
     @property
     def _arriving_bytes(self) -> int | None:
-        """Of an element of a weight that is quantised on the device; None where none is."""
+        """Return the bytes, on arrival, of an element that is quantised on the device; None where none is."""
         if self._config.quantization is None or is_stored_quantised(self._folder):
             return None
         return self._weights_dtype.itemsize
 
     def with_loading(self, stream: EventStream, recording: Recording, *, device_bytes: int | None) -> EventStream:
-        """The stream with the load of the weights in the order of transformers, and what is there on the way.
+        """Return the stream with the weights loaded in transformers' order, and with what is there only while loading.
 
-        recording: the one of which the stream was composed.
+        recording: the one that the stream was composed of.
         """
         return with_loading(stream, self._all_loaded(recording), self._load_kind, device_bytes=device_bytes)
 
     def warmup_bytes(self, recording: Recording, *, device_bytes: int | None) -> int:
-        """All by which the load differs between devices: the block that transformers takes first and gives back."""
+        """Return the block that transformers takes first and gives back: all by which the load differs between devices."""
         return 0 if self._load_kind == "moved" else warmup_bytes(self._all_loaded(recording), device_bytes)
 
     @property
@@ -264,7 +264,7 @@ class ConfigWorkload:
         return "placed" if is_stored_quantised(self._folder) else "quantized"
 
     def _all_loaded(self, recording: Recording) -> list[LoadedTensor]:
-        """The tensors of all layers."""
+        """Return the tensors of all layers."""
         depth = recording.depth
         if depth.num_recorded == depth.num_layers:
             return self._loaded
@@ -300,24 +300,24 @@ class ConfigWorkload:
 
     @property
     def _attention(self) -> str | None:
-        """What the model is built with; FlashAttention is put in later."""
+        """Return the implementation that the model is built with; FlashAttention replaces it later."""
         setting = self._config.model_parameters.attn_implementation
         return "eager" if self._flash_attention else as_transformers_takes_it(setting)
 
     @property
     def _flash_attention(self) -> FlashAttnPackage | None:
-        """The flash-attn package, which need not be installed to know what it would allocate."""
+        """Return a model of the flash-attn package, which need not be installed to know what it would allocate."""
         if self._target is None or self._config.model_parameters.attn_implementation != "flash_attention_2":
             return None
         return FlashAttnPackage(target=self._target)
 
     @contextmanager
     def _view(self, model: nn.Module | None) -> Iterator[None]:
-        """What the GPU that is meant does otherwise; without a model, of the optimizer alone."""
+        """Make operators do what the target does; without a model, the optimizer's alone."""
         with ExitStack() as stack:
             if self._target is None:
                 stack.enter_context(rows_not_packed())
-                # The rules for fake tensors know it in bf16 alone.
+                # PyTorch's own rules for fake tensors accept it in bf16 alone.
                 stack.enter_context(patch.object(functional, "grouped_mm", grouped_mm))
             else:
                 stack.enter_context(foreach_as_on_cuda())
@@ -328,7 +328,7 @@ class ConfigWorkload:
 
 
 def full_batch(rows: int, tokens: int) -> Batch:
-    """Rows without padding, all of whose tokens but the first are supervised: the most that this shape can take."""
+    """Return rows without padding, with all tokens but the first supervised: the most that this shape can take."""
     positions = rows * (tokens - 1)
 
     def numbers(*shape: int) -> Tensor:
@@ -344,7 +344,7 @@ def full_batch(rows: int, tokens: int) -> Batch:
 
 
 def stored_dtype(folder: ModelFolder) -> torch.dtype:
-    """The dtype that the weights are stored in, by config.json; fp32 where it does not say."""
+    """Return the dtype that the weights are stored in, by config.json; fp32 where it does not say."""
     text = folder.config.get("text_config")
     for section in (folder.config, text if isinstance(text, dict) else {}):
         name = section.get("dtype", section.get("torch_dtype"))
@@ -355,7 +355,7 @@ def stored_dtype(folder: ModelFolder) -> torch.dtype:
 
 
 def _without_weights(config: Config) -> Config:
-    """A pretrained adapter becomes a new one with its settings: the values do not matter."""
+    """Replace a pretrained adapter by a new one with its settings: the values do not matter."""
     adapter = config.adapter
     if adapter is None or adapter.pretrained_adapter_weights is None:
         return config
@@ -365,7 +365,7 @@ def _without_weights(config: Config) -> Config:
 
 
 def _is_adapted(config: Config) -> bool:
-    """Whether the model has its adapter where nothing is trained: one that was trained, or will be before it is run."""
+    """Return whether the model has an adapter also where nothing is trained: it was trained before, or will be."""
     adapter = config.adapter
     trains = isinstance(config.trainer, FinetuneTrainer)
     return adapter is not None and (trains or adapter.pretrained_adapter_weights is not None)
