@@ -269,7 +269,7 @@ def test_bad_arguments(trained, untrained):
         ({"sequence_length": 2**40}, "sequence_length is 1099511627776"),
         ({"world_size": 2**40}, "world_size is 1099511627776\n  expected: a whole number from 1 to 65,536"),
         ({"device": None, "memory_bytes": 2**60}, "memory_bytes is"),
-        ({"sequence_length": 65}, "sequence_length is 65, and the model's context is 64 tokens"),
+        ({"sequence_length": 65}, "sequence_length is 65, but the model's context is 64 tokens"),
         ({"device": "a100-80g"}, "a100-80gb"),
         ({"device": None, "memory_bytes": 0}, "memory_bytes is 0"),
         ({"memory_bytes": 2**30}, "both a device and its memory are given"),
@@ -288,7 +288,9 @@ def test_bad_arguments(trained, untrained):
 
 
 def test_prompts_and_new_tokens_share_the_context(untrained):
-    with pytest.raises(InputError, match="sequence_length is 8, and 60 new tokens follow, but the model's context is 64"):
+    with pytest.raises(
+        InputError, match="sequence_length is 8, and 60 new tokens follow, but the model's context is 64"
+    ):
         brim.predict_memory({**untrained, "generation": {"max_new_tokens": 60}}, **SHAPE)
     for changes, told in (
         ({}, "sequence length: 61 (the model's context less generation.max_new_tokens, 3)"),
