@@ -111,7 +111,7 @@ def _verdict(
     device = setting.device
     reserved_bytes = int(replayed.reserved_bytes.max())
     total_bytes = reserved_bytes + device.outside_bytes
-    inside, outside = ("of tensors", "beside them") if device.is_cpu else ("reserved by PyTorch", "outside it")
+    inside, outside = ("for tensors", "for the process") if device.is_cpu else ("reserved by PyTorch", "outside it")
     needs = f"{format_bytes(total_bytes)}: {format_bytes(reserved_bytes)} {inside}"
     needs += f" and {format_bytes(device.outside_bytes)} {outside}"
     if not setting.has_limit:

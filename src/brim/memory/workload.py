@@ -254,7 +254,7 @@ class ConfigWorkload:
         return with_loading(stream, self._all_loaded(recording), self._load_kind, device_bytes=device_bytes)
 
     def warmup_bytes(self, recording: Recording, *, device_bytes: int | None) -> int:
-        """Return the size of the block that transformers takes first and gives back; else devices load alike."""
+        """Return the bytes of the block that transformers takes first and gives back: all that devices differ in."""
         return 0 if self._load_kind == "moved" else warmup_bytes(self._all_loaded(recording), device_bytes)
 
     @property

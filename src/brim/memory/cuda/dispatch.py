@@ -162,8 +162,8 @@ def unpad_input(
     flat = query.reshape(rows * query_length, *query.shape[2:])
     if query_length == keys:
         return flat[indices], key, value, indices, (cu_keys, cu_keys), (keys, keys)
-    taken = attention_mask.new_empty((rows * query_length,), dtype=torch.int64)
-    return flat[taken], key, value, taken, (cu_keys, cu_keys), (query_length, keys)
+    kept = attention_mask.new_empty((rows * query_length,), dtype=torch.int64)
+    return flat[kept], key, value, kept, (cu_keys, cu_keys), (query_length, keys)
 
 
 _dropout = functional.dropout

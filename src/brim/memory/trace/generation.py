@@ -188,7 +188,7 @@ class _Steps:
         self._early, self._late = early.stream, late.stream
         self._parts, self._late_parts = early.parts, late.parts
         self._bound: dict[int, int] = {}
-        # The storages that the two steps before gave birth to, in order.
+        # The storages that were born in the two steps before, in order.
         self._before: list[int] = []
         self._before_that: list[int] = []
         self._transient: set[int] | None = None

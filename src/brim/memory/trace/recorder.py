@@ -303,7 +303,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         around = self._stack[-1] if self._stack else ("", None)
-        self._stack.append(self._modules.get(module, around))  # modules that are not the model's are like functions
+        self._stack.append(self._modules.get(module, around))  # another's module counts as a function
         self._note_sequence_number()
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:

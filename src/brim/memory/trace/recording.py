@@ -63,7 +63,7 @@ class Recording:
     learning: tuple[LearningWeight, ...]  # of the recorded layers, in that order
     depth: Depth
     layers_path: str
-    weights: tuple[Weight, ...]  # all parameters of all layers, as sharding cuts them
+    weights: tuple[Weight, ...]  # all parameters of all layers, as sharding splits them
     work: Mapping[str, WorkCount]  # by part, over all layers
 
 
