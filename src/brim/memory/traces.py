@@ -169,7 +169,7 @@ def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Update
     if asked.phase == "generate":
         new_tokens = asked.config.generation.max_new_tokens or 1
         if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
-            return continuous_stream(workload, rows, tokens, new_tokens=new_tokens)
+            return brim_stream(workload, rows, tokens, new_tokens=new_tokens)
         return static_stream(workload, rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
         recording = record(workload.training(), rows=1, tokens=LEAST_TOKENS)
@@ -199,9 +199,7 @@ def _trained(
     return compose_training(steps, updates[key], micro_batches=workload.micro_batches), first
 
 
-def continuous_stream(
-    workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
-) -> tuple[EventStream, Recording]:
+def brim_stream(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int) -> tuple[EventStream, Recording]:
     """Compose brim's own engine: the load, the cache, a pass over prompts and the last token of all rows.
 
     Returns the stream and the recording that it is composed of. rows, tokens: prompts, and the tokens of each. The
