@@ -329,7 +329,7 @@ def _in_the_data() -> Iterator[BadInput]:
         "brim: bad.csv: no column `answer`, which output_features[0] names",
         edits=(_file("bad.csv", "question\na\n"),),
     )
-    yield _mistake("check config.yaml --rows rows.csv", "--rows writes about data, and none was given")
+    yield _mistake("check config.yaml --rows rows.csv", "--rows writes rows of the data, and no data was given")
     retrieval = "'prompt={template: \"{__context__} {question}\", retrieval: {type: random, k: NUMBER}}'"
     few_shot = f"predict config.yaml {retrieval} dataset=rows.jsonl --output new.csv"
     for number, says in (
@@ -533,7 +533,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "config.yaml config.yaml --seeds 0": ("--seeds is '0'",),
     },
     "evaluate run --dataset rows.jsonl": {
-        "--against-base --against run": ("brim: --against and --against-base name two models", "leave one of them out"),
+        "--against-base --against run": ("brim: --against and --against-base name two models", "leave out one of them"),
     },
     "plan config.yaml --dataset rows.jsonl": {
         "--device t4 --memory 14GiB": ("command line: both --device and --memory are given", "memory is known by its"),
@@ -554,23 +554,23 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--device t4 --memory 14GiB": ("both --device and --memory are given", "keep one"),
         "--memory 14": ("'14' is not a number of bytes with a unit", "such as 14GiB"),
         "--memory 0GiB": ("the device has no memory", "such as 14GiB"),
-        "--memory 9999999TiB": ("no device has so much memory", "at most 1024.0 TiB"),
+        "--memory 9999999TiB": ("no device has that much memory", "at most 1024.0 TiB"),
         "--batch-size 1048577": ("--batch-size", "at most 1,048,576"),
         "--world-size 65537": ("--world-size", "at most 65,536"),
         "--phase trian": ("unknown phase 'trian'", "did you mean train?"),
         "--plot memory.jpeg": ("the picture's ending '.jpeg' is not known", ".png or .html"),
-        "--plot config.yaml/a.png": ("the picture cannot be written", "in a folder of yours"),
-        "--steps 5": ("--steps is for measuring, and --measure is not given", "add --measure"),
-        "--layers 1": ("--layers is for measuring, and --measure is not given", "add --measure"),
+        "--plot config.yaml/a.png": ("the picture cannot be written", "in a folder that you can write to"),
+        "--steps 5": ("--steps is for measuring, but --measure is not given", "add --measure"),
+        "--layers 1": ("--layers is for measuring, but --measure is not given", "add --measure"),
         "--measure --layers 1 --steps 5": ("--steps records the whole model", "keep one"),
-        "--measure --device t4": ("--measure is of the device at hand", "remove one"),
+        "--measure --device t4": ("--measure runs on this machine's device", "remove one"),
         "--measure --world-size 2": ("--measure runs on one device", "remove one"),
-        "--measure --steps 3 --phase generate": ("--steps is of training", "remove one"),
+        "--measure --steps 3 --phase generate": ("--steps is for training", "remove one"),
         "--offload disk": ("unknown --offload 'disk'", "none, optimizer or weights"),
-        "--measure --offload weights": ("keeps all on the device", "remove --offload"),
-        "--compare --measure": ("--compare is of several configurations, --measure of one", "remove"),
-        "--compare --explain": ("--compare is of several configurations, --explain of one", "remove"),
-        "--compare --phase generate": ("--compare is of training, and --phase is generate", "remove one"),
+        "--measure --offload weights": ("everything on the device", "remove --offload"),
+        "--compare --measure": ("--compare is for several configurations, --measure for one", "remove"),
+        "--compare --explain": ("--compare is for several configurations, --explain for one", "remove"),
+        "--compare --phase generate": ("--compare is for training, but --phase is generate", "remove one"),
         "--batch-size 0": ("--batch-size is '0'", "a whole number of at least 1"),
         "--sequence-length -5": ("--sequence-length is '-5'", "a whole number of at least 2"),
         "--sequence-length 129": ("the model's context is 128 tokens",),

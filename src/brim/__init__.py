@@ -1,4 +1,4 @@
-"""brim: fine-tune large language models, and run them over data sets, on the GPU that you have."""
+"""Offer brim to Python: fine-tune large language models, and run them over data sets, on the GPU that you have."""
 
 from __future__ import annotations
 

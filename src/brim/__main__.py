@@ -1,4 +1,4 @@
-"""Run the command as `python -m brim`, for where the script `brim` is not on the path."""
+"""Run the command as `python -m brim`, where the script `brim` is not on the path."""
 
 from __future__ import annotations
 

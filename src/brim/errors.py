@@ -10,8 +10,8 @@
     ├── CheckpointError       no checkpoint of a run could be read, or one could not be written
     ├── WriteError            another file could not be written: a full disk, a folder that is no longer writable
     ├── OutOfMemoryError      a single row does not fit; with more rows, a step is split into smaller micro-batches
-    ├── ProbeError            a probe of a batch size showed nothing: it ran no step, or another size
-    ├── ExportError           a model was not handed on: merging changed it too much, the Hub did not take it
+    ├── ProbeError            a probe of a batch size is useless: it ran no step, or another size
+    ├── ExportError           a model was not exported or uploaded: merging changed it too much, the Hub refused it
     └── Interrupted           exit code 130: Ctrl-C; what had been learned is in a checkpoint
 
 An error carries one or more problems, so that everything that is wrong can be reported at once.
@@ -26,10 +26,10 @@ from importlib import import_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong: what, where, what was expected instead, and what to do."""
+    """Describe one thing that is wrong: what, where, what was expected instead, and what to do."""
 
     what: str
-    where: str = ""  # "config.yaml:7", "data.jsonl, row 12": whatever finds the place fastest
+    where: str = ""  # "config.yaml:7", "data.jsonl, row 12": whatever leads to the place fastest
     expected: str = ""
     fix: str = ""
 
@@ -43,7 +43,7 @@ class Problem:
 
 
 def problems_of(*checks: Callable[[], object]) -> list[Problem]:
-    """All problems with which these checks refuse what the user gave, so that one does not hide another's."""
+    """Run all checks and return the problems of all that fail, so that one failure does not hide another."""
     problems: list[Problem] = []
     for check in checks:
         try:
@@ -54,9 +54,9 @@ def problems_of(*checks: Callable[[], object]) -> list[Problem]:
 
 
 def require_extra(extra: str, *packages: str, what: str, otherwise: str) -> None:
-    """Import the packages of an extra of brim. Raise InputError, with the command to install it, where one is missing.
+    """Import the packages of one of brim's extras. Raise InputError, with the command to install it, if one is missing.
 
-    what: "a picture". otherwise: what to do without it.
+    what: what needs them, such as "a picture". otherwise: what to do without them.
     """
     for package in packages:
         try:
@@ -87,7 +87,7 @@ class BrimError(Exception):
 
 
 class InputError(BrimError):
-    """Something that the user gave is wrong."""
+    """There is something wrong with what the user gave."""
 
     exit_code = 2
 
@@ -113,7 +113,7 @@ class NothingFitsError(InputError):
 
 
 class ProbeError(BrimError):
-    """A probe of a batch size showed nothing."""
+    """A probe of a batch size is useless: it ran no step, or another size."""
 
 
 class CheckpointError(BrimError):
@@ -121,12 +121,12 @@ class CheckpointError(BrimError):
 
 
 class WriteError(BrimError):
-    """A file could not be written in the course of the work."""
+    """A file could not be written during the run."""
 
 
 class OutOfMemoryError(BrimError):
-    """A single row does not fit into memory, though nothing was beside it."""
+    """A single row does not fit into memory, even alone."""
 
 
 class ExportError(BrimError):
-    """A model was not handed on: merging changed it too much, or the Hub did not take it."""
+    """A model was not exported or uploaded: merging changed it too much, or the Hub refused it."""

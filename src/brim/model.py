@@ -64,7 +64,7 @@ _DEFAULT_OUTPUT = Path("results")
 
 
 class Model:
-    """A language model described by a configuration.
+    """Hold a language model that a configuration describes.
 
     config: a YAML file, a mapping with the same keys, or a Config. overrides: dotted, "trainer.epochs=1".
     Nothing is loaded until it is needed. Raises ConfigError when the configuration is wrong.
@@ -80,7 +80,7 @@ class Model:
         self._needs_training = isinstance(self.config.trainer, FinetuneTrainer)
         self._has_learned = False
         self._run: RunFolder | None = None
-        self._learned: Config | None = None  # of what was trained here, once its weights are let go
+        self._learned: Config | None = None  # of what was trained here, once its weights are freed
         self._require_trust_to_train: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -92,9 +92,9 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Model:
-        """The model of a finished run, or one that `save` wrote.
+        """Open the model of a finished run, or one that `save` wrote.
 
-        With `adapter=null` among the overrides, the base model that the run's adapter was trained on.
+        With `adapter=null` among the overrides, open the base model that the run's adapter was trained on.
         """
         run = open_run_folder(Path(path))
         model = cls(run.config, overrides=overrides)
@@ -102,7 +102,7 @@ class Model:
         model._require_trust_to_train = lambda: require_trust_said_again(
             model.config, overrides, run.config, begins=True
         )
-        model.notes = ()  # said when the run was trained
+        model.notes = ()  # they were shown when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):
             model.config = with_stored_template(model.config, run)
         model._run = run
@@ -126,11 +126,11 @@ class Model:
         """Train and write a run folder (default: results/<name of the configuration file>).
 
         dataset: a file, or what is in memory (see docs/data.md); default: the key `dataset`.
-        resume: continue the run in that folder exactly where its newest checkpoint stands.
+        resume: continue the run in that folder exactly from its newest checkpoint.
         replan: do not use what earlier plans found out.
-        observer: hears each step, evaluation and event. say: takes the notes; by default they are shown, and how far
-        the run has come; None: nothing is. See docs/python.md for both.
-        With `trainer.type: none` nothing is trained: the splits are evaluated and no folder is written.
+        observer: is called with each step, evaluation and event. say: is called with the notes; by default, notes and
+        progress are shown; with None, nothing is. See docs/python.md for both.
+        With `trainer.type: none`, nothing is trained: the splits are evaluated and no folder is written.
         """
         with listening(say) as told:
             output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
@@ -150,7 +150,7 @@ class Model:
                 for line in choice_notes(self._weights(told).choices):
                     told(line)
                 return evaluate_splits(self._weights(), session, source, prepared, say=told, on_batch=told.advance)
-            # One model in memory at a time; and what was trained before is no part of what this one starts from.
+            # One model in memory at a time; and training does not start from what was trained before.
             self._llm, self._session, self._learned, self._has_learned = None, None, None, False
             self._llm, result = train(
                 session,
@@ -176,11 +176,11 @@ class Model:
         batch_size: int | None = None,
         say: Say | None = show,
     ) -> EvaluateResult:
-        """Loss, perplexity, token and sequence accuracy of a split, each with its 95% interval.
+        """Compute loss, perplexity, token and sequence accuracy of a split, each with its 95% interval.
 
         split: "full" takes all rows. Default: "full" of a given data set, "test" of the configuration's own.
-        with_texts: generate answers, too, and compare them with the data's, for BLEU, ROUGE and exact match. Of a
-        category, answers are generated in any case, for the accuracy of its labels. ROUGE counts words of Latin letters
+        with_texts: generate answers, too, and compare them with the data's, for BLEU, ROUGE and exact match. For a
+        category, answers are always generated, for the accuracy of its labels. ROUGE counts words of Latin letters
         and digits alone (rouge-score drops all others): do not use it for other scripts.
         against: "base", or a run's folder, or a configuration: evaluate that model on the same rows, too, and give the
         differences with paired intervals. The two are never in memory together.
@@ -222,14 +222,14 @@ class Model:
         say: Say | None = show,
         on_batch: Callable[[int], None] | None = None,
     ) -> PredictResult:
-        """One response a row, in the order of the input, beside the input's columns; written to `output` if given.
+        """Generate a response for each row, in the input's order beside its columns; write them to `output` if given.
 
         split: the rows to predict; "full" takes all. batch_size: rows at once, and generation: keys of the
         configuration's `generation`, both for this call. scores: add the log-probability of each response.
-        resume: go on with what was begun for this output; responses that are there are kept. key: the column that tells
-        which row is which; default: their order. on_error, on_overlong: what becomes of rows that cannot be used, and
-        of prompts that are too long; default: as the configuration says. See docs/predict.md. say: as in `train`.
-        on_batch: told how many more rows are done.
+        resume: continue what was begun for this output; finished responses are kept. key: the column that identifies a
+        row; default: rows are identified by their order. on_error, on_overlong: what happens to rows that cannot be
+        used, and to prompts that are too long; default: as the configuration says. See docs/predict.md. say: as in
+        `train`. on_batch: is called with the number of rows that have been finished since.
         """
         path = None if output is None else Path(output)
         check_wanted(path, resume=resume)
@@ -271,12 +271,12 @@ class Model:
     def generate(
         self, prompts: str | Sequence[str], *, stream: bool = False, say: Say | None = show, **generation: Any
     ) -> str | list[str] | Iterator[str]:
-        """The model's answer to a finished prompt, or to each of several; the template is not applied.
+        """Return the model's answer to a finished prompt, or to each of several; the template is not applied.
 
         With `chat`, a prompt is a text that the chat template has written: no BOS is added to it.
-        stream: give the answer to the one prompt in pieces, as it is made, which join up to the whole of it; an
-        iterator that is closed or dropped frees its memory.
-        say: as in `train`; what there is to know of the model is told when it is loaded.
+        stream: return the answer to the one prompt in pieces, as they are generated; joined, they are the whole answer.
+        An iterator that is closed or dropped frees its memory.
+        say: as in `train`; notes on the model come when it is loaded.
         generation: keys of the configuration's `generation`, for this call.
         """
         session = with_settings(self._open(), generation=generation)
@@ -295,7 +295,7 @@ class Model:
         return answers[0] if isinstance(prompts, str) else answers
 
     def chat(self, *, say: Say | None = show) -> Conversation:
-        """A conversation with the model: `ask` gives an answer in pieces, as `brim chat` shows it.
+        """Begin a conversation with the model: `ask` yields an answer in pieces, as `brim chat` shows it.
 
         With `chat`, the template writes all turns into each prompt; otherwise each prompt stands alone.
         """
@@ -320,13 +320,13 @@ class Model:
         say: Say | None = show,
         on_batch: Callable[[int], None] | None = None,
     ) -> Activations:
-        """What layers make of each row's prompt, in fp32 and in the order of the rows.
+        """Collect the outputs of layers for each row's prompt, in fp32 and in the order of the rows.
 
         layers: the number of a decoder layer, "last" for what the output layer reads, or a module's name; or several.
         pooling: "mean" over the prompt's tokens, its "last" token, or None for a vector a token. normalize: to length
         1. batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. output: a parquet file for the
-        vectors, which are then not held in memory; columns: their names in it, which are else those of the layers.
-        say: as in `train`. on_batch: told how many more rows are done.
+        vectors, which are then not held in memory; columns: their names in it; default: those of the layers.
+        say: as in `train`. on_batch: is called with the number of rows that have been finished since.
         """
         asked = Asked(
             layers=[layers] if isinstance(layers, str | int) else layers,
@@ -359,7 +359,7 @@ class Model:
             session, llm = self._open(), self._weights(told)
             told(status("writing the model"))
             export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
-        # An adapter that was never trained is not part of the model, which is then saved as it is.
+        # An adapter that was never trained is not part of the model, so the base model is saved without it.
         config = with_choices(session, llm.choices).config
         config = config if is_adapted(llm.model) else config.model_copy(update={"adapter": None})
         write_text(run.config, dump(config))
@@ -377,7 +377,7 @@ class Model:
 
         merge: put the adapter into the weights of its base, for plain transformers; `merging`: dtype ("bf16", "fp16",
         "fp32"), max_divergence (nats a token) and dataset (whose rows show the divergence), as in docs/export.md.
-        Raises ExportError, leaving nothing behind, when merging changes the model by more than that.
+        Raises ExportError, and leaves nothing behind, when merging changes the model by more than that.
         """
         check_format(format)
         how = merging_of(merge, **merging)
@@ -411,7 +411,7 @@ class Model:
         return session
 
     def _other(self, against: str | Path) -> Model:
-        """The model to compare with."""
+        """Return the model to compare with."""
         if against != "base":
             path = Path(against)
             return Model.load(path) if path.is_dir() else Model(path)
@@ -437,7 +437,7 @@ class Model:
         return self._llm
 
     def _untrained(self) -> list[str]:
-        """A note for those who take a configuration for the run that it describes."""
+        """Return a note for those who mistake a configuration for the run that it describes."""
         if self._has_learned or self._learned is not None or not self._needs_training:
             return []
         return ["this is the model before training; for what a run has learned, name the run's folder"]

@@ -1,6 +1,6 @@
-"""Bring a configuration together with this machine: device, base model's folder, tokenizer, no `auto` left.
+"""Resolve a configuration for this machine: the device, the base model's folder, the tokenizer, and every `auto`.
 
-Where a response is a label, it also decides how many tokens are generated.
+If a response is a label, it also decides how many tokens are generated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEARNED = (  # choices that decide what is learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """All but the weights."""
+    """Hold what a run needs, except for the weights."""
 
     config: Config  # resolved: no `auto`, paths absolute
     choices: tuple[Choice, ...]
@@ -52,7 +52,7 @@ class Session:
 
 
 def open_session(config: Config) -> Session:
-    """Resolve a configuration. Raises ConfigError, ModelError, or InputError where several processes were started."""
+    """Resolve a configuration. Raises ConfigError, ModelError, or InputError if several processes were started."""
     _require_one_process()
     require_floors()
     device = pick_device()
@@ -78,11 +78,13 @@ def open_session(config: Config) -> Session:
 def _stored_bits(config: Config, settled: Config) -> list[Choice]:
     if settled.quantization is None or config.quantization is not None:
         return []
-    return [Choice(key="quantization.bits", value=settled.quantization.bits, reason="so the base model is stored")]
+    return [
+        Choice(key="quantization.bits", value=settled.quantization.bits, reason="the base model is stored this way")
+    ]
 
 
 def dataset_of(config: Config, given: Data | None) -> Data:
-    """Return the data set that is given, else the configuration's. Raises ConfigError where there is none."""
+    """Return the given data set, else the configuration's. Raises ConfigError if there is none."""
     if given is not None:
         return given
     if config.dataset is not None:
@@ -97,16 +99,16 @@ def dataset_of(config: Config, given: Data | None) -> Data:
 
 
 def with_dataset(session: Session, dataset: Data) -> Session:
-    """The session with the data set's path in its configuration, so that a run's folder says what it learned from.
+    """Put the data set's path into the session's configuration, so that a run's folder says what it learned from.
 
-    Data that is no file has no path, and then none is named.
+    Data that is not in a file has no path, and then none is named.
     """
     files = absolute_files(cast(Files, dataset)) if is_files(dataset) else None
     return replace(session, config=session.config.model_copy(update={"dataset": files}))
 
 
 def with_labels(session: Session, source: Source) -> Session:
-    """The session with the labels of its category, where they are to come from the data.
+    """Put the labels of the category into the session, if they are to come from the data.
 
     Raises DataError and ConfigError as `with_labels_of_data`.
     """
@@ -119,7 +121,7 @@ def with_labels(session: Session, source: Source) -> Session:
 
 
 def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Session:
-    """The session with other values in sections of its configuration, checked as those of a configuration file are.
+    """Change values in sections of the session's configuration, checked like those of a configuration file.
 
     Raises ConfigError.
     """
@@ -136,7 +138,7 @@ def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Ses
 
 
 def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
-    """The session with choices that could only be made later, among its other choices and in its configuration."""
+    """Add choices that could only be made later to the session's choices and to its configuration."""
     config, settled = session.config, {choice.key for choice in choices}
     for choice in choices:
         section, _, key = choice.key.partition(".")
@@ -147,13 +149,13 @@ def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
 
 
 def with_rows(session: Session, num_rows: int) -> Session:
-    """The session of a run over so many rows, of which a default effective batch is of no more."""
+    """Bound a default effective batch by the number of rows that the run is trained on."""
     config, choices = bounded_by_rows(session.config, session.choices, num_rows)
     return replace(session, config=config, choices=choices)
 
 
 def choice_notes(choices: Sequence[Choice]) -> list[str]:
-    """Return what was chosen, with the reasons, as notes: details, but for how much is learned from at a time."""
+    """Return the choices with their reasons as notes: warnings if they decide what is learned, else details."""
     return [
         warning(str(choice), topic="configuration") if choice.key in _LEARNED else Note(str(choice), kind="detail")
         for choice in choices
@@ -161,16 +163,16 @@ def choice_notes(choices: Sequence[Choice]) -> list[str]:
 
 
 def say_nothing(line: str) -> None:
-    """For callers who do not listen."""
+    """Ignore a note, for callers who do not want any."""
 
 
 def _require_one_process() -> None:
-    """Refuse what torchrun and its like start: each process would train a model of its own into the same folder."""
+    """Refuse to run under torchrun and the like: each process would train a model of its own into the same folder."""
     num_processes = os.environ.get("WORLD_SIZE", "")
     if num_processes.isdecimal() and int(num_processes) > 1:
         raise InputError(
             Problem(
-                what=f"several processes are not supported yet, and the environment names {num_processes}",
+                what=f"several processes are not supported yet, but the environment asks for {num_processes}",
                 where="WORLD_SIZE",
                 fix="start one process, without torchrun or accelerate launch",
             )
@@ -178,7 +180,7 @@ def _require_one_process() -> None:
 
 
 def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
-    """What makes a saved configuration work from any folder."""
+    """Return the changes that make a saved configuration work from any folder."""
     update: dict[str, object] = {"base_model": folder.name}
     if config.dataset is not None:
         update["dataset"] = absolute_files(config.dataset)
@@ -196,8 +198,8 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
 
 
 def _absolute(path: str | Path) -> str:
-    """From any folder the same. A path that leads nowhere stays one that leads nowhere, to be told when it is read."""
-    # pathlib's own raise for a loop of links and for the home of nobody.
+    """Make a path absolute. A path that leads nowhere is kept, and is reported when it is read."""
+    # pathlib's own methods raise for a loop of links and for the home of an unknown user.
     return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
 
 
@@ -205,10 +207,10 @@ _KEY = "generation.max_new_tokens"
 
 
 def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resolution:
-    """The configuration with room for the longest label and its end, and for no more, so that none is planned for.
+    """Limit generation to the tokens of the longest label and its end, so that no more are planned for.
 
-    That is so where nothing but a label can be generated, and, where no length is set, for labels that are learned.
-    Raises ConfigError where a length that is set cuts a label.
+    This holds if nothing but a label can be generated and, where no length is set, for labels that are learned.
+    Raises ConfigError if a length that is set cuts a label.
     """
     config, room = resolution.config, label_room(resolution.config, encoder)
     was_chosen = any(choice.key == _KEY for choice in resolution.choices)
@@ -221,7 +223,7 @@ def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resol
     if given < room - 1 and not was_chosen:
         raise ConfigError(
             Problem(
-                what=f"{_KEY} {given:,} cuts labels",
+                what=f"{_KEY} {given:,} is too short for the labels",
                 where=_KEY,
                 expected=f"at least {room - 1:,} tokens, those of the longest label",
                 fix="raise it, or remove it",

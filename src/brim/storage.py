@@ -37,26 +37,26 @@ def write_manifest(folder: Path) -> None:
     """Write the folder's manifest: SHA-256 by path, for all files in it and below it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
-    # No line break at the end: a manifest that lost its last byte is no JSON any more.
+    # No line break at the end, so that a manifest that lost its last byte is no longer valid JSON.
     write_text(folder / MANIFEST, json.dumps(digests, indent=1))
 
 
 def verified(folder: Path) -> list[str]:
-    """The paths in the folder's manifest, each of which stands for a file that is what it was.
+    """Return the paths in the folder's manifest, after checking that each file is unchanged.
 
-    Raises OSError when a file or the manifest is missing; ValueError, with the names, when a file was changed, and when
-    the manifest is none or names what lies outside the folder.
+    Raises OSError when a file or the manifest is missing; ValueError, with the names, when a file was changed, when the
+    manifest is not valid, or when it names a path outside the folder.
     """
     try:
         _require_regular(folder / MANIFEST)
         digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except RecursionError as error:
-        raise ValueError(f"{MANIFEST} is no list of files and digests") from error
+        raise ValueError(f"{MANIFEST} is not a list of files and digests") from error
     if not isinstance(digests, dict):
-        raise ValueError(f"{MANIFEST} is no list of files and digests")
+        raise ValueError(f"{MANIFEST} is not a list of files and digests")
     strange = [name for name in digests if not _is_inside(name)]
     if strange:
-        raise ValueError(f"{MANIFEST} names what lies outside the folder: {', '.join(strange)}")
+        raise ValueError(f"{MANIFEST} names paths outside the folder: {', '.join(strange)}")
     for name in digests:
         _require_regular(folder / name)
     changed = [name for name, digest in digests.items() if sha256(folder / name) != digest]
@@ -66,14 +66,14 @@ def verified(folder: Path) -> list[str]:
 
 
 def _require_regular(path: Path) -> None:
-    """Raise ValueError for what brim never writes, and what reading may never end: links, pipes, devices."""
+    """Raise ValueError for links, pipes and devices, which brim never writes; reading them might never end."""
     mode = path.lstat().st_mode
     if not stat.S_ISREG(mode):
-        raise ValueError(f"{path.name} is no regular file")
+        raise ValueError(f"{path.name} is not a regular file")
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's content, in hexadecimal."""
+    """Return the digest of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -88,7 +88,7 @@ def _is_inside(name: str) -> bool:
 
 @cache
 def source_digest(packages: tuple[str, ...]) -> str:
-    """Return a digest of the source of brim's packages, such as "memory": what a trace ran may have changed with it."""
+    """Return a digest of the source of brim's packages, such as "memory": results of a trace depend on it."""
     total = hashlib.sha256()
     for package in packages:
         sources = sorted((Path(__file__).parent / package).rglob("*.py"))
@@ -99,11 +99,11 @@ def source_digest(packages: tuple[str, ...]) -> str:
     return total.hexdigest()[:32]
 
 
-_MOST_BYTES = 64 * 2**20  # of one kind; an entry has a few kilobytes, so that thousands stay
+_MOST_BYTES = 64 * 2**20  # for one kind; an entry has a few kilobytes, so thousands fit
 
 
 class Cache:
-    """Entries of one kind. Nothing here can fail a run: `note` says what was wrong, if anything was."""
+    """Keep entries of one kind. Nothing here can fail a run: `note` says what went wrong, if anything did."""
 
     def __init__(self, folder: Path, kind: str, *, most_bytes: int = _MOST_BYTES) -> None:
         self._folder = folder / kind
@@ -111,7 +111,7 @@ class Cache:
         self.note: str | None = None
 
     def read(self, name: str) -> Any:
-        """The entry; None where there is none, or a damaged one."""
+        """Return the entry; None if there is none, or if it is damaged."""
         path = self._path(name)
         try:
             value = _opened(path.read_text(encoding="utf-8"))
@@ -127,11 +127,11 @@ class Cache:
         return value
 
     def refuse(self, name: str) -> None:
-        """The entry is not what it should be; it is written anew."""
+        """Note that an entry is damaged; it will be written again."""
         self.note = f"{self._path(name)} is damaged, and is not used"
 
     def write(self, name: str, value: Any) -> None:
-        """Keep an entry, whole or not at all; what was used longest ago goes where there is too much."""
+        """Write an entry, whole or not at all; delete the least recently used ones if there are too many."""
         try:
             with writing("an entry of the cache", self._path(name)):
                 make_folder(self._folder)
@@ -146,7 +146,7 @@ class Cache:
 
 
 def sealed(value: str) -> str:
-    """The content of a file for a value that is JSON."""
+    """Return the content of a file for a value in JSON, with its checksum."""
     return f'{{"sha256": "{_checksum(value)}", "value": {value}}}'
 
 
@@ -162,12 +162,12 @@ def _checksum(value: str) -> str:
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """One name for equal facts."""
+    """Return a name that is the same for equal facts."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def mark_used(path: Path) -> None:
-    """Make an entry of the cache the newest."""
+    """Remove the least recently used entries of a folder until the others take no more than this."""
     with suppress(OSError):  # a folder that only others may write to
         os.utime(path)
 
@@ -201,7 +201,7 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
 
 
 def cache_folder() -> Path:
-    """BRIM_CACHE_DIR; else brim's folder in the user's cache (XDG_CACHE_HOME); it need not be there yet."""
+    """Return BRIM_CACHE_DIR, else brim's folder in the user's cache (XDG_CACHE_HOME). It need not exist yet."""
     own = os.environ.get("BRIM_CACHE_DIR")
     if own:
         return Path(own)
@@ -214,9 +214,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it takes the place of `path` once it is written and synced.
+    """Yield a temporary path beside `path` to write to; it replaces `path` once it is written and synced.
 
-    Whatever stood there stays as it was if the writing fails.
+    If the writing fails, `path` stays as it was.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -230,7 +230,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` to fill; it takes the place of `path` once all its files are synced."""
+    """Yield a temporary folder beside `path` to fill; it replaces `path` once all its files are synced."""
     temporary = path.with_name(f".{path.name}.tmp")
     make_folder(path.parent)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -280,12 +280,12 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def is_half_replaced(path: Path) -> bool:
-    """Whether a kill struck between the two renames that replace a folder: the old one is whole, and aside."""
+    """Return whether a kill came between the two renames that replace a folder: the old one is whole, but set aside."""
     return _aside(path).exists() and not path.exists()
 
 
 def finish_replacing(path: Path) -> None:
-    """Put back, or take away, the old folder that a kill left aside."""
+    """Put back, or delete, the old folder that was set aside when the process was killed."""
     if is_half_replaced(path):
         _aside(path).rename(path)
     else:
@@ -303,7 +303,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writing(what: str, where: Path) -> Iterator[None]:
-    """Raise WriteError, with `what` could not be written and where, for the system's own error."""
+    """Turn an OSError into a WriteError that says what could not be written, and where."""
     try:
         yield
     except OSError as error:
@@ -312,13 +312,13 @@ def writing(what: str, where: Path) -> Iterator[None]:
             Problem(
                 what=f"{what} could not be written: {reason}",
                 where=str(where),
-                fix="make room or make the folder writable, then continue with --resume",
+                fix="free some space or make the folder writable, then continue with --resume",
             )
         ) from error
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Let those read the files who may read a new file here: safetensors writes for the owner's eyes alone."""
+    """Give the files the read permissions of their folder: safetensors makes files that only the owner can read."""
     readable = folder.stat().st_mode & 0o666
     with suppress(OSError):  # not every file system has modes that can be set
         for entry in folder.rglob("*"):
@@ -327,7 +327,7 @@ def _open_to_readers(folder: Path) -> None:
 
 
 def _replace_folder(temporary: Path, path: Path) -> None:
-    """A folder cannot be renamed over another: the old one steps aside first and goes last."""
+    """Replace a folder: one cannot be renamed over another, so the old one is set aside first and deleted last."""
     path.rename(_aside(path))
     temporary.rename(path)
     sync(path.parent)
@@ -341,10 +341,10 @@ def _aside(path: Path) -> Path:
 _NAMES = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|(ACCESS|SECRET|PRIVATE)_KEY)$", re.IGNORECASE)
 
 
-_SHORTEST = 12  # characters; a shorter value may stand in any text
+_SHORTEST = 12  # characters; a shorter value may appear in any text by chance
 
 
 def secrets_of_environment() -> list[str]:
-    """The values as they are and as addresses write them, the longest first."""
+    """Return the secrets' values, as they are and as they are written in URLs, the longest first."""
     values = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and _NAMES.search(name)}
     return sorted(values | {quote(value, safe="") for value in values}, key=len, reverse=True)

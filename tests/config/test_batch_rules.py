@@ -142,7 +142,7 @@ def grow(epoch, current_batch_size):
 CONTRADICTIONS = [  # keys of the trainer, and the place and the decisive words
     ({"effective_batch_size": 32, "batch_rampup": "0.1dur", "batch_schedule": "0sp:8 9sp:32"},
      f"{RAMP}: … batch_schedule both move the batch … keep one of them"),
-    ({"effective_batch_size": 32, "batch_rampup": "50"}, f"{RAMP}.length: … '50' is no duration: … such as 500ba, 2ep"),
+    ({"effective_batch_size": 32, "batch_rampup": "50"}, f"{RAMP}.length: … '50' is not a duration: … such as 500ba, 2ep"),
     ({"effective_batch_size": 32, "batch_rampup": {"length": "1.5sp"}},
      f"{RAMP}.length: … '1.5sp' is not a whole number of samples"),
     ({"effective_batch_size": 32, "batch_rampup": "2dur"}, f"{RAMP}.length: … '2dur' is longer than the run"),

@@ -64,7 +64,7 @@ IN_THE_SCHEDULE = [
     ({"warmup_length": "5ba", "warmup_fraction": 0.1}, "warmup_length: … warmup_fraction are both given"),
     ({"decay": "wsd", "decay_length": "5ba", "decay_fraction": 0.2}, "decay_length: … decay_fraction are both given"),
     ({"decay": "cosine", "decay_length": "5ba"}, f"decay_length: … decay is cosine … {SCHEDULE}.decay: wsd"),
-    ({"warmup_length": "5"}, "warmup_length: … '5' is no duration: … such as 500ba"),
+    ({"warmup_length": "5"}, "warmup_length: … '5' is not a duration: … such as 500ba"),
     ({"decay": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5},
      "warmup_fraction: warmup_fraction 0.6 and decay_fraction 0.5 overlap … at most 1"),
     ({"decay": "wsd", "warmup_length": "0.6dur", "decay_length": "0.5dur"},

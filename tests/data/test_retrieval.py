@@ -298,7 +298,7 @@ def test_a_damaged_index_is_made_anew_and_told(pool, cache):
         (lambda: (folder / "embeddings.npy").unlink(), "embeddings.npy is missing"),
         (lambda: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda: (folder / "facts.json").write_text("{"), "facts.json changed since it was written"),
-        (lambda: (folder / "manifest.json").write_text("[]"), "manifest.json is no list of files and digests"),
+        (lambda: (folder / "manifest.json").write_text("[]"), "manifest.json is not a list of files and digests"),
     ]:
         damage()
         found, asked = kept(pool(), name="mine")

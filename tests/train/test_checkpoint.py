@@ -97,7 +97,7 @@ def test_a_manifest_that_leaves_files_out_or_names_what_lies_outside_is_damage(s
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: "0" * 64}))
         checkpoint, refused = store.load_newest()
         assert checkpoint.step == 1
-        outside = f"manifest.json names what lies outside the folder: {name}"
+        outside = f"manifest.json names paths outside the folder: {name}"
         assert refused == [f"the checkpoint of step 2 is damaged ({outside})"]
     manifest.write_text("{}")
     with pytest.raises(CheckpointError, match=r"step 2 is damaged \(manifest.json names no model.safetensors, optim"):

@@ -328,9 +328,9 @@ def test_nothing_but_labels_is_generated_and_none_is_cut(category):
     with pytest.raises(ConfigError) as caught:
         category(generation={"max_new_tokens": 10})._open()
     (problem,) = caught.value.problems
-    assert problem.what == "generation.max_new_tokens 10 cuts labels"
+    assert problem.what == "generation.max_new_tokens 10 is too short for the labels"
     assert problem.expected == "at least 11 tokens, those of the longest label"
-    with pytest.raises(ConfigError, match="cuts labels"):
+    with pytest.raises(ConfigError, match="too short for the labels"):
         category().generate(QUESTIONS, max_new_tokens=3)
 
 

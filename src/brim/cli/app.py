@@ -80,21 +80,21 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Fine-tune large language models, and run them over data sets, on the GPU that you have."""
+    """Take the options that stand before the verb."""
 
 
-# UsageError, the base of all that typer's parser refuses, of which typer exports this class alone.
+# UsageError, the base class of all errors of typer's parser. typer exports BadParameter alone of them.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the verb that the arguments name; without any, show the help and exit with 2.
+    """Run the verb that the arguments name; without arguments, show the help and exit with 2.
 
-    Raises InputError where there is no such verb, or the verb does not take them; and what the verb raises.
+    Raises InputError if there is no such verb, or if the verb does not accept its arguments; and what the verb raises.
     """
     command: Any = typer.main.get_command(app)
     try:
-        # Not `app()`, which prints the parser's errors itself and leaves nothing of a KeyboardInterrupt but its code.
+        # Not `app()`, which prints the parser's errors itself and turns a KeyboardInterrupt into a bare exit code.
         with command.make_context("brim", list(arguments), resilient_parsing=not arguments) as context:
             if not arguments:
                 print(context.get_help(), file=sys.stderr)

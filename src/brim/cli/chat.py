@@ -1,4 +1,4 @@
-"""Run `brim chat`: a person talks with a model in the terminal."""
+"""Run `brim chat`: let a person talk with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _COMMANDS = "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, 
 def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
     """Answer what is typed, line by line.
 
-    It is a conversation with `chat` in the configuration, and with a base model's folder that has a chat template.
+    It is a conversation if the configuration has `chat`, or if a base model's folder has a chat template.
 
     Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
     """
     from brim.cli.options import open_model
 
     overrides = [*_conversing(config_or_run), *(overrides or [])]
-    notes: list[str] = []  # kept until the line that is being answered has ended
+    notes: list[str] = []  # kept until the answer to the current line has ended
     conversation = open_model(config_or_run, overrides).chat(say=notes.append)
     is_person = sys.stdin.isatty()
     if is_person:
@@ -54,7 +54,7 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
 
 
 def _conversing(path: Path) -> list[str]:
-    """What makes it a conversation where nobody could say so: of a base model's folder with a chat template."""
+    """Return the override that makes a base model with a chat template converse; its folder cannot say so itself."""
     from brim.data.chat import has_template
 
     return ["chat={}"] if path.is_dir() and not is_run(path) and has_template(path) else []
@@ -67,7 +67,7 @@ def _say_all(notes: list[str]) -> None:
 
 
 def _obey(line: str, conversation: Conversation) -> bool:
-    """Do what a line asks for; False for the end."""
+    """Do what a line asks for; return False to leave."""
     if not line.startswith("/"):
         if line.strip():
             _answer(line, conversation)
@@ -87,13 +87,17 @@ def _obey(line: str, conversation: Conversation) -> bool:
         say(_COMMANDS)
     else:
         raise InputError(
-            Problem(what=f"no such command: {line}", expected=_COMMANDS, fix="begin a text with a blank, not with /")
+            Problem(
+                what=f"no such command: {line}",
+                expected=_COMMANDS,
+                fix="begin a text that is no command with a space, not with /",
+            )
         )
     return True
 
 
 def _answer(text: str, conversation: Conversation) -> None:
-    """Show an answer as it is made; Ctrl-C stops it, and what has been said stays."""
+    """Show an answer as it is generated; Ctrl-C stops it, and what has been said stays."""
     with closing(conversation.ask(text)) as pieces:
         try:
             for piece in pieces:
@@ -106,7 +110,7 @@ def _answer(text: str, conversation: Conversation) -> None:
 
 
 def _typed() -> Iterator[str]:
-    """Lines of a person, who can edit them and go back to earlier ones where Python has readline."""
+    """Yield the lines that a person types; where Python has readline, they can be edited and recalled."""
     with suppress(ImportError):
         import readline  # noqa: F401 (changes what `input` does)
     while True:
@@ -124,7 +128,7 @@ def _piped() -> Iterator[str]:
 
 
 def _shown(piece: str) -> str:
-    """On a terminal, without the characters that would steer it."""
+    """Return a piece of text; on a terminal, escape the control characters."""
     if piece.isprintable() or not sys.stdout.isatty():
         return piece
     return "".join(

@@ -87,7 +87,7 @@ def check(
 
 
 def _base_model(config: Config) -> ModelFolder:
-    """The folder of the base model, with which the configuration can be trained."""
+    """Return the base model's folder. Raises InputError if the configuration cannot be trained with it."""
     from brim.models import continued, locate, require_trainable, with_stored_quantization
 
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
@@ -103,7 +103,8 @@ def _require_writable(rows: str, data: Sequence[str] | None) -> None:
     if data is None:
         raise InputError(
             Problem(
-                what="--rows writes about data, and none was given", fix="give --dataset FILE, or the key `dataset`"
+                what="--rows writes rows of the data, and no data was given",
+                fix="give --dataset FILE, or the key `dataset`",
             )
         )
     check_output(Path(rows))
@@ -146,7 +147,7 @@ _BAR_CHARACTERS = 40
 
 
 def advice_lines(findings: Sequence[Finding], *, name: str, width: int) -> Iterator[str]:
-    """Each finding as what, what to do and where, wrapped. name: the data's, which then stands once a line."""
+    """Yield what each finding is, what to do and where, wrapped. name: of the data; it is shown once a line."""
     if not findings:
         yield "advice: none"
         return
@@ -159,7 +160,7 @@ def advice_lines(findings: Sequence[Finding], *, name: str, width: int) -> Itera
 
 
 def histogram_lines(bins: Iterable[Bin], *, title: str, width: int) -> Iterator[str]:
-    """One line a bin: lengths, rows, and a bar whose full width is the fullest bin."""
+    """Yield a line for each bin: lengths, rows, and a bar, which is at its full width for the fullest bin."""
     bins = list(bins)
     if len(bins) < 2:
         return
@@ -167,10 +168,10 @@ def histogram_lines(bins: Iterable[Bin], *, title: str, width: int) -> Iterator[
     counts = [f"{each.num_rows:,}" for each in bins]
     label_width, count_width = max(len(title), *map(len, labels)), max(len("rows"), *map(len, counts))
     most = max(each.num_rows for each in bins)
-    room = min(_BAR_CHARACTERS, width - label_width - count_width - 4)
+    bar_width = min(_BAR_CHARACTERS, width - label_width - count_width - 4)
     yield f"{title:>{label_width}}  {'rows':>{count_width}}"
     for label, count, each in zip(labels, counts, bins, strict=True):
-        bar = "█" * -(-each.num_rows * room // most)
+        bar = "█" * -(-each.num_rows * bar_width // most)
         yield f"{label:>{label_width}}  {count:>{count_width}}  {bar}".rstrip()
 
 
@@ -211,7 +212,7 @@ def _places(finding: Finding, name: str) -> str:
 
 
 def wrapped(text: str, width: int, indent: int = 4) -> list[str]:
-    """A text's lines, the later ones indented; a path longer than a line stays whole."""
+    """Wrap a text and indent its later lines; a path longer than a line stays whole."""
     return textwrap.wrap(
         text, width=max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )

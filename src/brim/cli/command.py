@@ -17,7 +17,7 @@ from brim.storage import secrets_of_environment
 _INTERRUPTED = 130
 
 
-# What libraries would do unasked: send statistics, fetch and run compiled code, have weights converted elsewhere.
+# Libraries would do this unasked: send statistics, fetch and run compiled code, have weights converted elsewhere.
 _SWITCHED_OFF = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "USE_HUB_KERNELS": "NO",
@@ -25,31 +25,31 @@ _SWITCHED_OFF = {
 }
 
 
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # any of them counts
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # any of them has an effect
 
 
-_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # there where the driver is loaded; not within WSL
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # exists where the driver is loaded, but not in WSL
 
 
 _OUT_OF_MEMORY = Problem(
     what="the memory of the device, or of the machine, is used up",
     fix="free memory, load the base in fewer bits (quantization.bits: 4), or cut rows with "
-    "preprocessing.global_max_sequence_length; `brim memory` says what takes how much",
+    "preprocessing.global_max_sequence_length; `brim memory` shows how much each part takes",
 )
 
 
 def main() -> None:
     """Run the command line. Exit codes: 0; 1 the run failed; 2 the user's input; 130 interrupted."""
-    # Libraries speak to programmers through these; a user can do nothing about them.
+    # These warnings are for programmers; a user can do nothing about them.
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
     for name, value in _SWITCHED_OFF.items():
         os.environ.setdefault(name, value)
     _let_segments_grow()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal does not take every sign
+        sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal cannot show every character
     try:
-        from brim.cli.app import run  # here, so that Ctrl-C while Python imports is no traceback either
+        from brim.cli.app import run  # here, so that Ctrl-C during the import gives no traceback
 
         _require_no_secrets()
         run(sys.argv[1:])
@@ -59,10 +59,10 @@ def main() -> None:
         problems = [each for each in stopped.args if isinstance(each, Problem)]
         _tell("KeyboardInterrupt", problems or [Problem(what="interrupted")], _INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again when it exits
         sys.exit(1)
     except OSError as error:
-        # A full disk, a file that went away: the machine's doing, where a traceback helps nobody.
+        # A full disk or a file that has vanished: not a mistake of brim's, so a traceback helps nobody.
         _tell(type(error).__name__, [Problem(what=str(error))], 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
-    """Leave with the problems: as lines on stderr, or where --json was asked for as JSON on stdout."""
+    """Exit with the problems: as lines on stderr or, with --json, as JSON on stdout."""
     from brim.cli.options import (
         json_message,
         message,  # here, since --help needs no configuration
@@ -86,10 +86,10 @@ def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
 
 
 def _let_segments_grow() -> None:
-    """Ask PyTorch's allocator for expandable segments where there is a GPU of CUDA's and the user asks for nothing.
+    """Ask PyTorch's allocator for expandable segments where there is a CUDA GPU and the user has set nothing.
 
-    Micro-batches of many shapes leave gaps in segments of fixed size. It is read when torch is imported; predictions
-    read the same variable, so that they are of the allocator that the run has.
+    Micro-batches of many shapes leave gaps in segments of fixed size. torch reads the variable when it is imported;
+    predictions read it, too, so that they simulate the allocator that the run has.
     """
     if _NVIDIA_DRIVER.exists() and not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
@@ -120,7 +120,7 @@ def _require_no_secrets() -> None:
 
 
 def _leave_with_traceback() -> NoReturn:
-    """For a mistake of brim's own. A library's words may repeat a token, which a traceback would show."""
+    """Exit with a masked traceback, for a mistake of brim's own: a library's message in it may repeat a token."""
     from brim.cli.options import plain
 
     print(plain(traceback.format_exc().strip()), file=sys.stderr)
@@ -128,7 +128,7 @@ def _leave_with_traceback() -> NoReturn:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Told by name and words, since torch, whose error it mostly is, is not imported here."""
+    """Recognise an error by its name and text, since torch, which mostly raises it, is not imported here."""
     words = ("out of memory", "can't allocate memory")
     kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return kind or any(each in str(error) for each in words)

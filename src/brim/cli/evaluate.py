@@ -33,8 +33,8 @@ def evaluate(
         bool,
         typer.Option(
             "--texts",
-            help="Generate answers too, for BLEU, ROUGE (Latin letters and digits only) and exact match. A category's "
-            "are generated in any case, for the accuracy of its labels.",
+            help="Also generate answers, for BLEU, ROUGE (Latin letters and digits only) and exact match. A category's "
+            "answers are always generated, for the accuracy of its labels.",
         ),
     ] = False,
     against: Annotated[
@@ -42,7 +42,7 @@ def evaluate(
         typer.Option("--against", metavar="RUN_OR_CONFIG", help="Evaluate this model, too, and compare the two."),
     ] = None,
     against_base: Annotated[
-        bool, typer.Option("--against-base", help="The same with the base model that the run was trained from.")
+        bool, typer.Option("--against-base", help="The same, with the base model that the run was trained from.")
     ] = False,
     rows: Annotated[
         Optional[str],  # noqa: UP045
@@ -80,23 +80,23 @@ def _other(against: Path | None, *, against_base: bool) -> Path | str | None:
     if against is None:
         return "base" if against_base else None
     if against_base:
-        raise InputError(Problem(what="--against and --against-base name two models", fix="leave one of them out"))
+        raise InputError(Problem(what="--against and --against-base name two models", fix="leave out one of them"))
     require_exists(against)
     return against if str(against) != "base" else against.resolve()
 
 
 def _as_json(result: EvaluateResult) -> dict[str, Any]:
-    """Numbers that are none are null."""
+    """Return the result for JSON; figures that are not finite become null."""
     comparison = result.comparison
-    told = {
+    figures = {
         "split": result.split,
         **_numbers(result.metrics),
         "loss_interval": _ends(result.intervals)["loss"],
         "intervals": _ends(result.intervals),
     }
     if comparison is None:
-        return told
-    return told | {
+        return figures
+    return figures | {
         "against": {
             "model": comparison.other,
             "num_rows": comparison.num_rows,

@@ -1,4 +1,4 @@
-"""Run `brim memory`: predict what a configuration takes on a GPU without the GPU, compare it, or measure it.
+"""Run `brim memory`: predict the GPU memory of a configuration without a GPU, compare variants, or measure it.
 
 The flags are checked before anything slow is imported.
 """
@@ -51,30 +51,30 @@ def memory(
     ] = None,
     device: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--device", metavar="NAME", help="Such as t4 or a100-80gb. Default: the GPU at hand."),
+        typer.Option("--device", metavar="NAME", help="A GPU, such as t4 or a100-80gb. Default: this machine's."),
     ] = None,
     memory: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--memory", metavar="SIZE", help="Of any other GPU, such as 14GiB."),
+        typer.Option("--memory", metavar="SIZE", help="The memory of any other GPU, such as 14GiB."),
     ] = None,
     phase: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--phase", metavar="NAME", help="load, train, evaluate or generate. Default: train, if it trains."
+            "--phase", metavar="NAME", help="load, train, evaluate or generate. Default: train, if the trainer trains."
         ),
     ] = None,
     world_size: Annotated[
         int, typer.Option("--world-size", min=1, max=MOST_GPUS, metavar="N", help="GPUs that share the model (FSDP).")
     ] = 1,
     offload: Annotated[
-        str, typer.Option("--offload", metavar="NAME", help="Kept on the CPU: none, optimizer or weights.")
+        str, typer.Option("--offload", metavar="NAME", help="What is kept on the CPU: none, optimizer or weights.")
     ] = "none",
     compare: Annotated[
         bool, typer.Option("--compare", help="Full, 16-bit, LoRA, 8-bit and 4-bit training side by side.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Also by hand: each part as a worked sum.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Also work out each part by hand.")] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Also run it on the device at hand, on random rows.")
+        bool, typer.Option("--measure", help="Also run it on this machine's device, on random rows.")
     ] = False,
     layers: Annotated[
         Optional[int],  # noqa: UP045
@@ -121,7 +121,7 @@ def memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """The flags."""
+    """Hold the flags."""
 
     batch_size: int | None
     sequence_length: int | None
@@ -144,7 +144,7 @@ def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
     config = loaded.config
     for note in loaded.notes:
         say(note)
-    # Before torch is imported: what is wrong with the base model's folder is told at once.
+    # Before torch is imported, so that what is wrong with the base model's folder is reported at once.
     folder = locate(
         config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
     )
@@ -203,7 +203,7 @@ def _compare(request: MemoryRequest, config: Config) -> None:
             say(f"{each.variant.name}: {each.prediction.reason}")
             found.append(each)
         else:
-            say(f"{each.variant.name}: cannot be")
+            say(f"{each.variant.name}: not possible")
             failed.append(each)
     if request.as_json:
         print(json.dumps([*(each.as_dict() for each in found), *(each.as_dict() for each in failed)]))
@@ -278,7 +278,7 @@ def _console() -> Console:
 
 
 def named_phase(text: str | None) -> Phase | None:
-    """The phase of a name. Raises InputError for another."""
+    """Return the phase of this name. Raises InputError if there is none."""
     if text is None or text in get_args(Phase):
         return cast("Phase | None", text)
     from brim.config import misspelt, show
@@ -295,7 +295,7 @@ def named_phase(text: str | None) -> Phase | None:
 
 
 def named_offload(text: str) -> Offload:
-    """What is kept on the CPU. Raises InputError for another name."""
+    """Return what is kept on the CPU. Raises InputError for an unknown name."""
     if text in get_args(Offload):
         return cast("Offload", text)
     raise InputError(
@@ -304,7 +304,7 @@ def named_offload(text: str) -> Offload:
 
 
 def device_memory(text: str | None) -> int | None:
-    """The bytes of "14GiB". Raises InputError for what is no size."""
+    """Return the bytes of a size such as "14GiB". Raises InputError if it is not a size."""
     if text is None:
         return None
     try:
@@ -317,14 +317,14 @@ def device_memory(text: str | None) -> int | None:
         raise InputError(Problem(what="the device has no memory", where="--memory", expected="a size such as 14GiB"))
     if num_bytes > MOST_MEMORY_BYTES:
         most = f"at most {format_bytes(MOST_MEMORY_BYTES)}"
-        raise InputError(Problem(what="no device has so much memory", where="--memory", expected=most))
+        raise InputError(Problem(what="no device has that much memory", where="--memory", expected=most))
     return num_bytes
 
 
 def check_request(request: MemoryRequest) -> None:
     """Refuse flags that contradict each other, an unknown device, and a picture that cannot be written.
 
-    Raises InputError with all of the first, else with the one of the others.
+    Raises InputError with all contradictions; if there are none, with the first of the other problems.
     """
     problems = list(_contradictions(request))
     if problems:
@@ -344,11 +344,11 @@ def _contradictions(request: MemoryRequest) -> Iterator[Problem]:
         yield _problem("both --device and --memory are given", "keep one: a device's memory is known by its name")
     for name, value in (("--steps", request.steps), ("--layers", request.layers)):
         if value is not None and not request.measure:
-            yield _problem(f"{name} is for measuring, and --measure is not given", f"add --measure, or remove {name}")
+            yield _problem(f"{name} is for measuring, but --measure is not given", f"add --measure, or remove {name}")
     if request.steps is not None and request.layers is not None:
-        yield _problem("--steps records the whole model, and --layers cuts it", "keep one of them")
+        yield _problem("--steps records the whole model, and --layers only a part of it", "keep one of them")
     if request.steps is not None and request.phase not in (None, "train"):
-        yield _problem(f"--steps is of training, and --phase is {request.phase}", "remove one of them")
+        yield _problem(f"--steps is for training, but --phase is {request.phase}", "remove one of them")
     if request.compare:
         yield from _beside_compare(request)
     if request.measure:
@@ -358,19 +358,19 @@ def _contradictions(request: MemoryRequest) -> Iterator[Problem]:
 def _beside_compare(request: MemoryRequest) -> Iterator[Problem]:
     for name, is_given in (("--measure", request.measure), ("--explain", request.explain)):
         if is_given:
-            yield _problem(f"--compare is of several configurations, {name} of one", f"remove --compare or {name}")
+            yield _problem(f"--compare is for several configurations, {name} for one", f"remove --compare or {name}")
     if request.phase not in (None, "train"):
-        yield _problem(f"--compare is of training, and --phase is {request.phase}", "remove one of them")
+        yield _problem(f"--compare is for training, but --phase is {request.phase}", "remove one of them")
 
 
 def _beside_measure(request: MemoryRequest) -> Iterator[Problem]:
     for name, value in (("--device", request.device), ("--memory", request.memory_bytes)):
         if value is not None:
-            yield _problem(f"--measure is of the device at hand, and {name} names another", "remove one of them")
+            yield _problem(f"--measure runs on this machine's device, but {name} names another", "remove one of them")
     if request.world_size > 1:
-        yield _problem("--measure runs on one device, and --world-size is of several", "remove one of them")
+        yield _problem("--measure runs on one device, but --world-size asks for several", "remove one of them")
     if request.offload != "none":
-        yield _problem("--measure runs what brim trains today, which keeps all on the device", "remove --offload")
+        yield _problem("--measure runs what brim can train today: everything on the device", "remove --offload")
 
 
 def _problem(what: str, fix: str) -> Problem:
@@ -378,15 +378,15 @@ def _problem(what: str, fix: str) -> Problem:
 
 
 def collect_seldom() -> None:
-    """Let Python look for circles less often, in a process that only traces: its million objects hold no tensors.
+    """Run the garbage collector less often in a process that only traces: its million objects hold no tensors.
 
-    It takes a tenth of the time otherwise.
+    Otherwise collection takes a tenth of the time.
     """
     gc.set_threshold(100_000, 20, 100)
 
 
 def check_device(device: str | None, memory_bytes: int | None) -> None:
-    """Refuse two devices, and one that is not known, before anything slow is imported."""
+    """Refuse two devices, or an unknown one, before anything slow is imported."""
     if device is None:
         return
     if memory_bytes is not None:

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles, where the user names no device
+_CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles if the user names no device
 
 
 _SQUARES_A_LINE = 40
 
 
 def print_compared(console: Console, found: Sequence[Compared], failed: Sequence[Failed] = (), *, title: str) -> None:
-    """A table, what could not be in it and why, then each way as squares."""
+    """Print a table of the variants, why some are missing from it, then each variant as squares."""
     console.print(Text(_headline(found, title=title), style="bold"))
     console.print()
     parts = [part for part in LOOKS if any(total_by_part(each.prediction)[part] for each in found)]
@@ -79,7 +79,7 @@ def print_compared(console: Console, found: Sequence[Compared], failed: Sequence
 
 
 def smallest(each: Compared) -> str:
-    """The least device of the catalogue that is large enough."""
+    """Name the smallest device of the catalogue that is large enough."""
     return "none" if each.smallest is None else each.smallest.name
 
 
@@ -94,10 +94,10 @@ def _needed(taken: MemoryPrediction | OnCard) -> str:
 
 def _remarks(found: Sequence[Compared]) -> Iterator[str]:
     prediction = found[0].prediction
-    yield f"needed: on {prediction.device}; fits on: the smallest card that has room, in the precision that it has"
+    yield f"needed: on {prediction.device}; fits on: the smallest card with enough memory, in that card's precision"
     taken = [*(each.smallest for each in found), *(each.prediction for each in found)]
     if any(each is not None and each.gradient_checkpointing for each in taken):
-        yield "c: with gradient checkpointing, which brim train takes where it does not fit without"
+        yield "c: with gradient checkpointing, which brim train uses where the run does not fit without it"
 
 
 def _failures(failed: Sequence[Failed]) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _failures(failed: Sequence[Failed]) -> Iterator[str]:
 
 
 def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
-    """The ways as piles of squares, with devices across: the one that was named, or some common ones."""
+    """Draw the variants as piles of squares, with devices as lines: the one that was named, or some common ones."""
     prediction = found[0].prediction
     if prediction.budget_bytes is not None:
         cards = {prediction.device: prediction.budget_bytes}
@@ -124,7 +124,7 @@ def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
 
 
 def compared_tables(found: Sequence[Compared]) -> list[PageTable]:
-    """GiB by part and way; what each way changes, and where it fits."""
+    """Return tables of GiB by part and variant, and of what each variant changes and where it fits."""
     parts: list[Part] = [*CATEGORIES, "unused", "outside"]
     by_way = [total_by_part(each.prediction) for each in found]
     shown = [part for part in parts if any(way[part] for way in by_way)]
@@ -137,7 +137,7 @@ def compared_tables(found: Sequence[Compared]) -> list[PageTable]:
             colours=[*(LOOKS[part].colour for part in shown), "transparent"],
         ),
         PageTable(
-            caption="What each way changes, and the devices that have room for it",
+            caption="What each way changes, and the devices that it fits on",
             heads=("way", "keys", "fits on"),
             rows=[
                 (
@@ -158,14 +158,14 @@ def _headline(found: Sequence[Compared], *, title: str) -> str:
     return f"{title}: ways to train it, {rows} × {prediction.sequence_length:,} tokens"
 
 
-_SHOWN = 5  # kinds of tensors that stayed
+_SHOWN = 5  # kinds of leaked tensors
 
 
 _SHOWN_SPIKES = 6
 
 
 def print_measured(console: Console, beside: Beside, *, title: str) -> None:
-    """Each phase predicted and measured, the highest points in time, a leak."""
+    """Print each phase predicted and measured, the highest points over time, and a leak."""
     measured = beside.measured
     shape = headline(beside.main, title=title).rpartition(", on ")[0]
     console.print(Text(f"{shape}: predicted, and measured on {measured.device}", style="bold"))
@@ -182,7 +182,7 @@ def print_measured(console: Console, beside: Beside, *, title: str) -> None:
 
 
 def measured_picture(beside: Beside, *, title: str) -> Figure:
-    """The predicted timeline with the measured line over it, where one was recorded."""
+    """Draw the predicted timeline, with the measured line over it if one was recorded."""
     timeline, measured = beside.measured.timeline, beside.measured
     overlay = None
     if timeline is not None:
@@ -198,7 +198,7 @@ def measured_picture(beside: Beside, *, title: str) -> Figure:
 
 
 def measured_tables(beside: Beside) -> list[PageTable]:
-    """Predicted beside measured, the highest points of both, and what was said of it."""
+    """Return tables of predicted and measured bytes, the highest points of both, and the notes."""
     timeline = beside.measured.timeline
     tables = [
         PageTable(
@@ -242,7 +242,7 @@ def _name(peak: PhasePeak) -> str:
 
 
 def _points_in_time(beside: Beside) -> Iterator[str]:
-    """The highest of the phases over time, in their order."""
+    """Yield the highest phases over time, in their order."""
     timeline = beside.measured.timeline
     if timeline is None:
         return
@@ -256,7 +256,7 @@ def _points_in_time(beside: Beside) -> Iterator[str]:
 
 
 def _before(beside: Beside) -> int:
-    """What was there before, in the figures of a measurement over time."""
+    """Return the bytes of a measurement over time that were there before it began."""
     return beside.measured.baseline_bytes if beside.measured.kind == "cpu" else 0
 
 

@@ -1,6 +1,6 @@
 """Share what several verbs need: their arguments and options, their error messages, their notes and tables.
 
-A verb's first argument is a configuration, a run's folder or a model's; all that is wrong with it and its data is
+A verb's first argument is a configuration, or the folder of a run or a model; all that is wrong with it and its data is
 reported together. The problems of a failed verb are printed plain and without secrets, as lines or, with --json, as
 JSON. Results go to stdout; everything else that a person should read goes to stderr.
 """
@@ -34,13 +34,13 @@ _LONGEST_LINE = 1_000  # characters
 
 
 def message(problems: Iterable[Problem]) -> str:
-    """Problems as lines."""
+    """Write problems as lines."""
     return "\n".join(plain(str(problem)) for problem in problems)
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Name the whole command that continues what Ctrl-C stops within: the one that was typed, with --resume."""
+    """Name the command that continues what Ctrl-C stops in this context: the one that was typed, with --resume."""
     try:
         yield
     except KeyboardInterrupt as stopped:
@@ -53,18 +53,18 @@ def resumable() -> Iterator[None]:
 
 
 def json_message(kind: str, problems: Iterable[Problem], exit_code: int) -> str:
-    """The same as one JSON object, on one line. kind: the error's class."""
-    told = [{name: mask_text(text) for name, text in asdict(problem).items()} for problem in problems]
-    return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "problems": told}})
+    """Write problems as one JSON object, on one line. kind: the error's class."""
+    masked = [{name: mask_text(text) for name, text in asdict(problem).items()} for problem in problems]
+    return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "problems": masked}})
 
 
 def plain(text: str) -> str:
-    """Without secrets, without characters that would steer the terminal, without endless lines."""
+    """Return a text without secrets, control characters and endless lines."""
     return "\n".join(_shortened(printable(line)) for line in mask_text(text).split("\n"))
 
 
 def printable(text: str, *, kept: str = "") -> str:
-    """A text whose characters that would steer the terminal are spelled out, but for those in `kept`."""
+    """Spell out a text's control characters, except those in `kept`."""
     if text.isprintable():
         return text
     plain = ((each.isprintable() or each in kept, each) for each in text)
@@ -82,7 +82,7 @@ def open_model(
     *,
     with_answers: bool = True,
 ) -> Model:
-    """The model of a configuration file, a run or a base model. dataset, with_answers: see `open_config`."""
+    """Return the model of a configuration file, a run or a base model. dataset, with_answers: see `open_config`."""
     require_exists(config_or_run)
     if is_run(config_or_run):
         from brim.model import Model
@@ -97,10 +97,10 @@ def open_model(
 def open_config(
     config_or_run: Path, overrides: Sequence[str], dataset: str | Sequence[str] | None, *, with_answers: bool = True
 ) -> LoadedConfig:
-    """The configuration of a file, or of a run.
+    """Load the configuration of a file, or of a run.
 
     with_answers: whether the verb reads the data's answers, too.
-    Raises ConfigError; or InputError, where something is wrong with the data as well, as far as that can be known.
+    Raises ConfigError; or InputError if something is wrong with the data as well, as far as that can be known.
     """
     from brim.config import LoadedConfig, examine_config
 
@@ -119,9 +119,9 @@ def open_config(
 def problems_with_data(
     config: Config, dataset: str | Sequence[str] | None, *, with_answers: bool = True, faulty: Sequence[KeyPath] = ()
 ) -> list[Problem]:
-    """What is wrong with the data, where something else keeps a verb from using it.
+    """Return what is wrong with the data, when something else keeps a verb from using it.
 
-    faulty: keys of the configuration that are wrong, in whose place it has defaults.
+    faulty: keys of the configuration that are wrong and were replaced by their defaults.
     """
     if dataset is None:
         return []
@@ -136,7 +136,7 @@ def problems_with_data(
     return data_problems(
         config,
         source,
-        with_answers=with_answers and trains,  # the base model as it is can be given prompts alone
+        with_answers=with_answers and trains,  # an untrained base model needs no answers
         only=None if trains else "full",
         faulty=faulty,
     )
@@ -174,17 +174,17 @@ VerboseOption = Annotated[
 ]
 
 
-ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan anew, whatever earlier runs found out.")]
+ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan again, ignoring what earlier runs found out.")]
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def config_file(config_or_run: Path, *, trains: bool = False) -> Path:
-    """The configuration that a verb was given: a file, the one in a run's folder, or a base model's folder itself.
+    """Return the configuration that a verb was given: a file, the one of a run's folder, or a base model's folder.
 
-    trains: a base model alone is not enough, since it does not say how.
-    Raises InputError when there is none. Loading one refuses a folder that is neither.
+    trains: a base model alone is not enough, since it does not say how to train.
+    Raises InputError when there is none. Loading a configuration refuses a folder that is neither.
     """
     require_exists(config_or_run)
     if trains and config_or_run.is_dir() and not is_run(config_or_run):
@@ -205,7 +205,7 @@ def config_file(config_or_run: Path, *, trains: bool = False) -> Path:
 
 
 def is_run(path: Path) -> bool:
-    """Whether it is a folder with a configuration in it."""
+    """Return whether this is a folder with a configuration in it."""
     return path.is_dir() and (path / "config.yaml").is_file()
 
 
@@ -220,12 +220,12 @@ def require_exists(path: Path, *, expected: str = "a YAML configuration, or the 
 
         there = {file.name: file for file in yaml_files(path.parent)}
         meant = misspelt(path.name, there) or misspelt(f"{path.name}.yaml", there)
-        fix = f"did you mean {there[meant]}?" if meant else "check the path; it is taken from the current folder"
+        fix = f"did you mean {there[meant]}?" if meant else "check the path; it is relative to the current folder"
         raise InputError(Problem(what=f"no such file or folder: {path}", expected=expected, fix=fix))
 
 
 def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[str]) -> InputError:
-    """What typer refuses about a command line, as an error that says what to write.
+    """Turn typer's refusal of a command line into an error that says what to write.
 
     error: a UsageError. verbs: the commands by their names.
     """
@@ -249,12 +249,12 @@ def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[
         )
     parameter = getattr(error, "param", None) or options.get(getattr(error, "option_name", ""))
     if parameter is None:
-        return InputError(Problem(what=str(error), where=_PLACE, fix=f"`brim {verb} --help` says what it takes"))
+        return InputError(Problem(what=str(error), where=_PLACE, fix=f"`brim {verb} --help` lists what it takes"))
     return InputError(_wrong_parameter(error, verb, parameter, arguments))
 
 
 def _no_verb(arguments: Sequence[str], verbs: Mapping[str, Any]) -> Problem:
-    """What stands where the verb should be."""
+    """Explain that no verb was given, or an unknown one."""
     from brim.config import misspelt  # here, since --help needs no configuration
 
     first = arguments[0] if arguments else ""
@@ -277,7 +277,7 @@ def _flags(command: Any) -> list[str]:
 
 
 def _unknown_flags(arguments: Sequence[str], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each flag that the verb has not, with its value as text; one without a value is a switch."""
+    """Yield each flag that the verb does not have, with its value as text; "true" where it has none."""
     following = iter([*enumerate(arguments, start=1)])
     for position, argument in following:
         name, equals, value = argument.partition("=")
@@ -300,7 +300,7 @@ def _instead_of_flag(
     others: Sequence[str],
     configuration: str | None,
 ) -> str:
-    """What to write instead of a flag that the verb has not. others: the verbs that have it."""
+    """Say what to write instead of a flag that the verb does not have. others: the verbs that have it."""
     from brim.config import as_override, misspelt
 
     name = flag.lstrip("-")
@@ -322,7 +322,7 @@ def _instead_of_flag(
 
 
 def _wrong_parameter(error: Exception, verb: str, parameter: Any, arguments: Sequence[str]) -> Problem:
-    """An argument that is missing, or a value that an option does not take."""
+    """Explain that an argument is missing, or that an option does not accept its value."""
     is_option = parameter.opts[0].startswith("-")
     name = parameter.opts[0] if is_option else parameter.metavar
     written = f"{name} {parameter.metavar}" if is_option else name
@@ -346,7 +346,7 @@ def _given(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(parameter: Any) -> str:
-    """The numbers that an option takes. typer has kept their limits in two places."""
+    """Say which numbers an option accepts. Versions of typer keep the limits in two different places."""
     low, high = (getattr(parameter, end, getattr(getattr(parameter, "type", None), end, None)) for end in _ENDS)
     kind = "a whole number" if parameter.metavar == "N" else "a number"
     return kind + ("" if low is None else f" of at least {low:,}") + ("" if high is None else f" and at most {high:,}")
@@ -368,7 +368,7 @@ _ENDS = ("min", "max")
 _HELP = ("--help", "-h", "-help", "-?", "/?")
 
 
-# How other tools name the configuration, or the model, that brim takes without a flag.
+# Other tools' flags for the configuration or the model, which brim takes without a flag.
 _POSITIONAL = ("config", "c", "config_file", "config_path", "model_path", "m", "model_dir", "run", "checkpoint")
 
 
@@ -389,7 +389,7 @@ def say(line: str) -> None:
 
 
 def print_result(lines: Iterable[tuple[str, str]]) -> None:
-    """Print a command's result: a label, and a text that is never broken, since programs read it, too."""
+    """Print a command's result: labels and texts. A text is never wrapped, since programs read it, too."""
     for label, text in lines:
         print(f"{label:<8}{text}")
 
@@ -405,5 +405,5 @@ _FIGURES = ("loss", "perplexity", "token_accuracy", "category_accuracy")
 
 
 def finite_or_null(value: float) -> float | None:
-    """The figure for JSON, which has no word for NaN and infinity."""
+    """Return the figure for JSON, which has no word for NaN and infinity."""
     return value if math.isfinite(value) else None

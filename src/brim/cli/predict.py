@@ -1,6 +1,6 @@
-"""Run `brim predict` and `brim embed`: a response, or vectors, for each row of a data set.
+"""Run `brim predict` and `brim embed`: write a response, or vectors, for each row of a data set.
 
-`brim predict --plan` prints the plan alone. `brim embed` writes a vector for each row, or for each of its tokens.
+`brim predict --plan` prints only the plan. `brim embed` writes a vector for each row, or for each of its tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def embed(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what a layer makes of each row's prompt, in the input's order."""
+    """Write the vectors that a layer computes from each row's prompt, in the input's order."""
     from brim.cli.options import open_model
 
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
@@ -77,7 +77,7 @@ def embed(
     (width,) = result.widths.values()
     num_rows, num_tokens = len(result.rows), int(result.num_tokens.sum())
     if as_json:
-        told = {
+        fields = {
             "output": str(result.output),
             "ledger": None if result.ledger is None else str(result.ledger),
             "layer": layer,
@@ -88,7 +88,7 @@ def embed(
             "num_tokens": num_tokens,
             "seconds": result.seconds,
         }
-        print(json.dumps(told))
+        print(json.dumps(fields))
         return
     rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
     line = f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}"
@@ -97,7 +97,9 @@ def embed(
 
 _Key = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--key", metavar="COLUMN", help="Tells which row is which. Default: the rows' order does."),
+    typer.Option(
+        "--key", metavar="COLUMN", help="The column that identifies a row. Default: rows are identified by their order."
+    ),
 ]
 
 
@@ -121,13 +123,13 @@ _OnOverlong = Annotated[
 
 _Device = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--device", metavar="NAME", help="With --plan: such as t4, or cpu. Default: the one at hand."),
+    typer.Option("--device", metavar="NAME", help="With --plan: a device, such as t4 or cpu. Default: this machine's."),
 ]
 
 
 _Memory = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--memory", metavar="SIZE", help="With --plan: of any other GPU, such as 14GiB."),
+    typer.Option("--memory", metavar="SIZE", help="With --plan: the memory of any other GPU, such as 14GiB."),
 ]
 
 
@@ -138,20 +140,20 @@ def predict(
     config_or_run: ConfigOrRun,
     output: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--output", metavar="FILE", help="Where predictions go: .parquet, .jsonl or .csv."),
+        typer.Option("--output", metavar="FILE", help="Where the predictions go: .parquet, .jsonl or .csv."),
     ] = None,
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     split: SplitOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what was begun for this output; also with rows added since.")
+        bool, typer.Option("--resume", help="Continue what was begun for this output, also with rows added since.")
     ] = False,
     scores: Annotated[bool, typer.Option("--scores", help="Add the log-probability of each response.")] = False,
     key: _Key = None,
     on_error: _OnError = None,
     on_overlong: _OnOverlong = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; loads no weights.")
+        bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; load no weights.")
     ] = False,
     device: _Device = None,
     memory: _Memory = None,
@@ -203,19 +205,19 @@ def predict(
 
 
 def _check_flags(output: Path | None, *, plan: bool, device: str | None, memory: str | None) -> None:
-    """Refuse flags that go without each other, before anything slow is imported."""
+    """Refuse flags that contradict each other, or lack one another, before anything slow is imported."""
     if not plan and output is None:
         raise InputError(
             Problem(
                 what="no output is named",
                 where="command line",
-                fix="say where predictions go with --output FILE, or see what they take with --plan",
+                fix="say where predictions go with --output FILE, or see what they need with --plan",
             )
         )
     if not plan and (device is not None or memory is not None):
         raise InputError(
             Problem(
-                what="--device and --memory are for --plan: predictions run on the device at hand",
+                what="--device and --memory are for --plan: predictions run on this machine's device",
                 where="command line",
                 fix="leave them out, or add --plan",
             )
@@ -241,13 +243,13 @@ def _lines(result: PredictResult) -> list[tuple[str, str]]:
 
     summary = result.summary
     num_rows, num_stopped = summary["num_rows"], summary["finish_reasons"].get("stop", 0)
-    told = (
+    done = (
         f"{format_count(num_rows, 'row')}, {format_count(summary['num_response_tokens'], 'token')} in "
         f"{format_seconds(result.seconds)}; "
         f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens"
     )
     labels = [("labels", _counted(summary["category"]["labels"]))] if "category" in summary else []
-    return [("done", told), *labels, ("written", str(result.output)), *_left_out(result.ledger)]
+    return [("done", done), *labels, ("written", str(result.output)), *_left_out(result.ledger)]
 
 
 def _left_out(ledger: Path | None) -> list[tuple[str, str]]:
@@ -255,15 +257,15 @@ def _left_out(ledger: Path | None) -> list[tuple[str, str]]:
 
 
 def _counted(labels: Mapping[str, int]) -> str:
-    """The most frequent labels with their numbers."""
-    told = [f"{label} {count:,}" for label, count in list(labels.items())[:_SHOWN]]
-    return ", ".join(told) + (f" and {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
+    """Name the most frequent labels with their numbers."""
+    shown = [f"{label} {count:,}" for label, count in list(labels.items())[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
 
 
 def show_plan(
     model: Model, dataset: list[str] | None, wanted: Wanted, *, device: str | None, memory: str | None, as_json: bool
 ) -> None:
-    """As tables, or as JSON."""
+    """Print the plan as tables, or as JSON."""
     from brim.report import Screen
     from brim.workflows.prediction import plan_prediction
 

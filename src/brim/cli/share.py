@@ -1,6 +1,6 @@
 """Run `brim export` and `brim upload`: put a trained model into a folder of its own, or on the Hub.
 
-`export` writes what a run has learned, merged into its base model where that is asked for; `upload` sends a run's
+`export` writes what a run has learned, merged into its base model if asked; `upload` sends a run's
 model, or an exported folder.
 """
 
@@ -32,21 +32,21 @@ def export(
     ] = False,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--dtype", metavar="NAME", help="Of merged weights: bf16, fp16 or fp32. Default: bf16."),
+        typer.Option(
+            "--dtype", metavar="NAME", help="Data type of the merged weights: bf16, fp16 or fp32. Default: bf16."
+        ),
     ] = None,
     max_divergence: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
             "--max-divergence",
             metavar="X",
-            help="Refuse a merge that moves predictions by more nats a token. Default: a tenth of what the adapter "
-            "does, from 0.001 to 0.01.",
+            help="Refuse a merge that moves predictions by more nats a token than this. Default: a tenth of what the "
+            "adapter moves them, at least 0.001 and at most 0.01.",
         ),
     ] = None,
     dataset: DatasetOption = None,
-    output_format: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="There is no other than safetensors.")
-    ] = "safetensors",
+    output_format: Annotated[str, typer.Option("--format", metavar="NAME", help="Only safetensors.")] = "safetensors",
     as_json: JsonOption = False,
 ) -> None:
     """Write the adapter, the whole model, or with --merge both in one, with tokenizer, chat template and card."""
@@ -75,13 +75,13 @@ def upload(
     run_or_export: Annotated[
         Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run's folder, or one that `brim export` wrote.")
     ],
-    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository; made if there is none.")],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository; created if there is none.")],
     private: Annotated[
-        bool, typer.Option("--private", help="Make it private; a public one of this name is refused.")
+        bool, typer.Option("--private", help="Make the repository private; an existing public one is refused.")
     ] = False,
     revision: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--revision", metavar="NAME", help="A branch; made if there is none. Default: main."),
+        typer.Option("--revision", metavar="NAME", help="A branch; created if there is none. Default: main."),
     ] = None,
     commit_message: Annotated[
         Optional[str],  # noqa: UP045

@@ -1,8 +1,7 @@
-"""Run `brim compare` and `brim verify-resume`: experiments of several runs.
+"""Run `brim compare` and `brim verify-resume`, which make several runs.
 
-`compare` trains several configurations on equal tokens with several seeds. `verify-resume` tries on the user's own
-run whether an interruption changes anything, and prints as a table what was compared, what is guaranteed and what
-differs.
+`compare` trains several configurations on equal tokens with several seeds. `verify-resume` tests on the user's own run
+whether an interruption changes anything, and prints a table of what was compared, what is promised and what differs.
 """
 
 from __future__ import annotations
@@ -32,25 +31,26 @@ if TYPE_CHECKING:
 def compare(
     config: Annotated[
         str,
-        typer.Argument(metavar="CONFIG", help="A YAML file, or a run's folder: what the others are compared to."),
+        typer.Argument(metavar="CONFIG", help="A YAML file, or a run's folder: what the others are compared with."),
     ],
     others: Annotated[
         Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
         typer.Argument(
             metavar="CONFIG_OR_KEY=VALUE",
-            help="The other ones; and dotted keys to override in all of them, such as trainer.epochs=1.",
+            help="The other configurations; and dotted keys to override in all of them, such as trainer.epochs=1.",
         ),
     ] = None,
     dataset: DatasetOption = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, metavar="N", help="Runs of each: random_seed, random_seed + 1, …")
+        int,
+        typer.Option("--seeds", min=1, metavar="N", help="Runs of each configuration: random_seed, random_seed + 1, …"),
     ] = 3,
     output_directory: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--output-directory", metavar="DIR", help="Default: results/<A>-vs-<B>."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on in that folder; finished runs are not repeated.")
+        bool, typer.Option("--resume", help="Continue in that folder; finished runs are not repeated.")
     ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     as_json: JsonOption = False,
@@ -79,7 +79,7 @@ def compare(
 
 
 def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Configurations and overrides: what has an equals sign and is no file is an override."""
+    """Tell configurations from overrides: what has an equals sign and is not a file is an override."""
     overrides = [each for each in arguments if "=" in each and not Path(each).exists()]
     return [each for each in arguments if each not in overrides], overrides
 
@@ -108,22 +108,22 @@ def verify_resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or not. It is only read.")],
     overrides: Overrides = None,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", help="Steps that are made with and without interruptions.")
+        int, typer.Option("--steps", metavar="N", help="How many steps to make with and without interruptions.")
     ] = 4,
     from_step: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
             "--from-step",
             metavar="K",
-            help="After which step, such as one before the batch size changes. Default: the newest checkpoint that "
-            "leaves so many steps, else the first step.",
+            help="Begin after this step, such as one before the batch size changes. Default: the newest checkpoint "
+            "that leaves so many steps, else the first step.",
         ),
     ] = None,
     dataset: DatasetOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave both runs in their temporary folder.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop, kill and resume copies of a run, and compare them with one that nobody disturbed."""
+    """Stop, kill and resume a copy of a run, and compare it with a copy that was not disturbed."""
     require_exists(run, expected="the folder of a run")
     from brim.workflows.verify_resume import verify_resume as verify
 
@@ -146,7 +146,7 @@ def verify_resume(
 
 @contextmanager
 def _ends_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM, and a terminal that is closed: the temporary folder and the process that trains go then, too."""
+    """Treat SIGTERM and a closed terminal like Ctrl-C, which also ends the training process and deletes the folder."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:  # as with nohup
@@ -159,7 +159,7 @@ def _ends_as_ctrl_c() -> Iterator[None]:
 
 
 def _finite(value: Any) -> Any:
-    """Infinity and NaN as null: JSON has no word for them."""
+    """Replace infinity and NaN by null: JSON has no word for them."""
     if isinstance(value, dict):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -168,7 +168,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_proof(proof: ResumeProof) -> None:
-    """The table, the verdict, and each difference in full."""
+    """Print the table, each difference in full, and the verdict."""
     console = Console(highlight=False)
     for line in _head(proof):
         console.print(Text(line))
@@ -203,7 +203,7 @@ def _head(proof: ResumeProof) -> Iterator[str]:
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    """8 (6 steps), then 16 (2 steps)."""
+    """Write sizes as "8 (6 steps), then 16 (2 steps)"."""
     runs = [(size, len(list(group))) for size, group in groupby(sizes)]
     return ", then ".join(f"{size:,} ({format_count(num, 'step')})" for size, num in runs)
 

@@ -1,7 +1,7 @@
 """Run `brim train`, `brim plan` and `brim schema`.
 
-`train` is one run, from data to the model folder; `plan` shows how a configuration would train before anything is
-loaded; `schema` prints the configuration's JSON Schema for editors.
+`train` makes one run, from the data to the model's folder; `plan` shows how a configuration would train before anything
+is loaded; `schema` prints the configuration's JSON Schema for editors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def plan(
     dataset: DatasetOption = None,
     rows: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--rows", min=1, max=MOST_MADE_UP, metavar="N", help="Instead of data: rows to train on."),
+        typer.Option(
+            "--rows", min=1, max=MOST_MADE_UP, metavar="N", help="Instead of data: how many rows to train on."
+        ),
     ] = None,
     sequence_length: Annotated[
         Optional[int],  # noqa: UP045
@@ -40,19 +42,21 @@ def plan(
     ] = None,
     device: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--device", metavar="NAME", help="Such as t4 or a100-80gb, or cpu. Default: the one at hand."),
+        typer.Option(
+            "--device", metavar="NAME", help="A device, such as t4, a100-80gb or cpu. Default: this machine's."
+        ),
     ] = None,
     memory: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--memory", metavar="SIZE", help="Of any other GPU, such as 14GiB."),
+        typer.Option("--memory", metavar="SIZE", help="The memory of any other GPU, such as 14GiB."),
     ] = None,
     replan: ReplanOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how training would be cut, what it would take and how long, for each way that is left open.
+    """Show how batches would be cut, and the memory and time of training, for each strategy that is left open.
 
     Reads the data, the tokenizer and the base model's config.json; needs no GPU and no weights. With --rows and
-    --sequence-length it reads config.json alone.
+    --sequence-length, it reads config.json alone.
     """
     from brim.cli.memory import check_device, collect_seldom, device_memory
 
@@ -104,7 +108,7 @@ def train(
         typer.Option("--output-directory", metavar="DIR", help="The run's folder. Default: results/<CONFIG's name>."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in that folder; start anew if there is none.")
+        bool, typer.Option("--resume", help="Continue the run in that folder; start a new one if there is none.")
     ] = False,
     replan: ReplanOption = False,
     verbose: VerboseOption = False,
@@ -129,14 +133,14 @@ def train(
         model = Model(file, overrides=overrides or [])
         if config.is_dir():
             assert output_directory is not None, "set above"
-            # Where there are checkpoints and none is whole, the run does not begin anew.
+            # Where there are checkpoints but none is whole, the run does not start again.
             goes_on = resume and bool(CheckpointStore(RunFolder(output_directory).checkpoints).steps())
             require_trust_said_again(model.config, overrides or [], file, begins=not goes_on)
         with resumable():
             result = model.train(dataset, output_directory=output_directory, resume=resume, replan=replan, say=screen)
     folder = result.output_directory
     if as_json:
-        told = {
+        fields = {
             "output_directory": None if folder is None else str(folder),
             "num_steps": result.num_steps,
             "num_new_steps": result.num_new_steps,
@@ -148,7 +152,7 @@ def train(
                 for split, metrics in result.metrics.items()
             },
         }
-        print(json.dumps(told))
+        print(json.dumps(fields))
         return
     lines = [*metric_lines(result.metrics)]
     if folder is not None:

@@ -1,7 +1,7 @@
 """Compare runs of several configurations, and figures with their intervals, as tables for people.
 
-Runs with the same seeds give means, and differences to the first configuration, paired by seed. The tables show
-losses, what the runs took, and every run; notes say what is counted, and what was not the same.
+Runs with the same seeds give means, and differences from the first configuration, paired by seed. The tables show
+the losses, the costs of the runs, and every run; notes say what is counted, and what was not the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from brim.units import format_bytes, format_count, format_seconds
 
 
 class HasEnds(Protocol):
-    """An interval."""
+    """Require the two ends of an interval."""
 
     @property
     def low(self) -> float: ...
@@ -30,7 +30,7 @@ Intervals = Mapping[str, HasEnds]
 
 
 def figure_lines(metrics: Mapping[str, float], intervals: Intervals, *, title: str) -> list[str]:
-    """A line for each metric, those without an interval last."""
+    """Return a line for each metric; those without an interval come last."""
     cells = [
         (name, [_figure_cell(metrics[name], intervals.get(name))]) for name in _with_intervals_first(metrics, intervals)
     ]
@@ -45,7 +45,7 @@ def comparison_lines(
     *,
     notes: Sequence[str] = (),
 ) -> list[str]:
-    """Each model's figures side by side, and how they differ. columns: a title, figures and their intervals."""
+    """Show the models' figures side by side, and how they differ. columns: a title, figures and their intervals."""
     cells = [
         (
             name,
@@ -64,7 +64,7 @@ _ABOUT = "In brackets: 95% intervals, bootstrap over rows. Loss in nats a token.
 
 
 def words_of(name: str) -> str:
-    """A metric as people call it."""
+    """Return the name that people use for a metric."""
     return name.removeprefix("num_").replace("_", " ")
 
 
@@ -91,13 +91,13 @@ def _table(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> 
     return list(lines())
 
 
-_SAME = 1e-4  # of the tokens: less does not show in a loss
+_SAME = 1e-4  # share of the tokens; a smaller difference does not show in a loss
 
 
 def comparison_notes(
     runs: Mapping[str, Runs], rows: Mapping[tuple[str, int], Mapping[str, str]], *, seeds: Sequence[int]
 ) -> list[str]:
-    """Lines for people. rows: for name and seed, a digest of which rows each split holds."""
+    """Return notes for people. rows: by name and seed, a digest of the rows that each split holds."""
     split = final_split(runs)
     return [
         *_counted(split),
@@ -181,12 +181,12 @@ _WHOSE: Mapping[str, str] = {
 
 
 def loss_tables(found: Sequence[Summary], *, first: str, splits: Sequence[str]) -> list[PageTable]:
-    """A table for each split: the mean over seeds, and the difference to the first configuration."""
+    """Return a table for each split: the mean over seeds, and the difference from the first configuration."""
     return [_loss_table(found, first=first, split=split) for split in splits]
 
 
 def cost_table(found: Sequence[Summary]) -> PageTable:
-    """Steps, samples, tokens, time and memory; of runs that differ from the least to the most."""
+    """Return a table of steps, samples, tokens, time and memory; where the runs differ, from the least to the most."""
     return PageTable(
         caption="What a run takes; time of the steps alone, largest memory of all seeds",
         heads=("configuration", "steps", "rows", "tokens", "time", "memory"),
@@ -205,7 +205,7 @@ def cost_table(found: Sequence[Summary]) -> PageTable:
 
 
 def run_table(runs: Mapping[str, Runs], *, splits: Sequence[str]) -> PageTable:
-    """Every run, by seed."""
+    """Return a table of all runs, by seed."""
     seeds = sorted({seed for found in runs.values() for seed in found})
     return PageTable(
         caption="Every run",
@@ -229,7 +229,7 @@ def run_table(runs: Mapping[str, Runs], *, splits: Sequence[str]) -> PageTable:
 
 
 def markdown(table: PageTable) -> str:
-    """The table in GitHub's Markdown, its caption above."""
+    """Write the table in GitHub's Markdown, with its caption above it."""
     rules = ["---" if column < table.num_texts else "---:" for column in range(len(table.heads))]
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (table.heads, rules, *table.rows)]
     return "\n".join([f"{table.caption}:", "", *(f"| {line} |" for line in lines)])
@@ -282,7 +282,7 @@ Runs = Mapping[int, RunFigures]  # by seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over seeds."""
+    """Hold a mean over seeds, with its interval."""
 
     mean: float
     interval: Interval | None  # 95%, by Student's t; None for one seed, or where a value is no number
@@ -295,7 +295,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A figure of several runs."""
+    """Hold the least, the mean and the largest value of a figure over several runs."""
 
     least: float
     mean: float
@@ -304,7 +304,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One configuration."""
+    """Hold the results of one configuration over its seeds."""
 
     name: str
     seeds: tuple[int, ...]  # of the runs that came to their end
@@ -319,7 +319,10 @@ class Summary:
 
 
 def summaries(runs: Mapping[str, Runs]) -> list[Summary]:
-    """Of each configuration that has a run, in order. Differences are to the first, of the seeds that both have."""
+    """Summarize each configuration that has a run, in order.
+
+    Differences are from the first configuration, over the seeds that both have.
+    """
     first = next(iter(runs), None)
     return [
         _summary(name, found, None if name == first or first is None else runs[first])
@@ -329,13 +332,13 @@ def summaries(runs: Mapping[str, Runs]) -> list[Summary]:
 
 
 def final_split(runs: Mapping[str, Runs]) -> str:
-    """Whose loss is the result: validation, where every run was evaluated on it, else the training's."""
+    """Return the split whose loss is the result: validation if every run was evaluated on it, else train."""
     every = [run for found in runs.values() for run in found.values()]
     return "validation" if every and all("validation" in run.losses for run in every) else "train"
 
 
 def verdict(difference: Estimate) -> str:
-    """What a difference of losses says, in words."""
+    """Put into words what a difference between losses shows."""
     if difference.interval is None:
         return "one seed shows nothing" if difference.num_seeds == 1 else "not a number"
     if not difference.is_apart_from_zero:

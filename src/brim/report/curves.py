@@ -1,7 +1,7 @@
 """Plot losses over tokens: of several configurations, each as a mean over seeds with a band, or of one run.
 
-At each point of several seeds stand the mean, the lowest and the highest. What a seed makes harder, or easier, for
-all configurations is taken out of their curves.
+With several seeds, each point shows the mean, the lowest and the highest loss. Where a seed is harder, or easier, for
+all configurations alike, that effect is removed from their curves.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Okabe and Ito's palette, as in report/memory.py; first the colours that are most easily told apart as lines.
+# Okabe and Ito's palette, as in report/memory.py; the colours that are easiest to tell apart as lines come first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 _STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # of the first six, the next six, and so on
 
 
-_MOST_BINS = 50  # of a training curve: more are noise between whose teeth nothing is seen
+_MOST_BINS = 50  # of a training curve; with more, noise hides the curve
 
 
 _LEAST_BINS = 2
 
 
-_SEEN_FROM = 0.1  # of the tokens; what lies above the losses from there on is the fall of the first steps
+_SEEN_FROM = 0.1  # of the tokens; higher losses than those from there on belong to the fall of the first steps
 
 
 _MARGIN = 0.06
@@ -46,11 +46,11 @@ _MARGIN = 0.06
 _LEGEND_LINE = 0.042  # of the figure's height
 
 
-_LEGEND_CHARACTERS = 125  # that have room beside each other
+_LEGEND_CHARACTERS = 125  # that fit on one line
 
 
 def curves_plot(runs: Mapping[str, Runs], *, title: str, subtitle: str) -> Figure:
-    """The validation losses where every run has several, and the training losses."""
+    """Plot the training losses, and the validation losses if every run has several."""
     shown = {name: found for name, found in runs.items() if found}
     figure = new_figure(12, 6.2, paper=PAPER)
     figure.text(0.065, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
@@ -69,7 +69,7 @@ def curves_plot(runs: Mapping[str, Runs], *, title: str, subtitle: str) -> Figur
 
 
 def history_plot(history: pd.DataFrame, *, title: str) -> Figure:
-    """The losses of one run over its steps; below them its learning rate, and its effective batch where that moves.
+    """Plot the losses of one run over its steps, and below them its learning rate and a changing effective batch.
 
     history: as `brim.train.figures.history` gives it.
     """
@@ -103,13 +103,13 @@ def history_plot(history: pd.DataFrame, *, title: str) -> Figure:
 
 
 def _without_ends_of_epochs(sizes: pd.Series) -> pd.Series:
-    """The effective batches but for those that take what an epoch has left: smaller than both of their neighbours."""
+    """Drop the batches that take what is left of an epoch: those smaller than both of their neighbours."""
     after = sizes.shift(-1)
     return sizes[~((sizes < sizes.shift(1)) & ((sizes < after) | after.isna()))]
 
 
 def _draw_losses(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame) -> None:
-    """Each step faintly, and the mean of as many stretches as are seen; each evaluation as a point."""
+    """Draw the steps faintly, the means of `_MOST_BINS` stretches over them, and each evaluation as a point."""
     if len(steps) > 2 * _MOST_BINS:
         axes.plot(steps["step"], steps["loss"], color=COLOURS[0], lw=0.7, alpha=0.35)
         points = Curve(
@@ -126,7 +126,7 @@ def _draw_losses(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame) -> 
 
 
 def look(number: int) -> tuple[str, object]:
-    """Colour and stroke of a configuration, counted from 0."""
+    """Return the colour and line style of a configuration. number: from 0."""
     return COLOURS[number % len(COLOURS)], _STYLES[number // len(COLOURS) % len(_STYLES)]
 
 
@@ -134,24 +134,24 @@ def _panels(shown: Mapping[str, Runs]) -> list[tuple[str, list[MeanCurve]]]:
     every = [run for found in shown.values() for run in found.values()]
     panels = []
     if all(len(run.validation_curve.tokens) > 1 for run in every):
-        curves = [of_evaluations(found) for found in _levelled(shown, lambda run: run.validation_curve)]
+        curves = [of_evaluations(found) for found in _demeaned(shown, lambda run: run.validation_curve)]
         panels.append(("validation loss", curves))
     if all(run.train_curve.tokens for run in every):
         # As many stretches as the run with the fewest steps can fill, so that all are averaged alike.
         fewest = min(len(run.train_curve.tokens) for run in every)
         num_bins = min(max(fewest, _LEAST_BINS), _MOST_BINS)
-        curves = [of_training(found, num_bins=num_bins) for found in _levelled(shown, lambda run: run.train_curve)]
+        curves = [of_training(found, num_bins=num_bins) for found in _demeaned(shown, lambda run: run.train_curve)]
         panels.append((f"training loss, in {num_bins} equal stretches", curves))
     return panels
 
 
-def _levelled(shown: Mapping[str, Runs], curve_of: Callable[[RunFigures], Curve]) -> Iterable[list[Curve]]:
+def _demeaned(shown: Mapping[str, Runs], curve_of: Callable[[RunFigures], Curve]) -> Iterable[list[Curve]]:
     by_seed = {name: {seed: curve_of(run) for seed, run in found.items()} for name, found in shown.items()}
-    return levelled(by_seed).values()
+    return demeaned(by_seed).values()
 
 
 def _draw(axes: Axes, curves: Sequence[MeanCurve], *, with_points: bool) -> bool:
-    """Whether some of it lies above the picture."""
+    """Draw curves with their bands; return whether part of a curve lies above the axes."""
     for number, curve in enumerate(curves):
         colour, style = look(number)
         axes.fill_between(curve.tokens, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
@@ -161,7 +161,7 @@ def _draw(axes: Axes, curves: Sequence[MeanCurve], *, with_points: bool) -> bool
 
 
 def _limit(axes: Axes, curves: Sequence[MeanCurve]) -> bool:
-    """Show what comes after the first fall in full, rather than the fall; whether that lies above."""
+    """Fit the axes to the losses after the first fall; return whether part of a curve lies above them."""
     ends = max(curve.tokens[-1] for curve in curves)
     late = [curve.tokens >= _SEEN_FROM * ends for curve in curves]
     low = min(float(curve.low[kept].min()) for curve, kept in zip(curves, late, strict=True) if kept.any())
@@ -191,7 +191,7 @@ def _short(value: float) -> str:
 
 
 def _legend(figure: Figure, names: Sequence[str]) -> int:
-    """How many lines it takes."""
+    """Draw the legend; return how many lines it takes."""
     from matplotlib.lines import Line2D
 
     longest = max(map(len, names), default=0)
@@ -215,13 +215,13 @@ def _legend(figure: Figure, names: Sequence[str]) -> int:
     return -(-len(names) // columns)
 
 
-def levelled(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, list[Curve]]:
-    """curves: by configuration and seed. Each seed's curves are moved, all by the same, to the mean level of the seeds.
+def demeaned(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, list[Curve]]:
+    """Move all curves of a seed by the same amount, to the mean level of the seeds. curves: by configuration and seed.
 
     A seed's split and sample can differ more from those of another seed than any two configurations do. Differences are
     paired by seed, and so are bands around curves that have been moved: the differences between configurations stay as
     they are (Cousineau 2005, Tutorials in Quantitative Methods for Psychology 1(1)). Seeds that not all configurations
-    have, or in which one came to no number, are left where they are.
+    have, or in which a loss is not a number, are left where they are.
     """
     common = set.intersection(*(set(of_seeds) for of_seeds in curves.values())) if curves else set()
     levels = {seed: float(np.mean([_level(of_seeds[seed]) for of_seeds in curves.values()])) for seed in common}
@@ -246,7 +246,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanCurve:
-    """[P] each, in the order of tokens."""
+    """Hold a mean curve with its band, in the order of tokens; each array is [P]."""
 
     tokens: Floats
     mean: Floats
@@ -255,7 +255,7 @@ class MeanCurve:
 
 
 def of_training(curves: Sequence[Curve], *, num_bins: int) -> MeanCurve:
-    """Of training losses: means over supervised tokens in stretches of equally many tokens; each at its middle.
+    """Average training losses over supervised tokens in stretches of equally many tokens, each placed at its middle.
 
     A stretch in which a run has no point (its steps are longer) takes the mean of the others.
     """
@@ -268,7 +268,7 @@ def of_training(curves: Sequence[Curve], *, num_bins: int) -> MeanCurve:
 
 
 def of_evaluations(curves: Sequence[Curve]) -> MeanCurve:
-    """Of evaluations: at the first run's places, between which the others' are drawn straight where they differ."""
+    """Average evaluation losses at the first run's points; where other runs have other points, interpolate linearly."""
     places = np.array(curves[0].tokens, dtype=np.float64)
     by_run = np.array([np.interp(places, curve.tokens, curve.loss) for curve in curves])
     if all(len(curve.tokens) == len(places) for curve in curves):
@@ -278,7 +278,7 @@ def of_evaluations(curves: Sequence[Curve]) -> MeanCurve:
 
 
 def _in_bins(curve: Curve, num_bins: int) -> Floats:
-    """[bins]; NaN where there is no point."""
+    """Return the mean loss of each bin: [bins]; NaN where a bin has no point."""
     ends = np.array(curve.tokens, dtype=np.float64)
     middles = (ends + np.concatenate([[0.0], ends[:-1]])) / 2
     bins = np.minimum((middles / ends[-1] * num_bins).astype(np.intp), num_bins - 1)
@@ -290,7 +290,7 @@ def _in_bins(curve: Curve, num_bins: int) -> Floats:
 
 
 def _of(places: Floats, by_run: Floats) -> MeanCurve:
-    """by_run: [runs, P]."""
+    """Reduce the runs to a mean, a lowest and a highest curve. by_run: [runs, P]."""
     there = ~np.isnan(by_run).all(axis=0)
     values = by_run[:, there]
     return MeanCurve(

@@ -1,7 +1,7 @@
 """Show a memory prediction as tables and squares: what takes the memory, where the peak is, whether it fits.
 
 The closed form is shown with its distance from the prediction. A device's memory is drawn as squares of a GiB, or of
-several where they would be too many, filled by category. Each category has one colour, one name and one letter, the
+several where there would be too many, filled by category. Each category has one colour, one name and one letter, the
 same in every table and picture.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def napkin_table(napkin: Napkin, prediction: MemoryPrediction) -> RenderableType:
-    """Each line worked, what they come to at each moment, and the distance from the trace."""
+    """Show each worked line, the totals at each moment, and the distance from the trace."""
     from rich.console import Group
     from rich.text import Text
 
@@ -38,7 +38,7 @@ def napkin_table(napkin: Napkin, prediction: MemoryPrediction) -> RenderableType
 
 
 def distance(napkin: Napkin, prediction: MemoryPrediction) -> str:
-    """How far the napkin's largest moment lies from the traced peak."""
+    """Say how far the napkin's largest moment lies from the traced peak."""
     off = napkin.total_bytes / prediction.allocated_bytes - 1 if prediction.allocated_bytes else 0.0
     return (
         f"the napkin says {gib(napkin.total_bytes)} GiB, when {_named(napkin.peak)}; the trace "
@@ -100,7 +100,7 @@ _BAR_CHARACTERS = 30
 _SQUARES_A_LINE = 40
 
 
-# What lowers a part, where it is the largest one.
+# How to lower a part when it is the largest one.
 _LESS: Mapping[Part, str] = {
     "weights": "quantization: {bits: 4} makes a quarter of 16 bits",
     "gradients": "adapter: lora trains few weights",
@@ -112,7 +112,7 @@ _LESS: Mapping[Part, str] = {
 
 
 def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
-    """The whole report for the terminal. title: of the model."""
+    """Return the whole report for the terminal. title: of the model."""
     from rich.console import Group
     from rich.text import Text
 
@@ -128,12 +128,12 @@ def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
 
 
 def headline(prediction: MemoryPrediction, *, title: str) -> str:
-    """Model, phase, shape and device in a line."""
+    """Name the model, phase, shape and device in one line."""
     return f"{title}: {prediction.shape_in_words()}"
 
 
 def facts(prediction: MemoryPrediction) -> Iterator[str]:
-    """Where the peak is, the steps, the verdict and the automatic choices, as lines."""
+    """Yield lines on where the peak is, the steps, the verdict and the automatic choices."""
     yield f"peak: {place_in_words(prediction.peak)}"
     yield from _largest(prediction)
     yield from _beside_reports(prediction)
@@ -146,20 +146,20 @@ def facts(prediction: MemoryPrediction) -> Iterator[str]:
 
 
 def place_in_words(place: Place) -> str:
-    """A place as phase, operator and module: "backward, mm in model.layers.3.mlp"."""
+    """Write a place as phase, operator and module: "backward, mm in model.layers.3.mlp"."""
     where = operator_and_module(place)
     return f"{place.phase}, {where}" if where else place.phase
 
 
 def operator_and_module(place: Place) -> str:
-    """A place without its phase; PEFT's wrapping is left out of the module's path."""
+    """Write a place without its phase, and without PEFT's wrapping in the module's path."""
     operator = place.operator.removeprefix("aten::").removeprefix("aten.")
     module = place.module.removeprefix("base_model.model.")
     return f"{operator} in {module}" if operator and module else operator or module
 
 
 def gib(num_bytes: int) -> str:
-    """GiB with two decimals; three where there is little."""
+    """Format bytes as GiB with two decimals; with three below 0.1 GiB."""
     value = num_bytes / GIB
     if num_bytes == 0:
         return "0"
@@ -192,7 +192,10 @@ def _by_part(prediction: MemoryPrediction) -> Table:
 
 
 def _largest(prediction: MemoryPrediction) -> Iterator[str]:
-    """What a training step is made of for the most, and which key lowers that; figures that differ, differ in it."""
+    """Name the largest part of a training step and the keys that lower it.
+
+    It is what most often differs between these figures and those of others.
+    """
     if prediction.phase == "train":
         part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
         is_taken = {"weights": prediction.quantization_bits == 4, "logits_and_loss": prediction.has_chunked_loss}
@@ -204,7 +207,7 @@ def _largest(prediction: MemoryPrediction) -> Iterator[str]:
 
 
 def _beside_reports(prediction: MemoryPrediction) -> Iterator[str]:
-    """Say by what figures that others measured differ from these, where the settings make it more than a tenth."""
+    """Say why figures that others measured differ from these, where the settings explain more than a tenth."""
     if prediction.phase in ("train", "evaluate") and prediction.batch_size > 1:
         tokens = f"{prediction.sequence_length:,} tokens"
         yield f"each of the {prediction.batch_size:,} rows has all {tokens}: figures measured on shorter rows are lower"
@@ -234,18 +237,18 @@ def _bar(num_bytes: int, whole: int) -> str:
 Part: TypeAlias = Category | Literal["unused", "outside"]
 
 
-Sign: TypeAlias = Callable[[Part], tuple[str, str]]  # what is shown, and its style
+Sign: TypeAlias = Callable[[Part], tuple[str, str]]  # the character that is shown, and its style
 
 
 _BEYOND = "#C00000"
 
 
-_MOST_SQUARES = 2048  # of a device, or of one way to run
+_MOST_SQUARES = 2048  # for a device, or for one way to run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """One way to run, and what it takes."""
+    """Hold one way to run, the memory that it takes, and the devices that it fits on."""
 
     name: str
     parts: Mapping[Part, int]  # bytes
@@ -257,7 +260,7 @@ class Filled:
 
 
 def square_bytes_for(most_bytes: int) -> int:
-    """A GiB, doubled until so many bytes are not too many squares."""
+    """Return the bytes of a square: a GiB, doubled until so many bytes fit into `_MOST_SQUARES`."""
     square_bytes = GIB
     while most_bytes > _MOST_SQUARES * square_bytes:
         square_bytes *= 2
@@ -265,9 +268,9 @@ def square_bytes_for(most_bytes: int) -> int:
 
 
 def squares(parts: Mapping[Part, int], *, square_bytes: int = GIB) -> list[Part]:
-    """One entry a square, in the order of the parts: each square is what stands at its middle.
+    """Return the part that each square shows, in the order of the parts: the one at the square's middle.
 
-    As many squares as the whole rounds to; a part of less than half a square may have none.
+    The total is rounded to whole squares; a part of less than half a square may have none.
     """
     total = sum(parts.values())
     found: list[Part] = []
@@ -283,7 +286,7 @@ def squares(parts: Mapping[Part, int], *, square_bytes: int = GIB) -> list[Part]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """The squares in a terminal: those that are free empty, those beyond the device's memory marked.
+    """Draw the squares in a terminal: free ones are empty, those beyond the device's memory are marked.
 
     Where there are no colours, letters say what the squares are.
     """
@@ -291,7 +294,7 @@ class Card:
     parts: Mapping[Part, int]  # bytes
     budget_bytes: int | None
     per_line: int
-    legend_parts: Sequence[Part] | None = None  # None: those that have a square; empty: no legend
+    legend_parts: Sequence[Part] | None = None  # None: the parts that have a square; empty: no legend
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text
@@ -324,7 +327,7 @@ class Card:
 
 
 def legend(parts: Sequence[Part], *, square_bytes: int, sign: Sign, free: bool, beyond: bool) -> Text:
-    """What the squares stand for."""
+    """Explain what the squares stand for."""
     from rich.text import Text
 
     text = Text(f"each is {square_bytes // GIB:,} GiB: ")
@@ -348,7 +351,7 @@ def _letter(part: Part) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How a part of the memory is shown."""
+    """Hold how a part of the memory is shown."""
 
     label: str
     colour: str
@@ -382,7 +385,7 @@ LOOKS: Mapping[Part, Look] = {
 
 
 def total_by_part(prediction: MemoryPrediction) -> dict[Part, int]:
-    """The whole of what a device must have, by part: at the allocated peak, with the most that was reserved."""
+    """Return all that a device must have, by part: what lives at the allocated peak, and the most that is reserved."""
     parts: dict[Part, int] = {category: prediction.by_category.get(category, 0) for category in CATEGORIES}
     parts["unused"] = prediction.reserved_bytes - sum(parts.values())
     parts["outside"] = prediction.outside_bytes

@@ -1,8 +1,8 @@
 """Draw the memory of a step over time as stacked areas by category, with a measurement laid over it.
 
-The phases of a predicted timeline are named, and a measurement's are put on them. A timeline gets more steps of
-training by repeating the second, since those after it are like it; points that do not change the look of a line are
-left out. The numbers of a prediction come as tables of an HTML page.
+The phases of a predicted timeline are named, and a measurement is aligned with them. A timeline gets more training
+steps by repeating its last one, since later steps are like it; points that do not change the look of a line are left
+out. The numbers of a prediction are given as tables for an HTML page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def prediction_tables(prediction: MemoryPrediction) -> list[PageTable]:
-    """By category at the peak; the highest point of each phase; all that was decided."""
+    """Return tables of the categories at the peak, the highest point of each phase, and all that was decided."""
     parts = {part: num_bytes for part, num_bytes in total_by_part(prediction).items() if num_bytes}
     return [
         PageTable(
@@ -52,7 +52,7 @@ def prediction_tables(prediction: MemoryPrediction) -> list[PageTable]:
 LIMIT = "#C00000"
 
 
-_POINTS = 800  # of a line; more are not seen
+_POINTS = 800  # of a line; more cannot be seen
 
 
 _MOST_SPIKES = 8
@@ -64,23 +64,23 @@ _CIRCLE = 14.0  # points across
 _MOST_NAMES = 12
 
 
-_ROW_HEIGHT = 0.045  # of a row of phase names, in parts of the axes
+_ROW_HEIGHT = 0.045  # of a row of phase names, as a share of the axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """A measured line, to be laid over the predicted areas."""
+    """Hold a measured line that is drawn over the predicted areas."""
 
     label: str  # such as "measured on cpu, resident set"
     live_bytes: NDArray[np.int64]  # [E]
-    marks: tuple[tuple[int, str], ...]  # (point, what begins there), named as in report/phases.py
+    marks: tuple[tuple[int, str], ...]  # (point, what begins there), named as `phases` names them
     num_steps: int = 0  # of training
-    baseline_bytes: int = 0  # taken off: what was there before
+    baseline_bytes: int = 0  # what was there before; it is subtracted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """The highest point between two marks."""
+    """Hold the highest point between two marks."""
 
     point: int
     during: str  # the mark before it
@@ -89,9 +89,9 @@ class Spike:
 
 
 def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | None = None) -> Figure:
-    """The predicted timeline, with reserved memory, the device's, the phases and the spikes. title: of the model.
+    """Draw the predicted timeline with the reserved and the device's memory, phases and spikes. title: of the model.
 
-    overlay: a measurement, whose steps the timeline is drawn for.
+    overlay: a measurement; the timeline is drawn for as many steps as it has.
     """
     figure = new_figure(12, 7.5, paper=PAPER)
     axes = figure.add_axes((0.065, 0.33, 0.735, 0.50), facecolor=PAPER)
@@ -110,7 +110,7 @@ def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | 
     _phases(axes, timeline)
     found = spikes(timeline)
     _number_spikes(axes, found)
-    _say_spikes(figure, found)
+    _list_spikes(figure, found)
     figure.text(0.065, 0.965, heading, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.065, 0.925, _verdict(prediction), size=10, color=INK, va="top", parse_math=False)
     axes.legend(
@@ -120,7 +120,7 @@ def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | 
 
 
 def spikes(timeline: Timeline) -> list[Spike]:
-    """The highest point of each phase, in order; the highest phases where there are many."""
+    """Return the highest point of each phase, in order; only the highest ones where there are many."""
     allocated = timeline.allocated_bytes()
     marks = phases(timeline)
     ends = [*(point for point, _ in marks[1:]), len(allocated)]
@@ -135,7 +135,7 @@ def spikes(timeline: Timeline) -> list[Spike]:
 
 def _areas(axes: Axes, timeline: Timeline) -> None:
     allocated = timeline.allocated_bytes()
-    keep = thinned(allocated, most=_POINTS)
+    keep = downsampled(allocated, most=_POINTS)
     shown = [category for category in CATEGORIES if timeline.live_bytes[category].any()]
     areas = axes.stackplot(
         keep,
@@ -159,22 +159,22 @@ def _areas(axes: Axes, timeline: Timeline) -> None:
 
 
 def _lay_over(axes: Axes, overlay: Overlay, timeline: Timeline) -> int:
-    """Draw the measured line; its highest point, in bytes."""
+    """Draw the measured line; return its highest point in bytes."""
     live = overlay.live_bytes - overlay.baseline_bytes
     x = aligned(len(live), overlay.marks, timeline)
-    keep = thinned(live, most=_POINTS)
+    keep = downsampled(live, most=_POINTS)
     axes.plot(x[keep], live[keep] / GIB, color=INK, lw=1.4, label=overlay.label.replace(", ", ",\n"))
     return int(live.max())
 
 
 def _device_line(axes: Axes, prediction: MemoryPrediction, top: int) -> None:
-    """What the device leaves to PyTorch, unless it lies far above all that is drawn. top: bytes."""
+    """Draw a line at what the device leaves to PyTorch, unless it lies far above everything else. top: bytes."""
     if prediction.budget_bytes is not None:
-        room = prediction.budget_bytes - prediction.outside_bytes
-        if room <= 2 * top:
+        available = prediction.budget_bytes - prediction.outside_bytes
+        if available <= 2 * top:
             label = f"{prediction.device}, less {gib(prediction.outside_bytes)} GiB\noutside PyTorch"
-            axes.axhline(room / GIB, color=LIMIT, lw=1.6, label=label)
-            top = max(top, room)
+            axes.axhline(available / GIB, color=LIMIT, lw=1.6, label=label)
+            top = max(top, available)
     axes.set_ylim(0, 1.04 * top / GIB)
 
 
@@ -192,7 +192,7 @@ def _frame(axes: Axes, num_points: int) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Names of the phases above the areas, each where it begins, in as many rows as keep them apart."""
+    """Write the names of the phases above the areas, each where it begins, in as many rows as keep them apart."""
     ends: list[float] = []  # of the last name in each row, in pixels
     for point, label in _named(phases(timeline)):
         text = axes.annotate(
@@ -222,7 +222,7 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
 
 
 def _named(marks: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
-    """The marks whose names have room: all, else where steps begin, or another phase does; else some of these."""
+    """Return the marks whose names fit: all, else those where a step or another phase begins, or some of these."""
     if len(marks) <= _MOST_NAMES:
         return marks
     steps = [(point, label.removesuffix(": forward")) for point, label in marks if label.endswith(": forward")]
@@ -232,7 +232,7 @@ def _named(marks: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
 
 
 def _number_spikes(axes: Axes, found: Sequence[Spike]) -> None:
-    """A number above each spike; higher where it would stand on another."""
+    """Draw a number above each spike; place it higher where it would cover another."""
     placed: list[tuple[float, float]] = []  # in points
     points_per_pixel = 72 / axes.figure.dpi
     for number, spike in enumerate(found, start=1):
@@ -255,8 +255,8 @@ def _number_spikes(axes: Axes, found: Sequence[Spike]) -> None:
         )
 
 
-def _say_spikes(figure: Figure, found: Sequence[Spike]) -> None:
-    """The list below the axes: what is at each number."""
+def _list_spikes(figure: Figure, found: Sequence[Spike]) -> None:
+    """Write the list below the axes that explains each number."""
     columns = (0.065, 0.092, 0.235, 0.325)
     heads = ("", "highest of", "GiB", "operator and module")
     highest = max((spike.live_bytes for spike in found), default=0)
@@ -273,23 +273,21 @@ def _cells(number: int, spike: Spike) -> tuple[str, str, str, str]:
 
 def _verdict(prediction: MemoryPrediction) -> str:
     allocated, reserved, total = prediction.allocated_bytes, prediction.reserved_bytes, prediction.total_bytes
-    figures_told = (
-        f"allocated {gib(allocated)} GiB at most, reserved {gib(reserved)}, with what lies outside {gib(total)}"
-    )
+    figures = f"allocated {gib(allocated)} GiB at most, reserved {gib(reserved)}, with what lies outside {gib(total)}"
     if prediction.budget_bytes is None:
-        return figures_told
+        return figures
     fits = "fits in" if prediction.fits else "does not fit in"
-    return f"{figures_told}: {fits} {gib(prediction.budget_bytes)} GiB"
+    return f"{figures}: {fits} {gib(prediction.budget_bytes)} GiB"
 
 
 Mark = tuple[int, str]  # (point, what begins there)
 
 
 def phases(timeline: Timeline) -> list[Mark]:
-    """The marks, and between them the turn from forward to backward or from prefill to decode.
+    """Return the marks, and between them the turns from forward to backward and from prefill to decode.
 
-    Named as a measurement names them: "step 1: forward", "step 1: backward", "step 1: optimizer"; of a batch that is
-    evaluated or generated for, "evaluate", "prefill" and "decode". A phase without points is left out.
+    They have the names of a measurement: "step 1: forward", "step 1: backward", "step 1: optimizer"; for evaluation
+    and generation "evaluate", "prefill" and "decode". A phase without points is left out.
     """
     ends = [point for point, _ in timeline.marks[1:]] + [len(timeline.places)]
     found: list[Mark] = []
@@ -300,9 +298,9 @@ def phases(timeline: Timeline) -> list[Mark]:
 
 
 def aligned(num_points: int, marks: Sequence[Mark], timeline: Timeline) -> NDArray[np.float64]:
-    """Where each measured point stands on the predicted axis: [num_points].
+    """Return the position of each measured point on the predicted axis: [num_points].
 
-    marks: the measurement's. Phases of one name are laid on each other, the points between them evenly.
+    marks: the measurement's. Phases of the same name are aligned, with the points between them spaced evenly.
     """
     there = dict(_numbered(phases(timeline)))
     pairs = [(0, 0)]
@@ -331,7 +329,7 @@ def _of_segment(timeline: Timeline, start: int, end: int, label: str) -> list[Ma
 
 
 def _numbered(marks: Sequence[Mark]) -> list[tuple[tuple[str, int], int]]:
-    """Each mark's name and how many of that name stand before it, with its point."""
+    """Pair each mark's name with the number of earlier marks of that name, and with its point."""
     seen: Counter[str] = Counter()
     found = []
     for point, label in marks:
@@ -344,7 +342,7 @@ _STEP = re.compile(r"step (\d+)(.*)")
 
 
 def with_steps(timeline: Timeline, num_steps: int) -> Timeline:
-    """The timeline with its last step repeated until there are so many; the same where there are as many or none."""
+    """Return the timeline with its last step repeated up to so many; unchanged if it has as many, or no steps."""
     numbered = [(point, match) for point, label in timeline.marks if (match := _STEP.fullmatch(label))]
     if not numbered:
         return timeline
@@ -366,10 +364,10 @@ def with_steps(timeline: Timeline, num_steps: int) -> Timeline:
     )
 
 
-def thinned(values: NDArray[np.int64], *, most: int) -> NDArray[np.intp]:
-    """Positions to keep, in order, at most `most`: the first and last, and each stretch's lowest and highest.
+def downsampled(values: NDArray[np.int64], *, most: int) -> NDArray[np.intp]:
+    """Return at most `most` positions to keep, in order: the first, the last, and each stretch's lowest and highest.
 
-    values: [E]. So no spike is lost, however short.
+    values: [E]. No spike is lost, however short.
     """
     num_points = len(values)
     if num_points <= most:

@@ -1,6 +1,6 @@
-"""Write a picture as a file: PNG, or one HTML file with its numbers that needs nothing else.
+"""Write a picture as a file: PNG, or one HTML file that holds its numbers, too, and needs nothing else.
 
-The page comes in light and dark. matplotlib, where it is installed, draws without a screen.
+The page follows the reader's light or dark theme. matplotlib, where it is installed, draws without a screen.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_picture(path: Path) -> None:
                 else "the picture has no ending",
                 where=str(path),
                 expected=" or ".join(_SUFFIXES),
-                fix="name the file memory.html, say",
+                fix="name the file memory.html, for example",
             )
         )
     require_matplotlib()
@@ -56,7 +56,7 @@ def check_picture(path: Path) -> None:
             Problem(
                 what=f"the picture cannot be written: {error.strerror}",
                 where=str(path),
-                fix="name a file in a folder of yours",
+                fix="name a file in a folder that you can write to",
             )
         ) from error
 
@@ -64,7 +64,7 @@ def check_picture(path: Path) -> None:
 def save_picture(
     figure: Figure, path: Path, *, title: str, tables: Sequence[PageTable], lines: Sequence[str] = ()
 ) -> None:
-    """Write the figure; an HTML file gets the tables and lines, too. An earlier picture of the name is replaced."""
+    """Write the figure; an HTML file gets the tables and lines, too. An earlier picture of that name is replaced."""
     if path.suffix.lower() == ".png":
         figure.savefig(path, dpi=_DOTS_PER_INCH)
     else:
@@ -90,28 +90,28 @@ i { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """A table of the page."""
+    """Hold a table of the page."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    colours: Sequence[str] = ()  # of each row, a square before its first cell; none where this is empty
+    colours: Sequence[str] = ()  # one for each row, shown as a square before its first cell; empty: no squares
     num_texts: int = 1  # cells at the left of a row that are words; the others are numbers
 
 
 def page(figure: Figure, *, title: str, tables: Sequence[PageTable], lines: Sequence[str] = ()) -> str:
-    """The file's text."""
+    """Return the text of the HTML file."""
     body = "\n".join([f'<div class="scroll">{svg(figure)}</div>', *(f"<p>{escape(line)}</p>" for line in lines)])
-    told = "\n".join(_table(table) for table in tables)
+    below = "\n".join(_table(table) for table in tables)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n{told}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n{below}\n</body>\n</html>\n"
     )
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an SVG element, its ink and paper in the page's colours; the same figure, the same text."""
+    """Return the figure as SVG, with ink and paper in the page's colours. Equal figures give equal texts."""
     import matplotlib as mpl
 
     stream = io.StringIO()
@@ -147,17 +147,17 @@ def _cell(tag: str, text: str, is_number: bool) -> str:
     return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
 
-INK, PAPER, FAINT = "#1A1A1B", "#FEFEFD", "#8A8A8B"  # each once only, so that a page can put its own in their place
+INK, PAPER, FAINT = "#1A1A1B", "#FEFEFD", "#8A8A8B"  # used for nothing else, so that a page can replace them by its own
 
 
 def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figure:
-    """An empty figure whose texts can be measured. Raises InputError where matplotlib is missing."""
+    """Return an empty figure whose texts can be measured. Raises InputError where matplotlib is missing."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     class Shown(Figure):
-        """In a notebook its picture is shown, whether or not pyplot was imported there."""
+        """Show the picture in a notebook, whether or not pyplot was imported there."""
 
         def _repr_png_(self) -> bytes:
             picture = BytesIO()

@@ -1,8 +1,8 @@
 """Show plans as tables: lengths of rows, costs of each strategy, phases of a run, and generation.
 
-For training the tables show how long the rows are, what each strategy would cost, and which one is taken; for a run
-whose effective batch moves, how long each phase is and what its steps take. For generation they show how long the
-prompts are, how many run together, and what that takes.
+For training, the tables show how long the rows are, what each strategy would cost, and which one is taken; for a run
+whose effective batch moves, how long each phase is and what its steps cost. For generation, they show how long the
+prompts are, how many run together, and what that costs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GENERATION_LEGEND = "from row: the longest prompts come first; tokens: prompt a
 
 
 def generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
-    """The whole plan for the terminal. title: of the model."""
+    """Return the whole plan for the terminal. title: of the model."""
     from rich.console import Group
     from rich.text import Text
 
@@ -52,7 +52,7 @@ def generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
 
 
 def generation_facts(plan: GenerationPlan) -> Iterator[tuple[str, str]]:
-    """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
+    """Yield labelled lines: what is taken and why, how long it takes, and what is worth knowing."""
     words = generation_words(plan)
     yield "memory", words["budget"]
     if plan.total_bytes is not None:
@@ -93,7 +93,7 @@ _PLAN_LEGEND = "widest: rows × tokens; GiB: needed in all; cuts: micro-batches 
 
 
 def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
-    """The whole plan for the terminal. title: of the model."""
+    """Return the whole plan for the terminal. title: of the model."""
     from rich.console import Group
     from rich.text import Text
 
@@ -120,12 +120,12 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
 
 
 def headline(plan: TrainingPlan, *, title: str) -> str:
-    """Model, batch and device in a line."""
+    """Name the model, batch and device in one line."""
     return f"{title}: train, updates of {training_words(plan)['batch']}, on {plan.budget.device}"
 
 
 def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """What is taken and why, how long it takes, and what is worth knowing: each with its label."""
+    """Yield labelled lines: what is taken and why, how long it takes, and what is worth knowing."""
     words = training_words(plan)
     yield "memory", words["budget"]
     yield from _too_large(plan.candidates)
@@ -144,18 +144,18 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _too_large(candidates: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
-    """Why ways do not fit; those with one reason come together."""
-    ways: dict[str, list[str]] = {}
+    """Say why strategies do not fit; those with the same reason share a line."""
+    by_reason: dict[str, list[str]] = {}
     for each in candidates:
         if not each.fits:
-            ways.setdefault(each.reason, []).append(str(each.way))
-    for reason, names in ways.items():
+            by_reason.setdefault(each.reason, []).append(str(each.way))
+    for reason, names in by_reason.items():
         every = len(names) == len(candidates) > 1
         yield "too large", f"{'every way' if every else '; '.join(names)}: {reason}"
 
 
 def labelled(lines: Iterable[tuple[str, str]]) -> Table:
-    """Lines beside their labels."""
+    """Set lines beside their labels."""
     from rich.table import Table
     from rich.text import Text
 
@@ -168,7 +168,7 @@ def labelled(lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
-    """Rows and tokens, and how the lengths are spread."""
+    """Say how many rows and tokens there are, and how the lengths are spread."""
     yield f"{format_count(lengths.num_rows, 'row')}, {format_count(lengths.num_tokens, 'token')}"
     yield (
         f"{lengths.shortest:,} to {format_count(lengths.longest, 'token')} a row: half up to {lengths.median:,}, "
@@ -177,7 +177,7 @@ def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
 
 
 def histogram_table(lengths: LengthSummary) -> Table:
-    """Rows by length, with bars."""
+    """Show the number of rows by length, with bars."""
     from rich.table import Table
     from rich.text import Text
 
@@ -213,7 +213,7 @@ def _candidates(plan: TrainingPlan) -> Table:
 
 
 def _figures(plan: TrainingPlan, candidate: Candidate) -> Iterator[str]:
-    """Widest micro-batch, bytes in all, padding, micro-batches and seconds; of what does not fit the longest row's."""
+    """Yield widest micro-batch, total bytes, padding, micro-batches and seconds; if too large, the longest row's."""
     if not candidate.fits:
         yield f"1 × {plan.lengths.longest:,}"
         yield gib(candidate.single_row_bytes)
@@ -270,11 +270,11 @@ _MEASURED_LEGEND = "batch: rows of an update. How many updates have it is measur
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
-_LONG = 10_000_000  # from here on three figures are enough
+_LONG = 10_000_000  # from here on, three figures are enough
 
 
 def phase_table(plan: TrainingPlan) -> Iterator[RenderableType]:
-    """The phases for the terminal, beginning with an empty line; nothing where the batch stands still."""
+    """Yield the phases for the terminal, after an empty line; nothing if the effective batch is constant."""
     from rich.text import Text
 
     if not plan.batch_moves or not plan.phases:
@@ -288,7 +288,7 @@ def phase_table(plan: TrainingPlan) -> Iterator[RenderableType]:
 
 
 def short_count(number: int) -> str:
-    """In three figures: 950, 1.25k, 453k, 1.25M."""
+    """Write a count in three figures: 950, 1.25k, 453k, 1.25M."""
     value, unit = float(number), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1

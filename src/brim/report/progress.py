@@ -31,13 +31,13 @@ _SMOOTHING = 0.9  # share of the past in the loss and the speed that are shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the line shows. With a total there is a bar, and the time that is left."""
+    """Hold what the line shows. With a total there is a bar, and the time that is left."""
 
     head: str
     text: str = ""
     done: int = 0
     total: int | None = None
-    left_s: float | None = None  # for where there is no bar, which knows it by itself
+    left_s: float | None = None  # for lines without a bar, which works it out by itself
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f"{format_seconds(self.left_s)} left"
@@ -45,10 +45,10 @@ class Shown:
 
 
 class LiveLine:
-    """The last line of a terminal or of a notebook's cell, which is rewritten; other lines are printed above it."""
+    """Rewrite the last line of a terminal or of a notebook's cell; other lines are printed above it."""
 
     def __init__(self, stream: IO[str], *, in_notebook: bool = False) -> None:
-        # rich's own display in notebooks needs ipywidgets; a carriage return does without, and every notebook knows it.
+        # rich's own display in notebooks needs ipywidgets; a carriage return does not, and works in every notebook.
         self._console = Console(file=stream, force_jupyter=False, highlight=False, markup=False, emoji=False)
         self._in_notebook = in_notebook
         self._bar: Progress | None = None
@@ -57,12 +57,12 @@ class LiveLine:
 
     @property
     def rewrites(self) -> bool:
-        """Whether there is a line that can be written anew."""
+        """Return whether there is a line that can be rewritten."""
         return self._in_notebook or self._console.is_terminal
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; 80 where there is none."""
+        """Return the columns of the terminal; 80 where there is none."""
         return self._console.width
 
     def print(self, text: str) -> None:
@@ -72,7 +72,7 @@ class LiveLine:
         self._last = time.monotonic()
 
     def show(self, shown: Shown) -> None:
-        """Show it in place of what was shown; where nothing can be rewritten, print it if that is long ago."""
+        """Replace the line; where it cannot be rewritten, print it, but only once every `_SECONDS_BETWEEN_LINES`."""
         if self._in_notebook:
             self._rewrite(shown)
         elif self._console.is_terminal:
@@ -124,18 +124,18 @@ def _columns(*, has_total: bool) -> tuple[ProgressColumn, ...]:
 
 
 class TrainProgress:
-    """Loss, tokens a second, memory and remaining time of a training run."""
+    """Show the loss, tokens a second, memory and remaining time of a training run."""
 
     def __init__(self, line: LiveLine) -> None:
         self._line = line
         self._loss = self._tokens_per_s = 0.0
-        self._tokens: int | None = None  # so far; None where a resumed run has not told yet
+        self._tokens: int | None = None  # so far; None in a resumed run before its first step
         self._steps_here = self._samples_here = self._total_samples = 0
         self._of_steps = ""
         self._started = 0.0
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
-        # Steps are of different sizes where the batch moves: what is left is counted in samples.
+        # Where the effective batch moves, steps differ in size: what is left is counted in samples.
         self._total_samples = total_samples
         self._of_steps = "" if total_steps is None else f"/{total_steps:,}"
         self._tokens = 0 if first_step == 0 else None
@@ -181,32 +181,32 @@ class TrainProgress:
             total=self._total_samples,
             left_s=(time.monotonic() - self._started) / self._samples_here * samples_left,
         )
-        if self._steps_here == 1 and self._line.rewrites:  # what earlier sessions did took no time here
+        if self._steps_here == 1 and self._line.rewrites:  # earlier sessions' steps must not count in this one's speed
             self._line.show(replace(shown, done=record["num_samples"] - record["effective_batch_size"]))
         self._line.show(shown)
 
 
 class RowProgress:
-    """What is being done, and how many rows of it are done."""
+    """Show what is being done, and how many of its rows are done."""
 
     def __init__(self, line: LiveLine) -> None:
         self._line, self._doing, self._num_rows = line, "", 0
 
     def begin(self, doing: str) -> None:
-        """This is done from now on, of which no row is done yet."""
+        """Begin another activity, of which no row is done yet."""
         self._doing, self._num_rows = doing, 0
         if self._line.rewrites:
             self._line.show(Shown(head=doing))
 
     def advance(self, num_rows: int) -> None:
-        """So many more rows are done."""
+        """Count so many more rows as done."""
         self._num_rows += num_rows
         rows = format_count(self._num_rows, "row")
         self._line.show(Shown(head=self._doing, text=rows) if self._doing else Shown(head=rows))
 
 
 def event_line(record: Record) -> str | None:
-    """Return an event of a run in one line; None where it is not worth one."""
+    """Return an event of a run as one line; None if it is not worth showing."""
     text = _text(record)
     return None if text is None else f"step {record['step']:,}  {text}"
 
@@ -221,17 +221,17 @@ def _text(record: Record) -> str | None:
     if event == "oom":
         return _out_of_memory(record)
     if event == "replay":
-        return f"begun anew, in {format_count(record['num_micro_batches'], 'micro-batch', 'micro-batches')}"
+        return f"restarted in {format_count(record['num_micro_batches'], 'micro-batch', 'micro-batches')}"
     if event == "cap":
         return f"limit of a micro-batch: {_amount(record, 'before')} -> {_amount(record, 'after')}"
     return str(event)
 
 
 def _out_of_memory(record: Record) -> str:
-    """Of a micro-batch, of rows without gradients, or of something that has no rows."""
+    """Say that memory ran out: for a micro-batch, for rows without gradients, or for something without rows."""
     where = f"memory ran out: {record['where']}"
     if "rows" not in record:
-        return f"{where}; tried once more"
+        return f"{where}; trying once more"
     text = f"{where}, {format_count(len(record['rows']), 'row')} of up to {record['padded_length']:,} tokens"
     if "rows_at_once" in record:
         return f"{text}; from now on {record['rows_at_once']:,} together"

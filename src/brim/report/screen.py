@@ -21,26 +21,27 @@ MOST_LINES = 8  # before the first step
 def show(line: str) -> None:
     """Show what brim does: notes on stderr, or in a notebook's cell, and a line that says how far it has come.
 
-    The default of `say`. With `say=None` nothing is shown; a function of your own is given each note, and nothing else.
+    This is the default of `say`. With `say=None`, nothing is shown; a function of yours is given each note and nothing
+    else.
     """
     if is_told(line):
         Screen()(line)
 
 
 class Listener(Observer, Protocol):
-    """Hears notes, what is being done, the steps of a run, and how many rows are done."""
+    """Hear notes, what is being done, the steps of a run, and how many rows are done."""
 
     def __call__(self, line: str) -> None: ...
 
     def advance(self, num_rows: int) -> None:
-        """So many more rows are done."""
+        """Count so many more rows as done."""
 
 
 @contextmanager
 def listening(say: Say | None) -> Iterator[Listener]:
-    """Whoever listens to what is done meanwhile; brim's own screen shows a card of the plan.
+    """Yield the listener for `say`; for the default it is brim's own screen, which shows a card of the plan.
 
-    Raises InputError for what cannot be called.
+    Raises InputError if `say` cannot be called.
     """
     given: object = say
     if given is not None and not callable(given):
@@ -50,14 +51,14 @@ def listening(say: Say | None) -> Iterator[Listener]:
         with Screen(is_short=True, hint="say=print") as screen:
             yield screen
     else:
-        yield say if isinstance(say, Screen) else _Ear(say)
+        yield say if isinstance(say, Screen) else _NotesOnly(say)
 
 
 class Screen:
-    """Notes and progress for people.
+    """Show notes and progress to people.
 
-    stream: default: stderr; in a notebook the cell's stdout, since stderr is shown there as if something had failed.
-    is_short: before the first step, or row, a card of at most eight lines. hint: how to see the other notes.
+    stream: default: stderr; in a notebook, the cell's stdout, since stderr is shown there as if something had failed.
+    is_short: show a card of at most eight lines before the first step or row. hint: how to see the other notes.
     """
 
     def __init__(self, stream: IO[str] | None = None, *, is_short: bool = False, hint: str = "") -> None:
@@ -103,12 +104,12 @@ class Screen:
 
 
 class PlanCard:
-    """The notes before the first step as a card of at most eight labelled lines.
+    """Collect the notes before the first step into a card of at most eight labelled lines.
 
     What the run takes comes first, a line each: model, data, batch, memory, time. What changes what is learned is never
-    left out: it shares lines, in short, where it would take too many. Other notes are shown as far as there is room,
-    and the last line counts what is left and says where it is. Afterwards each note is shown as it comes, but for
-    details.
+    left out: such notes are shortened and share lines where they would take too many. Other notes are shown as far as
+    they fit, and the last line counts the rest and says where they are. After the card, each note is shown as it comes,
+    except for details.
     """
 
     def __init__(self, *, hint: str = "") -> None:
@@ -120,7 +121,7 @@ class PlanCard:
         self._is_shown = False
 
     def take(self, line: str) -> bool:
-        """Return whether this note is to be shown now, by itself: the card has been shown."""
+        """Collect a note; return whether to show it now, by itself, because the card has been shown."""
         kind = kind_of(line)
         if kind == "rest":
             self._rest = line
@@ -137,7 +138,7 @@ class PlanCard:
         return False
 
     def end(self) -> list[tuple[str, str]]:
-        """Return the card's lines, label and text, once; nothing where it has been shown."""
+        """Return the card's lines, each a label and a text; nothing if they have been returned before."""
         if self._is_shown:
             return []
         self._is_shown = True
@@ -146,11 +147,11 @@ class PlanCard:
         if of_rows:
             place = next((number for number, (label, _) in enumerate(lines) if label == "data"), len(lines) - 1)
             lines.insert(place + 1, ("" if lines else "data", of_rows))
-        grouped = in_lines([note for note in self._warnings if note not in of_rows], room=MOST_LINES - 1 - len(lines))
+        grouped = in_lines([note for note in self._warnings if note not in of_rows], most=MOST_LINES - 1 - len(lines))
         lines += [("" if number else "watch", group) for number, group in enumerate(grouped)]
         shortened = sum(short_of(note) != note for note in self._warnings)
-        num_left, room = self._num_details + shortened + len(self._others), MOST_LINES - len(lines)
-        shown = self._others if num_left == len(self._others) <= room else self._others[: room - 1]
+        num_left, capacity = self._num_details + shortened + len(self._others), MOST_LINES - len(lines)
+        shown = self._others if num_left == len(self._others) <= capacity else self._others[: capacity - 1]
         lines += [("" if number else "note", [note]) for number, note in enumerate(shown)]
         card = [(label, "; ".join(map(short_of, notes))) for label, notes in lines]
         num_left -= len(shown)
@@ -160,49 +161,49 @@ class PlanCard:
         return card
 
 
-_OF_ROWS = "rows"  # notes on what became of them stand beneath the data
+_OF_ROWS = "rows"  # topic of the notes on what became of rows, which stand below the data
 
 
 _LABELS = ("model", "data", "batch", "memory", "time")
 
 
-_LABEL_CHARACTERS = 8  # the longest label, and two between it and its text
+_LABEL_CHARACTERS = 8  # the longest label, and two spaces before the text
 
 
 _MOST_CHARACTERS = 100  # of a line on a wide terminal
 
 
 def wrapped(label: str, text: str, *, width: int) -> str:
-    """Return a line of a card, broken where it is longer than the screen, under its text's beginning."""
+    """Return a line of a card; where it is wider than the screen, it is wrapped and aligned below its text."""
     width = max(min(width, _MOST_CHARACTERS), 3 * _LABEL_CHARACTERS)
-    told = textwrap.wrap(text, width - _LABEL_CHARACTERS, break_long_words=False, break_on_hyphens=False)
-    return f"{label:<{_LABEL_CHARACTERS}}" + f"\n{'':{_LABEL_CHARACTERS}}".join(told)
+    lines = textwrap.wrap(text, width - _LABEL_CHARACTERS, break_long_words=False, break_on_hyphens=False)
+    return f"{label:<{_LABEL_CHARACTERS}}" + f"\n{'':{_LABEL_CHARACTERS}}".join(lines)
 
 
-def in_lines(notes: Sequence[str], *, room: int) -> list[list[str]]:
-    """The notes of each line, of so many at most: those on a topic together where there is no room for each."""
-    if len(notes) <= room:
+def in_lines(notes: Sequence[str], *, most: int) -> list[list[str]]:
+    """Put the notes on at most so many lines: one for each note, or else one for each topic."""
+    if len(notes) <= most:
         return [[note] for note in notes]
     by_topic: dict[str, list[str]] = {}
     for note in notes:
         by_topic.setdefault(topic_of(note), []).append(note)
     lines = list(by_topic.values())
-    return lines if len(lines) <= room else [*lines[: room - 1], [note for said in lines[room - 1 :] for note in said]]
+    return lines if len(lines) <= most else [*lines[: most - 1], [note for line in lines[most - 1 :] for note in line]]
 
 
 def both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return what tells a number of rows to both; to the first alone where there is no second."""
+    """Return a function that passes a number of rows to both; to the first alone if there is no second."""
 
-    def tell(num_rows: int) -> None:
+    def call_both(num_rows: int) -> None:
         first(num_rows)
         if second is not None:
             second(num_rows)
 
-    return tell
+    return call_both
 
 
-class _Ear:
-    """A function of somebody else's, which is given the notes; None: nobody is."""
+class _NotesOnly:
+    """Pass the notes to a function of the caller's, and ignore everything else. say: None for silence."""
 
     def __init__(self, say: Say | None) -> None:
         self._say = say
@@ -225,7 +226,7 @@ class _Ear:
 
 
 def _in_notebook() -> bool:
-    """Whether this runs in a kernel of IPython's, whose output is shown beneath a cell."""
+    """Return whether this runs in an IPython kernel, whose output is shown below a cell."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 _GAP = 2.5  # squares between piles
 
 
-_LABELS = 8.0  # squares at the right, for the devices' names
+_LABELS = 8.0  # width for the devices' names at the right, in squares
 
 
-_SIDE = 0.86  # of a square
+_SIDE = 0.86  # of a square that is drawn, as a share of its place
 
 
 _JOINT = (1 - _SIDE) / 2
 
 
-_PAGE_INCHES, _WIDTH_INCHES = 12.0, 9.9  # of the figure and of the axes
+_PAGE_INCHES, _WIDTH_INCHES = 12.0, 9.9  # widths of the figure and of the axes
 
 
 _MOST_INCHES = 5.4  # height of the highest pile
@@ -39,7 +39,7 @@ _LINE_INCHES = 0.2  # between the names of devices
 
 
 def squares_plot(ways: Sequence[Filled], *, title: str, subtitle: str, cards: Mapping[str, int]) -> Figure:
-    """A pile for each way. cards: bytes of the devices that are drawn across, by name."""
+    """Draw a pile for each way to run. cards: bytes of the devices that are drawn as lines across, by name."""
     most_bytes = max([each.total_bytes for each in ways] + list(cards.values()))
     square_bytes = square_bytes_for(most_bytes)
     highest = most_bytes / square_bytes
@@ -67,7 +67,7 @@ def squares_plot(ways: Sequence[Filled], *, title: str, subtitle: str, cards: Ma
 
 
 def _inches(wide: int, highest: float, num_piles: int) -> float:
-    """The side of a square when piles are so many squares wide and all of them are to be seen."""
+    """Return the largest side of a square with which all piles, so many squares wide, fit into the figure."""
     width = num_piles * (wide + _GAP) + _LABELS
     return min(_WIDTH_INCHES / width, _MOST_INCHES / (highest / wide + 1))
 
@@ -109,7 +109,7 @@ def _pile(axes: Axes, way: Filled, *, square_bytes: int, left: float, wide: int)
 def _cards(
     axes: Axes, cards: Mapping[str, int], *, square_bytes: int, lefts: Sequence[float], wide: int, apart: float
 ) -> None:
-    """Where a device is full, as a step between squares across each pile; names that would touch are moved up."""
+    """Draw where each device is full, as a step between squares across each pile; move up names that would touch."""
     right = lefts[-1] + wide + 0.5
     least = -apart
     for name, num_bytes in sorted(cards.items(), key=lambda card: card[1]):
