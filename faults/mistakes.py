@@ -150,7 +150,7 @@ def _in_the_configuration() -> Iterator[BadInput]:
         "did you mean config.yaml?",
     )
     yield _mistake(
-        f"check {'x' * 300}", "no such file or folder", "check the path; it is taken from the current folder"
+        f"check {'x' * 300}", "no such file or folder", "check the path; it is relative to the current folder"
     )
     other_name = (_gone("config.yaml"), _file("c.yaml", _BLOCK))
     yield _mistake("check .", "name the file: c.yaml", edits=other_name)
