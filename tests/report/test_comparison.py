@@ -22,7 +22,7 @@ from brim.report import (
     summaries,
     verdict,
 )
-from brim.report.curves import COLOURS, levelled, look, of_evaluations, of_training
+from brim.report.curves import COLOURS, demeaned, look, of_evaluations, of_training
 from brim.train import Curve
 
 
@@ -225,11 +225,11 @@ def test_evaluations_after_as_many_steps_go_together_and_others_are_drawn_straig
 
 
 def losses_levelled(**runs):
-    """The losses of each configuration after its seeds are levelled; each is given as losses by seed."""
+    """The losses of each configuration after its seeds are demeaned; each is given as losses by seed."""
     curves = {
         name: {seed: curve(range(1, len(loss) + 1), loss) for seed, loss in enumerate(of)} for name, of in runs.items()
     }
-    return {name: [each.loss for each in found] for name, found in levelled(curves).items()}
+    return {name: [each.loss for each in found] for name, found in demeaned(curves).items()}
 
 
 def test_what_a_seed_adds_to_all_is_taken_away_and_differences_stay():
@@ -242,6 +242,6 @@ def test_what_a_seed_adds_to_all_is_taken_away_and_differences_stay():
 
 
 def test_a_level_counts_tokens():
-    found = levelled({"a": {1: curve((1, 2), (4.0, 1.0), (1, 2)), 2: curve((1, 2), (2.0, 2.0))}})
+    found = demeaned({"a": {1: curve((1, 2), (4.0, 1.0), (1, 2)), 2: curve((1, 2), (2.0, 2.0))}})
     assert found["a"][0].loss == pytest.approx((4.0, 1.0))  # both levels are 2
     assert found["a"][1].loss == pytest.approx((2.0, 2.0))

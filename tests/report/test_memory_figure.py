@@ -13,7 +13,7 @@ from tests.report.overlaps import assert_no_words_stand_on_each_other
 from brim.memory import Timeline
 from brim.memory.trace import CATEGORIES, Place
 from brim.report import LOOKS, Overlay, memory_plot
-from brim.report.memory_figure import Spike, aligned, phases, spikes, thinned, with_steps
+from brim.report.memory_figure import Spike, aligned, phases, spikes, downsampled, with_steps
 
 
 @pytest.fixture
@@ -187,16 +187,16 @@ def test_unknown_names_and_a_single_point_do_no_harm():
 
 
 def test_few_points_and_spikes_of_one_point_are_kept():
-    assert thinned(np.array([3, 1, 2]), most=3).tolist() == [0, 1, 2]
+    assert downsampled(np.array([3, 1, 2]), most=3).tolist() == [0, 1, 2]
     values = np.zeros(10_000, dtype=np.int64)
     values[4_321] = 7
-    assert 4_321 in thinned(values, most=100)
+    assert 4_321 in downsampled(values, most=100)
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=400), st.integers(6, 60))
 def test_order_ends_and_extremes_are_kept(values, most):
     values = np.array(values)
-    kept = thinned(values, most=most)
+    kept = downsampled(values, most=most)
     assert len(kept) <= most
     assert (np.diff(kept) > 0).all()
     assert kept[0] == 0
