@@ -84,7 +84,7 @@ USAGE = {
     "train": ("brim train needs CONFIG_OR_RUN", "A YAML file, or the folder of a run or of a base model"),
     "upload run": ("brim upload needs ORG/NAME", "The repository"),
     "export run": ("brim export needs --output DIR", "A new or an empty folder"),
-    "train config.yaml --dataset": ("--dataset is given nothing", "--dataset FILE: csv"),
+    "train config.yaml --dataset": ("--dataset has no value", "--dataset FILE: csv"),
     "train config.yaml --resume=true": ("--resume takes no value", "write --resume alone"),
     "check config.yaml --show x": ("--show is 'x'", "a whole number of at least 0"),
     "check config.yaml --show=-1": ("--show is '-1'", "a whole number of at least 0"),

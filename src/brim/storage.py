@@ -312,7 +312,7 @@ def writing(what: str, where: Path) -> Iterator[None]:
             Problem(
                 what=f"{what} could not be written: {reason}",
                 where=str(where),
-                fix="free some space or make the folder writable, then continue with --resume",
+                fix="make room or make the folder writable, then continue with --resume",
             )
         ) from error
 

@@ -196,7 +196,7 @@ def test_a_mistake_of_brims_shows_its_traceback_without_secrets(failing, monkeyp
     assert code == 1
     assert err.startswith("Traceback (most recent call last):\n")
     assert "KeyError: '***\\x1b[31m'" in err
-    assert err.endswith("brim: this is a mistake of brim's own; please report it with the lines above\n")
+    assert err.endswith("brim: this is a bug in brim; please report it with the lines above\n")
     assert SECRET not in err
     assert "RuntimeError: odd" in failing(RuntimeError("odd"))[2], "which is no lack of memory"
 

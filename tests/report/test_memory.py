@@ -73,7 +73,7 @@ def test_the_other_way_stands_beside_the_one_that_would_start():
 )
 def test_the_largest_part_is_told_with_the_key_that_lowers_it_unless_that_is_done(changes, part, key, is_advised):
     told = " ".join(printed(**changes).split())
-    assert f"the most is {part}" in told
+    assert f"the largest part is {part}" in told
     assert (key in told) is is_advised
 
 

@@ -77,7 +77,7 @@ def check(
         return
     for note in notes:
         print(note)
-    context = f"{folder.context_length:,} tokens of context" if folder.context_length else "no limit of context"
+    context = f"{folder.context_length:,} tokens of context" if folder.context_length else "no limit on its context"
     verdict = "right, but not for this machine" if any(kind_of(line) == "warning" for line in lacking) else "right"
     print(f"{loaded.name}: the configuration is {verdict}; {folder.config['model_type']} with {context}")
     if report is None:
@@ -151,7 +151,7 @@ def advice_lines(findings: Sequence[Finding], *, name: str, width: int) -> Itera
     if not findings:
         yield "advice: none"
         return
-    yield "advice (it stops nothing; docs/data-advice.md has the reasons, --rows the rows):"
+    yield "advice (it stops nothing; docs/data-advice.md has the reasons, --rows writes the rows):"
     for number, finding in enumerate(findings, start=1):
         yield from wrapped(f"{number:2}. {finding.what}", width)
         yield from wrapped(f"    → {finding.fix}", width, indent=6)

@@ -62,7 +62,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again when it exits
         sys.exit(1)
     except OSError as error:
-        # A full disk or a file that has vanished: not a mistake of brim's, so a traceback helps nobody.
+        # A full disk or a file that has vanished: not a bug in brim, so a traceback helps nobody.
         _tell(type(error).__name__, [Problem(what=str(error))], 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
@@ -120,11 +120,11 @@ def _require_no_secrets() -> None:
 
 
 def _leave_with_traceback() -> NoReturn:
-    """Exit with a masked traceback, for a mistake of brim's own: a library's message in it may repeat a token."""
+    """Exit with a masked traceback, for a bug in brim: a library's message in it may repeat a token."""
     from brim.cli.options import plain
 
     print(plain(traceback.format_exc().strip()), file=sys.stderr)
-    _leave("this is a mistake of brim's own; please report it with the lines above", 1)
+    _leave("this is a bug in brim; please report it with the lines above", 1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -108,7 +108,7 @@ def comparison_notes(
 
 
 def _counted(split: str) -> Iterator[str]:
-    yield "every run went to its end: without trainer.early_stop, and its last weights count, not its best"
+    yield "every run was trained to its end, without trainer.early_stop; its last weights count, not its best"
     if split == "train":
         yield (
             "not every run was evaluated on validation rows: the loss is the training's, the mean of the last tenth of "
@@ -136,7 +136,7 @@ def _unequal(runs: Mapping[str, Runs], rows: Mapping[tuple[str, int], Mapping[st
         yield from _tokens(name, first_name, both)
         yield from _evaluated(name, first_name, both, split)
         if any(_other_rows(rows, name, first_name, seed) for seed in found):
-            yield f"{name} does not have the same rows as {first_name}: other ones were left out (see ledger.parquet)"
+            yield f"{name} does not have the same rows as {first_name}: different ones were left out (see ledger.parquet)"
 
 
 def _tokens(name: str, first_name: str, both: Sequence[tuple[RunFigures, RunFigures]]) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _tokens(name: str, first_name: str, both: Sequence[tuple[RunFigures, RunFigu
     if abs(ours - theirs) > _SAME * theirs:
         yield (
             f"not equal in tokens: {name} was trained on {ours:,.0f}, {first_name} on {theirs:,.0f} "
-            f"({ours / theirs - 1:+.1%}); the rows are as many, but not the tokens of a row"
+            f"({ours / theirs - 1:+.1%}); they have equally many rows, but not equally many tokens a row"
         )
 
 
@@ -154,7 +154,7 @@ def _evaluated(name: str, first_name: str, both: Sequence[tuple[RunFigures, RunF
             ours, theirs = run.evaluated_tokens.get(each), first.evaluated_tokens.get(each)
             if ours is not None and theirs is not None and ours != theirs:
                 yield (
-                    f"the {each} losses of {name} and {first_name} are means over other tokens, {ours:,} and "
+                    f"the {each} losses of {name} and {first_name} are means over different tokens, {ours:,} and "
                     f"{theirs:,}: their difference is not one of learning alone"
                 )
                 break

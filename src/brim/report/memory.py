@@ -199,11 +199,11 @@ def _largest(prediction: MemoryPrediction) -> Iterator[str]:
     if prediction.phase == "train":
         part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
         is_taken = {"weights": prediction.quantization_bits == 4, "logits_and_loss": prediction.has_chunked_loss}
-        ways = [_LESS[part]] if part in _LESS and not is_taken.get(part) else []
+        remedies = [_LESS[part]] if part in _LESS and not is_taken.get(part) else []
         if part == "activations" and not prediction.gradient_checkpointing:
-            ways.append(_CHECKPOINTING)
-        less = f": {'; '.join(ways)}" if ways else ""
-        yield f"the most is {LOOKS[part].label}, {gib(prediction.by_category[part])} GiB{less}"
+            remedies.append(_CHECKPOINTING)
+        less = f": {'; '.join(remedies)}" if remedies else ""
+        yield f"the largest part is {LOOKS[part].label}, {gib(prediction.by_category[part])} GiB{less}"
 
 
 def _beside_reports(prediction: MemoryPrediction) -> Iterator[str]:
