@@ -366,7 +366,7 @@ def test_without_training_there_is_a_note_on_what_has_no_effect(zero_shot, sums_
 
 def test_several_processes_are_refused(config, sums_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(brim.InputError, match=r"WORLD_SIZE: several processes are not supported yet.* asks for 2\n  fix"):
+    with pytest.raises(brim.InputError, match=r"WORLD_SIZE: several processes are not supported.* asks for 2\n  fix"):
         brim.Model(config).train(sums_file, output_directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "1")

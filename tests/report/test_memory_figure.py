@@ -13,7 +13,7 @@ from tests.report.overlaps import assert_no_words_stand_on_each_other
 from brim.memory import Timeline
 from brim.memory.trace import CATEGORIES, Place
 from brim.report import LOOKS, Overlay, memory_plot
-from brim.report.memory_figure import Spike, aligned, phases, spikes, downsampled, with_steps
+from brim.report.memory_figure import Spike, aligned, downsampled, phases, spikes, with_steps
 
 
 @pytest.fixture

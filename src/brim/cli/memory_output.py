@@ -126,13 +126,13 @@ def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
 def compared_tables(found: Sequence[Compared]) -> list[PageTable]:
     """Return tables of GiB by part and variant, and of what each variant changes and where it fits."""
     parts: list[Part] = [*CATEGORIES, "unused", "outside"]
-    by_way = [total_by_part(each.prediction) for each in found]
-    shown = [part for part in parts if any(way[part] for way in by_way)]
+    by_variant = [total_by_part(each.prediction) for each in found]
+    shown = [part for part in parts if any(each[part] for each in by_variant)]
     return [
         PageTable(
             caption="GiB at the peak",
             heads=("part", *(each.variant.name for each in found)),
-            rows=[(LOOKS[part].label, *(gib(way[part]) for way in by_way)) for part in shown]
+            rows=[(LOOKS[part].label, *(gib(each[part]) for each in by_variant)) for part in shown]
             + [("needed on the device", *(gib(each.prediction.total_bytes) for each in found))],
             colours=[*(LOOKS[part].colour for part in shown), "transparent"],
         ),

@@ -333,9 +333,7 @@ def _wrong_parameter(error: Exception, verb: str, parameter: Any, arguments: Seq
     if parameter.is_flag:
         return Problem(what=f"{name} takes no value", where=_PLACE, fix=f"write {name} alone, or leave it out")
     if type(error).__name__ == "BadOptionUsage" or given is None:
-        return Problem(
-            what=f"{name} has no value", where=_PLACE, expected=f"{written}: {parameter.help.rstrip('.')}"
-        )
+        return Problem(what=f"{name} has no value", where=_PLACE, expected=f"{written}: {parameter.help.rstrip('.')}")
     return Problem(what=f"{name} is {given!r}", where=_PLACE, expected=_numbers(parameter))
 
 

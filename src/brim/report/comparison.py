@@ -136,7 +136,7 @@ def _unequal(runs: Mapping[str, Runs], rows: Mapping[tuple[str, int], Mapping[st
         yield from _tokens(name, first_name, both)
         yield from _evaluated(name, first_name, both, split)
         if any(_other_rows(rows, name, first_name, seed) for seed in found):
-            yield f"{name} does not have the same rows as {first_name}: different ones were left out (see ledger.parquet)"
+            yield f"{name} and {first_name} do not have the same rows: different ones were left out (ledger.parquet)"
 
 
 def _tokens(name: str, first_name: str, both: Sequence[tuple[RunFigures, RunFigures]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Draw several ways to run as piles of squares, beside each other, with devices as lines across."""
+"""Draw the variants of a run as piles of squares, beside each other, with devices as lines across."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _HEAD_INCHES, _FOOT_INCHES, _ABOVE_INCHES = 1.0, 0.8, 0.35  # titles, names belo
 _LINE_INCHES = 0.2  # between the names of devices
 
 
-def squares_plot(ways: Sequence[Filled], *, title: str, subtitle: str, cards: Mapping[str, int]) -> Figure:
-    """Draw a pile for each way to run. cards: bytes of the devices that are drawn as lines across, by name."""
-    most_bytes = max([each.total_bytes for each in ways] + list(cards.values()))
+def squares_plot(variants: Sequence[Filled], *, title: str, subtitle: str, cards: Mapping[str, int]) -> Figure:
+    """Draw a pile for each variant. cards: bytes of the devices that are drawn as lines across, by name."""
+    most_bytes = max([each.total_bytes for each in variants] + list(cards.values()))
     square_bytes = square_bytes_for(most_bytes)
     highest = most_bytes / square_bytes
-    wide = max(range(3, 21), key=lambda each: _inches(each, highest, len(ways)))
-    inches = _inches(wide, highest, len(ways))
+    wide = max(range(3, 21), key=lambda each: _inches(each, highest, len(variants)))
+    inches = _inches(wide, highest, len(variants))
     height = (highest / wide + 1) * inches + _ABOVE_INCHES
     whole = height + _HEAD_INCHES + _FOOT_INCHES
     figure = new_figure(_PAGE_INCHES, whole, paper=PAPER)
@@ -55,13 +55,13 @@ def squares_plot(ways: Sequence[Filled], *, title: str, subtitle: str, cards: Ma
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
-    lefts = [number * (wide + _GAP) for number in range(len(ways))]
-    for left, way in zip(lefts, ways, strict=True):
-        _pile(axes, way, square_bytes=square_bytes, left=left, wide=wide)
+    lefts = [number * (wide + _GAP) for number in range(len(variants))]
+    for left, variant in zip(lefts, variants, strict=True):
+        _pile(axes, variant, square_bytes=square_bytes, left=left, wide=wide)
     _cards(axes, cards, square_bytes=square_bytes, lefts=lefts, wide=wide, apart=_LINE_INCHES / inches)
     figure.text(0.03, 1 - 0.25 / whole, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.03, 1 - 0.56 / whole, subtitle, size=10, color=INK, va="top", parse_math=False)
-    shown = {part for way in ways for part in squares(way.parts, square_bytes=square_bytes)}
+    shown = {part for variant in variants for part in squares(variant.parts, square_bytes=square_bytes)}
     _legend(figure, shown, square_bytes=square_bytes, top=1 - _HEAD_INCHES / whole)
     return figure
 
@@ -72,16 +72,16 @@ def _inches(wide: int, highest: float, num_piles: int) -> float:
     return min(_WIDTH_INCHES / width, _MOST_INCHES / (highest / wide + 1))
 
 
-def _pile(axes: Axes, way: Filled, *, square_bytes: int, left: float, wide: int) -> None:
+def _pile(axes: Axes, variant: Filled, *, square_bytes: int, left: float, wide: int) -> None:
     from matplotlib.patches import Rectangle
 
-    filled = squares(way.parts, square_bytes=square_bytes)
+    filled = squares(variant.parts, square_bytes=square_bytes)
     for number, part in enumerate(filled):
         x, y = left + number % wide, number // wide
         axes.add_patch(Rectangle((x, y), _SIDE, _SIDE, facecolor=LOOKS[part].colour, linewidth=0))
     middle = left + (wide - 1 + _SIDE) / 2
     axes.annotate(
-        f"{gib(way.total_bytes)} GiB",
+        f"{gib(variant.total_bytes)} GiB",
         (middle, -(-len(filled) // wide)),
         xytext=(0, 4),
         textcoords="offset points",
@@ -93,7 +93,7 @@ def _pile(axes: Axes, way: Filled, *, square_bytes: int, left: float, wide: int)
         zorder=4,
     )
     axes.annotate(
-        way.name.replace(" + ", "\n+ "),
+        variant.name.replace(" + ", "\n+ "),
         (middle, 0),
         xytext=(0, -6),
         textcoords="offset points",
