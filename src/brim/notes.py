@@ -15,7 +15,7 @@ Say: TypeAlias = Callable[[str], None]  # takes a line for a person; a plain str
 
 
 class Note(str):
-    """A line for a person. It is a string, so that `print` and a list take it as it is.
+    """Hold a line for a person, as a string, so that `print` and a list take it as it is.
 
     topic: warnings on the same topic share a line where there are too many for a line each. short: what is shown of it
     there; default: all of it.

@@ -78,9 +78,7 @@ def open_session(config: Config) -> Session:
 def _stored_bits(config: Config, settled: Config) -> list[Choice]:
     if settled.quantization is None or config.quantization is not None:
         return []
-    return [
-        Choice(key="quantization.bits", value=settled.quantization.bits, reason="the base model is stored this way")
-    ]
+    return [Choice(key="quantization.bits", value=settled.quantization.bits, reason="as the base model is stored")]
 
 
 def dataset_of(config: Config, given: Data | None) -> Data:
@@ -99,7 +97,7 @@ def dataset_of(config: Config, given: Data | None) -> Data:
 
 
 def with_dataset(session: Session, dataset: Data) -> Session:
-    """Put the data set's path into the session's configuration, so that a run's folder says what it learned from.
+    """Return the session with the data set's path in its configuration, so that the run's folder names its data.
 
     Data that is not in a file has no path, and then none is named.
     """
@@ -108,7 +106,7 @@ def with_dataset(session: Session, dataset: Data) -> Session:
 
 
 def with_labels(session: Session, source: Source) -> Session:
-    """Put the labels of the category into the session, if they are to come from the data.
+    """Return the session with the labels of its category, if they are to come from the data.
 
     Raises DataError and ConfigError as `with_labels_of_data`.
     """
@@ -121,7 +119,7 @@ def with_labels(session: Session, source: Source) -> Session:
 
 
 def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Session:
-    """Change values in sections of the session's configuration, checked like those of a configuration file.
+    """Return the session with other values in sections of its configuration, checked like those of a file.
 
     Raises ConfigError.
     """
@@ -138,7 +136,7 @@ def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Ses
 
 
 def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
-    """Add choices that could only be made later to the session's choices and to its configuration."""
+    """Return the session with choices that could only be made later, also in its configuration."""
     config, settled = session.config, {choice.key for choice in choices}
     for choice in choices:
         section, _, key = choice.key.partition(".")
@@ -149,7 +147,7 @@ def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
 
 
 def with_rows(session: Session, num_rows: int) -> Session:
-    """Bound a default effective batch by the number of rows that the run is trained on."""
+    """Return the session with a default effective batch that is no larger than the number of rows."""
     config, choices = bounded_by_rows(session.config, session.choices, num_rows)
     return replace(session, config=config, choices=choices)
 
@@ -207,7 +205,7 @@ _KEY = "generation.max_new_tokens"
 
 
 def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resolution:
-    """Limit generation to the tokens of the longest label and its end, so that no more are planned for.
+    """Limit generation to the tokens of the longest label and its end, so that no more than these are planned for.
 
     This holds if nothing but a label can be generated and, where no length is set, for labels that are learned.
     Raises ConfigError if a length that is set cuts a label.

@@ -124,7 +124,7 @@ def test_a_saved_quantised_model_opens_and_is_the_same(teachable_base, sums_file
     said = []
     trained = brim.Model(config(tmp_path / "saved" / "model", None))
     trained.train(sums_file, output_directory=tmp_path / "run", say=said.append)
-    assert f"quantization.bits: {quantization['bits']} (the base model is stored this way)" in said
+    assert f"quantization.bits: {quantization['bits']} (as the base model is stored)" in said
     assert losses(tmp_path / "run")[-1] < 0.9 * losses(tmp_path / "run")[0]  # 0.74 and less
     assert brim.Model.load(tmp_path / "run").config.quantization.bits == quantization["bits"]
 
