@@ -95,9 +95,9 @@ def test_a_card_s_lines_have_their_order_and_rows_stand_with_the_data():
 def test_lines_on_one_topic_are_put_together_where_there_is_no_room_for_each():
     runs = [warning(f"{number} runs", topic="run") for number in range(3)]
     key = warning("epochs has no effect", topic="configuration")
-    assert in_lines([*runs, key], room=4) == [[runs[0]], [runs[1]], [runs[2]], [key]]
-    assert in_lines([*runs, key], room=3) == [runs, [key]]
-    assert in_lines([*runs, key], room=1) == [[*runs, key]]
+    assert in_lines([*runs, key], most=4) == [[runs[0]], [runs[1]], [runs[2]], [key]]
+    assert in_lines([*runs, key], most=3) == [runs, [key]]
+    assert in_lines([*runs, key], most=1) == [[*runs, key]]
 
 
 def test_the_last_line_says_where_the_others_are_and_what_comes_later_is_shown_at_once():
