@@ -63,10 +63,8 @@ def require_extra(extra: str, *packages: str, what: str, otherwise: str) -> None
             import_module(package)
         except ImportError as error:
             raise InputError(
-                Problem(
-                    what=f"{what} needs {package}, which cannot be imported: {error}",
-                    fix=f"pip install 'brim[{extra}]', or {otherwise}",
-                )
+                what=f"{what} needs {package}, which cannot be imported: {error}",
+                fix=f"pip install 'brim[{extra}]', or {otherwise}",
             ) from error
 
 

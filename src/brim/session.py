@@ -19,7 +19,7 @@ from brim.data import local_folder, with_labels_of_data
 from brim.data.chat import settled_day
 from brim.data.read import Data, Files, Source, absolute_files, is_files
 from brim.data.tokens import TextEncoder, label_room, learned_label_room, load_encoder
-from brim.errors import ConfigError, InputError, Problem
+from brim.errors import ConfigError, InputError
 from brim.models import (
     ModelFolder,
     continued,
@@ -88,11 +88,9 @@ def dataset_of(config: Config, given: Data | None) -> Data:
     if config.dataset is not None:
         return config.dataset
     raise ConfigError(
-        Problem(
-            what="there is no data set",
-            expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
-            fix="name a csv, tsv, json, jsonl or parquet file, or a saved datasets folder",
-        )
+        what="there is no data set",
+        expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+        fix="name a csv, tsv, json, jsonl or parquet file, or a saved datasets folder",
     )
 
 
@@ -169,11 +167,9 @@ def _require_one_process() -> None:
     num_processes = os.environ.get("WORLD_SIZE", "")
     if num_processes.isdecimal() and int(num_processes) > 1:
         raise InputError(
-            Problem(
-                what=f"several processes are not supported yet, but the environment asks for {num_processes}",
-                where="WORLD_SIZE",
-                fix="start one process, without torchrun or accelerate launch",
-            )
+            what=f"several processes are not supported yet, but the environment asks for {num_processes}",
+            where="WORLD_SIZE",
+            fix="start one process, without torchrun or accelerate launch",
         )
 
 
@@ -220,12 +216,10 @@ def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resol
     assert given is not None, "resolved before"
     if given < room - 1 and not was_chosen:
         raise ConfigError(
-            Problem(
-                what=f"{_KEY} {given:,} is too short for the labels",
-                where=_KEY,
-                expected=f"at least {room - 1:,} tokens, those of the longest label",
-                fix="raise it, or remove it",
-            )
+            what=f"{_KEY} {given:,} is too short for the labels",
+            where=_KEY,
+            expected=f"at least {room - 1:,} tokens, those of the longest label",
+            fix="raise it, or remove it",
         )
     if given <= room and not was_chosen:
         return resolution

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from brim.errors import Problem, WriteError
+from brim.errors import WriteError
 
 MANIFEST = "manifest.json"
 
@@ -309,11 +309,9 @@ def writing(what: str, where: Path) -> Iterator[None]:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise WriteError(
-            Problem(
-                what=f"{what} could not be written: {reason}",
-                where=str(where),
-                fix="make room or make the folder writable, then continue with --resume",
-            )
+            what=f"{what} could not be written: {reason}",
+            where=str(where),
+            fix="make room or make the folder writable, then continue with --resume",
         ) from error
 
 

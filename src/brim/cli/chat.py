@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.cli.options import ConfigOrRun, Overrides, is_run, say
-from brim.errors import BrimError, InputError, Problem
+from brim.errors import BrimError, InputError
 
 if TYPE_CHECKING:
     from brim.workflows.prediction import Conversation
@@ -87,11 +87,9 @@ def _obey(line: str, conversation: Conversation) -> bool:
         say(_COMMANDS)
     else:
         raise InputError(
-            Problem(
-                what=f"no such command: {line}",
-                expected=_COMMANDS,
-                fix="begin a text that is no command with a space, not with /",
-            )
+            what=f"no such command: {line}",
+            expected=_COMMANDS,
+            fix="begin a text that is no command with a space, not with /",
         )
     return True
 

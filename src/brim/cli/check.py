@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, printable
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.notes import kind_of
 from brim.units import format_count
 
@@ -102,10 +102,8 @@ def _require_writable(rows: str, data: Sequence[str] | None) -> None:
 
     if data is None:
         raise InputError(
-            Problem(
-                what="--rows writes rows of the data, and no data was given",
-                fix="give --dataset FILE, or the key `dataset`",
-            )
+            what="--rows writes rows of the data, and no data was given",
+            fix="give --dataset FILE, or the key `dataset`",
         )
     check_output(Path(rows))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, VerboseOption, require_exists
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 
 if TYPE_CHECKING:
     from brim.infer import Interval
@@ -80,7 +80,7 @@ def _other(against: Path | None, *, against_base: bool) -> Path | str | None:
     if against is None:
         return "base" if against_base else None
     if against_base:
-        raise InputError(Problem(what="--against and --against-base name two models", fix="leave out one of them"))
+        raise InputError(what="--against and --against-base name two models", fix="leave out one of them")
     require_exists(against)
     return against if str(against) != "base" else against.resolve()
 

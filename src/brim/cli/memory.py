@@ -285,12 +285,10 @@ def named_phase(text: str | None) -> Phase | None:
 
     meant = misspelt(text, get_args(Phase))
     raise InputError(
-        Problem(
-            what=f"unknown phase {show(text)}",
-            where="--phase",
-            expected="load, train, evaluate or generate",
-            fix=f"did you mean {meant}?" if meant else "",
-        )
+        what=f"unknown phase {show(text)}",
+        where="--phase",
+        expected="load, train, evaluate or generate",
+        fix=f"did you mean {meant}?" if meant else "",
     )
 
 
@@ -298,9 +296,7 @@ def named_offload(text: str) -> Offload:
     """Return what is kept on the CPU. Raises InputError for an unknown name."""
     if text in get_args(Offload):
         return cast("Offload", text)
-    raise InputError(
-        Problem(what=f"unknown --offload {text[:60]!r}", where="--offload", expected="none, optimizer or weights")
-    )
+    raise InputError(what=f"unknown --offload {text[:60]!r}", where="--offload", expected="none, optimizer or weights")
 
 
 def device_memory(text: str | None) -> int | None:
@@ -310,14 +306,12 @@ def device_memory(text: str | None) -> int | None:
     try:
         num_bytes = parse_bytes(text)
     except ValueError as error:
-        raise InputError(
-            Problem(what=str(error), where="--memory", expected="a size with its unit, such as 14GiB")
-        ) from error
+        raise InputError(what=str(error), where="--memory", expected="a size with its unit, such as 14GiB") from error
     if num_bytes == 0:
-        raise InputError(Problem(what="the device has no memory", where="--memory", expected="a size such as 14GiB"))
+        raise InputError(what="the device has no memory", where="--memory", expected="a size such as 14GiB")
     if num_bytes > MOST_MEMORY_BYTES:
         most = f"at most {format_bytes(MOST_MEMORY_BYTES)}"
-        raise InputError(Problem(what="no device has that much memory", where="--memory", expected=most))
+        raise InputError(what="no device has that much memory", where="--memory", expected=most)
     return num_bytes
 
 
@@ -391,11 +385,9 @@ def check_device(device: str | None, memory_bytes: int | None) -> None:
         return
     if memory_bytes is not None:
         raise InputError(
-            Problem(
-                what="both --device and --memory are given",
-                where="command line",
-                fix="keep one: a device's memory is known by its name",
-            )
+            what="both --device and --memory are given",
+            where="command line",
+            fix="keep one: a device's memory is known by its name",
         )
     from brim.memory import find_device
 

@@ -192,14 +192,12 @@ def config_file(config_or_run: Path, *, trains: bool = False) -> Path:
 
         files = yaml_files(config_or_run)
         raise InputError(
-            Problem(
-                what="this folder is not a run: it has no config.yaml",
-                where=str(config_or_run),
-                expected="a YAML configuration, or the folder of a run",
-                fix=f"write a configuration with base_model: {config_or_run} and trainer: {{type: finetune}}"
-                if (config_or_run / "config.json").is_file()
-                else f"name the run's folder, or the YAML file{', such as ' + str(files[0]) if files else ''}",
-            )
+            what="this folder is not a run: it has no config.yaml",
+            where=str(config_or_run),
+            expected="a YAML configuration, or the folder of a run",
+            fix=f"write a configuration with base_model: {config_or_run} and trainer: {{type: finetune}}"
+            if (config_or_run / "config.json").is_file()
+            else f"name the run's folder, or the YAML file{', such as ' + str(files[0]) if files else ''}",
         )
     return config_or_run / "config.yaml" if is_run(config_or_run) else config_or_run
 
@@ -221,7 +219,7 @@ def require_exists(path: Path, *, expected: str = "a YAML configuration, or the 
         there = {file.name: file for file in yaml_files(path.parent)}
         meant = misspelt(path.name, there) or misspelt(f"{path.name}.yaml", there)
         fix = f"did you mean {there[meant]}?" if meant else "check the path; it is relative to the current folder"
-        raise InputError(Problem(what=f"no such file or folder: {path}", expected=expected, fix=fix))
+        raise InputError(what=f"no such file or folder: {path}", expected=expected, fix=fix)
 
 
 def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[str]) -> InputError:
@@ -249,7 +247,7 @@ def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[
         )
     parameter = getattr(error, "param", None) or options.get(getattr(error, "option_name", ""))
     if parameter is None:
-        return InputError(Problem(what=str(error), where=_PLACE, fix=f"`brim {verb} --help` lists what it takes"))
+        return InputError(what=str(error), where=_PLACE, fix=f"`brim {verb} --help` lists what it takes")
     return InputError(_wrong_parameter(error, verb, parameter, arguments))
 
 

@@ -23,7 +23,7 @@ from brim.cli.options import (
     print_result,
     resumable,
 )
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.units import format_count
 
 if TYPE_CHECKING:
@@ -208,19 +208,15 @@ def _check_flags(output: Path | None, *, plan: bool, device: str | None, memory:
     """Refuse flags that contradict each other, or lack one another, before anything slow is imported."""
     if not plan and output is None:
         raise InputError(
-            Problem(
-                what="no output is named",
-                where="command line",
-                fix="say where predictions go with --output FILE, or see what they need with --plan",
-            )
+            what="no output is named",
+            where="command line",
+            fix="say where predictions go with --output FILE, or see what they need with --plan",
         )
     if not plan and (device is not None or memory is not None):
         raise InputError(
-            Problem(
-                what="--device and --memory are for --plan: predictions run on this machine's device",
-                where="command line",
-                fix="leave them out, or add --plan",
-            )
+            what="--device and --memory are for --plan: predictions run on this machine's device",
+            where="command line",
+            fix="leave them out, or add --plan",
         )
 
 

@@ -200,11 +200,9 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
     """The document with every override set, the last one winning; and what is wrong with those that cannot be read."""
     if isinstance(overrides, str | Mapping):
         raise ConfigError(
-            Problem(
-                what=f"overrides is {'a text' if isinstance(overrides, str) else 'a mapping'}",
-                expected='a list of texts, each KEY=VALUE, such as ["trainer.epochs=1"]',
-                fix=f"write overrides={[overrides]!r}" if isinstance(overrides, str) else "",
-            )
+            what=f"overrides is {'a text' if isinstance(overrides, str) else 'a mapping'}",
+            expected='a list of texts, each KEY=VALUE, such as ["trainer.epochs=1"]',
+            fix=f"write overrides={[overrides]!r}" if isinstance(overrides, str) else "",
         )
     data, places = document.data, dict(document.places)
     problems: list[Problem] = []
@@ -231,12 +229,12 @@ def _read(text: str, place: Place, *, is_whole: bool) -> tuple[tuple[str, ...], 
     fix = _meant(text, is_whole=is_whole)
     if fix or not equals or not all(path) or len(path) > MAX_DEPTH:
         expected = "KEY=VALUE, such as trainer.epochs=1"
-        raise ConfigError(Problem(what="not an override", where=place.where, expected=expected, fix=fix))
+        raise ConfigError(what="not an override", where=place.where, expected=expected, fix=fix)
     try:
         value, _ = read_yaml(written, "value")
     except ConfigError:
         what = "the value cannot be read as YAML"
-        raise ConfigError(Problem(what=what, where=place.where, fix="put it in quotes")) from None
+        raise ConfigError(what=what, where=place.where, fix="put it in quotes") from None
     return path, value
 
 
@@ -296,11 +294,9 @@ def _index(text: str, entries: list[Any], done: KeyPath, place: Place) -> int:
     if text.isdecimal() and int(text) <= len(entries):
         return int(text)
     raise ConfigError(
-        Problem(
-            what=f"{dotted(done)} is a list and has no entry {text}",
-            where=place.where,
-            expected=f"a number from 0 to {len(entries)}, such as {dotted(done)}.0",
-        )
+        what=f"{dotted(done)} is a list and has no entry {text}",
+        where=place.where,
+        expected=f"a number from 0 to {len(entries)}, such as {dotted(done)}.0",
     )
 
 
@@ -314,11 +310,7 @@ def _as_mapping(data: Any, done: KeyPath, place: Place) -> dict[str, Any]:
     if isinstance(data, str) and pattern in short_forms():
         return {short_forms()[pattern]: data}
     raise ConfigError(
-        Problem(
-            what=f"{dotted(done)} holds a single value and no keys",
-            where=place.where,
-            expected=f"{dotted(done)}=VALUE",
-        )
+        what=f"{dotted(done)} holds a single value and no keys", where=place.where, expected=f"{dotted(done)}=VALUE"
     )
 
 

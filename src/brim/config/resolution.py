@@ -154,9 +154,7 @@ def _optimizer_on(config: Config, device: DeviceFacts) -> Iterator[Finding]:
 def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
     sizes = batch_sizes(trainer, num_processes=num_processes)
     if isinstance(sizes, Finding):
-        raise ConfigError(
-            Problem(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix),
-        )
+        raise ConfigError(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix)
     if sizes.accumulation_steps is not None:
         yield from _fixed_cut(trainer, sizes, num_processes)
     if trainer.effective_batch_size == "auto" and sizes.effective_rows is not None:
@@ -218,12 +216,10 @@ def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int)
         rule = f"scaled for {num_processes} processes ({trainer.learning_rate_scaling})"
         if rate * scale > 1:
             raise ConfigError(
-                Problem(
-                    what=f"trainer.learning_rate {rate:g} {rule} is {rate * scale:g}",
-                    where="trainer.learning_rate",
-                    expected="a number from 0 to 1",
-                    fix="set trainer.learning_rate_scaling: constant",
-                )
+                what=f"trainer.learning_rate {rate:g} {rule} is {rate * scale:g}",
+                where="trainer.learning_rate",
+                expected="a number from 0 to 1",
+                fix="set trainer.learning_rate_scaling: constant",
             )
         yield ("trainer", "learning_rate"), rate * scale, f"{reason}; {rule}" if reason else rule
         yield ("trainer", "learning_rate_scaling"), "constant", "the learning rate is scaled already"

@@ -319,11 +319,9 @@ def _formatted(placeholder: Placeholder, value: Any) -> str:
         return format(value, placeholder.format_spec)
     except (TypeError, ValueError):
         raise DataError(
-            Problem(
-                what=f"column {placeholder.name} holds {str(value)[:40]!r}, which the format "
-                f"{{{placeholder.name}:{placeholder.format_spec}}} of prompt.template does not fit",
-                expected="a number",
-            )
+            what=f"column {placeholder.name} holds {str(value)[:40]!r}, which the format "
+            f"{{{placeholder.name}:{placeholder.format_spec}}} of prompt.template does not fit",
+            expected="a number",
         ) from None
 
 

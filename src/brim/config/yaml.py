@@ -171,16 +171,16 @@ def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
     if _is_data(FilePath(source)):
         fix = f"name the configuration first: `brim train config.yaml --dataset {shlex.quote(name)}`"
         raise ConfigError(
-            Problem(what="this is data, not a configuration", where=name, expected="a YAML configuration", fix=fix)
+            what="this is data, not a configuration", where=name, expected="a YAML configuration", fix=fix
         )
     data, places = read_yaml(_read_text(FilePath(source), name), name)
     if data is None:
         raise ConfigError(
-            Problem(what="the configuration is empty", where=name, fix="give at least base_model and the features")
+            what="the configuration is empty", where=name, fix="give at least base_model and the features"
         )
     if not isinstance(data, dict):
         what, expected = "the configuration is no mapping", "lines of the form `key: value`"
-        raise ConfigError(Problem(what=what, where=f"{name}:1", expected=expected))
+        raise ConfigError(what=what, where=f"{name}:1", expected=expected)
     return Document(name=name, data=data, places=places)
 
 
@@ -238,7 +238,7 @@ def _model_in(folder: FilePath, name: str) -> str:
         files = yaml_files(folder)
         fix = f"name the file: {files[0]}" if files else "name the folder itself, neither one above it nor one below"
     expected = "a YAML configuration, the folder of a run, or that of a model (config.json, weights, tokenizer)"
-    raise ConfigError(Problem(what=what, where=name, expected=expected, fix=fix))
+    raise ConfigError(what=what, where=name, expected=expected, fix=fix)
 
 
 MAX_BYTES = 1 << 20  # a configuration has a few kB; reading YAML is slow
@@ -251,21 +251,17 @@ def _read_text(path: FilePath, name: str) -> str:
         is_yaml = path.suffix.lower() in (".yaml", ".yml")
         of_the_hub = "" if is_yaml else f"; a model of the Hub is named in the file, by base_model: {name}"
         fix = f"check the path{of_the_hub}"
-        raise ConfigError(Problem(what="no such file", where=name, expected="a YAML configuration", fix=fix)) from None
+        raise ConfigError(what="no such file", where=name, expected="a YAML configuration", fix=fix) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fix = "check the path and its permissions"
-        raise ConfigError(Problem(what=f"cannot be read: {reason}", where=name, fix=fix)) from None
+        raise ConfigError(what=f"cannot be read: {reason}", where=name, fix=fix) from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            Problem(
-                what=f"byte 0x{content[error.start]:02x} is not UTF-8",
-                where=f"{name}:{line}",
-                fix="save the file as UTF-8",
-            )
+            what=f"byte 0x{content[error.start]:02x} is not UTF-8", where=f"{name}:{line}", fix="save the file as UTF-8"
         ) from None
 
 
@@ -274,12 +270,12 @@ def _read_bytes(path: FilePath, name: str) -> bytes:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         what, fix = "this is no regular file", "save the configuration to a file"
-        raise ConfigError(Problem(what=what, where=name, expected="a YAML file", fix=fix))
+        raise ConfigError(what=what, where=name, expected="a YAML file", fix=fix)
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         what, fix = f"the file has more than {MAX_BYTES:,} bytes", "name the configuration, not the data"
-        raise ConfigError(Problem(what=what, where=name, expected="a YAML configuration of some kB", fix=fix))
+        raise ConfigError(what=what, where=name, expected="a YAML configuration of some kB", fix=fix)
     return content
 
 
@@ -295,7 +291,7 @@ class Place:
 def _plain(value: Any, path: KeyPath, places: dict[KeyPath, Place]) -> Any:
     """Python's values as YAML would have given them: dicts, lists, text and numbers."""
     if len(path) > MAX_DEPTH:
-        raise ConfigError(Problem(what="too many nested values for a configuration", where=dotted(path[:3])))
+        raise ConfigError(what="too many nested values for a configuration", where=dotted(path[:3]))
     if path:
         places[path] = Place(where="", order=(len(places), 0))
     if isinstance(value, Mapping):
@@ -349,7 +345,7 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[KeyPath, Place]]:
     except (YAMLError, ValueError, RecursionError, OverflowError) as error:
         what = "the YAML is nested too deeply" if isinstance(error, RecursionError) else f"not YAML: {_line(error)}"
         fix = "save it as plain UTF-8 text" if "unacceptable character" in what else _SHOW_HOW
-        raise ConfigError(Problem(what=what, where=name, fix=fix)) from None
+        raise ConfigError(what=what, where=name, fix=fix) from None
     if builder.problems:
         raise ConfigError(*builder.problems)
     return value, builder.places
@@ -439,11 +435,9 @@ class _Builder:
                 self.num_nodes += 1
                 if not isinstance(source, MappingNode) or source is node or self.num_nodes > MAX_NODES:
                     raise ConfigError(
-                        Problem(
-                            what="<< needs a mapping",
-                            where=self.where(key_node),
-                            expected="an alias of another mapping, such as <<: *defaults",
-                        )
+                        what="<< needs a mapping",
+                        where=self.where(key_node),
+                        expected="an alias of another mapping, such as <<: *defaults",
                     )
                 added = [(k, v) for k, v in source.value if str(k.tag) != _MERGE and self.key(k) not in names]
                 names.update(self.key(k) for k, _ in added)

@@ -19,7 +19,7 @@ from brim.config.schema import Config
 from brim.data.read import Source, blocks, cell_texts, gather
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
 from brim.data.usable import Column, answer_column, input_columns, require_filled, usable
-from brim.errors import DataError, Problem
+from brim.errors import DataError
 from brim.units import format_count
 
 _RETRIEVAL = 4  # ends the entropy, so that the draws of one seed do not repeat those of splits, samples and epochs
@@ -130,12 +130,10 @@ def example_pool(config: Config, source: Source) -> ExamplePool:
     num_examples = config.prompt.num_examples
     if len(pool) < num_examples:
         raise DataError(
-            Problem(
-                what=f"the training split has {len(pool):,} different inputs, and prompt.retrieval.k asks for "
-                f"{format_count(num_examples, 'example')}",
-                where=source.name,
-                fix="lower prompt.retrieval.k, or look at preprocessing.split",
-            )
+            what=f"the training split has {len(pool):,} different inputs, and prompt.retrieval.k asks for "
+            f"{format_count(num_examples, 'example')}",
+            where=source.name,
+            fix="lower prompt.retrieval.k, or look at preprocessing.split",
         )
     return pool
 

@@ -232,15 +232,13 @@ def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
     num_rows, where = counts.total(), source.name
     if len(counts) < 2:
         what = f"column `{column}` holds {format_count(len(counts), 'label')}"
-        raise DataError(Problem(what=what, where=where, expected="at least two", fix=_NAME_THEM))
+        raise DataError(what=what, where=where, expected="at least two", fix=_NAME_THEM)
     if len(counts) > MOST_LABELS or (len(counts) > _FEW_LABELS and len(counts) * 2 > num_rows):
         raise DataError(
-            Problem(
-                what=f"column `{column}` holds {len(counts):,} different values in {num_rows:,} rows: no labels",
-                where=where,
-                expected=f"at most {MOST_LABELS:,} labels, each of at least two rows on average",
-                fix=f"set output_features.0.type: text, name another column, or {_NAME_THEM}",
-            )
+            what=f"column `{column}` holds {len(counts):,} different values in {num_rows:,} rows: no labels",
+            where=where,
+            expected=f"at most {MOST_LABELS:,} labels, each of at least two rows on average",
+            fix=f"set output_features.0.type: text, name another column, or {_NAME_THEM}",
         )
     ways: dict[str, list[str]] = {}
     for label in counts:

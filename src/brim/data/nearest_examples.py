@@ -89,11 +89,9 @@ def _write(folder: Path, facts: dict[str, object], fill: Callable[[Path], None])
             write_manifest(temporary)
     except OSError as error:
         raise OutputError(
-            Problem(
-                what=f"the embeddings of the training split cannot be kept: {error.strerror or error}",
-                where=str(folder),
-                fix="make room there, or set BRIM_CACHE_DIR to a folder on a larger disk",
-            )
+            what=f"the embeddings of the training split cannot be kept: {error.strerror or error}",
+            where=str(folder),
+            fix="make room there, or set BRIM_CACHE_DIR to a folder on a larger disk",
         ) from error
 
 
@@ -183,11 +181,9 @@ def load_sentence_encoder(name: str) -> FolderSentenceEncoder:
     """
     if not is_installed():
         raise ConfigError(
-            Problem(
-                what="prompt.retrieval.type: semantic needs the package sentence-transformers, which is not installed",
-                where=KEY,
-                fix=f"{INSTALL}, or set prompt.retrieval.type: random",
-            )
+            what="prompt.retrieval.type: semantic needs the package sentence-transformers, which is not installed",
+            where=KEY,
+            fix=f"{INSTALL}, or set prompt.retrieval.type: random",
         )
     folder = _folder(name)
     _require_harmless(folder)

@@ -20,7 +20,7 @@ from brim.data.read import SPLITS, Entry, Ledger, RowFaults, Source
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
 from brim.data.tokens import Chat, Findings, Limits, Piece, TextEncoder, Texts, TokenRows, tokenize
 from brim.data.usable import leaving_none_unasked, most_unasked, require_filled
-from brim.errors import DataError, Problem, problems_of
+from brim.errors import DataError, problems_of
 from brim.notes import warning
 from brim.units import format_count
 
@@ -154,12 +154,10 @@ def _require_train(splits: dict[str, TokenRows], source: Source, config: Config)
     """Notes on empty splits; none to train on is an error."""
     if config.trainer.type != "none" and not len(splits["train"]):
         raise DataError(
-            Problem(
-                what="no rows are left to train on",
-                where=source.name,
-                expected="at least one row in the train split",
-                fix="look at preprocessing.split and at what was dropped",
-            )
+            what="no rows are left to train on",
+            where=source.name,
+            expected="at least one row in the train split",
+            fix="look at preprocessing.split and at what was dropped",
         )
     return [f"the {name} split has no rows" for name in ("validation", "test") if not len(splits[name])]
 
@@ -284,12 +282,10 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
         return
     longest = sorted(findings.overlong, key=lambda each: (-each[1], each[0]))
     raise DataError(
-        Problem(
-            what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context{_too_many(findings)}",
-            where=source.places([key for key, _ in longest], [f" ({tokens:,} tokens)" for _, tokens in longest]),
-            expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
-            fix=_FIX_LENGTH if findings.are_chats else f"{_FIX_LENGTH}; or {_FIX_FEATURE_LENGTH}",
-        )
+        what=f"{len(longest):,} of {num_rows:,} rows are longer than the model's context{_too_many(findings)}",
+        where=source.places([key for key, _ in longest], [f" ({tokens:,} tokens)" for _, tokens in longest]),
+        expected=f"at most {limits.context_length:,} tokens of prompt, answer and end of sequence",
+        fix=_FIX_LENGTH if findings.are_chats else f"{_FIX_LENGTH}; or {_FIX_FEATURE_LENGTH}",
     )
 
 
@@ -353,13 +349,11 @@ def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> N
     if not findings.unlearnable:
         return
     raise DataError(
-        Problem(
-            what=f"{len(findings.unlearnable):,} of {num_rows:,} rows have nothing to learn from: "
-            f"no token of the answer is left{_too_many(findings)}",
-            where=source.places([key for key, _ in findings.unlearnable]),
-            expected="at least one token of the answer after all cuts",
-            fix="raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
-        )
+        what=f"{len(findings.unlearnable):,} of {num_rows:,} rows have nothing to learn from: "
+        f"no token of the answer is left{_too_many(findings)}",
+        where=source.places([key for key, _ in findings.unlearnable]),
+        expected="at least one token of the answer after all cuts",
+        fix="raise the lengths, shorten the prompts, or set preprocessing.drop_unlearnable: true",
     )
 
 

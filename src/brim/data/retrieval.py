@@ -142,12 +142,10 @@ def _training_data(config: Config, source: Source, split: str | None) -> Source:
     if split is None or split in SPLITS:
         return source
     raise ConfigError(
-        Problem(
-            what="prompt.retrieval takes examples from the training split, and it is not said of which data",
-            where="dataset",
-            expected="the key `dataset`: the labelled data whose training split holds the examples; beside it, the "
-            "rows to run over may come from another file",
-            fix="add `dataset: train.jsonl` to the configuration, or dataset=train.jsonl to the command; or name a "
-            "split of this file with --split",
-        )
+        what="prompt.retrieval takes examples from the training split, and it is not said of which data",
+        where="dataset",
+        expected="the key `dataset`: the labelled data whose training split holds the examples; beside it, the "
+        "rows to run over may come from another file",
+        fix="add `dataset: train.jsonl` to the configuration, or dataset=train.jsonl to the command; or name a "
+        "split of this file with --split",
     )

@@ -67,12 +67,10 @@ def _require_usable(source: Source, column: str, keys: Keys) -> None:
     empty = keys[source.missing(column)[keys]]
     if len(empty):
         raise DataError(
-            Problem(
-                what=f"column `{column}`, by which the data is split, is empty in {format_count(len(empty), 'row')}",
-                where=source.places(empty.tolist()),
-                expected="a value in every row",
-                fix="fill the cells, or split by another column or at random",
-            )
+            what=f"column `{column}`, by which the data is split, is empty in {format_count(len(empty), 'row')}",
+            where=source.places(empty.tolist()),
+            expected="a value in every row",
+            fix="fill the cells, or split by another column or at random",
         )
 
 
@@ -132,7 +130,7 @@ def check_split(name: str | None) -> Split | None:
             return cast(Split, split)
     if name is None:
         return None
-    raise InputError(Problem(what=f"there is no split {name!r}", expected=", ".join(get_args(Split))))
+    raise InputError(what=f"there is no split {name!r}", expected=", ".join(get_args(Split)))
 
 
 def split_at_random(num_rows: int, probabilities: Sequence[float], *, seed: int) -> Codes:

@@ -325,11 +325,9 @@ def _limit(state: DeviceState, asked: str | float) -> Limit:
     num_bytes = round(asked * state.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
     if num_bytes > state.memory_bytes:
         raise ConfigError(
-            Problem(
-                what=f"memory.budget is {format_bytes(num_bytes)}, but {state.title} has "
-                f"{format_bytes(state.memory_bytes)}",
-                fix="set memory.budget: auto, or to less than the device has",
-            )
+            what=f"memory.budget is {format_bytes(num_bytes)}, but {state.title} has "
+            f"{format_bytes(state.memory_bytes)}",
+            fix="set memory.budget: auto, or to less than the device has",
         )
     if num_bytes > least.num_bytes:
         wish = f"memory.budget: {format_bytes(num_bytes)} is more than there is"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from brim.config import nearest, show
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.memory.trace import Unit
 from brim.units import format_bytes
 
@@ -254,11 +254,9 @@ def find_device(name: str) -> Device:
     transposed = (other for other in _BY_KEY if sorted(other) == sorted(key) != [])
     meant = next(transposed, None) or nearest(key, _BY_KEY, at_least=0.65)
     raise InputError(
-        Problem(
-            what=f"unknown device {show(name)}",
-            expected=f"cpu, or one of {', '.join(device.name for device in devices())}",
-            fix=f"write {_BY_KEY[meant].name}" if meant else "give its memory instead, such as --memory 14GiB",
-        )
+        what=f"unknown device {show(name)}",
+        expected=f"cpu, or one of {', '.join(device.name for device in devices())}",
+        fix=f"write {_BY_KEY[meant].name}" if meant else "give its memory instead, such as --memory 14GiB",
     )
 
 

@@ -148,11 +148,9 @@ def ask(
     trains = isinstance(resolution.config.trainer, FinetuneTrainer)
     if phase == "train" and not trains:
         raise InputError(
-            Problem(
-                what="the phase is train, but the configuration does not train",
-                where="trainer.type",
-                fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
-            )
+            what="the phase is train, but the configuration does not train",
+            where="trainer.type",
+            fix="set trainer.type: finetune, or ask for the phase generate or evaluate",
         )
     phase = phase or ("train" if trains else "generate")
     if phase == "generate" and resolution.config.output_features[0].labels:
@@ -212,9 +210,7 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
     """Return the device, and whether its memory is a limit."""
     if name is not None and memory_bytes is not None:
         raise InputError(
-            Problem(
-                what="both a device and its memory are given", fix="give one: the catalogue has the device's memory"
-            )
+            what="both a device and its memory are given", fix="give one: the catalogue has the device's memory"
         )
     if name is not None:
         return find_device(name), True
@@ -284,12 +280,10 @@ def require_in_context(asked: Asked, sequence_length: int) -> None:
         return
     what = f"sequence_length is {sequence_length:,}" + (f", and {new:,} new tokens follow" if new else "")
     raise InputError(
-        Problem(
-            what=f"{what}, but the model's context is {context:,} tokens",
-            where=asked.folder.name,
-            expected=f"at most {context - new:,}",
-            fix="ask for shorter rows" + (", or set generation.max_new_tokens lower" if new else ""),
-        )
+        what=f"{what}, but the model's context is {context:,} tokens",
+        where=asked.folder.name,
+        expected=f"at most {context - new:,}",
+        fix="ask for shorter rows" + (", or set generation.max_new_tokens lower" if new else ""),
     )
 
 
@@ -297,13 +291,13 @@ def require_whole(name: str, value: int, *, least: int = 1, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         is_long = isinstance(value, int) and abs(value) >= 10**30
         shown = "a number of too many digits" if is_long else repr(value)
-        raise InputError(Problem(what=f"{name} is {shown}", expected=f"a whole number from {least:,} to {most:,}"))
+        raise InputError(what=f"{name} is {shown}", expected=f"a whole number from {least:,} to {most:,}")
 
 
 def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         expected = f"one of {', '.join(known)}"
-        raise InputError(Problem(what=f"{name} is {value!r}", expected=expected, fix="choose one of them"))
+        raise InputError(what=f"{name} is {value!r}", expected=expected, fix="choose one of them")
 
 
 def question(

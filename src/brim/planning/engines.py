@@ -10,7 +10,7 @@ from typing import Any
 
 from brim.data.chat import chat_template
 from brim.data.tokens import label_tokens
-from brim.errors import ConfigError, InputError, Problem
+from brim.errors import ConfigError, InputError
 from brim.infer.engines import (
     USUAL_PASS_TOKENS,
     Constraint,
@@ -99,11 +99,9 @@ def _stored_generation(session: Session) -> Any:
 
 def _refused(reason: str) -> InputError:
     return InputError(
-        Problem(
-            what=f"vLLM cannot be used: {reason}",
-            where="generation.engine: vllm",
-            fix="set generation.engine: auto, or `brim export RUN --merge` first and predict with that model",
-        )
+        what=f"vLLM cannot be used: {reason}",
+        where="generation.engine: vllm",
+        fix="set generation.engine: auto, or `brim export RUN --merge` first and predict with that model",
     )
 
 
@@ -156,11 +154,9 @@ def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint |
         return None
     if not feature.labels:
         raise ConfigError(
-            Problem(
-                what=f"the labels of `{feature.name}` are not known, to which decoder.constrain_to_vocabulary holds it",
-                where="output_features.0.decoder.match",
-                fix="name the labels in output_features.0.preprocessing.vocab, or take the folder of a run",
-            )
+            what=f"the labels of `{feature.name}` are not known, to which decoder.constrain_to_vocabulary holds it",
+            where="output_features.0.decoder.match",
+            fix="name the labels in output_features.0.preprocessing.vocab, or take the folder of a run",
         )
     return LabelConstraint(label_tokens(feature.labels, session.encoder), end_ids=settings["eos_token_id"])
 

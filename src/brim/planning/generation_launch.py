@@ -16,7 +16,7 @@ import torch
 
 from brim.batching import Probe, free_caches, no_trace, peak_meter, probed
 from brim.data.tokens import TokenRow, TokenRows
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.infer.engines import (
     CacheShape,
     Engine,
@@ -118,14 +118,12 @@ def require_fits(plan: GenerationPlan) -> None:
     is_by_hand = budget.limit_reason == "memory.budget"
     otherwise = "raise memory.budget" if is_by_hand else "set trainer.batch_size: 1 to try it all the same"
     raise InputError(
-        Problem(
-            what=f"the longest prompt, {format_count(plan.prompts.longest, 'token')}, and a response of up to "
-            f"{plan.max_new_tokens:,} take {format_bytes(plan.total_bytes)} even alone, and {there} may be used "
-            f"({budget.limit_reason})",
-            where="memory",
-            fix="lower generation.max_new_tokens, shorten the prompts, load the base in 4 bits (quantization.bits: 4), "
-            f"or {otherwise}",
-        )
+        what=f"the longest prompt, {format_count(plan.prompts.longest, 'token')}, and a response of up to "
+        f"{plan.max_new_tokens:,} take {format_bytes(plan.total_bytes)} even alone, and {there} may be used "
+        f"({budget.limit_reason})",
+        where="memory",
+        fix="lower generation.max_new_tokens, shorten the prompts, load the base in 4 bits (quantization.bits: 4), "
+        f"or {otherwise}",
     )
 
 

@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.errors import OutputError, Problem, require_extra
+from brim.errors import OutputError, require_extra
 from brim.storage import write_text
 
 if TYPE_CHECKING:
@@ -34,14 +34,10 @@ def check_picture(path: Path) -> None:
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise OutputError(
-            Problem(
-                what=f"the picture's ending {path.suffix!r} is not known"
-                if path.suffix
-                else "the picture has no ending",
-                where=str(path),
-                expected=" or ".join(_SUFFIXES),
-                fix="name the file memory.html, for example",
-            )
+            what=f"the picture's ending {path.suffix!r} is not known" if path.suffix else "the picture has no ending",
+            where=str(path),
+            expected=" or ".join(_SUFFIXES),
+            fix="name the file memory.html, for example",
         )
     require_matplotlib()
     try:
@@ -53,11 +49,9 @@ def check_picture(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise OutputError(
-            Problem(
-                what=f"the picture cannot be written: {error.strerror}",
-                where=str(path),
-                fix="name a file in a folder that you can write to",
-            )
+            what=f"the picture cannot be written: {error.strerror}",
+            where=str(path),
+            fix="name a file in a folder that you can write to",
         ) from error
 
 

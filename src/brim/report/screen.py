@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Protocol
 
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.notes import Say, is_told, kind_of, short_of, topic_of
 from brim.report.progress import LiveLine, RowProgress, TrainProgress
 from brim.train import Observer, Record
@@ -46,7 +46,7 @@ def listening(say: Say | None) -> Iterator[Listener]:
     given: object = say
     if given is not None and not callable(given):
         expected = "a function that takes a line, such as print, or None for silence"
-        raise InputError(Problem(what=f"say is {say!r}", expected=expected, fix="leave it out to see what is done"))
+        raise InputError(what=f"say is {say!r}", expected=expected, fix="leave it out to see what is done")
     if say is show:
         with Screen(is_short=True, hint="say=print") as screen:
             yield screen

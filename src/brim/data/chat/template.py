@@ -219,7 +219,7 @@ def _from_config(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ModelError(Problem(what=f"{path.name} cannot be read: {error}", where=str(path))) from None
+        raise ModelError(what=f"{path.name} cannot be read: {error}", where=str(path)) from None
     given = config.get("chat_template") if isinstance(config, dict) else None
     if given is None:
         return {}
@@ -232,11 +232,9 @@ def _from_config(path: Path) -> dict[str, str]:
     if isinstance(given, dict) and all(isinstance(text, str) for pair in given.items() for text in pair):
         return given
     raise ModelError(
-        Problem(
-            what="chat_template is neither a text nor a list of named texts",
-            where=str(path),
-            fix="copy the file from the original model again, or name a template with chat.template",
-        )
+        what="chat_template is neither a text nor a list of named texts",
+        where=str(path),
+        fix="copy the file from the original model again, or name a template with chat.template",
     )
 
 
@@ -244,12 +242,12 @@ def _read(path: Path) -> str:
     try:
         content = path.read_bytes()
         if len(content) > _MAX_BYTES:
-            raise ModelError(Problem(what=f"the chat template is longer than {_MAX_BYTES:,} bytes", where=str(path)))
+            raise ModelError(what=f"the chat template is longer than {_MAX_BYTES:,} bytes", where=str(path))
         # As transformers reads it: a line may end as on Windows.
         return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ModelError(Problem(what=f"the chat template cannot be read: {reason}", where=str(path))) from None
+        raise ModelError(what=f"the chat template cannot be read: {reason}", where=str(path)) from None
 
 
 def unusable(where: str, fault: TemplateFault) -> Problem:

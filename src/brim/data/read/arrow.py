@@ -30,12 +30,10 @@ def read_folder(path: Path) -> Source:
     """A saved Dataset as it is; a saved DatasetDict as one table with a column `split` (0, 1, 2)."""
     if not (path / "state.json").exists() and not (path / "dataset_dict.json").exists():
         raise DataError(
-            Problem(
-                what="the folder is no saved data set",
-                where=str(path),
-                expected="what `datasets` writes with save_to_disk (state.json or dataset_dict.json)",
-                fix=_files_in(path),
-            )
+            what="the folder is no saved data set",
+            where=str(path),
+            expected="what `datasets` writes with save_to_disk (state.json or dataset_dict.json)",
+            fix=_files_in(path),
         )
     require_plain_folder(path)
     import datasets
@@ -44,12 +42,10 @@ def read_folder(path: Path) -> Source:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise DataError(
-            Problem(
-                what=f"the saved data set cannot be read: {' '.join(str(error).split())}",
-                where=str(path),
-                expected="what `datasets` writes with save_to_disk",
-                fix="save it anew with save_to_disk",
-            )
+            what=f"the saved data set cannot be read: {' '.join(str(error).split())}",
+            where=str(path),
+            expected="what `datasets` writes with save_to_disk",
+            fix="save it anew with save_to_disk",
         ) from None
     return read_dataset(loaded, name=path.name)
 
@@ -90,7 +86,7 @@ def _joined(parts: Any, name: str) -> pa.Table:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         what = f"the splits of the data set differ in their columns: {error}"
-        raise DataError(Problem(what=what, where=name, expected="the same columns in all splits")) from None
+        raise DataError(what=what, where=name, expected="the same columns in all splits") from None
 
 
 def _split_problems(names: list[str], where: str) -> list[Problem]:
@@ -130,12 +126,10 @@ def read_parquet(path: Path) -> Source:
         if isinstance(error, PermissionError):
             raise
         raise DataError(
-            Problem(
-                what=f"the parquet file cannot be read: {_first_sentence(error)}",
-                where=path.name,
-                expected="a whole parquet file",
-                fix="write or download it again",
-            )
+            what=f"the parquet file cannot be read: {_first_sentence(error)}",
+            where=path.name,
+            expected="a whole parquet file",
+            fix="write or download it again",
         ) from None
     table, faults = without_undecodable(table, path.name)
     return Source(table=table, name=path.name, locate=row_number(path.name), faults=faults)
@@ -163,13 +157,13 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
     locate = row_number(name)
     no_lists = [f"`{column}`" for column, values in columns.items() if not _is_list(values)]
     if no_lists:
-        raise DataError(Problem(what=f"not a list: {', '.join(no_lists)}", where=name, expected="a list a column"))
+        raise DataError(what=f"not a list: {', '.join(no_lists)}", where=name, expected="a list a column")
     require_names([str(column) for column in columns], name)
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{column}` {length:,}" for column, length in lengths.items())
         raise DataError(
-            Problem(what=f"the columns differ in length: {listed}", where=name, expected="a value a row in each column")
+            what=f"the columns differ in length: {listed}", where=name, expected="a value a row in each column"
         )
     faults: dict[int, Problem] = {}
     read = [
@@ -230,7 +224,7 @@ def require_names(names: list[str], where: str) -> None:
     strange = [name for name in names if name.startswith("\0") or not is_text(name)]
     if strange:
         listed = ", ".join(f"`{name.encode(errors='backslashreplace').decode()!r}`" for name in strange)
-        raise DataError(Problem(what=f"column names that are no text: {listed}", where=where, fix="rename them"))
+        raise DataError(what=f"column names that are no text: {listed}", where=where, fix="rename them")
     require_distinct(names, where)
 
 
@@ -293,4 +287,4 @@ def _is_plain(name: object) -> bool:
 
 def _refused(why: str, name: str) -> DataError:
     what = f"the saved data set cannot be read: {why}"
-    return DataError(Problem(what=what, where=name, expected="what `datasets` writes with save_to_disk", fix=_FIX))
+    return DataError(what=what, where=name, expected="what `datasets` writes with save_to_disk", fix=_FIX)

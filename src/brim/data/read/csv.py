@@ -170,9 +170,7 @@ def _typed(batches: Batches, path: Path, header: Header, form: CsvForm, keep_as:
             for kind, column in zip(kinds, batch.columns, strict=True)
         ]
     if not num_rows:
-        raise DataError(
-            Problem(what="there is a header but no rows", where=path.name, expected="at least one row of data")
-        )
+        raise DataError(what="there is a header but no rows", where=path.name, expected="at least one row of data")
     kind_of = dict(zip(header.names, kinds, strict=True))
     left_out = {name for _, name in header.unnamed if kind_of[name] is ColumnKind.EMPTY}
     names = [name for name in header.names if name not in left_out] or header.names
@@ -297,7 +295,7 @@ def read_header(path: Path, form: CsvForm) -> Header:
     header = next(_records(path, form), None)
     if header is None:
         raise DataError(
-            Problem(what="the file is empty", where=path.name, expected="a header line and at least one row of data")
+            what="the file is empty", where=path.name, expected="a header line and at least one row of data"
         )
     names = header.cells
     undecodable = UndecodableText(path, form.encoding).problem_in(header.text)

@@ -171,9 +171,7 @@ def _is_valid(column: pa.ChunkedArray | pa.Array, column_name: str, name: str) -
         if "UTF8" in str(error):  # Arrow looks at the texts last
             return False
         raise DataError(
-            Problem(
-                what=f"column `{column_name}` is damaged: {error}", where=name, fix="write or download the data again"
-            )
+            what=f"column `{column_name}` is damaged: {error}", where=name, fix="write or download the data again"
         ) from None
     return True
 
@@ -283,12 +281,10 @@ def require_marked(path: Path, encoding: str) -> None:
             line, bad = line + before.count("\n"), "byte 0x00 (NUL)" if nul else bad
     if bad:
         raise DataError(
-            Problem(
-                what=f"this is no {encoding.upper()} text, as which the file begins: {bad}",
-                where=f"{path.name}:{line}",
-                expected=f"a whole text file in UTF-8 or {encoding.upper()}",
-                fix="save it as UTF-8 in the program that wrote it",
-            )
+            what=f"this is no {encoding.upper()} text, as which the file begins: {bad}",
+            where=f"{path.name}:{line}",
+            expected=f"a whole text file in UTF-8 or {encoding.upper()}",
+            fix="save it as UTF-8 in the program that wrote it",
         )
 
 

@@ -95,7 +95,7 @@ def _no_data(source: object) -> Problem:
 
 def _read_named(file: str | Path) -> Source:
     if not str(file).strip():
-        raise DataError(Problem(what="an empty path was given as the data set", expected="a file, or a saved folder"))
+        raise DataError(what="an empty path was given as the data set", expected="a file, or a saved folder")
     return _read_path(_path(file))
 
 
@@ -133,7 +133,7 @@ def _path(source: str | Path) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # too long, a loop of links, the home of nobody
         reason = getattr(error, "strerror", None) or str(error)
         what = f"no file can be read by this name ({reason}): {mask_login(str(source))[:60]!r}"
-        raise DataError(Problem(what=what, expected="a file, or a saved folder", fix="check the path")) from None
+        raise DataError(what=what, expected="a file, or a saved folder", fix="check the path") from None
     return path
 
 
@@ -144,13 +144,13 @@ def _read_path(path: Path) -> Source:
         return _checked(read_folder(path))
     if not path.is_file():
         what, fix = "this is no regular file", "save the data to a file"
-        raise DataError(Problem(what=what, where=str(path), expected="a file, or a saved folder", fix=fix))
+        raise DataError(what=what, where=str(path), expected="a file, or a saved folder", fix=fix)
     ending = path.suffix.lower()
     if ending not in _READERS:
         raise DataError(_unknown_ending(path))
     try:
         if path.stat().st_size == 0:
-            raise DataError(Problem(what="the file is empty", where=path.name, expected="at least one row of data"))
+            raise DataError(what="the file is empty", where=path.name, expected="at least one row of data")
         if ending in _TEXT_ENDINGS:
             _require_no_archive(path)
         source = _READERS[ending](path)
@@ -158,7 +158,7 @@ def _read_path(path: Path) -> Source:
             require_utf8(path)  # tells best why nothing can be read
         return _checked(source)
     except PermissionError:
-        raise DataError(Problem(what="the file may not be read", where=str(path), fix="check its permissions"))
+        raise DataError(what="the file may not be read", where=str(path), fix="check its permissions")
 
 
 def _checked(source: Source) -> Source:
@@ -175,7 +175,7 @@ def _require_no_archive(path: Path) -> None:
     for start, (what, fix) in _ARCHIVES.items():
         if head.startswith(start):
             expected = f"a text file, as the ending {path.suffix} says"
-            raise DataError(Problem(what=f"the file is {what}", where=path.name, expected=expected, fix=fix))
+            raise DataError(what=f"the file is {what}", where=path.name, expected=expected, fix=fix)
 
 
 _AS_CSV = "open it in the program that wrote it and save the sheet as csv (in Excel: Save As, CSV UTF-8)"
@@ -255,18 +255,16 @@ def named_files(files: Files) -> list[str | Path]:
     found = [file for name in names for file in (_matches(str(name)) if _is_glob(name) else [name])]
     if not found:
         raise DataError(
-            Problem(
-                what="an empty list was given as the data set",
-                expected="at least one row, a dict each, or at least one file",
-                fix="look at what makes the list: a filter that keeps no row, or a search that finds no file",
-            )
+            what="an empty list was given as the data set",
+            expected="at least one row, a dict each, or at least one file",
+            fix="look at what makes the list: a filter that keeps no row, or a search that finds no file",
         )
     seen = set()
     for file in found if len(found) > 1 else ():
         real = os.path.realpath(os.path.expanduser(file))  # noqa: PTH111
         if real in seen:
             what = "the file is named twice, so that each of its rows would stand twice in the data"
-            raise DataError(Problem(what=what, where=str(file), fix="name it once; a glob names it, too"))
+            raise DataError(what=what, where=str(file), fix="name it once; a glob names it, too")
         seen.add(real)
     return found
 
@@ -315,11 +313,9 @@ def _matches(pattern: str) -> list[str | Path]:
     there = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     listed = ", ".join(there[:_SHOWN]) + (f" and {len(there) - _SHOWN:,} more" if len(there) > _SHOWN else "")
     raise DataError(
-        Problem(
-            what=f"no file matches {pattern}",
-            expected=f"a file in {folder}, which has {listed or 'none'}",
-            fix="correct the pattern; put it in quotes, so that the shell hands it on as it is",
-        )
+        what=f"no file matches {pattern}",
+        expected=f"a file in {folder}, which has {listed or 'none'}",
+        fix="correct the pattern; put it in quotes, so that the shell hands it on as it is",
     )
 
 

@@ -126,11 +126,9 @@ def _refuse_list(path: Path, line: bytes, row: int) -> None:
     """Raise DataError for a list that is laid out over lines, which begins with its bracket."""
     if row == 0 and line.strip() == b"[":
         raise DataError(
-            Problem(
-                what="the file is one JSON list, not one object a line",
-                where=path.name,
-                fix=f"rename it to {path.with_suffix('.json').name}",
-            )
+            what="the file is one JSON list, not one object a line",
+            where=path.name,
+            fix=f"rename it to {path.with_suffix('.json').name}",
         )
 
 
@@ -267,7 +265,7 @@ def _is_object(line: str) -> bool:
 def _read_columns(path: Path) -> Source:
     text = path.read_text(encoding="utf-8-sig")
     if not text.strip(_BLANK):
-        raise DataError(Problem(what="the file is empty", where=path.name, expected="at least one row of data"))
+        raise DataError(what="the file is empty", where=path.name, expected="at least one row of data")
     try:
         value: Any = DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -276,7 +274,7 @@ def _read_columns(path: Path) -> Source:
         raise DataError(_beyond_limits(error, where=f"{path.name}:1")) from None
     if not isinstance(value, dict) or not all(isinstance(column, list) for column in value.values()):
         found = "an object whose values are not lists" if isinstance(value, dict) else kind_of(value)
-        raise DataError(Problem(what=f"the file holds {found}", where=path.name, expected=_LIST_OR_COLUMNS))
+        raise DataError(what=f"the file holds {found}", where=path.name, expected=_LIST_OR_COLUMNS)
     return read_columns(value, name=path.name)
 
 

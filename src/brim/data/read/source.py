@@ -183,12 +183,10 @@ def require_rows(table: pa.Table, name: str) -> pa.Table:
     """The table, unless it is empty."""
     if table.num_columns == 0 or table.num_rows == 0:
         raise DataError(
-            Problem(
-                what="the data set has no rows",
-                where=name,
-                expected="at least one row of data",
-                fix="look at what makes it, such as a filter that keeps no row, or give another one",
-            )
+            what="the data set has no rows",
+            where=name,
+            expected="at least one row of data",
+            fix="look at what makes it, such as a filter that keeps no row, or give another one",
         )
     return table
 
@@ -199,7 +197,7 @@ def require_distinct(names: Sequence[str], where: str, *, what: str = "column na
     if twice:
         listed = ", ".join(f"`{name}`" for name in twice)
         expected, fix = "a name of its own for each column", "rename or remove one of them"
-        raise DataError(Problem(what=f"{what}: {listed}", where=where, expected=expected, fix=fix))
+        raise DataError(what=f"{what}: {listed}", where=where, expected=expected, fix=fix)
 
 
 def plain(schema: pa.Schema) -> pa.Schema:

@@ -207,9 +207,7 @@ class _Disk:
             yield
         except OSError as error:
             raise OutputError(
-                Problem(
-                    what=f"the memory-mapped copy of the data cannot be written: {error.strerror}",
-                    where=str(self._folder),
-                    fix="make room there, or set BRIM_CACHE_DIR to a folder on a larger disk",
-                )
+                what=f"the memory-mapped copy of the data cannot be written: {error.strerror}",
+                where=str(self._folder),
+                fix="make room there, or set BRIM_CACHE_DIR to a folder on a larger disk",
             ) from None

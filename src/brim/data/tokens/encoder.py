@@ -139,12 +139,10 @@ class _Facts:
         if token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str):
             return token
         raise ModelError(
-            Problem(
-                what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is no token",
-                where=str(self._folder),
-                expected=f'"{role}_token": "…", or a mapping with the key content',
-                fix="copy tokenizer_config.json from the original model again",
-            )
+            what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is no token",
+            where=str(self._folder),
+            expected=f'"{role}_token": "…", or a mapping with the key content',
+            fix="copy tokenizer_config.json from the original model again",
         )
 
     def named_tokens(self) -> dict[str, str]:
@@ -216,19 +214,15 @@ def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextE
     except Exception as error:  # whatever an older format's conversion needs or trips over
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ModelError(
-                Problem(
-                    what="the tokenizer asks for its own code to be run",
-                    where=folder.name,
-                    fix="read that code; if you trust it, set `trust_remote_code: true`",
-                )
+                what="the tokenizer asks for its own code to be run",
+                where=folder.name,
+                fix="read that code; if you trust it, set `trust_remote_code: true`",
             ) from None
         raise ModelError(
-            Problem(
-                what=f"transformers cannot read the tokenizer: {error}",
-                where=str(folder.path),
-                expected="tokenizer.json",
-                fix="save the tokenizer anew with `tokenizer.save_pretrained(folder)`, which writes tokenizer.json",
-            )
+            what=f"transformers cannot read the tokenizer: {error}",
+            where=str(folder.path),
+            expected="tokenizer.json",
+            fix="save the tokenizer anew with `tokenizer.save_pretrained(folder)`, which writes tokenizer.json",
         ) from None
     if tokenizer.eos_token_id is None:
         raise ModelError(_no_eos(folder))
@@ -259,12 +253,10 @@ def require_same_tokens(trained: Path, base: ModelFolder) -> None:
         if numbers.get(token) != number:
             there = f"is {numbers[token]:,}" if token in numbers else "is missing"
             raise InputError(
-                Problem(
-                    what=f"this base model has other tokens than the run: {token!r} {there} there and {number:,} here",
-                    where=base.name,
-                    expected="the base that the run was trained on",
-                    fix="name that one with base_model=…",
-                )
+                what=f"this base model has other tokens than the run: {token!r} {there} there and {number:,} here",
+                where=base.name,
+                expected="the base that the run was trained on",
+                fix="name that one with base_model=…",
             )
 
 
@@ -287,7 +279,7 @@ def tokenizer_errors(file: Path) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         words = " ".join(str(error).split())
-        raise ModelError(Problem(what=f"the tokenizer cannot be read: {words}", where=str(file), fix=COPY)) from None
+        raise ModelError(what=f"the tokenizer cannot be read: {words}", where=str(file), fix=COPY) from None
 
 
 def vocabulary_of(config: dict[str, Any]) -> int | None:

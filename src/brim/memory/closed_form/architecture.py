@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from brim.errors import ModelError, Problem
+from brim.errors import ModelError
 
 FP32_BYTES = 4
 
@@ -314,12 +314,10 @@ class _Sizes:
             if isinstance(value, int) and value > 0:
                 return value
         raise ModelError(
-            Problem(
-                what=f"config.json does not say {names[0]}, a whole number above 0",
-                where=f"model_type {self._kind}",
-                expected=" or ".join(names),
-                fix="copy config.json from the original model again",
-            )
+            what=f"config.json does not say {names[0]}, a whole number above 0",
+            where=f"model_type {self._kind}",
+            expected=" or ".join(names),
+            fix="copy config.json from the original model again",
         )
 
     def optional(self, name: str, otherwise: int) -> int:

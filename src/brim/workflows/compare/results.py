@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from brim.errors import OutputError, Problem
+from brim.errors import OutputError
 from brim.report import (
     Estimate,
     PageTable,
@@ -140,11 +140,9 @@ def read_runs(file: Path) -> tuple[dict[str, str], tuple[int, ...], tuple[Compar
         return digests, tuple(told["seeds"]), tuple(_run_of_json(run) for run in told["runs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(
-            Problem(
-                what=f"the comparison that was begun here cannot be read: {error}",
-                where=str(file),
-                fix="choose another folder with --output-directory",
-            )
+            what=f"the comparison that was begun here cannot be read: {error}",
+            where=str(file),
+            fix="choose another folder with --output-directory",
         ) from error
 
 

@@ -76,13 +76,13 @@ def _require_usable(configs: Sequence[str | Path], seeds: int) -> None:
     """Raise InputError for what is no list of files, or no number of seeds."""
     expected = "a list of YAML files or folders of runs"
     if isinstance(configs, str | Path) or not isinstance(configs, Sequence):
-        raise InputError(Problem(what=f"configs is {type(configs).__name__}", expected=expected))
+        raise InputError(what=f"configs is {type(configs).__name__}", expected=expected)
     for config in configs:
         if not isinstance(config, str | Path):
-            raise InputError(Problem(what=f"one of configs is {type(config).__name__}", expected=expected))
+            raise InputError(what=f"one of configs is {type(config).__name__}", expected=expected)
     if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _MOST_SEEDS:
         raise InputError(
-            Problem(what=f"seeds is {seeds!r}", where="--seeds", expected=f"a whole number from 1 to {_MOST_SEEDS:,}")
+            what=f"seeds is {seeds!r}", where="--seeds", expected=f"a whole number from 1 to {_MOST_SEEDS:,}"
         )
 
 
@@ -103,20 +103,16 @@ def _begun(
     if file.is_file():
         if not resume:
             raise OutputError(
-                Problem(
-                    what="there is a comparison in this folder already; nothing was changed",
-                    where=str(folder),
-                    fix="continue it with --resume, or choose another folder with --output-directory",
-                )
+                what="there is a comparison in this folder already; nothing was changed",
+                where=str(folder),
+                fix="continue it with --resume, or choose another folder with --output-directory",
             )
         return replace(fresh, runs=_kept(fresh, file))
     if RunFolder(folder).is_run:
         raise OutputError(
-            Problem(
-                what="the folder holds a training run, and no comparison; nothing was changed",
-                where=str(folder),
-                fix="choose another folder with --output-directory",
-            )
+            what="the folder holds a training run, and no comparison; nothing was changed",
+            where=str(folder),
+            fix="choose another folder with --output-directory",
         )
     check_run_folder(folder, resume=False)
     if resume:
@@ -325,11 +321,9 @@ def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset
     """
     if len(configs) < 2:
         raise InputError(
-            Problem(
-                what="there is nothing to compare: " + ("one configuration" if configs else "no configuration"),
-                expected="two or more configurations",
-                fix="name another one; one alone is trained by `brim train`",
-            )
+            what="there is nothing to compare: " + ("one configuration" if configs else "no configuration"),
+            expected="two or more configurations",
+            fix="name another one; one alone is trained by `brim train`",
         )
     said = [*overrides, *([] if dataset is None else [f"dataset={json.dumps(absolute_files(dataset))}"])]
     said.append(WITHOUT_EARLY_STOP)
@@ -358,11 +352,9 @@ def _config_file(path: Path) -> Path:
     file = path / "config.yaml" if path.is_dir() else path
     if not file.is_file():
         raise InputError(
-            Problem(
-                what="this folder is not a run: it has no config.yaml" if path.is_dir() else f"no such file: {path}",
-                where=str(path) if path.is_dir() else "",
-                expected="a YAML configuration, or the folder of a run",
-            )
+            what="this folder is not a run: it has no config.yaml" if path.is_dir() else f"no such file: {path}",
+            where=str(path) if path.is_dir() else "",
+            expected="a YAML configuration, or the folder of a run",
         )
     return file
 

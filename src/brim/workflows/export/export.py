@@ -56,11 +56,9 @@ def require_run(run: RunFolder | None) -> RunFolder:
     """Return a model's run. Raises InputError for a model that none has trained."""
     if run is None:
         raise InputError(
-            Problem(
-                what="there is nothing trained to hand on: this model comes from a configuration, not from a run",
-                expected="a run's folder, or a model that was trained just now",
-                fix="name the folder that `brim train` wrote; what `Model.save` writes can be loaded, too",
-            )
+            what="there is nothing trained to hand on: this model comes from a configuration, not from a run",
+            expected="a run's folder, or a model that was trained just now",
+            fix="name the folder that `brim train` wrote; what `Model.save` writes can be loaded, too",
         )
     return run
 
@@ -69,9 +67,7 @@ def check_format(name: str) -> None:
     """Refuse all formats but safetensors. Raises InputError with what to do instead."""
     if name != FORMAT:
         fix = _OTHER_FORMATS.get(name.lower(), "leave --format out")
-        raise InputError(
-            Problem(what=f"brim does not write the format {name!r}", where="--format", expected=FORMAT, fix=fix)
-        )
+        raise InputError(what=f"brim does not write the format {name!r}", where="--format", expected=FORMAT, fix=fix)
 
 
 def check_target(path: Path, run: RunFolder) -> None:
@@ -80,13 +76,13 @@ def check_target(path: Path, run: RunFolder) -> None:
     fix = "choose another with --output"
     if place_there.is_relative_to(run.path.resolve()):
         what = "the output directory lies in the run that is exported"
-        raise OutputError(Problem(what=what, where=str(path), expected="a folder outside the run", fix=fix))
+        raise OutputError(what=what, where=str(path), expected="a folder outside the run", fix=fix)
     if path.exists() and not path.is_dir():
-        raise OutputError(Problem(what="the output directory is a file", where=str(path), fix=fix))
+        raise OutputError(what="the output directory is a file", where=str(path), fix=fix)
     try:
         if path.is_dir() and any(path.iterdir()):
             what, wanted = "the output directory holds other things; nothing was changed", "a new or an empty folder"
-            raise OutputError(Problem(what=what, where=str(path), expected=wanted, fix=fix))
+            raise OutputError(what=what, where=str(path), expected=wanted, fix=fix)
         above = next(each for each in place_there.parents if each.exists())
     except OSError as error:
         raise OutputError(_unwritable(path, error.strerror or str(error))) from None
@@ -201,12 +197,10 @@ def package_of_export(folder: Path) -> Package:
         card = (folder / CARD).read_text(encoding="utf-8")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ExportError(
-            Problem(
-                what=f"this export is not whole ({error})",
-                where=str(folder),
-                expected=f"the files that its {MANIFEST} lists, and {CARD}",
-                fix="export the run again into another folder",
-            )
+            what=f"this export is not whole ({error})",
+            where=str(folder),
+            expected=f"the files that its {MANIFEST} lists, and {CARD}",
+            fix="export the run again into another folder",
         ) from None
     return Package(kind=kind, files={name: folder / name for name in [*names, MANIFEST]}, card=card)
 
@@ -222,7 +216,7 @@ def card_of(run: RunFolder, *, merge: str | None = None) -> str:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path.name} is damaged: {error}"
         fix = f"delete it; the export then goes without what {path.name} tells"
-        raise ExportError(Problem(what=what, where=str(path), fix=fix)) from None
+        raise ExportError(what=what, where=str(path), fix=fix) from None
 
 
 def kind_of(model: Path) -> Kind:
@@ -233,12 +227,10 @@ def kind_of(model: Path) -> Kind:
     if (model / "config.json").is_file() and weights:
         return "full"
     raise ExportError(
-        Problem(
-            what="the run's model is not whole",
-            where=str(model),
-            expected=f"{' and '.join(_ADAPTER)}, or config.json and model.safetensors",
-            fix=f"write it anew with `brim train {model.parent} --resume`",
-        )
+        what="the run's model is not whole",
+        where=str(model),
+        expected=f"{' and '.join(_ADAPTER)}, or config.json and model.safetensors",
+        fix=f"write it anew with `brim train {model.parent} --resume`",
     )
 
 

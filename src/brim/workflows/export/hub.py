@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.config import MASK, mask_text
-from brim.errors import BrimError, ExportError, InputError, Problem
+from brim.errors import BrimError, ExportError, InputError
 from brim.notes import Say
 from brim.report import listening, show
 from brim.storage import MANIFEST
@@ -104,11 +104,9 @@ def _visibility(api: HfApi, repo_id: str, private: bool) -> bool:
     is_private = bool(api.repo_info(repo_id).private)
     if private and not is_private:
         raise InputError(
-            Problem(
-                what=f"{repo_id} exists and is public; nothing was uploaded",
-                where="--private",
-                fix="make it private on the Hub, choose another name, or leave --private out",
-            )
+            what=f"{repo_id} exists and is public; nothing was uploaded",
+            where="--private",
+            fix="make it private on the Hub, choose another name, or leave --private out",
         )
     return is_private
 
@@ -119,12 +117,10 @@ def _package(folder: Path) -> Package:
     run = RunFolder(folder)
     if not (run.config.is_file() and (run.is_run or run.model.is_dir())):
         raise InputError(
-            Problem(
-                what="this is neither a run nor an export",
-                where=str(folder),
-                expected="the folder that `brim train` or `brim export` wrote",
-                fix="name that folder" if folder.name != "model" else "name the run's folder, not the one in it",
-            )
+            what="this is neither a run nor an export",
+            where=str(folder),
+            expected="the folder that `brim train` or `brim export` wrote",
+            fix="name that folder" if folder.name != "model" else "name the run's folder, not the one in it",
         )
     return package_of_run(open_run_folder(folder))
 
@@ -140,11 +136,9 @@ def _check_name(repo_id: str) -> None:
     except HFValidationError:
         pass
     raise InputError(
-        Problem(
-            what=f"{repo_id!r} names no repository of the Hub",
-            expected="organisation/name (or user/name): letters, digits, `-`, `_` and `.`, at most 96",
-            fix="such as my-organisation/my-model",
-        )
+        what=f"{repo_id!r} names no repository of the Hub",
+        expected="organisation/name (or user/name): letters, digits, `-`, `_` and `.`, at most 96",
+        fix="such as my-organisation/my-model",
     )
 
 
@@ -153,18 +147,14 @@ def _token() -> str:
     token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise InputError(
-            Problem(
-                what=f"there is no token: {TOKEN} is not set in the environment",
-                expected="a token of the Hub that may write",
-                fix=f"make one at https://huggingface.co/settings/tokens, then `export {TOKEN}=…` (a stored login is "
-                "not used)",
-            )
+            what=f"there is no token: {TOKEN} is not set in the environment",
+            expected="a token of the Hub that may write",
+            fix=f"make one at https://huggingface.co/settings/tokens, then `export {TOKEN}=…` (a stored login is "
+            "not used)",
         )
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            Problem(
-                what=f"{TOKEN} is no token: it has blanks or other characters that no token has", fix="copy it anew"
-            )
+            what=f"{TOKEN} is no token: it has blanks or other characters that no token has", fix="copy it anew"
         )
     return token
 
@@ -203,7 +193,7 @@ def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
         raise
     except OfflineModeIsEnabled:
         raise InputError(
-            Problem(what="the Hub is switched off by HF_HUB_OFFLINE", fix="unset it in the environment, then upload")
+            what="the Hub is switched off by HF_HUB_OFFLINE", fix="unset it in the environment, then upload"
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code
@@ -211,15 +201,13 @@ def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
         raise _refused(status, told, repo_id) from None
     except (NetworkError, OSError) as error:
         raise ExportError(
-            Problem(
-                what=f"the Hub could not be reached ({type(error).__name__}: {_clean(str(error), token)})",
-                fix="check the network, then upload again: what was sent already is not sent twice",
-            )
+            what=f"the Hub could not be reached ({type(error).__name__}: {_clean(str(error), token)})",
+            fix="check the network, then upload again: what was sent already is not sent twice",
         ) from None
     except (RuntimeError, ValueError) as error:
         cause = f" ({_clean(str(error.__cause__), token)})" if error.__cause__ is not None else ""
         raise ExportError(
-            Problem(what=f"the upload failed: {_clean(str(error), token)}{cause}", where=repo_id, fix="upload again")
+            what=f"the upload failed: {_clean(str(error), token)}{cause}", where=repo_id, fix="upload again"
         ) from None
 
 
@@ -229,16 +217,16 @@ def _refused(status: int, told: str, repo_id: str) -> BrimError:
     organisation = repo_id.partition("/")[0]
     if status == 401:
         what, fix = f"the Hub does not accept the token in {TOKEN}{said}", "make a new one, and set it"
-        return InputError(Problem(what=what, where=repo_id, fix=fix))
+        return InputError(what=what, where=repo_id, fix=fix)
     if status == 403:
         what = f"the token in {TOKEN} may not write to {repo_id}{said}"
         fix = f"use a token with the right to write, of a member of {organisation}"
-        return InputError(Problem(what=what, where=repo_id, fix=fix))
+        return InputError(what=what, where=repo_id, fix=fix)
     if status == 404:
         what = f"the Hub has no user or organisation {organisation!r}, or hides it from this token{said}"
-        return InputError(Problem(what=what, where=repo_id, fix="check the name, and the account of the token"))
+        return InputError(what=what, where=repo_id, fix="check the name, and the account of the token")
     return ExportError(
-        Problem(what=f"the Hub answered {status}{said}", where=repo_id, fix="try again later; nothing was committed")
+        what=f"the Hub answered {status}{said}", where=repo_id, fix="try again later; nothing was committed"
     )
 
 

@@ -83,14 +83,12 @@ def merging_of(merge: bool, **given: Any) -> Merging:
     if typed and not merge:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
         what = f"{options} acts on merged weights, and nothing is merged"
-        raise InputError(Problem(what=what, fix="add --merge, or leave it out"))
+        raise InputError(what=what, fix="add --merge, or leave it out")
     if dtype not in DTYPES:
-        raise InputError(
-            Problem(what=f"there is no dtype {dtype!r}", expected=", ".join(DTYPES), fix="choose one with --dtype")
-        )
+        raise InputError(what=f"there is no dtype {dtype!r}", expected=", ".join(DTYPES), fix="choose one with --dtype")
     if not most >= 0:
         what = f"--max-divergence is {most:g}"
-        raise InputError(Problem(what=what, expected="nats a token: 0 or more", fix="leave it out for the default"))
+        raise InputError(what=what, expected="nats a token: 0 or more", fix="leave it out for the default")
     return Merging(**typed)
 
 
@@ -198,7 +196,7 @@ def _require_adapter(session: Session, run: RunFolder) -> None:
     else:
         what = "there is no adapter to merge: all weights of this model were trained"
         fix = "export it without --merge"
-    raise InputError(Problem(what=what, where=str(run.path), fix=fix))
+    raise InputError(what=what, where=str(run.path), fix=fix)
 
 
 def _require_close(compared: Compared, merging: Merging, path: Path) -> None:
@@ -215,13 +213,11 @@ def _require_close(compared: Compared, merging: Merging, path: Path) -> None:
         other = "" if merging.dtype == "fp32" else ", or with --dtype fp32"
         fix = f"export the adapter without --merge{other}; if you accept the difference, raise --max-divergence"
     raise ExportError(
-        Problem(
-            what=f"{what} (mean KL divergence over {found.num_tokens:,} tokens of {compared.source}; "
-            f"{found.same_top:.1%} of the likeliest tokens are the same); nothing was written",
-            where=str(path),
-            expected=f"at most {compared.limit:.3g}",
-            fix=fix,
-        )
+        what=f"{what} (mean KL divergence over {found.num_tokens:,} tokens of {compared.source}; "
+        f"{found.same_top:.1%} of the likeliest tokens are the same); nothing was written",
+        where=str(path),
+        expected=f"at most {compared.limit:.3g}",
+        fix=fix,
     )
 
 
@@ -290,7 +286,7 @@ def probe(session: Session, dataset: Data | None, say: Say) -> Probe:
         rows = _rows(session, dataset, "full")
         if not len(rows):
             what = "the given data set has no rows to compare the merged model on"
-            raise DataError(Problem(what=what, fix="give another with --dataset, or leave it out"))
+            raise DataError(what=what, fix="give another with --dataset, or leave it out")
         return Probe(rows=rows, source="rows of the given data set")
     if session.config.dataset is not None:
         try:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from brim.errors import BrimError, Problem
+from brim.errors import BrimError
 from brim.memory.trace import Phase, Place
 from brim.workflows.measure.messages import MeasuredTimeline, PhasePeak, Spike, Stayed
 
@@ -52,11 +52,9 @@ def meter_of(device: torch.device) -> Meter:
     if device.type == "cpu":
         return ResidentMeter()
     raise BrimError(
-        Problem(
-            what=f"memory cannot be measured on a device of the kind {device.type}",
-            expected="a CUDA device, or a CPU under Linux",
-            fix="leave out --measure: a prediction needs no device",
-        )
+        what=f"memory cannot be measured on a device of the kind {device.type}",
+        expected="a CUDA device, or a CPU under Linux",
+        fix="leave out --measure: a prediction needs no device",
     )
 
 
@@ -115,11 +113,9 @@ class ResidentMeter:
     def __init__(self) -> None:
         if not (_STATUS.exists() and _CLEAR_REFS.exists()):
             raise BrimError(
-                Problem(
-                    what="memory cannot be measured on this machine's CPU",
-                    expected="Linux, with /proc/self/status and /proc/self/clear_refs",
-                    fix="leave out --measure: a prediction needs no device; or measure on a CUDA device",
-                )
+                what="memory cannot be measured on this machine's CPU",
+                expected="Linux, with /proc/self/status and /proc/self/clear_refs",
+                fix="leave out --measure: a prediction needs no device; or measure on a CUDA device",
             )
         give_back()
         self.baseline_bytes = self.live_bytes()

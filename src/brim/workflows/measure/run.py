@@ -21,7 +21,7 @@ import torch
 
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer
-from brim.errors import ConfigError, InputError, Problem
+from brim.errors import ConfigError, InputError
 from brim.memory import PACKING_BYTES, MemoryPrediction, Timeline, predict_memory, with_checkpointing
 from brim.memory.trace import Phase
 from brim.models import ModelFolder, locate, require_trainable, with_stored_quantization
@@ -208,22 +208,18 @@ def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phas
         require_trainable(config, folder)
         if not isinstance(config.trainer, FinetuneTrainer):
             raise ConfigError(
-                Problem(
-                    what="a training step cannot be measured: the configuration trains nothing",
-                    where="trainer.type",
-                    expected="finetune",
-                    fix="set trainer.type: finetune, or measure other phases",
-                )
+                what="a training step cannot be measured: the configuration trains nothing",
+                where="trainer.type",
+                expected="finetune",
+                fix="set trainer.type: finetune, or measure other phases",
             )
     context = folder.context_length
     if context is not None and sequence_length > context:
         raise InputError(
-            Problem(
-                what=f"rows of {sequence_length:,} tokens are longer than the model's context",
-                where="--sequence-length",
-                expected=f"at most {context:,}",
-                fix="choose a shorter one",
-            )
+            what=f"rows of {sequence_length:,} tokens are longer than the model's context",
+            where="--sequence-length",
+            expected=f"at most {context:,}",
+            fix="choose a shorter one",
         )
 
 

@@ -30,7 +30,7 @@ from brim.batching import BatchSchedule, ByRows
 from brim.config import WAYS as WAYS_TO_MOVE, resolve
 from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step
-from brim.errors import BrimError, InputError, Problem
+from brim.errors import BrimError, InputError
 from brim.infer import score_rows
 from brim.infer.engines import (
     USUAL_PASS_TOKENS,
@@ -115,11 +115,9 @@ def _device(name: str | None) -> torch.device:
         return pick_device()
     if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
         raise InputError(
-            Problem(
-                what=f"there is no device {name!r} here to measure on",
-                expected="cuda" if torch.cuda.is_available() else "cpu",
-                fix="leave it out, and the one at hand is taken",
-            )
+            what=f"there is no device {name!r} here to measure on",
+            expected="cuda" if torch.cuda.is_available() else "cpu",
+            fix="leave it out, and the one at hand is taken",
         )
     return torch.device(name)
 
@@ -275,10 +273,8 @@ def _refuse(smaller: Smaller) -> None:
 
 def _ran_out(message: str) -> BrimError:
     return BrimError(
-        Problem(
-            what=f"the device ran out of memory: {message}",
-            fix="a smaller --batch-size or --sequence-length; or --layers 1, which runs a few layers and extrapolates",
-        )
+        what=f"the device ran out of memory: {message}",
+        fix="a smaller --batch-size or --sequence-length; or --layers 1, which runs a few layers and extrapolates",
     )
 
 

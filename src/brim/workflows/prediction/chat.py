@@ -18,7 +18,7 @@ from brim.data import prompts_of
 from brim.data.chat import TEMPLATE_FILE, TemplateTexts, has_template, read_template
 from brim.data.read import Source, read_columns
 from brim.data.tokens import TextEncoder, TokenRows
-from brim.errors import DataError, InputError, Problem
+from brim.errors import DataError, InputError
 from brim.infer import GrowingText, KeptCache, stream_tokens
 from brim.infer.engines import FinishReason, why_not_slots
 from brim.models import LLM, base_model
@@ -126,10 +126,8 @@ class Conversation:
         """
         if not self.remembers:
             raise InputError(
-                Problem(
-                    what="without a chat template there is no system's turn",
-                    fix="name a configuration that has chat: {} in place of the features",
-                )
+                what="without a chat template there is no system's turn",
+                fix="name a configuration that has chat: {} in place of the features",
             )
         if text is not None:
             require_texts([text])
@@ -250,7 +248,7 @@ def _row(text: str, columns: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(row, dict) or not set(columns) <= row.keys():
         listed = ", ".join(f'"{name}": …' for name in columns)
         raise DataError(
-            Problem(what="the prompt's template asks for more than one column", expected=f"a JSON object {{{listed}}}")
+            what="the prompt's template asks for more than one column", expected=f"a JSON object {{{listed}}}"
         )
     return row
 
@@ -258,11 +256,9 @@ def _row(text: str, columns: tuple[str, ...]) -> Mapping[str, Any]:
 def _require_no_examples(config: Config) -> None:
     if config.chat is None and config.prompt.num_examples:
         raise InputError(
-            Problem(
-                what="prompt.retrieval looks for examples in a data set, and a conversation has none",
-                where="prompt.retrieval",
-                fix="set prompt.retrieval=null, with a template that needs none",
-            )
+            what="prompt.retrieval looks for examples in a data set, and a conversation has none",
+            where="prompt.retrieval",
+            fix="set prompt.retrieval=null, with a template that needs none",
         )
 
 
@@ -306,11 +302,9 @@ def require_streamable(llm: LLM, session: Session) -> str:
     reason = why_not_slots(type(architecture), architecture.config, settings_of(llm, session))
     if reason.startswith("generation."):
         raise InputError(
-            Problem(
-                what=f"a response cannot be given while it is made: {reason}",
-                where="generation",
-                fix="leave the key as it is by default, or ask for the whole response at once",
-            )
+            what=f"a response cannot be given while it is made: {reason}",
+            where="generation",
+            fix="leave the key as it is by default, or ask for the whole response at once",
         )
     return reason
 
@@ -324,11 +318,9 @@ def require_one(prompts: TokenRows) -> None:
     """Raise InputError for several prompts, whose responses would come one after the other."""
     if len(prompts) != 1:
         raise InputError(
-            Problem(
-                what=f"{len(prompts):,} prompts cannot be answered piece by piece at once",
-                expected="one prompt with stream=True",
-                fix="call `generate` once a prompt, or without stream, which answers all of them together",
-            )
+            what=f"{len(prompts):,} prompts cannot be answered piece by piece at once",
+            expected="one prompt with stream=True",
+            fix="call `generate` once a prompt, or without stream, which answers all of them together",
         )
 
 

@@ -135,7 +135,7 @@ def check_pooling(name: str | None) -> Pooling:
     """A way of pooling as a person typed it; "none" is None. Raises InputError for one that does not exist."""
     known: dict[str | None, Pooling] = {"mean": "mean", "last": "last", "none": None, None: None}
     if name not in known:
-        raise InputError(Problem(what=f"there is no pooling {name!r}", expected="mean, last or none"))
+        raise InputError(what=f"there is no pooling {name!r}", expected="mean, last or none")
     return known[name]
 
 
@@ -143,12 +143,10 @@ def check_output(path: Path) -> None:
     """Refuse, before any work is done, a file that could not be written or stands there already."""
     if path.suffix != PARQUET:
         raise OutputError(
-            Problem(
-                what="vectors are written as parquet alone",
-                where=str(path),
-                expected=PARQUET,
-                fix="name the file embeddings.parquet, say",
-            )
+            what="vectors are written as parquet alone",
+            where=str(path),
+            expected=PARQUET,
+            fix="name the file embeddings.parquet, say",
         )
     require_writable(path)
     require_free(path)
@@ -198,11 +196,9 @@ def _write(
             beside.unlink()
         if isinstance(error, OSError):
             raise WriteError(
-                Problem(
-                    what=f"the output cannot be written: {error.strerror or error}",
-                    where=str(output),
-                    fix="make room, or name a file on a larger disk",
-                )
+                what=f"the output cannot be written: {error.strerror or error}",
+                where=str(output),
+                fix="make room, or name a file on a larger disk",
             ) from error
         raise
     return beside

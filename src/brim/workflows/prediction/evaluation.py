@@ -19,7 +19,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, prompter, prompts_of
 from brim.data.read import Entry, Ledger, Source
 from brim.data.tokens import TextEncoder, Texts, TokenRows
-from brim.errors import DataError, InputError, Problem, require_extra
+from brim.errors import DataError, InputError, require_extra
 from brim.infer import (
     LabelCounts,
     Measure,
@@ -138,11 +138,9 @@ def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Conf
     has_adapter = adapter is not None and adapter.pretrained_adapter_weights is not None
     if not has_learned and not has_adapter and config.base_model == original.base_model:
         raise InputError(
-            Problem(
-                what="this is the base model itself: there is nothing that it could be compared with",
-                expected="a run's folder, or a configuration whose adapter has trained weights",
-                fix="name the run, or another model with --against",
-            )
+            what="this is the base model itself: there is nothing that it could be compared with",
+            expected="a run's folder, or a configuration whose adapter has trained weights",
+            fix="name the run, or another model with --against",
         )
     return config.model_copy(update=first)
 
@@ -245,11 +243,9 @@ def _same_targets(ours: TokenRows, theirs: TokenRows) -> bool:
 def _require_common(keys: NDArray[np.int64], other: Contender) -> None:
     if not len(keys):
         raise DataError(
-            Problem(
-                what="there is no row that both models can take",
-                where=other.name,
-                fix="compare on rows that are short enough for both",
-            )
+            what="there is no row that both models can take",
+            where=other.name,
+            fix="compare on rows that are short enough for both",
         )
 
 

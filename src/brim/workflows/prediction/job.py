@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from brim.config import mask_secrets
-from brim.errors import InputError, OutputError, Problem
+from brim.errors import InputError, OutputError
 from brim.infer import EMPTY_BYTES, Journal
 from brim.models import CONFIG, WEIGHTS
 from brim.notes import Say
@@ -67,19 +67,15 @@ def check_job(output: Path, *, resume: bool) -> None:
         _check_existing(folder, resume=resume)
     elif folder.exists and not folder.is_finished() and not resume:
         raise OutputError(
-            Problem(
-                what="a prediction to this output was begun and not finished; nothing was changed",
-                where=str(output),
-                fix=f"add --resume to go on with it, or remove {folder.path} to begin anew",
-            )
+            what="a prediction to this output was begun and not finished; nothing was changed",
+            where=str(output),
+            fix=f"add --resume to go on with it, or remove {folder.path} to begin anew",
         )
     if folder.path.is_symlink() or (folder.path.exists() and not folder.exists and not _is_ours(folder)):
         raise OutputError(
-            Problem(
-                what="the folder for what is needed to go on holds other things; nothing was changed",
-                where=str(folder.path),
-                fix="remove it, or name another output",
-            )
+            what="the folder for what is needed to go on holds other things; nothing was changed",
+            where=str(folder.path),
+            fix="remove it, or name another output",
         )
 
 
@@ -132,7 +128,7 @@ class Job:
     def reopened(self) -> Iterator[tuple[Journal, Journal]]:
         """Its journals, after the job is done. Raises OutputError where they are gone."""
         if not self.folder.responses.is_file():
-            raise OutputError(Problem(what="what was predicted is gone", where=str(self.folder.path)))
+            raise OutputError(what="what was predicted is gone", where=str(self.folder.path))
         with Journal(self.folder.responses) as responses, Journal(self.folder.scores) as scores:
             yield responses, scores
 
@@ -194,25 +190,21 @@ def _check_existing(folder: JobFolder, *, resume: bool) -> None:
         what = "the output file exists already; nothing was changed"
         go_on = "go on with it (new rows of the data) with --resume, in Python with resume=True, or name another"
         fix = go_on if folder.exists else "name another"
-        raise OutputError(Problem(what=what, where=where, fix=fix))
+        raise OutputError(what=what, where=where, fix=fix)
     if not folder.exists:
         raise OutputError(
-            Problem(
-                what="the output file exists already, with nothing beside it to go on with; nothing was changed",
-                where=where,
-                expected=f"the folder {folder.path.name}, which brim leaves beside what it has predicted",
-                fix="name another output, or move this file away",
-            )
+            what="the output file exists already, with nothing beside it to go on with; nothing was changed",
+            where=where,
+            expected=f"the folder {folder.path.name}, which brim leaves beside what it has predicted",
+            fix="name another output, or move this file away",
         )
     is_file = folder.output.is_file() and not folder.output.is_symlink()
     if not is_file or sha256(folder.output) not in read_json(folder.outputs).get("sha256", []):
         raise OutputError(
-            Problem(
-                what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
-                "nothing was changed",
-                where=where,
-                fix="move it away, or name another output; with --resume the job then puts its own file there again",
-            )
+            what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
+            "nothing was changed",
+            where=where,
+            fix="move it away, or name another output; with --resume the job then puts its own file there again",
         )
 
 
@@ -234,13 +226,11 @@ def _allowed_changes(folder: JobFolder, now: Fingerprint, *, key: str | None) ->
     if changed:
         more = [f"and {len(changed) - _SHOWN:,} more"] if len(changed) > _SHOWN else []
         raise OutputError(
-            Problem(
-                what="the prediction cannot be gone on with: what its responses depend on has changed since it began\n"
-                + "\n".join(f"    {line}" for line in [*changed[:_SHOWN], *more]),
-                where=str(folder.output),
-                fix="restore it, or write to another output; to begin anew here, remove "
-                f"{folder.path}" + (" and the output" if folder.output.exists() else ""),
-            )
+            what="the prediction cannot be gone on with: what its responses depend on has changed since it began\n"
+            + "\n".join(f"    {line}" for line in [*changed[:_SHOWN], *more]),
+            where=str(folder.output),
+            fix="restore it, or write to another output; to begin anew here, remove "
+            f"{folder.path}" + (" and the output" if folder.output.exists() else ""),
         )
     versions = package_versions()
     return [
@@ -274,11 +264,9 @@ def _held(folder: JobFolder) -> Iterator[None]:
                 raise BlockingIOError  # whoever had it has put another in its place
         except (BlockingIOError, FileNotFoundError):
             raise OutputError(
-                Problem(
-                    what="another process is writing to this output; nothing was changed",
-                    where=str(folder.output),
-                    fix="wait until it has ended, or name another output",
-                )
+                what="another process is writing to this output; nothing was changed",
+                where=str(folder.output),
+                fix="wait until it has ended, or name another output",
             ) from None
         yield
     finally:
@@ -294,11 +282,9 @@ def _read_job(folder: JobFolder) -> dict[str, Any]:
     job = read_json(folder.job)
     if job.get("format") != _FORMAT:
         raise InputError(
-            Problem(
-                what="the prediction that was begun here was written by another version of brim, or is damaged",
-                where=str(folder.path),
-                fix="remove the folder to begin anew, or go on with the version that began",
-            )
+            what="the prediction that was begun here was written by another version of brim, or is damaged",
+            where=str(folder.path),
+            fix="remove the folder to begin anew, or go on with the version that began",
         )
     return job
 

@@ -251,7 +251,7 @@ def require_free(path: Path) -> None:
     """Raise OutputError where something stands there already."""
     if path.exists() or path.is_symlink():
         raise OutputError(
-            Problem(what="the output file exists already; nothing was changed", where=str(path), fix="name another")
+            what="the output file exists already; nothing was changed", where=str(path), fix="name another"
         )
 
 
@@ -259,12 +259,10 @@ def require_writable(path: Path) -> None:
     """Refuse, before any work is done, a file that could not be written."""
     if path.suffix not in _WRITERS:
         raise OutputError(
-            Problem(
-                what=f"the output's ending {path.suffix!r} is not known" if path.suffix else "the output has no ending",
-                where=str(path),
-                expected=", ".join(_WRITERS),
-                fix="name the file predictions.parquet, say",
-            )
+            what=f"the output's ending {path.suffix!r} is not known" if path.suffix else "the output has no ending",
+            where=str(path),
+            expected=", ".join(_WRITERS),
+            fix="name the file predictions.parquet, say",
         )
     try:
         path.exists()
@@ -283,12 +281,10 @@ def require_free_names(source: Source, responses: Sequence[str], *, with_scores:
     if taken:
         listed = ", ".join(f"`{name}`" for name in taken)
         raise DataError(
-            Problem(
-                what=f"the data has {'a column' if len(taken) == 1 else 'columns'} {listed}, "
-                f"{'a name' if len(taken) == 1 else 'names'} that predictions use themselves",
-                where=source.name,
-                fix="rename or remove it" if len(taken) == 1 else "rename or remove them",
-            )
+            what=f"the data has {'a column' if len(taken) == 1 else 'columns'} {listed}, "
+            f"{'a name' if len(taken) == 1 else 'names'} that predictions use themselves",
+            where=source.name,
+            fix="rename or remove it" if len(taken) == 1 else "rename or remove them",
         )
 
 

@@ -80,7 +80,7 @@ def _dropping_missing(feature: InputFeature) -> InputFeature:
 def _require_one_of(name: str | None, known: tuple[str, ...], what: str) -> None:
     if name is not None and name not in known:
         option = what.replace("_", "-")
-        raise InputError(Problem(what=f"{name!r} is not known", where=f"--{option}", expected=", ".join(known)))
+        raise InputError(what=f"{name!r} is not known", where=f"--{option}", expected=", ".join(known))
 
 
 Keep: TypeAlias = Literal["first", "last"]
@@ -148,9 +148,7 @@ def continuable(
 def require_rows(rows: TokenRows, split: str, source: Source) -> None:
     """Raise DataError for a split without rows."""
     if not len(rows):
-        raise DataError(
-            Problem(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
-        )
+        raise DataError(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
 
 
 def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int], str]) -> None:
@@ -180,11 +178,9 @@ def _room(session: Session) -> int | None:
         return None
     if new_tokens >= context_length:
         raise ConfigError(
-            Problem(
-                what="generation.max_new_tokens leaves no room for a prompt: "
-                f"it is {new_tokens:,}, the model's context {format_count(context_length, 'token')}",
-                fix="lower generation.max_new_tokens",
-            )
+            what="generation.max_new_tokens leaves no room for a prompt: "
+            f"it is {new_tokens:,}, the model's context {format_count(context_length, 'token')}",
+            fix="lower generation.max_new_tokens",
         )
     return context_length - new_tokens
 
@@ -245,7 +241,7 @@ def _too_long(
 def prompts_of_texts(prompts: Sequence[str], session: Session) -> TokenRows:
     """Return finished prompts as rows. Raises InputError and DataError for those that cannot be continued."""
     if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping | bytes):
-        raise InputError(Problem(what=f"the prompts are {type(prompts).__name__}", expected="a str, or a list of them"))
+        raise InputError(what=f"the prompts are {type(prompts).__name__}", expected="a str, or a list of them")
     texts = list(prompts)
     require_texts(texts)
     rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
@@ -257,9 +253,7 @@ def require_texts(prompts: Sequence[object]) -> None:
     """Raise InputError for a prompt that is no text, or cannot be written as UTF-8."""
     for number, prompt in enumerate(prompts, start=1):
         if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise InputError(
-                Problem(what=f"prompt {number} is no text", expected="a str, or a list of them, in valid Unicode")
-            )
+            raise InputError(what=f"prompt {number} is no text", expected="a str, or a list of them, in valid Unicode")
 
 
 def _prompts(count: int) -> str:
@@ -306,22 +300,18 @@ def _require_column(source: Source, column: str) -> None:
     names = source.table.column_names
     if column not in names:
         raise InputError(
-            Problem(
-                what=f"there is no column `{column}` to know rows by",
-                where=source.name,
-                expected=", ".join(f"`{name}`" for name in names),
-                fix="name one of them with --key, or leave it out: then rows are known by their numbers",
-            )
+            what=f"there is no column `{column}` to know rows by",
+            where=source.name,
+            expected=", ".join(f"`{name}`" for name in names),
+            fix="name one of them with --key, or leave it out: then rows are known by their numbers",
         )
     kind = source.table.schema.field(column).type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         raise InputError(
-            Problem(
-                what=f"the column `{column}` holds {kind}, by which rows cannot be known",
-                where=source.name,
-                expected="texts or numbers",
-                fix="name another column with --key",
-            )
+            what=f"the column `{column}` holds {kind}, by which rows cannot be known",
+            where=source.name,
+            expected="texts or numbers",
+            fix="name another column with --key",
         )
 
 

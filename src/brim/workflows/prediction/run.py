@@ -116,7 +116,7 @@ def plan_prediction(
     session = with_labels(session, source)
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
-        raise DataError(Problem(what="there is no prompt to plan for", where=source.name, fix="name another data set"))
+        raise DataError(what="there is no prompt to plan for", where=source.name, fix="name another data set")
     request = generation_request(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand)
     return plan_generation(request, say=say)
 
@@ -171,7 +171,7 @@ def check_wanted(output: Path | None, *, resume: bool) -> None:
     if output is not None:
         check_place(output, resume=resume)
     elif resume:
-        raise InputError(Problem(what="without an output there is nothing to go on with", fix="name the output"))
+        raise InputError(what="without an output there is nothing to go on with", fix="name the output")
 
 
 @no_library_warnings()
@@ -238,12 +238,10 @@ class _Work:
             rows = self._asked.prompts.keys[changed].tolist()
             known = "" if self._wanted.key else "; for data whose rows move, begin with --key COLUMN"
             raise OutputError(
-                Problem(
-                    what=f"{format_count(len(rows), 'row is', 'rows are')} done, and the prompt has changed since",
-                    where=self._asked.source.places(rows),
-                    expected="the same data, or more of it",
-                    fix=f"restore the data, or write to another output{known}",
-                )
+                what=f"{format_count(len(rows), 'row is', 'rows are')} done, and the prompt has changed since",
+                where=self._asked.source.places(rows),
+                expected="the same data, or more of it",
+                fix=f"restore the data, or write to another output{known}",
             )
 
     def what_is_done(self) -> list[str]:

@@ -48,7 +48,7 @@ class Ended:
             raise self.error
         if self.is_done:
             return self.result
-        raise BrimError(Problem(what=f"{what} ended {_ending(self.code)}{_last_line(log)}", fix=fix))
+        raise BrimError(what=f"{what} ended {_ending(self.code)}{_last_line(log)}", fix=fix)
 
 
 def _ending(code: int) -> str:

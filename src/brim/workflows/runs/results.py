@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from brim.data.read import EVENTS
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.infer import Interval, Measure
 from brim.report import comparison_lines, figure_lines, history_plot
 from brim.train import RunFolder, history
@@ -66,7 +66,7 @@ class TrainResult:
     def _metrics_file(self) -> Path:
         if self.output_directory is None:
             raise InputError(
-                Problem(what="there is no history: trainer.type is none, so nothing was trained", fix="train a model")
+                what="there is no history: trainer.type is none, so nothing was trained", fix="train a model"
             )
         return RunFolder(self.output_directory).metrics
 

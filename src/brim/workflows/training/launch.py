@@ -37,7 +37,7 @@ from brim.batching import (
     standing_for,
 )
 from brim.config.schema import FinetuneTrainer
-from brim.errors import OutOfMemoryError, Problem
+from brim.errors import OutOfMemoryError
 from brim.memory import Budget, budget_of
 from brim.memory.closed_form import Trained, optimizer_of, optimizer_state
 from brim.models import LLM
@@ -250,12 +250,10 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
     if cutter.lower(micro_batch) is None or alone_bytes >= failed.peak_bytes:
         position = rows_of_shape(request.rows.lengths, rows=1, tokens=failed.padded_length)[0]
         raise OutOfMemoryError(
-            Problem(
-                what=f"row {int(request.rows.keys[position])} ({failed.padded_length:,} tokens) ran out of memory "
-                "alone, when it was tried before the first step; it was predicted to take "
-                f"{format_bytes(failed.peak_bytes)}",
-                fix="`brim plan` shows what would help; is something else on the device?",
-            )
+            what=f"row {int(request.rows.keys[position])} ({failed.padded_length:,} tokens) ran out of memory "
+            "alone, when it was tried before the first step; it was predicted to take "
+            f"{format_bytes(failed.peak_bytes)}",
+            fix="`brim plan` shows what would help; is something else on the device?",
         )
     return max(cutter.cap_bytes, alone_bytes)  # the longest row will be tried, and then it is known
 

@@ -173,11 +173,9 @@ def _prepared(asked: Asked, data: Data) -> tuple[Asked, TokenRows, list[str]]:
 def _require_training(config: Config) -> None:
     if not isinstance(config.trainer, FinetuneTrainer):
         raise InputError(
-            Problem(
-                what="there is nothing to plan: this configuration does not train",
-                where="trainer.type",
-                fix="set trainer.type: finetune",
-            )
+            what="there is nothing to plan: this configuration does not train",
+            where="trainer.type",
+            fix="set trainer.type: finetune",
         )
 
 
@@ -191,21 +189,17 @@ def _require_rows(num_rows: int | None, sequence_length: int | None, *, has_data
         return
     if has_dataset:
         raise InputError(
-            Problem(
-                what="both a data set and the size of one are given",
-                where="command line",
-                fix="keep --dataset, whose rows are read, or --rows and --sequence-length, which stand for rows",
-            )
+            what="both a data set and the size of one are given",
+            where="command line",
+            fix="keep --dataset, whose rows are read, or --rows and --sequence-length, which stand for rows",
         )
     if missing:
         (given,) = sizes.keys() - set(missing)
         raise InputError(
-            Problem(
-                what=f"{given} is given without {missing[0]}",
-                where="command line",
-                expected="both: so many rows to train on, each of so many tokens",
-                fix=f"add {missing[0]} N",
-            )
+            what=f"{given} is given without {missing[0]}",
+            where="command line",
+            expected="both: so many rows to train on, each of so many tokens",
+            fix=f"add {missing[0]} N",
         )
     require_whole("num_rows", num_rows or 0, most=MOST_MADE_UP)
     require_whole("sequence_length", sequence_length or 0, least=2, most=MOST_TOKENS)

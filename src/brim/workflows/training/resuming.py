@@ -51,12 +51,10 @@ def where_it_stands(
         say(warning(line, topic="run"))
     if state.rows_digest != digest:
         raise OutputError(
-            Problem(
-                what="the training or validation rows are not those that this run was started with",
-                where=str(run.path),
-                expected="the same data, template, limits and tokenizer",
-                fix="restore the data, or train anew into another folder",
-            )
+            what="the training or validation rows are not those that this run was started with",
+            where=str(run.path),
+            expected="the same data, template, limits and tokenizer",
+            fix="restore the data, or train anew into another folder",
         )
     checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
     say(warning(_goes_on(as_before.config, checkpoint, state, prepared.splits["train"], run), topic="run"))
@@ -139,11 +137,9 @@ def _state_of(checkpoint: Checkpoint) -> TrainState:
     saved = checkpoint.state["train"]
     if saved.keys() != {field.name for field in fields(TrainState)}:
         raise CheckpointError(
-            Problem(
-                what=f"the checkpoint of step {checkpoint.step} was written by another version of brim",
-                expected="the version in the run's environment.json",
-                fix="install that version, or train anew into another folder",
-            )
+            what=f"the checkpoint of step {checkpoint.step} was written by another version of brim",
+            expected="the version in the run's environment.json",
+            fix="install that version, or train anew into another folder",
         )
     return TrainState(**saved)
 

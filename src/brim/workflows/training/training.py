@@ -16,7 +16,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
-from brim.errors import CheckpointError, InputError, Problem
+from brim.errors import CheckpointError, InputError
 from brim.infer import summarize
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, planned, status, warning
@@ -139,7 +139,7 @@ def train(
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer)
     if not len(prepared.splits["train"]):
-        raise InputError(Problem(what="no row is left to train on", where=source.name, fix="look at the split's key"))
+        raise InputError(what="no row is left to train on", where=source.name, fix="look at the split's key")
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step

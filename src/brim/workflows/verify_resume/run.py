@@ -97,9 +97,7 @@ def _require_counts(steps: int, from_step: int | None) -> None:
     for name, value, least in (("--steps", steps, 1), ("--from-step", from_step or 0, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(
-                Problem(
-                    what=f"{value!r} is no number of steps", where=name, expected=f"a whole number, at least {least}"
-                )
+                what=f"{value!r} is no number of steps", where=name, expected=f"a whole number, at least {least}"
             )
 
 
@@ -211,11 +209,9 @@ class Trial:
         killed = self._go("disturbed", stop_after=last_step, kill_in=kill_in)
         if killed.killed_in is None:
             raise BrimError(
-                Problem(
-                    what=f"the run could not be killed in step {kill_in:,} or later: none was an update",
-                    where=str(self._folder.path),
-                    fix="try other steps with --from-step",
-                )
+                what=f"the run could not be killed in step {kill_in:,} or later: none was an update",
+                where=str(self._folder.path),
+                fix="try other steps with --from-step",
             )
         self._say(f"continued, to step {last_step:,}")
         segments += [killed, self._go("disturbed", stop_after=last_step)]
@@ -238,12 +234,10 @@ class Trial:
         known = {read_state(self._folder, step)["train"]["rows_digest"] for step in whole}
         if known and _state_of(undisturbed)["train"]["rows_digest"] not in known:
             raise OutputError(
-                Problem(
-                    what="the training or validation rows are not those that this run was started with",
-                    where=str(self._folder.path),
-                    expected="the same data, template, limits and tokenizer",
-                    fix="name the file that it was trained on with --dataset",
-                )
+                what="the training or validation rows are not those that this run was started with",
+                where=str(self._folder.path),
+                expected="the same data, template, limits and tokenizer",
+                fix="name the file that it was trained on with --dataset",
             )
 
     def _own_log(self, records: Sequence[Mapping[str, Any]], promise: Promise, *, upto: int) -> str:
@@ -302,12 +296,10 @@ def require_run(run: RunFolder) -> None:
     if run.path.is_dir() and run.is_run and run.config.is_file():
         return
     raise InputError(
-        Problem(
-            what="this folder is not a run" if run.path.is_dir() else "this is not the folder of a run",
-            where=str(run.path),
-            expected="the folder that `brim train` wrote, with config.yaml, plan.json and checkpoints/",
-            fix="name the run's folder",
-        )
+        what="this folder is not a run" if run.path.is_dir() else "this is not the folder of a run",
+        where=str(run.path),
+        expected="the folder that `brim train` wrote, with config.yaml, plan.json and checkpoints/",
+        fix="name the run's folder",
     )
 
 
@@ -316,11 +308,9 @@ def largest_batch(config: Config, run: RunFolder) -> int:
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         raise InputError(
-            Problem(
-                what="trainer.type is none: nothing is trained, so nothing can be interrupted",
-                where=str(run.config),
-                expected="a run that trains",
-            )
+            what="trainer.type is none: nothing is trained, so nothing can be interrupted",
+            where=str(run.config),
+            expected="a run that trains",
         )
     assert isinstance(trainer.effective_batch_size, int), "the configuration of a run is resolved"
     adaptation = trainer.batch_adaptation
@@ -334,11 +324,9 @@ def chosen_start(run: RunFolder, largest_size: int, *, steps: int, from_step: in
     damaged = [step for step in there if step not in whole]
     if damaged and not whole:
         raise CheckpointError(
-            Problem(
-                what=f"no whole checkpoint is left: {_listed(damaged)} damaged",
-                where=str(run.checkpoints),
-                fix="restore the folder from a copy; such a run cannot be resumed",
-            )
+            what=f"no whole checkpoint is left: {_listed(damaged)} damaged",
+            where=str(run.checkpoints),
+            fix="restore the folder from a copy; such a run cannot be resumed",
         )
     for step in damaged:
         say(f"the checkpoint of step {step:,} is damaged, and is passed over")
@@ -384,12 +372,10 @@ def require_room(run: RunFolder, work: Path) -> None:
     free_bytes = shutil.disk_usage(work).free
     if free_bytes < needed_bytes:
         raise OutputError(
-            Problem(
-                what=f"the temporary folder has {format_bytes(free_bytes)} left, and up to "
-                f"{format_bytes(needed_bytes)} are needed for two copies of the run",
-                where=str(work.parent),
-                fix="name a folder with more room in the environment: TMPDIR=FOLDER brim verify-resume …",
-            )
+            what=f"the temporary folder has {format_bytes(free_bytes)} left, and up to "
+            f"{format_bytes(needed_bytes)} are needed for two copies of the run",
+            where=str(work.parent),
+            fix="name a folder with more room in the environment: TMPDIR=FOLDER brim verify-resume …",
         )
 
 
@@ -411,11 +397,9 @@ def _reach(run: RunFolder, largest_size: int) -> Reach:
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            Problem(
-                what=f"what the run's plan says of its length cannot be read ({type(error).__name__}: {error})",
-                where=str(run.plan),
-                fix=f"`brim train {run.path} --resume` writes it anew",
-            )
+            what=f"what the run's plan says of its length cannot be read ({type(error).__name__}: {error})",
+            where=str(run.plan),
+            fix=f"`brim train {run.path} --resume` writes it anew",
         ) from error
 
 
