@@ -150,7 +150,7 @@ def test_compare_shows_the_ways_side_by_side_and_what_could_not_be(brim, config,
     assert table[2] == ["fits", "on", "a100-80gb", "a100-80gb", "a100-80gb", "t4"]
     assert table[3] == ["needed", "there", "61.00", "61.00", "61.00", "11.00", "c"]
     told = " ".join(done.out.split())
-    assert "in the precision that it has" in told
+    assert "in that card's precision" in told
     assert "c: with gradient checkpointing" in told
     assert (
         "4-bit + LoRA is not shown: adapter.dropout is 0.05, and experts are among them; set adapter.dropout: 0" in told
