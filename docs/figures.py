@@ -146,6 +146,11 @@ def _known(result: Mapping[str, Any]) -> _Rows:
     )
 
 
+def _cards(result: Mapping[str, Any]) -> _Rows:
+    what = f"answers of `brim memory --compare` against `--device`, {result['num_pairs']} models, ways and cards"
+    yield what, f"{result['num_unequal']} unequal"
+
+
 def _cpu(result: Mapping[str, Any]) -> _Rows:
     before, after = (
         f"{error['median']:.2%} in the median, {error['largest']:.2%} at most"
@@ -206,6 +211,7 @@ def _compared(result: Mapping[str, Any]) -> _Rows:
 _ROWS: dict[str, Callable[[Mapping[str, Any]], _Rows]] = {
     "memory_public": _public,
     "memory_known": _known,
+    "memory_cards": _cards,
     "memory_cpu": _cpu,
     "memory_time": _memory_time,
     "loss_equality": _losses,
