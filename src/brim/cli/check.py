@@ -149,7 +149,7 @@ def advice_lines(findings: Sequence[Finding], *, name: str, width: int) -> Itera
     if not findings:
         yield "advice: none"
         return
-    yield "advice (it stops nothing; docs/data-advice.md has the reasons, --rows writes the rows):"
+    yield "advice (it stops nothing; reasons: docs/data-advice.md; all rows: --rows FILE):"
     for number, finding in enumerate(findings, start=1):
         yield from wrapped(f"{number:2}. {finding.what}", width)
         yield from wrapped(f"    → {finding.fix}", width, indent=6)
