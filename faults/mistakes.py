@@ -547,7 +547,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("there is no data set, and a plan depends on", "how large it will be with --rows N --sequence-length N"),
         "--rows 9": ("command line: --rows is given without --sequence-length",),
         "--sequence-length 9": ("command line: --sequence-length is given without --rows",),
-        "--rows 9 --sequence-length 99999": ("sequence_length is 99,999, and the model's context is",),
+        "--rows 9 --sequence-length 99999": ("sequence_length is 99,999, but the model's context is",),
     },
     "memory config.yaml": {
         "--device a100-80bg": ("unknown device 'a100-80bg'", "a100-80gb"),

@@ -21,7 +21,6 @@ LARGE = {
     "brim.memory.closed_form.architecture",
     "brim.memory.predict",
     "brim.memory.trace.layers",
-    "brim.workflows.compare.run",
     "brim.workflows.export.merge",
     "brim.workflows.prediction.evaluation",
     "brim.workflows.prediction.run",

@@ -368,7 +368,7 @@ NO_TABLES = {
     "0sp:8 1dur:9": "'1dur' is the end of the run, where no step begins",
     "0sp:0": "'0sp:0' has '0' rows", "0sp:-1": "'0sp:-1' has '-1' rows", "0sp:4e3": "has '4e3' rows",
     "0sp:8:9": "has '8:9' rows", f"0sp:{2**40 + 1}": f"has '{2**40 + 1}' rows", "0sp:": "has '' rows", "0sp:٣": "has '٣' rows",
-    "0sp:8 500:9": "is no ", "0sp:8 5 sp:9": "is no ", "0sp:8 -1sp:9": "is no ",
+    "0sp:8 500:9": "is not a duration", "0sp:8 5 sp:9": "is not a duration", "0sp:8 -1sp:9": "is not a duration",
     "0sp:8 1.5sp:9": "is not a whole number", "0sp:8 2dur:9": "is longer than the run",
 }  # fmt: skip
 

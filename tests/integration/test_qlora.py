@@ -173,8 +173,8 @@ trainer: {{type: none}}
     done = command(*predict, tmp_path / "out.jsonl", "generation.max_new_tokens=8")
     assert done.code == 0
     # The plan, and not a word of libraries.
-    said = {line.split(":")[0] for line in done.err.splitlines()}
-    assert said <= {"plan", "memory", "time", "note", "launch", "engine"}
+    said = {line[:8].strip() for line in done.err.splitlines()}
+    assert said <= {"model", "data", "batch", "memory", "time", "note", "more", ""}
     told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["dialogue"] for row in told] == dialogues[:4]
     assert [row["num_response_tokens"] <= 8 for row in told] == [True] * 4
@@ -189,10 +189,11 @@ def test_training_prints_nothing_of_libraries(command, tiny_base, sums_file, tmp
     )
     assert done.code == 0
     told = [line.split(" ")[0] for line in done.err.splitlines()]
-    planned = told.index("plan:")
-    assert told[planned : planned + 3] == ["plan:", "memory:", "time:"]
+    planned = told.index("batch:")
+    assert told[planned : planned + 3] == ["batch:", "memory:", "time:"]
     last_choice = told.index("model_parameters.attn_implementation:")
     assert [*told[:planned], *told[last_choice : last_choice + 4]] == [
+        "data:",
         f"{tmp_path / 'config.yaml'}:1:",  # trainer.epochs has no effect beside train_steps
         "precision:",
         "quantization.bnb_4bit_compute_dtype:",

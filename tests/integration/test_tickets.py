@@ -104,7 +104,7 @@ def test_a_ticket_export_trains_without_one_refusal_and_the_run_predicts_and_eva
     shown = re.search(r"^Betreff: .*\nBeschreibung: (.|\n)*?\nKategorie:\n«([\w-]+)", checked.out, re.MULTILINE)
     assert shown is not None
     assert shown[2] in KINDS
-    assert re.search(r"^1 step in", trained.out, re.MULTILINE)
+    assert re.search(r"^done +1 step in", trained.out, re.MULTILINE)
     # The run keeps what was chosen, and predicts and evaluates with it.
     kept = YAML(typ="safe").load(Path("run/config.yaml").read_text())
     feature = kept["output_features"][0]

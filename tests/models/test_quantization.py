@@ -379,7 +379,7 @@ def test_a_row_that_is_no_whole_number_of_blocks_is_dequantised_right(shape, dty
 def test_without_bitsandbytes_the_install_command_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(
-        ModelError, match=r"cannot be imported: .*\n  fix: install it with `pip install 'bitsandbytes>="
+        ModelError, match=r"cannot be imported: .*\n  fix: install it with `pip install 'brim\[quantization\]'"
     ):
         require_bitsandbytes()
 

@@ -136,7 +136,8 @@ def test_rows_that_fit_together_are_one_batch():
     assert plan.seconds == pytest.approx(1.24)
     assert plan.total_bytes == 424  # 124 allocated, 300 outside
     assert plan.num_too_long == 0
-    assert str(plan) == ("1 batch of up to 3 × 8 tokens, 20.0% padding; 424 B of 2.0 KiB; about 1.2 s (a test)")
+    assert str(plan) == "1 batch of up to 3 × 8 tokens; 424 B of 2.0 KiB; about 1.2 s (estimated) (a test)"
+    assert str(plan.facts()[0]) == "batch: 1 batch of up to 3 × 8 tokens, 20.0% padding (a test)"
 
 
 def test_no_batch_has_more_tokens_than_are_useful_or_fit():
