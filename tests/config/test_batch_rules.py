@@ -360,7 +360,7 @@ def test_what_tables_of_steps_say():
 NO_TABLES = {
     "": "it is empty", " ": "it is empty",
     "0sp:8, 5sp 9sp:3": "'0sp:8,' has '8,' rows: a whole number of at least 1, in digits",
-    "0sp:8 5sp": "'5sp' is no step: DURATION:ROWS",
+    "0sp:8 5sp": "'5sp' is not a step: DURATION:ROWS",
     "5sp:8": "the first step begins at 5sp, and not at 0",
     "0sp:8 1ep:9 3tok:10": "steps in ep and tok: a table has one unit",
     "0sp:8 9sp:9 9sp:10": "9sp comes after 9sp", "0sp:8 9sp:9 8sp:10": "8sp comes after 9sp",
@@ -368,7 +368,7 @@ NO_TABLES = {
     "0sp:8 1dur:9": "'1dur' is the end of the run, where no step begins",
     "0sp:0": "'0sp:0' has '0' rows", "0sp:-1": "'0sp:-1' has '-1' rows", "0sp:4e3": "has '4e3' rows",
     "0sp:8:9": "has '8:9' rows", f"0sp:{2**40 + 1}": f"has '{2**40 + 1}' rows", "0sp:": "has '' rows", "0sp:٣": "has '٣' rows",
-    "0sp:8 500:9": "is not a duration", "0sp:8 5 sp:9": "is not a duration", "0sp:8 -1sp:9": "is not a duration",
+    "0sp:8 500:9": "is not a duration", "0sp:8 5 sp:9": "is not a step", "0sp:8 -1sp:9": "is not a duration",
     "0sp:8 1.5sp:9": "is not a whole number", "0sp:8 2dur:9": "is longer than the run",
 }  # fmt: skip
 

@@ -179,7 +179,7 @@ def parse_batch_steps(text: str) -> tuple[tuple[Duration, int], ...]:
 def _step(part: str) -> tuple[Duration, int]:
     start, colon, rows = part.partition(":")
     if not colon:
-        raise ValueError(f"'{part}' is no step: DURATION:ROWS, {_EXAMPLE}")
+        raise ValueError(f"'{part}' is not a step: DURATION:ROWS, {_EXAMPLE}")
     return _start(start), _rows(rows, part)
 
 
