@@ -45,7 +45,7 @@ def generation_lines(plan: GenerationPlan) -> Iterator[str]:
         yield planned("time", words["time"], short=f"at most about {format_seconds(plan.seconds)} (estimated)")
     if "would" in words:
         yield words["would"]
-    yield from plan.notes
+    yield from (Note(line, kind="detail") for line in plan.notes)
 
 
 def training_words(plan: TrainingPlan) -> dict[str, str]:
