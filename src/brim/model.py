@@ -132,7 +132,7 @@ class Model:
         progress are shown; with None, nothing is. See docs/python.md for both.
         With `trainer.type: none`, nothing is trained: the splits are evaluated and no folder is written.
         """
-        with listening(say) as told:
+        with listening(say, is_short=True) as told:
             output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
             trains = isinstance(self.config.trainer, FinetuneTrainer)
             if trains:
@@ -186,7 +186,7 @@ class Model:
         differences with paired intervals. The two are never in memory together.
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. say: as in `train`.
         """
-        with listening(say) as told:
+        with listening(say, is_short=True) as told:
             session = self._open()
             sizes = _given(batch_size, "eval_batch_size", size_for_generating(session.config))
             session = with_settings(session, trainer=sizes)
@@ -246,7 +246,7 @@ class Model:
             on_overlong=on_overlong,
             is_unnamed=dataset is None,
         )
-        with listening(say) as told:
+        with listening(say, is_short=True) as told:
             return predict(
                 session,
                 dataset_of(self.config, dataset),
@@ -336,7 +336,7 @@ class Model:
             output=None if output is None else Path(output),
             columns=columns,
         )
-        with listening(say) as told:
+        with listening(say, is_short=True) as told:
             return activations_of(
                 with_settings(self._open(), trainer=_given(batch_size, "eval_batch_size")),
                 dataset_of(self.config, dataset),

@@ -167,7 +167,7 @@ def digest(facts: Mapping[str, Any]) -> str:
 
 
 def mark_used(path: Path) -> None:
-    """Remove the least recently used entries of a folder until the others take no more than this."""
+    """Make an entry of the cache the newest."""
     with suppress(OSError):  # a folder that only others may write to
         os.utime(path)
 
@@ -175,12 +175,14 @@ def mark_used(path: Path) -> None:
 def forget_oldest(folder: Path, pattern: str = "*.json", *, most_bytes: int = _MOST_BYTES) -> None:
     """Remove the entries of a folder that were used longest ago, until the others take no more than this.
 
-    pattern: of the entries' names; an entry is a file, or a folder with all that is in it.
+    One that alone takes more goes, too, and none for it. pattern: of the entries' names; an entry is a file, or a
+    folder with a manifest and all that is in it. What else lies there is not brim's.
     """
     total_bytes = 0
     for _, path, num_bytes in sorted(_entries(folder, pattern), reverse=True):
-        total_bytes += num_bytes
-        if total_bytes > most_bytes:
+        if total_bytes + num_bytes <= most_bytes:
+            total_bytes += num_bytes
+        else:
             with suppress(OSError):  # another process was quicker
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -188,6 +190,8 @@ def forget_oldest(folder: Path, pattern: str = "*.json", *, most_bytes: int = _M
 def _entries(folder: Path, pattern: str) -> Iterator[tuple[int, Path, int]]:
     for path in folder.glob(pattern):
         with suppress(OSError):
+            if path.is_dir() and not (path / MANIFEST).is_file():
+                continue
             files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
             yield path.stat().st_mtime_ns, path, sum(each.stat().st_size for each in files)
 

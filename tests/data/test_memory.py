@@ -118,8 +118,10 @@ def test_kept_copies_stay_within_their_budget_and_what_was_used_last_stays(tmp_p
     names = {each.name for each in cache.iterdir()}
     assert names == {spill._kept_path(path).name for path in (paths[0], paths[2], paths[3])}
     monkeypatch.setattr(spill, "MOST_KEPT_BYTES", 1000)  # what alone is larger is not kept, and read all the same
+    others = cache / "someone-elses.arrow"
+    others.write_bytes(b"x" * 2000)
     assert read(rows_of(tmp_path / "4.jsonl", 4)).table.num_rows == 5000
-    assert list(cache.iterdir()) == []
+    assert list(cache.iterdir()) == [others]
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path, monkeypatch, cache):

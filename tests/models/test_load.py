@@ -141,6 +141,7 @@ def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch):
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         OSError(12, "Cannot allocate memory"),
+        OSError("Cannot allocate memory (os error 12)"),  # safetensors' own
         MemoryError(),
     ):
         monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", Mock(side_effect=error))

@@ -109,7 +109,7 @@ def test_the_last_line_says_where_the_others_are_and_what_comes_later_is_shown_a
     assert card.end() == []
     assert card.take("kept the weights of step 4")
     assert not card.take(Note("choice 9", kind="detail"))
-    assert not card.take(planned("model", "another"))
+    assert card.take(planned("model", "another"))
 
 
 def test_notes_that_just_fit_are_all_shown_and_of_one_more_two_are_counted():
@@ -162,7 +162,7 @@ def test_a_notebook_s_cell_has_the_notes_and_a_line_that_is_rewritten(monkeypatc
     """On stdout: a notebook shows stderr as if something had failed."""
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    with listening(show) as told:
+    with listening(show, is_short=True) as told:
         told("a note")
         told(status("generating", is_planned=True))
         told.advance(7)

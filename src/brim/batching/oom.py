@@ -92,6 +92,7 @@ def run_batches(
                     break
                 result = attempt(partial(work, batch), is_last=lambda: True)
                 if isinstance(result, OutOfMemory):
+                    free_caches()
                     raise too_large(batch)
             done(batch, result)
             order = order[batch.num_rows :]
@@ -245,7 +246,7 @@ def _is_one(error: BaseException, is_last: bool, room_bytes: Callable[[], int | 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
+        return error.errno == errno.ENOMEM or f"(os error {errno.ENOMEM})" in str(error)  # as Rust has it
     if not isinstance(error, RuntimeError):
         return False
     if _CERTAIN.search(str(error)):

@@ -42,7 +42,9 @@ def generation_lines(plan: GenerationPlan) -> Iterator[str]:
     known = [format_bytes(each) for each in (plan.total_bytes, plan.budget.limit_bytes) if each is not None]
     yield planned("memory", words["peak"], short=" of ".join(known))
     if plan.seconds is not None:
-        yield planned("time", words["time"], short=f"at most about {format_seconds(plan.seconds)} (estimated)")
+        yield planned(
+            "time", words["time"], short=f"about {format_seconds(plan.seconds)} (estimated) if no response ends early"
+        )
     if "would" in words:
         yield words["would"]
     yield from (Note(line, kind="detail") for line in plan.notes)

@@ -38,17 +38,17 @@ class Listener(Observer, Protocol):
 
 
 @contextmanager
-def listening(say: Say | None) -> Iterator[Listener]:
-    """Yield the listener for `say`; for the default it is brim's own screen, which shows a card of the plan.
+def listening(say: Say | None, *, is_short: bool = False) -> Iterator[Listener]:
+    """Yield the listener for `say`; for the default it is brim's own screen.
 
-    Raises InputError if `say` cannot be called.
+    is_short: of that: see `Screen`. Raises InputError if `say` cannot be called.
     """
     given: object = say
     if given is not None and not callable(given):
         expected = "a function that takes a line, such as print, or None for silence"
         raise InputError(what=f"say is {say!r}", expected=expected, fix="leave it out to see what is done")
     if say is show:
-        with Screen(is_short=True, hint="say=print") as screen:
+        with Screen(is_short=is_short, hint="say=print") as screen:
             yield screen
     else:
         yield say if isinstance(say, Screen) else _NotesOnly(say)
@@ -127,10 +127,10 @@ class PlanCard:
             self._rest = line
         elif kind == "detail":
             self._num_details += 1
-        elif kind == "plan":
-            self._facts.setdefault(topic_of(line), []).append(line)
         elif self._is_shown:
             return is_told(line)
+        elif kind == "plan":
+            self._facts.setdefault(topic_of(line), []).append(line)
         elif kind == "warning":
             self._warnings.append(line)
         elif is_told(line):

@@ -159,7 +159,7 @@ def _keep(part: Path, keep_as: Path) -> None:
         with contextlib.suppress(OSError):
             older.unlink()
     part.replace(keep_as)
-    forget_oldest(keep_as.parent, "*.arrow", most_bytes=MOST_KEPT_BYTES)
+    forget_oldest(keep_as.parent, "[0-9a-f]" * 16 + "-*-*-*.arrow", most_bytes=MOST_KEPT_BYTES)
 
 
 def _writable_folder() -> Path:

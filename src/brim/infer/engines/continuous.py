@@ -167,7 +167,7 @@ class _Run:
             rows=max(self._rows(self._cache.columns), 1),
             columns=self._cache.columns,
             keys=tuple(row.key for row in self.rows),
-            longest=max(len(row.prompt) + len(row.generated) for row in self.rows),
+            longest=max((len(row.prompt) + len(row.generated) for row in self.rows), default=0),
         )
 
     @torch.inference_mode()

@@ -107,7 +107,7 @@ class TrainingSteps:
         static_bytes = int(live[parts[last].start - 1])
         recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
         unrecorded_bytes = static_bytes - int(recorded)
-        vocabulary = self._traced.architecture.get_text_config().vocab_size
+        vocabulary = getattr(self._traced.architecture.get_text_config(), "vocab_size", 0)
         head_trains = any(weight.shape[:1] == (vocabulary,) for weight in recording.trained)
         numbers = {
             "static": static_bytes,
@@ -143,7 +143,10 @@ class ForwardPasses:
             return Found({"peak": int(live[start:end].max())}, {"pass": recording.work[_PASS]})
         stream = traces.on_device(compose_parts(recording, ["load", _PASS]), recording)
         begin = next(position for position, label in stream.marks if label == _PASS)
-        vocabulary, unrecorded_bytes = self._traced.architecture.get_text_config().vocab_size, _workspace_bytes(stream)
+        vocabulary, unrecorded_bytes = (
+            getattr(self._traced.architecture.get_text_config(), "vocab_size", 0),
+            _workspace_bytes(stream),
+        )
         numbers = {
             "static": int(live[start - 1]) + unrecorded_bytes,
             "unrecorded": unrecorded_bytes,

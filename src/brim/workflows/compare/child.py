@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from brim.notes import Note, kind_of, topic_of
+from brim.notes import Note, kind_of, short_of, topic_of
 from brim.train import Observer, Record
 from brim.workflows.runs import Ended, Stop, Tell, TrainOrder, run_child
 
@@ -65,7 +65,7 @@ class Told:
         self._tell(close=True)
 
     def say(self, line: str) -> None:
-        self._tell(say={"text": line, "kind": kind_of(line), "topic": topic_of(line)})
+        self._tell(say={"text": line, "kind": kind_of(line), "topic": topic_of(line), "short": short_of(line)})
 
 
 def train(order: Mapping[str, Any], tell: Tell) -> dict[str, str]:

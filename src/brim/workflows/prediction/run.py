@@ -439,6 +439,7 @@ class Generation:
             rows = rows_by_hand(session.config)
             self._engine = vllm_engine(session, rows=rows)
             self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": rows}
+            say(status("generating", is_planned=True))
             return
         llm = weights()
         say(model_note(session.config, llm, trains=False))

@@ -13,7 +13,7 @@ from brim.data import Prepared
 from brim.errors import InputError
 from brim.memory import UntraceableError, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
 from brim.models import LLM
-from brim.notes import Note, Say, as_warnings, status, warning
+from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
 from brim.planning import (
     PlanRequest,
     TrainingPlan,
@@ -92,7 +92,7 @@ def plan_of_run(
         planned = plan_run(request, every_way=False, replan=replan, say=say)
     except UntraceableError as error:
         if request.task.fixed_rows is None:
-            say(Note(f"{error.problems[0].what}; so batch sizes are tried out", kind="plan", topic="plan"))
+            say(planned_line("batch", f"{error.problems[0].what}; so batch sizes are tried out"))
         require_phases(request)
         for line in _without_plan(request):
             say(warning(line, topic="plan"))
