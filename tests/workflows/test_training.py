@@ -264,7 +264,7 @@ def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tm
     said = []
     config = settings(tiny_base, trainer={"learning_rate": 0.011})
     run = train(config, tmp_path / "run", said=said, replan=True)
-    assert "Llama cannot be traced; so batch sizes are tried out" in said
+    assert "batch: Llama cannot be traced; so batch sizes are tried out" in said
     assert plan_of(run)["plan"] is None
     assert plan_of(run)["launch"]["told"].startswith("linear: 8 of the longest rows, 42 tokens, fit together; ")
     assert of(run, "num_micro_batches") == [1] * 6
