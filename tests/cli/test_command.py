@@ -155,7 +155,7 @@ def test_every_verb_tells_all_that_is_wrong_as_lines_or_as_json(brim, monkeypatc
         number = 26 if "wrong.yaml" in arguments else 1
         assert [problem.keys() for problem in error["problems"]] == [{"what", "where", "expected", "fix"}] * number
         assert lines.err == "brim: " + "".join(f"{Problem(**problem)}\n" for problem in error["problems"])
-    verbs = app.app.registered_commands
+    verbs = app.app_of().registered_commands
     assert {verb.name for verb in verbs if "as_json" in verb.callback.__code__.co_varnames} == set(COMMANDS)
 
 

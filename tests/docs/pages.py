@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from brim.cli.app import app
+from brim.cli.app import app_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
@@ -36,6 +36,6 @@ def rows(name: str, after: str = "", columns: int | None = None) -> list[list[st
 @cache
 def helped(verb: str) -> str:
     """Return what `--help` says of a verb."""
-    found = CliRunner().invoke(app, [verb, "--help"])
+    found = CliRunner().invoke(app_of(), [verb, "--help"])
     assert found.exit_code == 0, verb
     return found.output

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import brim
 from brim.batching import find_batch_size
-from brim.cli.app import app
+from brim.cli.app import app_of
 from brim.config import WAYS, DeviceFacts, LabelReader, load_config, resolve, template_with_task
 from brim.config.schema import Config, RetrievalConfig
 from brim.data import with_labels_of_data
@@ -123,7 +123,7 @@ def test_chat(folder):
     for name, language in (("config.yaml", "yaml"), ("rows.jsonl", "jsonl")):
         (folder / name).write_text(blocks("chat", language)[0])
     (command,) = re.findall(r"`brim (check .*?)`", PAGES["chat"])
-    printed = CliRunner().invoke(app, command.split()).output
+    printed = CliRunner().invoke(app_of(), command.split()).output
     samples = printed[printed.index("rows.jsonl:1 ") :].splitlines()
     shown = [re.sub(r" ─+$", "", line) for line in samples if line != "«…»: what the model learns to write"]
     assert shown == blocks("chat", "text")[0].splitlines()
@@ -180,7 +180,7 @@ def test_embeddings(project, zero_shot_file):
     assert len(commands) == 3
     for command in commands:
         arguments = command.replace("RUN_OR_CONFIG", zero_shot_file).replace("--layer 12", "--layer 1").split()
-        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        done = CliRunner().invoke(app_of(), arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     for name in ("embeddings", "unit", "tokens"):
         assert pq.read_table(f"{name}.parquet").column_names == ["row", "embedding"]
@@ -227,7 +227,7 @@ def test_memory(folder):
     commands = re.findall(r"^brim (memory .*)$", PAGES["memory"], flags=re.MULTILINE)
     assert len(commands) == 20
     for command in commands:
-        result = CliRunner().invoke(app, shlex.split(command, comments=True))
+        result = CliRunner().invoke(app_of(), shlex.split(command, comments=True))
         assert "base_model: no such folder" in str(result.exception), command
     compile(*blocks("memory"), "memory.md", "exec")
 
@@ -254,7 +254,7 @@ def test_prompting(folder):
     (folder / "config.yaml").write_text(first)
     (folder / "reviews.jsonl").write_text(blocks("prompting", "jsonl")[0])
     (command,) = re.findall(r"`brim (check .*?)`", PAGES["prompting"])
-    printed = CliRunner().invoke(app, command.split(" "), env={"COLUMNS": "200"})
+    printed = CliRunner().invoke(app_of(), command.split(" "), env={"COLUMNS": "200"})
     assert printed.exit_code == 0, printed.output
     name, *shown = blocks("prompting", "text")[0].splitlines()
     assert f"{name} ─" in printed.output
@@ -291,5 +291,5 @@ def test_readme(folder):
         "trainer:\n  type: finetune\n  learning_rat: 0.0001\n  batch_size: 5\n  effective_batch_size: 32\n"
         "hyperopt: {goal: minimize}\n"
     )
-    result = CliRunner().invoke(app, ["check", "config.yaml"])
+    result = CliRunner().invoke(app_of(), ["check", "config.yaml"])
     assert [f"  {line}" for line in f"brim: {result.exception}".splitlines()] == shown.group(1).splitlines()

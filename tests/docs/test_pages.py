@@ -26,7 +26,7 @@ import brim
 from brim.batching import NUM_GROUPS, BatchSchedule, NoiseMeasurement, NoiseScale, Search, find_batch_size
 from brim.batching.finder import MOST_CORRECTIONS
 from brim.batching.microbatch import FIRST_WAIT_STEPS
-from brim.cli.app import app
+from brim.cli.app import VERBS
 from brim.cli.studies import print_proof
 from brim.config import CONTEXT, LABELS, MAX_STEPS, SAMPLE, WAYS, load_config, parse_batch_steps
 from brim.config.introspect import all_keys
@@ -49,7 +49,6 @@ from brim.units import format_bytes, parse_duration
 from brim.workflows.verify_resume.comparison import promise_of
 
 RESULTS = ROOT / "benchmarks" / "results"
-VERBS = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
 
 

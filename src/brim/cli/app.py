@@ -3,68 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 import brim
-from brim.cli.chat import chat
-from brim.cli.check import check
-from brim.cli.evaluate import evaluate
-from brim.cli.memory import memory
 from brim.cli.options import wrong_usage
-from brim.cli.predict import embed, predict
-from brim.cli.share import export, upload
-from brim.cli.studies import compare, verify_resume
-from brim.cli.train import plan, schema, train
 
-app = typer.Typer(
-    name="brim",
-    help="Fine-tune large language models, and run them over data sets, on the GPU that you have.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-app.command("check")(check)
-
-
-app.command("memory")(memory)
-
-
-app.command("plan")(plan)
+# Each verb's module in this package, in the order of the help.
+VERBS = {
+    "check": "check",
+    "memory": "memory",
+    "plan": "train",
+    "train": "train",
+    "verify-resume": "studies",
+    "compare": "studies",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "embed": "predict",
+    "chat": "chat",
+    "export": "share",
+    "upload": "share",
+    "schema": "train",
+}
 
 
-app.command("train")(train)
-
-
-app.command("verify-resume")(verify_resume)
-
-
-app.command("compare")(compare)
-
-
-app.command("evaluate")(evaluate)
-
-
-app.command("predict")(predict)
-
-
-app.command("embed")(embed)
-
-
-app.command("chat")(chat)
-
-
-app.command("export")(export)
-
-
-app.command("upload")(upload)
-
-
-app.command("schema")(schema)
+def app_of(verbs: Iterable[str] = VERBS) -> typer.Typer:
+    """Return the command line with these verbs alone: a verb's module is imported where that verb may be meant."""
+    app = typer.Typer(
+        name="brim",
+        help="Fine-tune large language models, and run them over data sets, on the GPU that you have.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    for verb in verbs:
+        app.command(verb)(getattr(import_module(f"brim.cli.{VERBS[verb]}"), verb.replace("-", "_")))
+    return app
 
 
 def _print_version(is_asked: bool) -> None:
@@ -73,7 +51,6 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -92,7 +69,8 @@ def run(arguments: Sequence[str]) -> None:
 
     Raises InputError if there is no such verb, or if the verb does not accept its arguments; and what the verb raises.
     """
-    command: Any = typer.main.get_command(app)
+    verbs = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
+    command: Any = typer.main.get_command(app_of(verbs))
     try:
         # Not `app()`, which prints the parser's errors itself and turns a KeyboardInterrupt into a bare exit code.
         with command.make_context("brim", list(arguments), resilient_parsing=not arguments) as context:
@@ -103,4 +81,5 @@ def run(arguments: Sequence[str]) -> None:
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except _UsageError as error:
-        raise wrong_usage(error, command.commands, arguments) from None
+        every: Any = typer.main.get_command(app_of())
+        raise wrong_usage(error, every.commands, arguments) from None
