@@ -6,7 +6,6 @@ import json
 import shutil
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -26,7 +25,6 @@ from brim.data.tokens import (
     random_order,
     rows_of_step,
 )
-from brim.data.tokens.rows import SCHEMA, batch_of
 from brim.data.tokens.tokenization import cut
 from brim.errors import ModelError
 from brim.models import locate
@@ -264,9 +262,8 @@ def as_tuples(rows):
 
 @given(rows=any_rows(), cut=st.integers(0, 12), data=st.data())
 def test_rows_and_their_figures_survive_any_chunking_and_order(rows, cut, data):
-    table = pa.Table.from_batches([batch_of(rows[:cut]), batch_of(rows[cut:])], schema=SCHEMA)
     indices = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10)) if rows else []
-    taken = TokenRows(table).take(indices)
+    taken = TokenRows.from_blocks([rows[:cut], rows[cut:]]).take(indices)
     expected = [rows[index] for index in indices]
     assert as_tuples(taken) == as_tuples(expected)
     assert taken.keys.tolist() == [each.key for each in expected]

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Protocol
 
 from brim.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Record = Mapping[str, Any]  # one line of metrics.jsonl; its fields stand in docs/run-folder.md
 
@@ -178,6 +179,8 @@ def history(metrics: Path) -> pd.DataFrame:
             expected="the file as the run wrote it",
             fix="look whether the run's folder was moved, deleted or changed",
         ) from error
+    import pandas as pd  # here, since a prediction of memory imports this module and no frame
+
     frame: pd.DataFrame = pd.DataFrame(kept)
     return frame
 

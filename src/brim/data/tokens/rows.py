@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-
-from brim.data.read import gather
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
 
 
@@ -135,10 +133,8 @@ def _epoch_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return order
 
 
-SCHEMA = pa.schema([("key", pa.int64()), ("input_ids", pa.list_(pa.int32())), ("supervised", pa.list_(pa.bool_()))])
-
-
 _BATCH_ROWS = 1024
+_COLUMNS = ["key", "input_ids", "supervised"]
 
 
 Integers = npt.NDArray[np.int64]
@@ -181,14 +177,14 @@ class TokenRow:
 
 
 class TokenRows(Sequence[TokenRow]):
-    """Rows of a table with SCHEMA, in a given order; a row is read when it is asked for.
+    """Rows of a table as `from_blocks` makes it, in a given order; a row is read when it is asked for.
 
     table: its buffers may be memory-mapped. indices: positions in the table; all of them in order by default.
     """
 
     def __init__(self, table: pa.Table, indices: npt.ArrayLike | None = None) -> None:
         self._table = table
-        self._chunks = [_Chunk(batch) for batch in table.select(SCHEMA.names).to_batches() if batch.num_rows]
+        self._chunks = [_Chunk(batch) for batch in table.select(_COLUMNS).to_batches() if batch.num_rows]
         self._ends = np.cumsum([chunk.num_rows for chunk in self._chunks], dtype=np.int64)
         given = np.arange(table.num_rows) if indices is None else np.asarray(indices)
         self._indices: Integers = given.astype(np.int64)
@@ -196,7 +192,13 @@ class TokenRows(Sequence[TokenRow]):
     @classmethod
     def from_blocks(cls, blocks: Iterable[Sequence[TokenRow]]) -> TokenRows:
         """Return the rows of all blocks, on disk where they are many."""
-        return cls(gather(map(batch_of, blocks), schema=SCHEMA))
+        import pyarrow as pa  # here, since a prediction of memory imports this module and reads no rows
+
+        from brim.data.read import gather
+
+        types = (pa.int64(), pa.list_(pa.int32()), pa.list_(pa.bool_()))
+        schema = pa.schema(list(zip(_COLUMNS, types, strict=True)))
+        return cls(gather((_record_batch(rows, schema) for rows in blocks), schema=schema))
 
     @classmethod
     def from_rows(cls, rows: Iterable[TokenRow]) -> TokenRows:
@@ -307,8 +309,10 @@ class _MadeUp(TokenRows):
         raise TypeError("rows that are made up hold no tokens")
 
 
-def batch_of(rows: Sequence[TokenRow]) -> pa.RecordBatch:
-    """Rows as one record batch of SCHEMA."""
+def _record_batch(rows: Sequence[TokenRow], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as one record batch."""
+    import pyarrow as pa
+
     offsets = pa.array(np.concatenate([[0], np.cumsum([len(row.input_ids) for row in rows])]).astype(np.int32))
     ids = np.concatenate([row.input_ids for row in rows]) if rows else np.zeros(0)
     supervised = np.concatenate([row.supervised for row in rows]) if rows else np.zeros(0)
@@ -317,7 +321,7 @@ def batch_of(rows: Sequence[TokenRow]) -> pa.RecordBatch:
         pa.ListArray.from_arrays(offsets, pa.array(ids.astype(np.int32))),
         pa.ListArray.from_arrays(offsets, pa.array(supervised.astype(bool))),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class _Chunk:
