@@ -36,7 +36,7 @@ def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None)
     model that is not quantised so.
     """
     tied = set(getattr(model, "all_tied_weights_keys", {}))
-    stacks = _stacked_experts(model)
+    stacks = _stacked_experts(model) if any(each.ndim == _EXPERTS_NDIM for each in model.parameters()) else {}
     seen: set[int] = set()
     found = []
     for name, module in _children_first(model):
@@ -84,6 +84,9 @@ def _kept(module: nn.Module) -> Mapping[str, KeptTensor]:
     }
 
 
+_EXPERTS_NDIM = 3  # experts × rows × columns
+
+
 # quantize_4bit with and without double quantization, and int8_vectorwise_quant: see layout.py.
 _ORDER = ("SCB", "weight", "code", "offset", "nested_absmax", "absmax", "nested_code")
 
@@ -119,7 +122,7 @@ def _stacked_experts(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _stacks(path: str, tensor: Tensor, stacked: Mapping[str, int]) -> tuple[int, int] | None:
-    if tensor.ndim != 3:
+    if tensor.ndim != _EXPERTS_NDIM:
         return None
     for target, projections in stacked.items():
         if path.endswith(target):
