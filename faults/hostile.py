@@ -329,7 +329,7 @@ def _data() -> Iterator[Hostile]:
         Edit(path="saved/saved.py", content=CODE),
         Edit(path="saved/dataset_infos.json", content=b"{}"),
         dataset="saved",
-        says="no saved data set",
+        says="not a saved data set",
     )
     yield _case("a script", Edit(path="rows.py", content=CODE), dataset="rows.py", says="ending")
     yield _case("a pickle", Edit(path="rows.pkl", content=PICKLE), dataset="rows.pkl", says="ending")

@@ -87,7 +87,7 @@ _WRITTEN: tuple[tuple[str, tuple[str, ...], bytes, str], ...] = (
     ("too few cells", _CELLS, b"x", "1 field where the header has 3"),
     ("too many cells", _CELLS, b"x,y,0,z", "4 fields where the header has 3"),
     ("Latin-1 after UTF-8", _CELLS, b"\xc3\xb6\xc3\xa4\xc3\xbcf\xe9,x,0", "byte 0xE9 is not UTF-8 text; the file"),
-    ("a NUL", _CELLS, b"x\0,y,0", "byte 0x00 (NUL) is no text"),
+    ("a NUL", _CELLS, b"x\0,y,0", "byte 0x00 (NUL) is not text"),
     ("a stray quote", _CELLS, b'"x" y",z,"w",0', "text follows a closing quote"),
 )  # fmt: skip
 

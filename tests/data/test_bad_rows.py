@@ -131,7 +131,7 @@ def test_a_column_whose_texts_do_not_fit_together_is_refused():
 
 @pytest.mark.parametrize("name", ["\0fault", "\ud83d"])
 def test_names_that_no_table_can_have(tmp_path, name):
-    with pytest.raises(DataError, match=r"the given columns: column names that are no text: `"):
+    with pytest.raises(DataError, match=r"the given columns: column names that are not text: `"):
         read({name: ["x"]})
     (tmp_path / "data.jsonl").write_text(json.dumps({name: "x"}) + '\n{"q": "x"}\n')
     assert list(read(tmp_path / "data.jsonl").faults) == [0]
@@ -153,7 +153,7 @@ def test_a_file_of_bad_rows_alone_is_refused_with_their_places(tmp_path):
 def test_a_column_of_which_most_is_no_text_is_the_wrong_column(tmp_path, prepared):
     file = tmp_path / "data.jsonl"
     file.write_text("".join(line(q=[1] if number in (1, 3, 4) else "x", a="y") + "\n" for number in range(5)))
-    with pytest.raises(DataError, match="column `q` holds lists, which are no text"):
+    with pytest.raises(DataError, match="column `q` holds lists, which are not text"):
         prepared(read(file), **DROP)
     file.write_text("\n".join(line(q=q, a="x") for q in (*["x", 1, True, "x"] * 2, 1, True)))
     with pytest.raises(DataError, match=r"6 of 10 rows are bad, more than preprocessing\.on_bad_row: drop leaves out"):

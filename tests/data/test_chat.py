@@ -90,7 +90,7 @@ def test_tools_are_json_schemas_and_a_cell_without_any_is_none():
     del tool["function"]["parameters"]["required"]
     assert conversation_of([USER, ANSWER], [tool]).tools == [tool]
     assert says(problem_with([USER, ANSWER], [{"type": "function"}]), "tool 1 has no name")
-    assert says(problem_with([USER, ANSWER], "f"), "the list of tools is a text that is no JSON (")
+    assert says(problem_with([USER, ANSWER], "f"), "the list of tools is a text that is not JSON (")
     assert says(problem_with([USER, ANSWER], '{"name": "f"}'), "the list of tools is an object")
 
 
@@ -99,8 +99,8 @@ A_LIST = 'a list of turns such as {"role": "user", "content": "…"}'
 NO_CONTENT = "content as text; only an assistant's turn with tool_calls goes without"
 NO_CONVERSATIONS = [
     (None, f"the conversation is missing … {A_LIST}"),
-    ("hello", f"the conversation is a text that is no JSON (Expecting value: … {A_LIST}"),
-    ('[{"role": "user", "role": "user"}]', "the conversation … no JSON (the key 'role' stands twice in one object)"),
+    ("hello", f"the conversation is a text that is not JSON (Expecting value: … {A_LIST}"),
+    ('[{"role": "user", "role": "user"}]', "the conversation … not JSON (the key 'role' stands twice in one object)"),
     ("3", "the conversation is a number"), ('{"messages": []}', "the conversation is an object"),
     ("null", "the conversation is null"), (True, "the conversation is true or false"),
     ("[]", "the conversation is empty … at least one turn"),
@@ -120,9 +120,9 @@ NO_CONVERSATIONS = [
     ([{"role": "user", "content": [{"type": "text"}]}], "a part of the content of turn 1 is an object without text"),
     ([{**USER, "tool_calls": [{"name": "f"}]}], "turn 1 calls a tool and is of the role user … assistant"),
     ([USER, {**ANSWER, "tool_calls": {"name": "f"}}], "the tool_calls of turn 2 is an object … a list such as"),
-    (called({"name": "f", "arguments": "{x"}), "the tool_calls of turn 2: the arguments of f are no JSON (Expecting"),
+    (called({"name": "f", "arguments": "{x"}), "the tool_calls of turn 2: the arguments of f are not JSON (Expecting"),
     (called({"name": "f", "arguments": "[1]"}), "the tool_calls of turn 2: the arguments of f are a list … names and values"),
-    ([{"from": "human", "value": "q"}, ANSWER], "turn 2 is written otherwise than those with `from` … one form"),
+    ([{"from": "human", "value": "q"}, ANSWER], "turn 2 is not written with `from` and `value` … one form"),
     ([{"from": "function_call", "value": "q"}], "turn 1 is from 'function_call' … one of human, gpt, … rewrite the turn"),
 ]  # fmt: skip
 

@@ -310,11 +310,13 @@ def test_a_wrong_byte_beyond_the_beginning_is_told_with_its_line(tmp_path, monke
     assert plain.faults[40].fix == "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 d.csv > d-utf8.csv`"
     assert plain.locate(40) == "d.csv:42"
     western = source_of(tmp_path, b"q,a\n" + b"caf\xe9,x\n" * 40 + b"\x81,y\n")
-    assert western.faults[40].what == "byte 0x81 is no Windows-1252 text, as which the file is read"
+    assert western.faults[40].what == "byte 0x81 is not Windows-1252 text, as which the file is read"
     assert western.table["q"].to_pylist()[39:] == ["café", None]
-    with pytest.raises(DataError, match=r"d\.csv:42: this is no UTF-16 text, as which the file begins: truncated data"):
+    with pytest.raises(
+        DataError, match=r"d\.csv:42: this is not UTF-16 text, as which the file begins: truncated data"
+    ):
         source_of(tmp_path, ("q,a\n" + "x,y\n" * 40 + "x,y").encode("utf-16") + b"x")
-    with pytest.raises(DataError, match=r"d\.csv:3: this is no UTF-16 text, as which the file begins: byte 0x00"):
+    with pytest.raises(DataError, match=r"d\.csv:3: this is not UTF-16 text, as which the file begins: byte 0x00"):
         source_of(tmp_path, "q,a\nx,y\n\0,y\n".encode("utf-16"))
 
 

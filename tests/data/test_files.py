@@ -229,7 +229,7 @@ def test_splits_that_cannot_be_joined_are_told(tmp_path):
 
 
 def test_other_folders_are_told_and_links_in_a_saved_one_are_not_followed(tmp_path):
-    with refused(f"{tmp_path}: the folder is no saved data set … save_to_disk … name a file in it instead"):
+    with refused(f"{tmp_path}: the folder is not a saved data set … save_to_disk … name a file in it instead"):
         read(tmp_path)
     (tmp_path / "state.json").write_text("{}")
     with refused("… the saved data set cannot be read: ", by=DataError):
@@ -239,7 +239,7 @@ def test_other_folders_are_told_and_links_in_a_saved_one_are_not_followed(tmp_pa
     (file,) = folder.glob("*.arrow")
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with refused("… .arrow is missing, or no regular file"):
+    with refused("… .arrow is missing, or is not a regular file"):
         read(folder)
 
 
@@ -253,16 +253,16 @@ def test_what_the_small_files_may_not_say(tmp_path):
         ("state.json", {"_data_files": [{"filename": 3}]}, no_files),
         ("state.json", {"_data_files": 3}, no_files),
         ("state.json", {"_data_files": []}, no_files),
-        ("state.json", {"_data_files": [{"filename": "no.arrow"}]}, "no.arrow is missing, or no regular file"),
-        ("state.json", [], "state.json holds no mapping"),
-        ("dataset_info.json", [], "dataset_info.json holds no mapping"),
+        ("state.json", {"_data_files": [{"filename": "no.arrow"}]}, "no.arrow is missing, or is not a regular file"),
+        ("state.json", [], "state.json does not hold a mapping"),
+        ("dataset_info.json", [], "dataset_info.json does not hold a mapping"),
         ("dataset_info.json", {"features": {"a": {"_type": "os.system"}}}, ""),
         ("dataset_dict.json", {"splits": ["../train"]}, "dataset_dict.json does not name the folders of its splits"),
         ("dataset_dict.json", {"splits": 3}, "dataset_dict.json does not name the folders of its splits"),
     ]:
         before = (folder / name).read_text() if (folder / name).exists() else None
         (folder / name).write_text(json.dumps(content))
-        with refused(f"… the saved data set cannot be read: {words} … save it anew with save_to_disk", by=DataError):
+        with refused(f"… the saved data set cannot be read: {words} … save it again with save_to_disk", by=DataError):
             read(folder)
         (folder / name).unlink() if before is None else (folder / name).write_text(before)
     assert read(folder).table.num_rows == 1

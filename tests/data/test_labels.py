@@ -142,8 +142,8 @@ UNKNOWN = "… the labels of `label` are not known: no column `label`"
 NO_LABELS = [
     (columns("a", "a", ""), "… column `label` holds 1 label … at least two"),
     (columns("", ""), "… column `label` holds 0 labels"),
-    (columns(*MANY[:40]), "… 40 different values in 40 rows: no labels … at most 1,000 … output_features.0.type: text"),
-    (columns(*MANY, *MANY), "… 1,001 different values in 2,002 rows: no labels"),
+    (columns(*MANY[:40]), "… 40 different values in 40 rows: too many for labels … at most 1,000 … output_features.0.type: text"),
+    (columns(*MANY, *MANY), "… 1,001 different values in 2,002 rows: too many for labels"),
     (columns("Bug", "bug", "Bug", "x", "log  in", "log in"),
      "… one label in 2 ways: 'Bug' (2 rows), 'bug' (1 row: the given columns, row 1) … write 'Bug' in all of these rows"),
     ({"q": ["x"], "Label": ["y"]}, f"{UNKNOWN} … columns that are there: `q`, `Label` … did you mean `Label`?"),

@@ -83,9 +83,9 @@ UNUSABLE = [  # changes, columns, and the words of each problem
         f"{NO_COLUMNS}`Category` … name a column of the data"]),
     ({"output__name": "anser"}, {"q": ["x"], "answer": ["y"]}, [f"{NO_COLUMNS}`anser` … did you mean `answer`?"]),
     ({}, {"q": [["x"]], "a": [{"text": "y"}]}, [
-        "the given columns: column `q` holds lists, which are no text … write what the model should read as a text column",
-        "the given columns: column `a` holds objects, which are no text"]),
-    ({}, {"q": [b"x"], "a": ["y"]}, ["the given columns: column `q` holds bytes, which are no text"]),
+        "the given columns: column `q` holds lists, which are not text … write what the model should read as a text column",
+        "the given columns: column `a` holds objects, which are not text"]),
+    ({}, {"q": [b"x"], "a": ["y"]}, ["the given columns: column `q` holds bytes, which are not text"]),
 ]  # fmt: skip
 
 

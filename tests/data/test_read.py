@@ -259,7 +259,7 @@ def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, 
 def test_what_may_never_end_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     for name in (str(tmp_path / "pipe.csv"), "/dev/zero"):
-        with pytest.raises(DataError, match=f"{name}: this is no regular file\n"):
+        with pytest.raises(DataError, match=f"{name}: this is not a regular file\n"):
             read(name)
 
 
@@ -360,7 +360,7 @@ def test_what_is_mixed_or_nested_is_read_as_text(tmp_path, monkeypatch, batch_ro
     }
     source.require_text(["q"])
     changes = "data.jsonl:2: column `id` changes its type: text here, a number in data.jsonl:1"
-    with refused(changes, "… column `meta` holds objects, which are no text", "… column `late` holds lists"):
+    with refused(changes, "… column `meta` holds objects, which are not text", "… column `late` holds lists"):
         source.require_text(["id", "meta", "late"])
     assert source.notes_on_mixed(["q"]) == [f"{changes}; it is not used, and was read as text"]
 

@@ -267,7 +267,7 @@ def test_a_named_index_of_something_else_is_made_anew_and_told(pool):
     ]:
         found, asked = kept(pool(questions), LetterEncoder(identity), "mine")
         assert asked == questions
-        assert found[1] == ("prompt.retrieval: the data or the model changed since mine was made: it is made anew",)
+        assert found[1] == ("prompt.retrieval: the data or the model changed since mine was made: it is made again",)
         assert kept(pool(questions), LetterEncoder(identity), "mine")[1] == []
 
 
@@ -302,7 +302,7 @@ def test_a_damaged_index_is_made_anew_and_told(pool, cache):
     ]:
         damage()
         found, asked = kept(pool(), name="mine")
-        assert found[1] == (f"prompt.retrieval: what is kept in {folder} is damaged ({reason}): it is made anew",)
+        assert found[1] == (f"prompt.retrieval: what is kept in {folder} is damaged ({reason}): it is made again",)
         assert asked == QUESTIONS
         assert kept(pool(), name="mine")[1] == []
 
@@ -378,7 +378,7 @@ def test_a_folder_that_asks_for_code_is_refused(installed, model_folder):
     for file, content, reason in [
         ("modules.json", [{"type": "os.system"}], "a module is not the library's own: 'os.system'"),
         ("modules.json", [{"path": ""}], "a module is not the library's own: None"),
-        ("modules.json", {"type": "x"}, "modules.json is no list of modules"),
+        ("modules.json", {"type": "x"}, "modules.json is not a list of modules"),
         ("config.json", {"model_type": "bert", "auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     ]:
         before = (model_folder / file).read_text()
@@ -508,7 +508,7 @@ def test_new_data_gets_examples_of_the_configurations_own(make_config, letters, 
     assert texts.prompts[0].startswith("[{'q': 'aaa', 'a': '4'}, {'q': 'abb', 'a': '2'}]")
     assert texts.own_prompts == [">aab", ">xyy"]
     assert made.notes() == [
-        f"1 row has its very input in the training split of {read(train).name}, where it is no example for it"
+        f"1 row has its very input in the training split of {read(train).name}, where it is not an example for it"
     ]
 
 

@@ -120,7 +120,7 @@ def test_a_tokenizer_that_cannot_be_used_is_told(make_folder, tmp_path):
         with refused("… names no end-of-sequence token"):
             load(make_folder(tokenizer_config={}, config={"model_type": "llama", "eos_token_id": number}))
     for token in (3, ["x"], {"content": 3}, {"text": "x"}, True):
-        with refused("… eos_token in tokenizer_config.json or … is no token"):
+        with refused("… eos_token in tokenizer_config.json or … is not a token"):
             load(make_folder(tokenizer_config={"eos_token": token}))
     for name, words in [
         ("tokenizer.json", "… tokenizer.json: the tokenizer cannot be read: "),

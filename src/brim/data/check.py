@@ -21,7 +21,7 @@ from brim.data.tokens import TextEncoder, TokenRow, TokenRows, label_room
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """How long the rows of a split are, in tokens."""
+    """Hold how long the rows of a split are, in tokens."""
 
     median: int
     p95: int
@@ -44,7 +44,7 @@ class SplitReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of a rendered row, and whether the model learns to write it."""
+    """Hold a piece of a rendered row, and whether the model learns to write it."""
 
     text: str
     supervised: bool
@@ -52,7 +52,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A row as the model sees it, decoded from its token ids."""
+    """Hold a row as the model sees it, decoded from its token ids."""
 
     key: int
     where: str
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What `brim check` tells about the data."""
+    """Hold what `brim check` reports about the data."""
 
     name: str
     num_rows: int
@@ -76,7 +76,7 @@ class CheckReport:
     advice: tuple[Finding, ...]  # the most important first
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the report as --json prints it."""
         return {**asdict(replace(self, advice=())), "advice": [finding.as_dict() for finding in self.advice]}
 
 
@@ -121,7 +121,7 @@ def check_data(
 def _prepared(
     config: Config, source: Source, encoder: TextEncoder, watcher: Watcher, *, context_length: int | None
 ) -> Prepared:
-    """As training prepares the data, or, where nothing is trained and columns are lacking, what is there of it."""
+    """Prepare the data as training would; where nothing is trained and columns are missing, prepare what there is."""
     split = config.preprocessing.split
     if config.trainer.type != "none":
         return prepare(source, config, encoder, context_length=context_length, watch=watcher)
@@ -138,13 +138,13 @@ def _prepared(
 
 
 def _lacking_answers(config: Config, source: Source) -> str | None:
-    """In words, that the data cannot be evaluated since answers are lacking; None where it has all."""
+    """Say why the data cannot be evaluated, which is that answers are missing; None where it has all."""
     there = source.table.column_names
     if config.chat is None:
         answer = config.output_features[0].column_name
         return None if answer in there else f"the data has no column `{answer}`"
     if config.chat.messages not in there:
-        return None  # which `prepare` tells
+        return None  # `prepare` reports it
     from brim.data.chat import num_unanswered  # Jinja is for those who need it
 
     count = num_unanswered(source, config.chat.messages)
@@ -152,12 +152,12 @@ def _lacking_answers(config: Config, source: Source) -> str | None:
 
 
 def _without_cuts(ledger: Ledger, found: Iterable[Cut]) -> Ledger:
-    told = {cut.event for cut in found}
-    return Ledger(num_rows=ledger.num_rows, entries=[entry for entry in ledger if entry.event not in told])
+    of_cuts = {cut.event for cut in found}
+    return Ledger(num_rows=ledger.num_rows, entries=[entry for entry in ledger if entry.event not in of_cuts])
 
 
 def _room(config: Config, prepared: Prepared, context_length: int | None, *, of_labels: int | None) -> list[Finding]:
-    """Whether all prompts can be continued, where that is what the configuration is for.
+    """Find prompts that leave no room for an answer, where the configuration only generates.
 
     of_labels: tokens that are generated at most, where nothing but labels can be.
     """
@@ -172,7 +172,7 @@ def _room(config: Config, prepared: Prepared, context_length: int | None, *, of_
 
 
 def _prompt_tokens(rows: TokenRows, config: Config) -> npt.NDArray[np.int64]:
-    """Tokens before the answer of each row, which is the last one of a conversation."""
+    """Count the tokens before each row's answer; in a conversation, before the last answer."""
     if config.chat is None:
         return rows.num_prompt_tokens
     return np.fromiter((_before_last(row.supervised) for row in rows), dtype=np.int64, count=len(rows))
@@ -207,7 +207,7 @@ def _lengths(lengths: npt.NDArray[np.int64]) -> Lengths | None:
 
 
 def _segments(row: TokenRow, encoder: TextEncoder) -> Iterator[Segment]:
-    """Runs of tokens that are alike in being learned, special tokens shown."""
+    """Give runs of tokens that are all learned or all not learned, special tokens shown."""
     edges = np.flatnonzero(np.diff(row.supervised)) + 1
     for ids, marks in zip(np.split(row.input_ids, edges), np.split(row.supervised, edges), strict=True):
         if len(ids):

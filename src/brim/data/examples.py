@@ -27,9 +27,9 @@ _RETRIEVAL = 4  # ends the entropy, so that the draws of one seed do not repeat 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomExamples:
-    """Draws from a pool of so many examples.
+    """Draw examples from a pool by chance.
 
-    No state, and no row's number: a row has the same examples wherever it stands and in whatever company.
+    Neither state nor the row's number matters: a row has the same examples wherever it stands in the data.
     """
 
     num_pooled: int
@@ -37,7 +37,10 @@ class RandomExamples:
     seed: int
 
     def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
-        """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
+        """Return positions [B, k] in the pool: distinct ones for each row, and never its own.
+
+        own: the row's own position, NONE where it is not in the pool.
+        """
         rows = zip(digests_of(inputs).tolist(), own.tolist(), strict=True)
         return np.array([self._drawn(*row) for row in rows], np.int64).reshape(len(inputs), self.num_examples)
 
@@ -49,12 +52,12 @@ class RandomExamples:
 
 
 def drawn(population: int, size: int, *entropy: int) -> list[int]:
-    """`size` different numbers below `population`, in a random order, from these numbers as entropy.
+    """Draw `size` different numbers below `population`, in a random order, with these numbers as entropy.
 
     The first steps of a Fisher-Yates shuffle, of which only what was moved is kept. A remainder of 64 random bits
     favours no number by more than population / 2^64.
     """
-    assert size <= population, "who asks has counted"
+    assert size <= population, "a pool has at least as many examples as are drawn"
     bits = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(size).tolist()
     moved: dict[int, int] = {}
     picked = []
@@ -78,7 +81,7 @@ class ExamplePool:
     """Examples by position, 0 to len - 1, in the order of their rows; no two have the same input.
 
     table: columns `input` (the text that inputs are compared by) and `example` (the row as text).
-    num_unknown: training rows that are no examples, since their answer is no label of the category.
+    num_unknown: training rows that are not examples, since their answer is not a label of the category.
     """
 
     def __init__(self, table: pa.Table, *, num_unknown: int = 0) -> None:
@@ -93,12 +96,12 @@ class ExamplePool:
         return len(self._digests)
 
     def inputs(self) -> Iterator[list[str]]:
-        """The inputs of all examples, in their order, some at once."""
+        """Give the inputs of all examples, in their order, a batch at a time."""
         for batch in self._batches:
             yield batch.column("input").to_pylist()
 
     def positions_of(self, inputs: Sequence[str]) -> Positions:
-        """Where the example with this very input stands; NONE where there is none."""
+        """Return the position of the example with this very input; NONE where there is none."""
         digests = digests_of(inputs)
         at = np.minimum(np.searchsorted(self._digests, digests), max(len(self) - 1, 0))
         if not len(self):
@@ -106,7 +109,7 @@ class ExamplePool:
         return np.where(self._digests[at] == digests, self._order[at], NONE).astype(np.int64)
 
     def context(self, positions: Sequence[int]) -> str:
-        """These examples, in this order, as they stand in a prompt: as Python writes a list of dicts."""
+        """Write these examples, in this order, as they stand in a prompt: as Python writes a list of dicts."""
         return f"[{', '.join(map(self._example, positions))}]"
 
     def _example(self, position: int) -> str:
@@ -116,7 +119,7 @@ class ExamplePool:
 
 
 def example_pool(config: Config, source: Source) -> ExamplePool:
-    """What a configuration's training split holds of examples.
+    """Return the examples of a configuration's training split.
 
     Raises DataError: missing columns, missing cells whose strategy is `error`, an unusable split column, no rows.
     """
@@ -139,19 +142,19 @@ def example_pool(config: Config, source: Source) -> ExamplePool:
 
 
 def digests_of(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """64 bits of each text: among a million, two different ones have the same with a probability of 3e-8."""
+    """Return 64 bits of each text: among a million texts, two different ones collide with a probability of 3e-8."""
     whole = b"".join(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
     return np.frombuffer(whole, dtype="<u8")
 
 
 def input_texts(cells: Mapping[str, list[str]], columns: Iterable[str]) -> list[str]:
-    """The text by which each row's input is compared: its column, or its columns line by line."""
+    """Return the text by which each row's input is compared: its column, or its columns line by line."""
     return ["\n".join(values) for values in zip(*(cells[name] for name in columns), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fields:
-    """What an example tells of a row: the columns that the prompt reads, and the answer."""
+    """Name what an example shows of a row: the columns that the prompt reads, and the answer."""
 
     inputs: tuple[Column, ...]
     answer: Column
@@ -173,7 +176,7 @@ def _fields(config: Config) -> _Fields:
 
 
 def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Positions, Source]:
-    """The keys of the rows that train, without those that have no value in a column whose strategy drops them."""
+    """Return the keys of the training rows, without those that lack a value in a column whose strategy is drop_row."""
     names = [column.name for column in fields.columns]
     source.require_columns({column.name: column.feature for column in fields.columns})
     source = with_usable_splits(usable(source, names, config.preprocessing), config)
@@ -189,7 +192,7 @@ def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Pos
 
 
 def _with_known_label(labels: Sequence[str], answer: Column, source: Source, keys: Positions) -> Positions:
-    """The rows whose answer is one of the labels; all, where there are none."""
+    """Return the rows whose answer is one of the labels; all rows where there are no labels."""
     if not labels:
         return keys
     known = frozenset(labels)
@@ -223,7 +226,7 @@ def _batches(fields: _Fields, source: Source, keys: Positions) -> Iterator[pa.Re
 
 
 def _values(column: pa.ChunkedArray, texts: list[str]) -> list[object]:
-    """Numbers and truth values as such, all else as text."""
+    """Return numbers and truth values as such, all else as text."""
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_float64(kind)):
         return list(texts)

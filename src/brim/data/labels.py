@@ -27,7 +27,7 @@ MAX_CHARACTERS = 1 << 24  # of a prompt or an answer; no model's context holds a
 
 
 def bounded(texts: Iterable[Texts], faults: RowFaults, *, most: int = MAX_CHARACTERS) -> Iterator[Texts]:
-    """The texts without rows that are too long, which are added to the faults."""
+    """Give the texts without the rows that are too long; those are added to the faults."""
     for batch in texts:
         keep = []
         for number, key in enumerate(batch.keys.tolist()):
@@ -51,13 +51,13 @@ def _too_long(length: int, most: int) -> Problem:
 MOST_LABELS = 1000
 
 
-_FEW_LABELS = 20  # which may be each of one row
+_FEW_LABELS = 20  # so few may have one row each
 
 
 _SHOWN = 10  # labels in a message
 
 
-_MANY_TIMES = 10  # as many rows has a label at least that others are slips of
+_MANY_TIMES = 10  # a label has at least so many times the rows of its misspelling
 
 
 _MATCH = "output_features.0.decoder.match"
@@ -73,16 +73,16 @@ _NAME_THEM = f"name the labels in {_VOCAB}, such as [positive, negative], or giv
 
 
 def lacks_labels(config: Config) -> bool:
-    """Whether the answer is a category whose labels are to come from the data."""
+    """Return whether the answer is a category whose labels are to come from the data."""
     feature = config.output_features[0]
     return config.chat is None and feature.categories is not None and not feature.rules
 
 
 def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[Choice, ...]]:
-    """The configuration with the labels of its category, where they are to come from the data, and what was chosen.
+    """Put the labels of the data into a configuration whose category names none; return what was chosen.
 
     They are all values of the answer's column, in alphabetical order.
-    Raises DataError: no such column; fewer than two labels; more than MOST_LABELS, or so many that they are no labels;
+    Raises DataError: no such column; fewer than two labels; more than MOST_LABELS, or too many for the number of rows;
     labels that differ in case or white space alone. Raises ConfigError for labels that no rule could tell apart.
     """
     if not lacks_labels(config):
@@ -121,10 +121,9 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
 
 
 def label_slips(config: Config, source: Source) -> list[Slip]:
-    """Return the labels from the data that are probably misspelt: beside one of ten times as many rows, but for one
-    letter the same.
+    """Return labels of the data that are probably misspelt: one of ten times as many rows differs by a letter.
 
-    Labels that differ in digits or in a word of one or two letters are none: `level 1` and `level 2`, `class a`.
+    Labels that differ in digits or in a word of one or two letters are left alone: `level 1` and `level 2`, `class a`.
     """
     if not lacks_labels(config):
         return []
@@ -150,27 +149,27 @@ def label_slips(config: Config, source: Source) -> list[Slip]:
 
 
 def slip_notes(config: Config, source: Source) -> list[str]:
-    """Return what a person who trains should know of `label_slips`, in one note."""
+    """Return the labels of `label_slips` as one note for a person who trains."""
     slips = label_slips(config, source)
     if not slips:
         return []
-    told = "; ".join(
+    listed = "; ".join(
         f"{slip.label!r} ({_rows_at(slip.rows, source)}) beside {slip.meant!r} ({slip.num_meant:,} rows)"
         for slip in slips[:_SHOWN]
     )
     more = f"; and {len(slips) - _SHOWN:,} more, which `brim check` names" if len(slips) > _SHOWN else ""
     what = "a label of its own is probably misspelt" if len(slips) == 1 else "labels of their own are probably misspelt"
-    return [warning(f"{what}: {told}{more}; correct the data, or name the labels in {_VOCAB}", topic="rows")]
+    return [warning(f"{what}: {listed}{more}; correct the data, or name the labels in {_VOCAB}", topic="rows")]
 
 
 def _without_a_letter(label: str) -> set[str]:
-    """Return the label, and the rest without each of its letters: where a slip parts two labels, two of these meet."""
+    """Return the label, and what is left without each of its letters: a label and its slip share one of these."""
     plain = folded(label)
     return {plain, *(plain[:at] + plain[at + 1 :] for at in range(len(plain)))}
 
 
 def _is_numbered(label: str, other: str) -> bool:
-    """Whether two labels differ in digits, or in words of one or two letters, which stand for different things."""
+    """Return whether two labels differ in digits, or in words of one or two letters: those mean different things."""
     if _DIGITS.sub("", label) == _DIGITS.sub("", other):
         return True
     words, others = label.split(), other.split()
@@ -183,7 +182,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def _rows_with(labels: Iterable[str], column: pa.ChunkedArray) -> dict[str, list[int]]:
-    """The rows in which each of these labels stands."""
+    """Return the rows in which each of these labels stands."""
     rows: dict[str, list[int]] = {label: [] for label in labels}
     if rows:
         for row, text in enumerate(cell_texts(column)):
@@ -197,7 +196,7 @@ def _rows_at(rows: list[int], source: Source) -> str:
 
 
 def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: RowFaults) -> Iterator[Texts]:
-    """The texts without rows of unknown labels, which are added to the faults; all of them, where answers are texts.
+    """Give the texts without rows of unknown labels, which are added to the faults; all where answers are texts.
 
     As in Ludwig, white space around a label does not count.
     """
@@ -218,7 +217,7 @@ def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: Ro
 
 
 def _counted(column: pa.ChunkedArray) -> Counter[str]:
-    """How many rows have each value, white space around it aside; empty ones are no label."""
+    """Count the rows of each value, without white space around it; an empty value is not a label."""
     counts: Counter[str] = Counter()
     found = pc.value_counts(column)
     values = cell_texts(pa.chunked_array([found.field("values")]))
@@ -235,7 +234,7 @@ def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
         raise DataError(what=what, where=where, expected="at least two", fix=_NAME_THEM)
     if len(counts) > MOST_LABELS or (len(counts) > _FEW_LABELS and len(counts) * 2 > num_rows):
         raise DataError(
-            what=f"column `{column}` holds {len(counts):,} different values in {num_rows:,} rows: no labels",
+            what=f"column `{column}` holds {len(counts):,} different values in {num_rows:,} rows: too many for labels",
             where=where,
             expected=f"at most {MOST_LABELS:,} labels, each of at least two rows on average",
             fix=f"set output_features.0.type: text, name another column, or {_NAME_THEM}",

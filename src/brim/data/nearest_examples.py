@@ -43,9 +43,9 @@ _MOST_KEPT_BYTES = 8 * 2**30  # of all embeddings in the cache
 def embeddings_of(
     pool: ExamplePool, encoder: SentenceEncoder, *, index_name: str | None
 ) -> tuple[Embeddings, tuple[str, ...]]:
-    """Return the pool's embeddings, mapped from disk, and what is to be told of how they came.
+    """Return the pool's embeddings, mapped from disk, and notes on how they came about.
 
-    They are those of the cache where the same model made them of the same inputs, else made anew and kept.
+    They are those of the cache where the same model made them of the same inputs, else they are computed and kept.
     Raises OutputError when the cache cannot be written.
     """
     facts = {"model": encoder.identity, "inputs": _digest(pool), "num_rows": len(pool)}
@@ -56,11 +56,11 @@ def embeddings_of(
         if _facts(folder) == facts:
             mark_used(folder)
             return np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False), ()
-        notes.append(f"prompt.retrieval: the data or the model changed since {name} was made: it is made anew")
+        notes.append(f"prompt.retrieval: the data or the model changed since {name} was made: it is made again")
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        notes.append(f"prompt.retrieval: what is kept in {folder} is damaged ({error}): it is made anew")
+        notes.append(f"prompt.retrieval: what is kept in {folder} is damaged ({error}): it is made again")
     _write(folder, facts, lambda path: _embed(pool, encoder, path))
     made = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
     forget_oldest(folder.parent, "[!.]*", most_bytes=_MOST_KEPT_BYTES)  # what is mapped outlives its name
@@ -68,9 +68,9 @@ def embeddings_of(
 
 
 def _facts(folder: Path) -> object:
-    """What the folder's embeddings were made of.
+    """Read what the folder's embeddings were made of.
 
-    Raises FileNotFoundError where there is none, other OSErrors and ValueError where it is not whole.
+    Raises FileNotFoundError where there is no folder, other OSErrors and ValueError where it is incomplete.
     """
     if not folder.exists():
         raise FileNotFoundError(folder)
@@ -96,7 +96,7 @@ def _write(folder: Path, facts: dict[str, object], fill: Callable[[Path], None])
 
 
 def _embed(pool: ExamplePool, encoder: SentenceEncoder, path: Path) -> None:
-    """Written as they come: all of them need not fit into memory."""
+    """Write the pool's embeddings as they are made: all of them need not fit into memory."""
     vectors: Embeddings | None = None
     start = 0
     for inputs in pool.inputs():
@@ -111,7 +111,7 @@ def _embed(pool: ExamplePool, encoder: SentenceEncoder, path: Path) -> None:
 
 
 def _digest(pool: ExamplePool) -> str:
-    """Of all inputs in their order, each with its length, so that no two lists of texts have the same."""
+    """Return a digest of all inputs in their order, each with its length, so that texts cannot run into each other."""
     digest = hashlib.blake2b(digest_size=16)
     for inputs in pool.inputs():
         for text in inputs:
@@ -143,7 +143,7 @@ _WEIGHTS = "model.safetensors"
 
 
 class FolderSentenceEncoder:
-    """A model of sentence-transformers, loaded when it is first needed, on the GPU where there is one.
+    """Run a model of sentence-transformers, loaded when it is first needed, on the GPU where there is one.
 
     It leaves the GPU after each call: the memory is the language model's, and its plan counts what is free.
     """
@@ -154,7 +154,7 @@ class FolderSentenceEncoder:
         self._model: Any = None
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """One row of length 1 a text; texts of like length are padded together.
+        """Return one row of length 1 for each text; texts of like length are padded together.
 
         Raises ModelError where the model cannot be loaded.
         """
@@ -174,10 +174,10 @@ class FolderSentenceEncoder:
 
 
 def load_sentence_encoder(name: str) -> FolderSentenceEncoder:
-    """The model of a folder or a Hub id.
+    """Find the model of a folder or a Hub id.
 
     Raises ConfigError where the extra is not installed or there is no such model; ModelError for a folder that asks for
-    code of its own, holds pickled weights or is no model of sentence-transformers.
+    code of its own, holds pickled weights or does not hold a model of sentence-transformers.
     """
     if not is_installed():
         raise ConfigError(
@@ -191,7 +191,7 @@ def load_sentence_encoder(name: str) -> FolderSentenceEncoder:
 
 
 def is_installed() -> bool:
-    """Whether the package is there, without importing it."""
+    """Return whether the package is installed, without importing it."""
     return importlib.util.find_spec(_PACKAGE) is not None
 
 
@@ -215,7 +215,7 @@ def _loaded(folder: Path) -> Any:
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of this name, absolute; None where there is none."""
+    """Return the folder of this name, absolute; None where there is none."""
     if not name:
         return None
     try:
@@ -243,7 +243,7 @@ def _from_hub(name: str) -> Path:
     except HFValidationError:
         what = f"{_cut(name)} is neither a folder nor a Hub id"
     except (HfHubHTTPError, OSError) as error:
-        what = f"{_cut(name)} is not on this machine, and the Hub did not give it ({type(error).__name__})"
+        what = f"{_cut(name)} is not on this machine, and the Hub did not provide it ({type(error).__name__})"
     raise ConfigError(_problem(what, KEY))
 
 
@@ -272,7 +272,7 @@ def _foreign(folder: Path) -> list[object]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(_problem(f"modules.json cannot be read: {error}", folder)) from None
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(_problem("modules.json is no list of modules", folder))
+        raise ModelError(_problem("modules.json is not a list of modules", folder))
     kinds = [module.get("type") for module in modules]
     return [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(f"{_PACKAGE}."))]
 
@@ -314,30 +314,33 @@ Embeddings = npt.NDArray[np.float32]  # [N, D], each of length 1; may be mapped 
 
 
 class SentenceEncoder(Protocol):
-    """Texts to embeddings."""
+    """Turn texts into embeddings."""
 
     @property
     def identity(self) -> str:
-        """What changes when the model does."""
+        """Return a text that changes when the model does."""
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """One row of length 1 a text."""
+        """Return one row of length 1 for each text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearestExamples:
-    """The examples most like each row's input, the most like first."""
+    """Choose the examples most like each row's input, the most like first."""
 
     embeddings: Embeddings  # of the pool, by position
     encoder: SentenceEncoder
     num_examples: int
 
     def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
-        """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
+        """Return positions [B, k] in the pool: distinct ones for each row, and never its own.
+
+        own: the row's own position, NONE where it is not in the pool.
+        """
         return nearest(self._embedded(inputs, own), self.embeddings, own, self.num_examples)
 
     def _embedded(self, inputs: Sequence[str], own: Positions) -> Embeddings:
-        """An input that is in the pool has its embedding there."""
+        """Return the embeddings of inputs; one that is in the pool has its embedding there."""
         queries = np.empty((len(inputs), self.embeddings.shape[1]), np.float32)
         is_known = own != NONE
         queries[is_known] = self.embeddings[own[is_known]]
@@ -347,9 +350,9 @@ class NearestExamples:
 
 
 def nearest(queries: Embeddings, embeddings: Embeddings, own: Positions, num_examples: int) -> Positions:
-    """The `num_examples` embeddings of the largest product with each query, in falling order, without its own.
+    """Return the `num_examples` embeddings of the largest product with each query, in falling order, without its own.
 
-    Of equally near ones, the first.
+    Of equally near ones, the first is taken.
     """
     num_kept = min(num_examples + _SPARE, len(embeddings))
     best = np.full((len(queries), num_kept), -np.inf, np.float32)
@@ -366,7 +369,7 @@ def nearest(queries: Embeddings, embeddings: Embeddings, own: Positions, num_exa
 def _kept(
     best: npt.NDArray[np.float32], positions: Positions, likeness: npt.NDArray[np.float32], start: int
 ) -> tuple[npt.NDArray[np.float32], Positions]:
-    """The best so far and a block's, as many as were kept; in no order."""
+    """Merge the best so far with a block's, and keep as many as before; in no order."""
     num_kept = best.shape[1]
     in_block = np.broadcast_to(np.arange(start, start + likeness.shape[1]), likeness.shape)
     if likeness.shape[1] > num_kept:
@@ -380,7 +383,7 @@ def _kept(
 def _in_order(
     queries: Embeddings, embeddings: Embeddings, best: npt.NDArray[np.float32], positions: Positions
 ) -> Positions:
-    """Candidates by their likeness in float64, added up in one order for all; then by position."""
+    """Sort candidates by their likeness in float64, added up in one order for all; then by position."""
     ordered = np.empty_like(positions)
     for row, (query, candidates) in enumerate(zip(queries.astype(np.float64), positions, strict=True)):
         exact = (np.asarray(embeddings[candidates], np.float64) * query).sum(axis=1)

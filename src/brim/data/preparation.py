@@ -39,7 +39,7 @@ Watch: TypeAlias = Callable[[Texts], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Token rows by split (train, validation, test; each may be empty), what happened to rows, and what to know."""
+    """Hold token rows by split (train, validation, test; each may be empty), what happened to rows, and notes."""
 
     splits: dict[str, TokenRows]
     ledger: Ledger
@@ -49,7 +49,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenized:
-    """Token rows in the order of the source, what happened to rows, and what to know."""
+    """Hold token rows in the order of the source, what happened to rows, and notes."""
 
     rows: TokenRows
     ledger: Ledger
@@ -111,7 +111,7 @@ def prompts_of(
     watch: Watch | None = None,
     context_length: int | None = None,
 ) -> Tokenized:
-    """The prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
+    """Prepare the prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
 
     Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
     context_length: where nothing is to follow the prompts: longer ones are treated as preprocessing.on_overlong says.
@@ -127,7 +127,7 @@ def prompts_of(
 
 
 def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bool = False) -> TokenRows:
-    """Finished prompts as rows to be continued; keys are their positions.
+    """Return finished prompts as rows to be continued; keys are their positions.
 
     are_chats: a chat template has written them, and nothing is added to what it writes.
     """
@@ -151,7 +151,7 @@ def _assigned(
 
 
 def _require_train(splits: dict[str, TokenRows], source: Source, config: Config) -> list[str]:
-    """Notes on empty splits; none to train on is an error."""
+    """Return notes on empty splits. Raises DataError where no rows are left to train on."""
     if config.trainer.type != "none" and not len(splits["train"]):
         raise DataError(
             what="no rows are left to train on",
@@ -174,7 +174,10 @@ def _tokenized(
     watch: Watch | None,
     num_all: int,
 ) -> Tokenized:
-    """num_all: usable rows of all splits, of which a share is left out unasked; 0: none is."""
+    """Tokenize these rows, and decide about those that cannot be used.
+
+    num_all: usable rows of all splits, of which `auto` leaves out a share; 0: it leaves out none.
+    """
     preprocessing = config.preprocessing
     if isinstance(asked, Prompter):
         require_room_for_template(asked, encoder, limits, source)
@@ -211,7 +214,7 @@ def _bad_rows(
     num_rows: int,
     split_of: Callable[[int], str],
 ) -> list[Entry]:
-    """The ledger's entries for the rows that cannot be used. Raises DataError where they are not to be left out."""
+    """Return the ledger's entries for rows that cannot be used. Raises DataError where they are not to be left out."""
     of_source = RowFaults(locate=source.locate, problems=dict(source.faults))
     num_all = num_rows + len(source.faults)
     if policy == "error" or (policy == "auto" and not few.why):
@@ -236,7 +239,7 @@ def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:
 def _without_missing(
     asked: Prompter | ChatPrompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]
 ) -> Keys:
-    """The rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
+    """Return the rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
     dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
     filled = np.zeros_like(dropped)
     empty = {column: asked.source.missing(column.name, is_label=column.is_label) for column in asked.columns}
@@ -257,7 +260,7 @@ _FIX_FEATURE_LENGTH = "set max_sequence_length of a feature to cut prompts or an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Few:
-    """Whether the rows are left out of which nobody says what becomes of them."""
+    """Decide whether `auto` leaves out the rows that cannot be used."""
 
     most: int  # rows that may be left out so
     num_more: int  # of these, how many are not yet; negative where there are too many
@@ -298,10 +301,10 @@ def without_unusable(
     limits: Limits,
     few: str | None,
 ) -> TokenRows:
-    """Return the rows without those that `preprocessing` leaves out; they are no findings any more, but in the ledger.
+    """Return the rows without those that `preprocessing` leaves out; these go from the findings to the ledger.
 
     Those are rows without anything to learn from, and rows that are longer than the context. few: the setting that
-    leaves them out where nobody says what becomes of them, so that their places are told; None: they stay.
+    leaves them out under `auto`, where the note names their places; None: they stay.
     """
     of_unlearnable = {True: "preprocessing.drop_unlearnable is true", "auto": few}.get(policy.drop_unlearnable)
     of_overlong = {"drop": "preprocessing.on_overlong is drop", "auto": few}.get(policy.on_overlong)
@@ -358,33 +361,33 @@ def require_learnable(findings: Findings, source: Source, *, num_rows: int) -> N
 
 
 def _too_many(findings: Findings) -> str:
-    """What of such rows would have been left out."""
+    """Say how many of such rows would have been left out."""
     if not findings.most_dropped:
         return ""
     return f", more than the {findings.most_dropped:,} that preprocessing.max_dropped_fraction leaves out"
 
 
 def notes_of(findings: Findings, source: Source, limits: Limits) -> list[str]:
-    """What a person should know about the rows, though nothing is wrong."""
+    """Return notes on the rows, in which nothing is wrong."""
     notes: list[str] = []
     if limits.joined is not None and "the model's context" in limits.joined.why:
         notes.append(f"{limits.joined.why}: rows are cut at {format_count(limits.joined.num_tokens, 'token')}")
     if findings.empty:
-        told = (
+        note = (
             f"the answer of {_rows(len(findings.empty))} is empty, so that the model learns to end at once: "
-            f"{source.places(findings.empty)} (an empty text is no missing value)"
+            f"{source.places(findings.empty)} (an empty text is not a missing value)"
         )
-        notes.append(warning(told, topic="rows", short=f"the answer of {_rows(len(findings.empty))} is empty"))
+        notes.append(warning(note, topic="rows", short=f"the answer of {_rows(len(findings.empty))} is empty"))
     if findings.otherwise:
         notes.append(
             f"the tokens of {_rows(len(findings.otherwise))} are others where the text is encoded at once, not in the "
-            "pieces of prompt and answer: programs that do so give the model somewhat other prompts than it learned "
-            f"from: {source.places(findings.otherwise)}"
+            "pieces of prompt and answer: programs that do so give the model other prompts than it learned from: "
+            f"{source.places(findings.otherwise)}"
         )
     if findings.special:
         short = f"the text of {_rows(len(findings.special))} spells out special tokens (such as </s>)"
-        told = f"{short}, which the model reads as those tokens: {source.places(findings.special)}"
-        notes.append(warning(told, topic="rows", short=short))
+        note = f"{short}, which the model reads as those tokens: {source.places(findings.special)}"
+        notes.append(warning(note, topic="rows", short=short))
     if findings.doubled_bos:
         short = f"the prompt of {_rows(findings.doubled_bos)} begins with the beginning-of-sequence token twice"
         notes.append(warning(f"{short}: the text has it and the tokenizer adds it", topic="rows", short=short))

@@ -45,7 +45,7 @@ _TRUNCATE = "preprocessing.on_overlong is truncate"
 
 
 def learning_limits(config: Config, context_length: int | None) -> Limits:
-    """Limits for rows with an answer. A global length beyond the context counts as the context's.
+    """Return the limits for rows with an answer. A global length beyond the context counts as the context's.
 
     Without one, the context is the limit where preprocessing.on_overlong is truncate.
     """
@@ -58,7 +58,7 @@ def learning_limits(config: Config, context_length: int | None) -> Limits:
 
 
 def prompt_limits(config: Config, context_length: int | None = None) -> Limits:
-    """Limits for prompts alone. context_length: where nothing is to follow them."""
+    """Return the limits for prompts alone. context_length: given where nothing is to follow the prompts."""
     preprocessing = config.preprocessing.model_copy(update={"global_max_sequence_length": None})  # of whole rows
     return Limits(
         prompt=_feature_limit(config.input_features[0].preprocessing.max_sequence_length, INPUT),
@@ -108,7 +108,7 @@ _NUMBER_FORMATS = frozenset("bcdeEfFgGnoxX%")
 
 @dataclass(slots=True, kw_only=True)
 class Prompter:
-    """What a configuration makes of a source's columns."""
+    """Make prompts and answers of a source's columns, as a configuration says."""
 
     source: Source
     template: Parts | None
@@ -126,30 +126,30 @@ class Prompter:
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """The names of all columns that are read, with that of the examples' answers."""
+        """Return the names of all columns that are read, with that of the examples' answers."""
         names = [column.name for column in self.columns]
         return tuple(names) if self.contexts is None else (*names, self.contexts.answer_column)
 
     @property
     def bare_template(self) -> str:
-        """What stands in the prompt of every row, the task with it."""
+        """Return the text that stands in the prompt of every row, the task included."""
         return "".join(part for part in self.template or () if isinstance(part, str))
 
     def notes(self) -> list[str]:
-        """What a person should know of the rows drawn so far."""
+        """Return notes on the rows drawn so far."""
         notes = [] if self.contexts is None else self.contexts.notes()
         if self.num_escaped:
             rows = format_count(self.num_escaped, "row")
-            told = (
+            note = (
                 f"{{{SAMPLE}}} writes line breaks, quotes, backslashes and letters beyond ASCII as JSON does, as in "
                 f"Ludwig, which changes the input of {rows}; in a template, {{{self.input_column}}} is the plain text"
             )
             short = f"{{{SAMPLE}}} changes the input of {rows}, as in Ludwig"
-            notes.append(warning(told, topic="rows", short=short))
+            notes.append(warning(note, topic="rows", short=short))
         return notes
 
     def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
-        """These rows (ascending) in batches; no cell of theirs may be missing unless its strategy fills it."""
+        """Give these rows (ascending) in batches; no cell of theirs may be missing unless its strategy fills it."""
         table = self.source.table.select(list(dict.fromkeys(column.name for column in self.columns)))
         row_bytes = len(self.bare_template) + (0 if self.contexts is None else self.contexts.row_bytes)
         for batch_keys, block in blocks(table, keys, row_bytes=row_bytes):
@@ -172,7 +172,7 @@ class Prompter:
     def _prompts(
         self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]
     ) -> tuple[Sequence[str | None], Sequence[str] | None]:
-        """The prompt of each row, None where it cannot be made; and, where they have examples, those without them."""
+        """Return each row's prompt, None where it cannot be made, and, with examples, the prompts without them."""
         if self.template is None:
             return cells[self.input_column], None
         columns = {name: self._values(name, cells) for name in names(self.template) if name != CONTEXT}
@@ -194,7 +194,7 @@ class Prompter:
         return prompts, own_prompts if contexts is not None else None
 
     def _values(self, name: str, cells: Mapping[str, list[str]]) -> list[str]:
-        """The text of each row that stands for a name of the template."""
+        """Return the text of each row that stands for a name of the template."""
         if name != SAMPLE:
             return cells[name]
         texts = cells[self.input_column]
@@ -257,12 +257,12 @@ def prompter(
 
 
 def as_sample(text: str) -> str:
-    """A text as Ludwig writes `{__sample__}`: as JSON, without the quotes at its ends (and the text's own there)."""
+    """Write a text as Ludwig does for `{__sample__}`: as JSON, without quotes at its ends (the text's own, too)."""
     return json.dumps(text).strip('"')
 
 
 class _Cell(str):
-    """A cell's text, which a number format of the template reads as a number."""
+    """Hold a cell's text, which a number format of the template reads as a number."""
 
     __slots__ = ()
 
@@ -276,7 +276,7 @@ class _Cell(str):
 
 
 class _CommaCell(_Cell):
-    """A cell whose number has a decimal comma."""
+    """Hold a cell whose number has a decimal comma."""
 
     __slots__ = ()
 

@@ -18,15 +18,18 @@ from brim.units import format_count
 
 
 class Examples(Protocol):
-    """How a row's examples are chosen."""
+    """Choose the examples of rows."""
 
     def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
-        """Positions [B, k] in the pool, none of a row twice and none its own; own: NONE where it has none there."""
+        """Return positions [B, k] in the pool: distinct ones for each row, and never its own.
+
+        own: the row's own position, NONE where it is not in the pool.
+        """
 
 
 @dataclass(slots=True, kw_only=True)
 class Contexts:
-    """The examples of each row as text. No example has the row's own input, so that none gives its answer away."""
+    """Make the examples of each row as text. No example has the row's own input, so that none gives its answer away."""
 
     pool: ExamplePool
     examples: Examples
@@ -38,7 +41,7 @@ class Contexts:
     num_known: int = 0  # rows, drawn so far, whose input is in the pool
 
     def of(self, keys: Positions, cells: Mapping[str, list[str]], faults: RowFaults) -> list[str | None]:
-        """The context of each of these rows; None, and a fault, where the pool has too few other inputs.
+        """Return the context of each of these rows; None, and a fault, where the pool has too few other inputs.
 
         cells: the rows' texts by column.
         """
@@ -57,17 +60,17 @@ class Contexts:
 
     @property
     def row_bytes(self) -> int:
-        """What the examples of a row take on average."""
+        """Return the bytes that the examples of a row take on average."""
         return self.pool.num_bytes // max(1, len(self.pool)) * self.num_examples
 
     def notes(self) -> list[str]:
-        """What a person should know of the rows drawn so far."""
+        """Return notes on the rows drawn so far."""
         notes = list(self.standing_notes)
         if self.elsewhere is not None and self.num_known:
             rows = format_count(self.num_known, "row has its", "rows have their")
             them = "it" if self.num_known == 1 else "them"
             notes.append(
-                f"{rows} very input in the training split of {self.elsewhere}, where it is no example for {them}"
+                f"{rows} very input in the training split of {self.elsewhere}, where it is not an example for {them}"
             )
         return notes
 
@@ -80,10 +83,10 @@ class Contexts:
 
 
 def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split: str | None) -> Contexts | None:
-    """The contexts of a source's rows; None where no examples are asked for.
+    """Return the contexts of a source's rows; None where no examples are asked for.
 
     columns: that make a row's input. split: of the source, that is prepared alone; None where all are.
-    Raises ConfigError where it is not said which data the examples are from; DataError as `example_pool`.
+    Raises ConfigError where nothing says which data the examples are from; DataError as `example_pool`.
     """
     retrieval = config.prompt.retrieval
     if retrieval is None or not retrieval.num_examples:
@@ -93,7 +96,7 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
     examples, notes = _examples(retrieval, pool, seed=config.random_seed)
     if pool.num_unknown and training is not source:
         rows = format_count(pool.num_unknown, "training row is", "training rows are")
-        notes = (*notes, warning(f"{rows} of an unknown label in {training.name}: no example", topic="rows"))
+        notes = (*notes, warning(f"{rows} of an unknown label in {training.name}, and so no examples", topic="rows"))
     return Contexts(
         pool=pool,
         examples=examples,
@@ -106,7 +109,7 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
 
 
 def without_embeddings(config: Config) -> tuple[Config, list[str]]:
-    """The configuration with examples drawn by chance instead of by likeness, for who loads no model; and a note."""
+    """Let examples be drawn by chance instead of by likeness, for a caller that loads no model; add a note on it."""
     retrieval = config.prompt.retrieval
     if retrieval is None or retrieval.type != "semantic":
         return config, []
@@ -129,12 +132,12 @@ def _examples(retrieval: RetrievalConfig, pool: ExamplePool, *, seed: int) -> tu
 
 
 def _looks_the_same(training: Source, source: Source) -> bool:
-    """Whether rows need not be told that they stand in the training data: it is theirs."""
+    """Return whether the training data is the data that the rows are from."""
     return (training.name, training.table.num_rows) == (source.name, source.table.num_rows)
 
 
 def _training_data(config: Config, source: Source, split: str | None) -> Source:
-    """The source itself where it is trained on; else the configuration's data set, else the source by its split."""
+    """Return the source where it is trained on, else the configuration's data set, else the source by its split."""
     if split is None and config.trainer.type != "none":
         return source
     if config.dataset is not None:

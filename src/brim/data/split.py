@@ -22,7 +22,7 @@ Keys = npt.NDArray[np.int64]
 
 
 def sampled_rows(source: Source, config: Config) -> Keys:
-    """The rows that are used (sample_ratio, sample_size), in their order; none that has a fault."""
+    """Return the rows that are used (sample_ratio, sample_size), in their order, without those that have a fault."""
     keys, preprocessing = source.usable_rows(), config.preprocessing
     num_rows = len(keys)
     size = preprocessing.sample_size
@@ -32,13 +32,13 @@ def sampled_rows(source: Source, config: Config) -> Keys:
 
 
 def with_usable_splits(source: Source, config: Config) -> Source:
-    """The source with faults for the rows whose split column cannot be used, as preprocessing.on_bad_row says."""
+    """Return the source with faults for rows whose split column cannot be used, as preprocessing.on_bad_row says."""
     split = config.preprocessing.split
     return source if isinstance(split, RandomSplit) else usable(source, [split.column], config.preprocessing)
 
 
 def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collection[str] = ()) -> tuple[Codes, list[str]]:
-    """The split of each of these rows, and notes. Raises DataError for a column that does not say.
+    """Return the split of each of these rows, and notes. Raises DataError for a column that does not say it.
 
     used: columns that are read as prompt or answer, whatever they are called.
     """
@@ -46,11 +46,11 @@ def assign_splits(source: Source, config: Config, keys: Keys, *, used: Collectio
     if isinstance(split, RandomSplit):
         notes: list[str] = []
         if "split" in source.table.column_names and "split" not in used:
-            told = (
+            note = (
                 "the data has a column `split`, which is not used, since preprocessing.split.type is random; "
                 "to use it, set preprocessing.split: fixed"
             )
-            notes.append(warning(told, topic="rows"))
+            notes.append(warning(note, topic="rows"))
         return split_at_random(len(keys), split.probabilities, seed=seed), notes
     _require_usable(source, split.column, keys)
     texts = _texts(source, split.column, keys)
@@ -87,7 +87,7 @@ def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Code
     codes, unknown = split_as_given(texts)
     problems = [
         Problem(
-            what=f"column `{column}` holds {value!r} in {format_count(len(rows), 'row')}, which is no split",
+            what=f"column `{column}` holds {value!r} in {format_count(len(rows), 'row')}, which is not a split",
             where=source.places(keys[rows].tolist()),
             expected="0, 1, 2 or train, validation, test",
             fix="correct the cells, or name another column in preprocessing.split.column",
@@ -97,7 +97,7 @@ def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Code
     if len(unknown) > 3:
         problems.append(
             Problem(
-                what=f"column `{column}` holds {len(unknown) - 3:,} more values that are no split", where=source.name
+                what=f"column `{column}` holds {len(unknown) - 3:,} more values that are not splits", where=source.name
             )
         )
     for split, ways in spellings(texts).items():
@@ -134,12 +134,12 @@ def check_split(name: str | None) -> Split | None:
 
 
 def split_at_random(num_rows: int, probabilities: Sequence[float], *, seed: int) -> Codes:
-    """Exactly the asked-for share of rows in each split (largest remainder), drawn by the seed."""
+    """Give each split exactly its share of the rows (largest remainder), drawn by the seed."""
     return _dealt(random_order(num_rows, seed, _SPLITTING), probabilities)
 
 
 def split_stratified(classes: Sequence[str], probabilities: Sequence[float], *, seed: int) -> Codes:
-    """The asked-for share of the rows of each class in each split (largest remainder), drawn by the seed."""
+    """Give each split its share of the rows of each class (largest remainder), drawn by the seed."""
     codes: Codes = np.zeros(len(classes), np.int8)
     # Not as a numpy array of text, in which every row would be as wide as the longest.
     class_numbers = pa.array(classes, pa.large_string()).dictionary_encode().indices.to_numpy()
@@ -152,14 +152,14 @@ def split_stratified(classes: Sequence[str], probabilities: Sequence[float], *, 
 
 
 def split_by_hash(texts: Iterable[str], probabilities: Sequence[float]) -> Codes:
-    """A split from each text alone: the same on every machine, for any order and number of rows."""
+    """Choose a split from each text alone: the same on every machine, for any order and number of rows."""
     shares = np.cumsum(np.asarray(probabilities, dtype=np.float64))
     positions = np.fromiter((_digest(text) for text in texts), dtype=np.uint64).astype(np.float64) / 2.0**64
     return np.minimum(np.searchsorted(shares / shares[-1], positions, side="right"), len(SPLITS) - 1).astype(np.int8)
 
 
 def split_as_given(texts: Sequence[str]) -> tuple[Codes, dict[str, list[int]]]:
-    """Return a split from each row's own word for it, and what is no such word, with its rows."""
+    """Return the split that each row names, and the words that name none, with their rows."""
     codes: Codes = np.zeros(len(texts), np.int8)
     unknown: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
@@ -172,12 +172,12 @@ def split_as_given(texts: Sequence[str]) -> tuple[Codes, dict[str, list[int]]]:
 
 
 def sample(num_rows: int, size: int, *, seed: int) -> npt.NDArray[np.int64]:
-    """`size` of the rows, drawn by the seed, in their order."""
+    """Draw `size` of the rows by the seed, and return them in their order."""
     return np.sort(random_order(num_rows, seed, _SAMPLING)[:size])
 
 
 def largest_remainder(num_rows: int, probabilities: Sequence[float]) -> list[int]:
-    """Whole numbers that sum to `num_rows`, each as near to its share as can be."""
+    """Return whole numbers that sum to `num_rows`, each as near to its share as can be."""
     shares = np.asarray(probabilities, dtype=np.float64)
     exact = num_rows * shares / shares.sum()
     counts = np.floor(exact + 1e-9).astype(np.int64)

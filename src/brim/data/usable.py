@@ -22,20 +22,20 @@ INPUT, OUTPUT = "input_features[0]", "output_features[0]"
 
 
 def most_unasked(policy: PreprocessingConfig, num_rows: int) -> int:
-    """Return how many of the rows are left out at most where nobody says what becomes of them."""
+    """Return how many of the rows `auto` leaves out at most."""
     return int(policy.max_dropped_fraction * num_rows + 1e-9)  # 0.29 × 100 is 29
 
 
 def leaving_none_unasked(policy: PreprocessingConfig) -> PreprocessingConfig:
-    """Return the policies where every row is asked for, as those of a prediction are: a few bad ones are an error."""
+    """Return the policies for a prediction, which has to answer every row: under `auto`, any bad row is an error."""
     return policy.model_copy(update={"on_bad_row": "error"}) if policy.on_bad_row == "auto" else policy
 
 
 def usable(source: Source, columns: Sequence[str], policy: PreprocessingConfig) -> Source:
-    """The source, with all of its rows and those that cannot be used among its faults; again, it changes nothing.
+    """Return the source with all of its rows; those that cannot be used are among its faults. Twice is as good as once.
 
     Where `on_bad_row` is `drop`, a row whose value in one of these columns is of another type than most is faulty, too;
-    where it is `error`, such a column is an error of who uses it (see columns.py). `auto` is `drop` where such rows are
+    where it is `error`, using such a column is an error (see columns.py). `auto` is `drop` where such rows are
     few, else `error`.
     Raises DataError: under `error` for any faulty row, under `drop` when more than half are faulty.
     """
@@ -51,7 +51,7 @@ def usable(source: Source, columns: Sequence[str], policy: PreprocessingConfig) 
 
 
 def wanted_columns(config: Config, *, with_answers: bool) -> dict[str, str]:
-    """The columns that a configuration reads, each with the key that names it; but for that of the split."""
+    """Return the columns that a configuration reads, each with the key that names it; the split's is left out."""
     if config.chat is not None:
         return {config.chat.messages: "chat.messages"} | (
             {} if config.chat.tools is None else {config.chat.tools: "chat.tools"}
@@ -68,7 +68,7 @@ def wanted_columns(config: Config, *, with_answers: bool) -> dict[str, str]:
 def data_problems(
     config: Config, source: Source, *, with_answers: bool, only: str | None = None, faulty: Sequence[KeyPath] = ()
 ) -> list[Problem]:
-    """All that is wrong with the columns and rows that a configuration asks for, whatever is found first.
+    """List all that is wrong with the columns and rows that a configuration asks for, not only what is found first.
 
     only: the split that is looked at, or "full" for all rows without splits.
     faulty: keys of the configuration that are wrong themselves, so that what they ask for is not known.
@@ -97,7 +97,7 @@ def data_problems(
 
 
 def _cells(source: Source, columns: Sequence[str], policy: PreprocessingConfig) -> Source:
-    """The source as it would be used, whatever else is wrong with its rows."""
+    """Return the source as it would be used, whatever else is wrong with its rows."""
     try:
         return usable(source, columns, policy)
     except DataError:
@@ -119,7 +119,7 @@ def _touches(keys: Sequence[KeyPath], faulty: Sequence[KeyPath]) -> bool:
 
 
 def _columns(config: Config, wanted: dict[str, str], there: Sequence[str]) -> list[Column]:
-    """The columns whose cells are read, with their features' rules."""
+    """Return the columns whose cells are read, with their features' rules."""
     target = config.output_features[0]
     answers = [name for name in there if wanted[name] == OUTPUT]
     return [
@@ -130,7 +130,7 @@ def _columns(config: Config, wanted: dict[str, str], there: Sequence[str]) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column that is read: for which feature, and what happens where it is empty."""
+    """Describe a column that is read: for which feature, and what happens where it is empty."""
 
     name: str
     feature: str  # INPUT or OUTPUT
@@ -140,7 +140,7 @@ class Column:
 
 
 def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
-    """A column under its feature's rule for missing cells."""
+    """Return a column under its feature's rule for missing cells."""
     return Column(
         is_label=is_label,
         name=name,
@@ -151,7 +151,7 @@ def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing, *, 
 
 
 def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
-    """The columns that a prompt reads, each under the rule of its input feature, or of the first where it has none."""
+    """Return a prompt's columns, each under the rule of its input feature, or of the first where it has none."""
     numbers = {feature.column_name: number for number, feature in enumerate(config.input_features)}
     return tuple(
         column_for(name, f"input_features[{number}]", config.input_features[number].preprocessing)
@@ -161,7 +161,7 @@ def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def answer_column(target: OutputFeature, name: str) -> Column:
-    """The answer's column under the rule of its feature."""
+    """Return the answer's column under the rule of its feature."""
     return column_for(name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
 
 

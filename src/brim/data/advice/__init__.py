@@ -1,4 +1,4 @@
-"""Advise on a data set: find what tends to spoil fine-tuning in its texts and lengths. It never stops a run."""
+"""Find what tends to spoil fine-tuning in a data set's texts and lengths. Advice never stops a run."""
 
 from brim.lazy import lazy_names
 

@@ -33,7 +33,7 @@ _LONG_ANSWER_CHARACTERS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Arrays with one entry a row, rows ascending by key.
+    """Hold facts of rows as arrays with one entry a row, rows ascending by key.
 
     A text is known by Python's own hash of it, 64 bits with a secret seed: among a million different texts two have
     the same with a probability of 3e-8.
@@ -54,13 +54,13 @@ class Facts:
         return len(self.keys)
 
     def of(self, keys: Integers) -> Facts:
-        """Return those of the rows with these keys."""
+        """Return the facts of the rows with these keys."""
         at = np.searchsorted(self.keys, np.sort(keys))
         return Facts(**{field.name: getattr(self, field.name)[at] for field in fields(self)})
 
 
 class Watcher:
-    """Takes the facts of texts as they pass by, batch by batch."""
+    """Take the facts of texts as they pass by, batch by batch."""
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.has_answers = False
@@ -79,7 +79,7 @@ class Watcher:
             self._keep_samples(texts, part)
 
     def facts(self) -> Facts:
-        """Return those of all texts that have passed."""
+        """Return the facts of all texts that have passed."""
         parts = self._parts or [_facts_of(Texts(keys=np.zeros(0, np.int64), prompts=[], answers=[]), None, "")]
         names = [field.name for field in fields(Facts)]
         whole = Facts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
@@ -153,7 +153,7 @@ def are_broken(texts: Sequence[str]) -> Flags:
 _END_SIGNS = ("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<eos>", "[EOS]")
 
 
-_LONG_CHARACTERS = 40  # a last line of this length is no word, no number and no item of a list
+_LONG_CHARACTERS = 40  # a longer last line is not just a word, a number or an item of a list
 
 
 _SENTENCE_ENDS = tuple(".!?…。！？")
@@ -163,7 +163,7 @@ _CLOSERS = "\"'”’»)]}*_`"  # may stand behind the end of a sentence
 
 
 class AnswerEnds(IntFlag):
-    """How an answer ends, as bits."""
+    """Say how an answer ends, as bits."""
 
     LONG = 1  # its last line is long
     SENTENCE = 2  # LONG, and ends as a sentence does
@@ -216,7 +216,7 @@ _CONSTANT_SHARE = 0.9  # of the rows have the same ending, which then marks the 
 
 
 class PromptEnds(IntFlag):
-    """How a prompt ends, as bits."""
+    """Say how a prompt ends, as bits."""
 
     OPEN = 1  # in a word, a number or a comma, and not as the other prompts do
     GLUED = 2  # OPEN, and the answer goes on without a space
@@ -225,16 +225,16 @@ class PromptEnds(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantEdges:
-    """What nearly all prompts end in, and nearly all answers begin with; empty where there is no such thing."""
+    """Hold what nearly all prompts end in, and nearly all answers begin with; empty where there is no such text."""
 
     prompt_end: str = ""
     answer_start: str = ""
 
 
 def constant_edges(prompts: Sequence[str], answers: Sequence[str]) -> ConstantEdges:
-    """Find them in some rows, which need be no sample: what is constant is constant everywhere.
+    """Find constant edges in some rows, which need not be a sample: what is constant is constant everywhere.
 
-    An answer's start counts where it begins with a line break or a sign; words are its text.
+    The start of answers counts where it begins with a line break or a sign; a word would be part of the text.
     """
     start = _constant([answer[: max(_EDGE_CHARACTERS)] for answer in answers], at_end=False)
     return ConstantEdges(

@@ -82,7 +82,7 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finding:
-    """Advice about some rows, or about a whole split where `rows` is empty."""
+    """Hold advice about some rows, or about a whole split where `rows` is empty."""
 
     kind: str  # of ADVICE
     what: str
@@ -94,11 +94,11 @@ class Finding:
 
     @property
     def num_places(self) -> int:
-        """Rows that have a place of their own: all but those that others repeat."""
+        """Count the rows that have a place of their own: all but those that others repeat."""
         return len(self.rows) if self.like is None else int(np.count_nonzero(self.rows != self.like))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for --json."""
+        """Return the finding as --json prints it."""
         return {
             "kind": self.kind,
             "what": self.what,
@@ -118,7 +118,7 @@ def finding(kind: str, what: str, rows: Integers, like: Integers | None = None, 
 
 
 def in_order(findings: list[Finding], source: Source) -> tuple[Finding, ...]:
-    """Return the most important first, each with the places of its first rows."""
+    """Sort findings, the most important first, and give each the places of its first rows."""
     kinds = list(ADVICE)
     ordered = sorted(findings, key=lambda each: kinds.index(each.kind))
     return tuple(replace(each, places=_places(each, source)) for each in ordered)
@@ -150,7 +150,7 @@ _WIDE_SPREAD = 8  # times the shortest length: beyond it, each bin is twice as w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """How many rows have a length from `first` to `last`, both included."""
+    """Count the rows whose length is `first` to `last`, both included."""
 
     first: int
     last: int
@@ -170,13 +170,13 @@ def histogram(lengths: Integers) -> tuple[Bin, ...]:
 
 
 def _doubling(shortest: int, longest: int) -> list[int]:
-    """… 129, 257, 513: starts of bins that end at powers of two; the first takes all that is shorter."""
+    """Return the starts of bins that end at powers of two (129, 257, 513); the first takes all that is shorter."""
     starts = [2**exponent + 1 for exponent in range(longest.bit_length()) if shortest < 2**exponent + 1 <= longest]
     return [shortest, *starts[1 - _MOST_BINS :]]
 
 
 def _even(shortest: int, longest: int) -> list[int]:
-    """Starts of equally wide bins, of the smallest of the widths 1, 2, 5, 10, 20, 50, … that make few enough."""
+    """Return the starts of equally wide bins, of the smallest width 1, 2, 5, 10, 20, … that makes few enough."""
     widths = (digit * 10**exponent for exponent in count() for digit in (1, 2, 5))
     width = next(width for width in widths if longest // width - shortest // width < _MOST_BINS)
     return list(range(shortest // width * width, longest + 1, width))
@@ -184,7 +184,7 @@ def _even(shortest: int, longest: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slip:
-    """A label of a few rows that is probably another's, of many rows, by a slip of the keyboard."""
+    """Hold a label of a few rows that is probably a misspelling of another, of many rows."""
 
     label: str
     meant: str

@@ -17,7 +17,7 @@ from brim.data.tokens import TokenRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What one limit cuts. Lengths are in tokens, before that cut."""
+    """Describe what one limit cuts. Lengths are in tokens, before that cut."""
 
     event: str  # cut_prompt, cut_answer or cut_joined, as in the ledger
     limit_tokens: int
@@ -60,7 +60,7 @@ def look_at_cuts(
 def _lengths_before(
     splits: list[TokenRows], by_event: Mapping[str, Mapping[int, Entry]], has_answers: bool
 ) -> dict[str, Integers]:
-    """Return by event the length of every row before that cut, those that are gone behind the others."""
+    """Return by event the length of every row before that cut, those of rows that were dropped behind the others."""
     cut = {
         event: {key: entry.tokens_before or 0 for key, entry in entries.items()} for event, entries in by_event.items()
     }
@@ -76,7 +76,7 @@ def _lengths_before(
 def _before(rows: TokenRows, cut: Mapping[str, Mapping[int, int]], has_answers: bool) -> dict[str, Integers]:
     joined = _replaced(rows.lengths, rows.keys, cut["cut_joined"])
     prompt = rows.num_prompt_tokens
-    answer = np.maximum(joined - prompt - has_answers, 0)  # EOS is no part of the answer's own length
+    answer = np.maximum(joined - prompt - has_answers, 0)  # EOS is not part of the answer's own length
     return {
         "cut_prompt": _replaced(prompt, rows.keys, cut["cut_prompt"]),
         "cut_answer": _replaced(answer, rows.keys, cut["cut_answer"]),

@@ -24,13 +24,13 @@ from brim.units import format_count
 _MOST = 0.5  # of the rows; more are what the data is about
 
 
-_WORTH_TELLING = 0.1  # of the rows; a few odd ones are no missing separator
+_WORTH_REPORTING = 0.1  # of the rows; a few odd ones do not mean that a separator is missing
 
 
 _LOOSE_SHARE = 0.001
 
 
-_FEW_ROWS = 10  # below this, a text in half of the rows is no news
+_FEW_ROWS = 10  # below this, a text in half of the rows says little
 
 
 _ENOUGH_ROWS = 30  # to measure by
@@ -48,7 +48,7 @@ def advise(
     encoder: TextEncoder,
     slips: Sequence[Slip] = (),
 ) -> list[Finding]:
-    """Return what the texts tell that passed the watcher, of the rows that are in a split.
+    """Return advice on the texts that passed the watcher, for the rows that are in a split.
 
     Repetition is looked for within train (within all rows where they are not split), leakage between splits, and the
     form of the texts in all rows. slips: labels that are probably misspelt.
@@ -85,8 +85,8 @@ def broken_characters(facts: Facts) -> Iterator[Finding]:
     """Find rows with characters that nobody typed."""
     rows = facts.keys[facts.broken]
     if len(rows):
-        told = share(len(rows), len(facts))
-        what = f"{told} hold characters that nobody typed (\ufffd, Ã© for é, control codes)"
+        shown = share(len(rows), len(facts))
+        what = f"{shown} hold characters that nobody typed (\ufffd, Ã© for é, control codes)"
         yield finding("broken_characters", what, rows)
 
 
@@ -102,7 +102,7 @@ def answer_in_prompt(facts: Facts) -> Iterator[Finding]:
 
 
 def small_split(num_rows: Mapping[str, int]) -> Iterator[Finding]:
-    """Find validation and test with a few rows. num_rows: of each split; none at all is told elsewhere.
+    """Find validation and test with a few rows. num_rows: of each split; an empty split is reported elsewhere.
 
     The uncertainty of a share of n rows is at most 0.98 / sqrt(n), at 95% confidence.
     """
@@ -137,8 +137,8 @@ def different_answers(facts: Facts) -> Iterator[Finding]:
         yield finding("different_answers", what, rows, like)
     if loose.sum() >= max(2, _LOOSE_SHARE * len(facts)):
         rows, like = _side_by_side(facts.keys[loose], facts.loose_prompt[loose])
-        told = share(len(rows), len(facts))
-        what = f"{told} differ from another's prompt in case or spacing alone and are answered differently"
+        shown = share(len(rows), len(facts))
+        what = f"{shown} differ from another's prompt in case or spacing alone and are answered differently"
         yield finding("nearly_the_same", what, rows, like)
 
 
@@ -172,11 +172,11 @@ def leakage(by_split: Mapping[str, Facts], *, fix: Callable[[], str]) -> Iterato
     leaks = sorted((leak for leak in leaks if leak.known.any()), key=lambda leak: -leak.known.mean())
     if leaks:
         rows, like = (np.concatenate(each) for each in zip(*(leak.rows for leak in leaks), strict=True))
-        yield finding("leakage", "; ".join(leak.told for leak in leaks), rows, like, fix=fix())
+        yield finding("leakage", "; ".join(leak.what for leak in leaks), rows, like, fix=fix())
 
 
 class _Leak:
-    """What of a split is in train."""
+    """Find the rows of a split that are in train, too."""
 
     def __init__(self, name: str, split: Facts, train: Facts) -> None:
         pairs, train_pairs = _pair_hashes(split), _pair_hashes(train)
@@ -189,7 +189,7 @@ class _Leak:
         self.rows = split.keys[self.known], np.where(whole, by_pair, by_prompt)[self.known]
         known = share(int(self.known.sum()), len(split), f"{name} rows")
         with_answer = f" ({int(whole.sum()):,} with the same answer)" if whole.any() else ""
-        self.told = f"{known} have a prompt that stands in train{with_answer}"
+        self.what = f"{known} have a prompt that stands in train{with_answer}"
 
 
 def _first_like(values: Integers, among: Integers, keys: Integers) -> Integers:
@@ -212,7 +212,7 @@ def _says_nothing(facts: Facts) -> Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Groups:
-    """Equal values: for each entry, the first entry of its group and the group's size."""
+    """Group equal values: for each entry, hold the first entry of its group and the group's size."""
 
     first: Integers
     sizes: Integers
@@ -244,8 +244,8 @@ def _against_leakage(config: Config, source: Source) -> str:
     take_out = f"take these rows out ({BY_ROWS})"
     if config.chat is not None or isinstance(split, HashSplit):
         return take_out
-    anew = f"set preprocessing.split: {{type: hash, column: {_column_to_hash(config, source)}}}"
-    return f"{take_out}, or {anew}" if isinstance(split, FixedSplit) else anew
+    by_hash = f"set preprocessing.split: {{type: hash, column: {_column_to_hash(config, source)}}}"
+    return f"{take_out}, or {by_hash}" if isinstance(split, FixedSplit) else by_hash
 
 
 def _column_to_hash(config: Config, source: Source) -> str:
@@ -272,11 +272,11 @@ def no_separator(facts: Facts, config: Config) -> Iterator[Finding]:
     """Find prompts that end in the middle of their text, with nothing between it and the answer."""
     is_open = _has(facts.prompt_ends, PromptEnds.OPEN)
     num_open, num_glued = int(is_open.sum()), int(_has(facts.prompt_ends, PromptEnds.GLUED).sum())
-    if num_open < max(2, _WORTH_TELLING * len(facts)):
+    if num_open < max(2, _WORTH_REPORTING * len(facts)):
         return
     glued = f"; in {num_glued:,} not even a space stands between them" if num_glued else ""
-    told = share(num_open, len(facts))
-    what = f"{told} have no separator: the prompt ends in a word, and the answer goes on{glued}"
+    shown = share(num_open, len(facts))
+    what = f"{shown} have no separator: the prompt ends in a word, and the answer goes on{glued}"
     if template_text(config.prompt) is None:
         fix = f'set prompt.template: "{{{config.input_features[0].column_name}}}\\n\\n### Answer:\\n"'
     else:
@@ -288,7 +288,7 @@ def space_at_end(facts: Facts, watcher: Watcher, encoder: TextEncoder, config: C
     """Find prompts that end in a space which the tokenizer would have put into the answer's first word."""
     has_space = _has(facts.prompt_ends, PromptEnds.SPACE)
     samples = watcher.samples if watcher.has_answers else [("a: ", "word")]
-    if has_space.sum() < max(2, _WORTH_TELLING * len(facts)) or not _space_is_a_token(samples, encoder):
+    if has_space.sum() < max(2, _WORTH_REPORTING * len(facts)) or not _space_is_a_token(samples, encoder):
         return
     what = f"{share(int(has_space.sum()), len(facts), 'prompts')} end in a space, a token of its own"
     where = "the prompts" if config.prompt.template is None else "prompt.template"
@@ -354,8 +354,8 @@ def end_in_text(facts: Facts, eos_text: str) -> Iterator[Finding]:
         rows = facts.keys[_has(facts.answer_ends, flag)]
         if len(rows):
             what, why, fix = (text.format(eos=eos_text) for text in texts)
-            told = share(len(rows), len(facts), "answers")
-            yield finding("end_in_text", f"{told} {what}", rows, why=why, fix=fix)
+            shown = share(len(rows), len(facts), "answers")
+            yield finding("end_in_text", f"{shown} {what}", rows, why=why, fix=fix)
 
 
 def cut_at_one_length(facts: Facts) -> Iterator[Finding]:
@@ -373,8 +373,8 @@ def cut_at_one_length(facts: Facts) -> Iterator[Finding]:
         and 2 * num_anywhere > num_cut
         and np.quantile(characters, 0.1) <= 0.8 * longest
     ):
-        told = share(num_cut, len(facts), "answers")
-        what = f"{told} have exactly {longest:,} characters, and none has more: they look cut"
+        shown = share(num_cut, len(facts), "answers")
+        what = f"{shown} have exactly {longest:,} characters, and none has more: they look cut"
         fix = "make the data again without that limit, or take these rows out"
         yield finding("unfinished", what, facts.keys[at_longest], of="", fix=fix)
 

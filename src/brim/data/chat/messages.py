@@ -39,7 +39,7 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Turns with `role` and `content`, and the tools; plain JSON values throughout."""
+    """Hold turns with `role` and `content`, and the tools; all are plain JSON values."""
 
     messages: list[Turn]
     tools: list[Turn] | None  # None where there is none to call
@@ -47,7 +47,7 @@ class Conversation:
 
 
 class BadConversation(Exception):
-    """What is wrong with one row's conversation; the place is the caller's to name."""
+    """Say what is wrong with one row's conversation; the caller adds the place."""
 
     def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -55,7 +55,7 @@ class BadConversation(Exception):
 
 
 def conversation_of(cell: Any, tools: Any = None) -> Conversation:
-    """The conversation of a row's cells: JSON text, or Arrow's lists of structs as Python holds them.
+    """Read a row's cells as a conversation: JSON text, or Arrow's lists of structs as Python holds them.
 
     Keys without a value are dropped, since structs fill absent keys with nulls, and templates write null as "None".
     Raises BadConversation, naming the turn.
@@ -94,7 +94,7 @@ def require_learnable(conversation: Conversation) -> None:
 
 
 def to_be_continued(conversation: Conversation) -> Conversation:
-    """What stands before the assistant's answer, which is left out where the conversation ends with one."""
+    """Return the turns before the assistant's answer; an answer at the end is left out."""
     messages = conversation.messages
     if messages[-1]["role"] == ASSISTANT:
         messages = messages[:-1]
@@ -115,7 +115,7 @@ def _listed(cell: Any, what: str, expected: str) -> list[Any]:
         try:
             cell = DECODER.decode(cell)
         except (ValueError, RecursionError) as error:
-            raise BadConversation(f"{what} is a text that is no JSON ({error})", expected=expected) from None
+            raise BadConversation(f"{what} is a text that is not JSON ({error})", expected=expected) from None
     if not isinstance(cell, list | tuple):
         raise BadConversation(f"{what} is {_kind(cell)}", expected=expected)
     return list(cell)
@@ -147,7 +147,7 @@ def _turn(value: Any, number: int, *, filled: bool) -> Turn:
 def _from_share_gpt(value: Any, number: int, *, filled: bool) -> Turn:
     if not isinstance(value, Mapping) or "from" not in value or "role" in value:
         raise BadConversation(
-            f"turn {number} is written otherwise than those with `from` and `value`",
+            f"turn {number} is not written with `from` and `value`, as other turns are",
             expected="one form in a conversation: role and content in all turns, or from and value",
         )
     role = _SHARE_GPT.get(str(value["from"]))
@@ -178,7 +178,7 @@ def _role(role: Any, number: int) -> str:
 
 
 def _content(content: Any, number: int) -> str:
-    """The text; that of several parts joined, as templates that know parts do."""
+    """Return the text; several parts are joined, as templates that know parts do."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
@@ -211,7 +211,7 @@ _A_CALL = 'a list such as [{"type": "function", "function": {"name": "…", "arg
 
 
 def _call(call: Any, what: str) -> Turn:
-    """A call with its arguments as a mapping: APIs write them as JSON text, which templates would quote once more."""
+    """Return a call with its arguments as a mapping: APIs write them as JSON text, which templates would quote."""
     inner = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise BadConversation(f"{what} hold an entry without a function's name", expected=_A_CALL)
@@ -220,7 +220,7 @@ def _call(call: Any, what: str) -> Turn:
         try:
             arguments = DECODER.decode(arguments or "{}")
         except (ValueError, RecursionError) as error:
-            raise BadConversation(f"{what}: the arguments of {inner['name']} are no JSON ({error})") from None
+            raise BadConversation(f"{what}: the arguments of {inner['name']} are not JSON ({error})") from None
     if not isinstance(arguments, Mapping):
         raise BadConversation(
             f"{what}: the arguments of {inner['name']} are {_kind(arguments)}", expected="an object of names and values"

@@ -41,10 +41,10 @@ TOOLS_COLUMN = "tools"
 
 @dataclass(slots=True, kw_only=True)
 class ChatPrompter:
-    """What a configuration makes of a source's conversations.
+    """Make prompts and answers of a source's conversations, as a configuration says.
 
-    faults: rows that are no conversation, or none that the template writes; they are left out of the texts, and
-    whoever has drawn all texts decides about them.
+    faults: rows that are not conversations, or that the template does not write; they are left out of the texts,
+    and whoever has drawn all texts decides about them.
     """
 
     source: Source
@@ -60,12 +60,12 @@ class ChatPrompter:
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """The names of all columns that are read."""
+        """Return the names of all columns that are read."""
         names = [name for name in (self.messages_column, self.tools_column) if name is not None]
         return tuple(dict.fromkeys(names))
 
     def texts(self, keys: npt.NDArray[np.int64]) -> Iterator[Texts]:
-        """These rows (ascending) in batches, without those that cannot be used."""
+        """Give these rows (ascending) in batches, without those that cannot be used."""
         for batch_keys, block in blocks(self.source.table.select(list(self.used_columns)), keys):
             conversations = block[self.messages_column].to_pylist()
             tools = [None] * len(conversations) if self.tools_column is None else block[self.tools_column].to_pylist()
@@ -75,15 +75,15 @@ class ChatPrompter:
                 yield self._texts(batch_keys[kept], [chat for chat in made if chat is not None])
 
     def notes(self) -> list[str]:
-        """What a person should know of the rows drawn so far."""
+        """Return notes on the rows drawn so far."""
         notes = list(self.standing_notes)
         if self.num_share_gpt:
             rows = format_count(self.num_share_gpt, "row is", "rows are")
             notes.append(f"{rows} in the ShareGPT form (`from`, `value`) and read as role and content")
         if self.renderer.num_without_thoughts:
             rows = format_count(self.renderer.num_without_thoughts, "row")
-            told = f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}"
-            notes.append(warning(told, topic="rows"))
+            note = f"the chat template drops the thoughts (reasoning_content) of the last answer of {rows}"
+            notes.append(warning(note, topic="rows"))
         return notes
 
     def _texts(self, keys: npt.NDArray[np.int64], chats: list[Chat]) -> Texts:
@@ -111,7 +111,7 @@ class ChatPrompter:
 
 
 def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, with_answers: bool) -> ChatPrompter:
-    """The columns are there, as `prompter` has seen. Raises ConfigError or ModelError for an unusable template."""
+    """Make a prompter for columns that `prompter` has found. Raises ConfigError or ModelError for a bad template."""
     tools_column, notes = chat.tools, []
     if tools_column is None and TOOLS_COLUMN in source.table.column_names:
         tools_column = TOOLS_COLUMN
@@ -131,7 +131,7 @@ def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, wit
 
 
 def num_unanswered(source: Source, column: str) -> int:
-    """How many of a column's conversations do not end with the assistant's turn; what is none is left to others."""
+    """Count a column's conversations that do not end with the assistant's turn; other cells do not count."""
     count = 0
     for _, block in blocks(source.table.select([column]), source.usable_rows()):
         for cell in block[column].to_pylist():
@@ -141,13 +141,13 @@ def num_unanswered(source: Source, column: str) -> int:
 
 
 def _reply(conversation: Conversation) -> str | None:
-    """What the last turn says; None where it calls a tool, and need say nothing."""
+    """Return the content of the last turn; None where it calls a tool and needs no content."""
     last = conversation.messages[-1]
     return None if "tool_calls" in last else last.get("content")
 
 
 def chat_template(chat: ChatConfig, encoder: TextEncoder) -> ChatTemplate:
-    """The template that a configuration names, ready to write. Raises ConfigError or ModelError."""
+    """Return the template that a configuration names, ready to write. Raises ConfigError or ModelError."""
     day = today() if chat.date is None else datetime.date.fromisoformat(chat.date)
     texts = read_template(chat.template, encoder.folder)
     return ChatTemplate(texts, special_tokens=encoder.special_tokens, today=day)
@@ -160,7 +160,7 @@ def _never_ends(template: ChatTemplate) -> str:
     )
 
 
-_THOUGHTS = "zqtqz"  # mark of those of the last turn
+_THOUGHTS = "zqtqz"  # marks the thoughts of the last turn
 
 
 _SHOWN = 40  # characters of a text that differs
@@ -174,7 +174,7 @@ _LAST_ALONE = "set chat.supervise: last, which learns the last turn alone"
 
 @dataclass(slots=True, kw_only=True)
 class ConversationRenderer:
-    """A template and what is learned of a conversation."""
+    """Write conversations with a template, and part them into what is learned and what is not."""
 
     template: ChatTemplate
     supervise: Literal["all", "last"]
@@ -182,7 +182,7 @@ class ConversationRenderer:
     thoughts_dropped: dict[Any, bool] = field(default_factory=dict)  # by shape, of conversations that are written whole
 
     def learned(self, conversation: Conversation) -> tuple[Piece, ...]:
-        """The whole text, what is learned apart from the rest; the last piece is the last answer.
+        """Return the whole text in pieces that are learned or not; the last piece is the last answer.
 
         Raises BadConversation: the template refuses the conversation, drops or merges turns, or its texts of a
         beginning and of the whole differ.
@@ -195,7 +195,7 @@ class ConversationRenderer:
         return pieces
 
     def prompt(self, conversation: Conversation) -> tuple[Piece, ...]:
-        """The text up to the beginning of the answer, in the pieces that learning has made of it.
+        """Return the text up to the beginning of the answer, in the same pieces as in training.
 
         Where a turn before it has no place in that text, no row like it was learned, and the text is one piece.
         """
@@ -228,14 +228,14 @@ class ConversationRenderer:
                 )
 
     def _checked_text(self, conversation: Conversation, *, for_answer: bool) -> tuple[str, bool]:
-        """The whole text, and whether the thoughts of the last turn are not in it."""
+        """Return the whole text, and whether the thoughts of the last turn are missing from it."""
         text = self._text(conversation, for_answer=for_answer)
         shape = _shape(conversation, for_answer)
         if shape not in self.thoughts_dropped:
             marked, marks = _marked(conversation)
             try:
                 seen = self.template.render(marked.messages, marked.tools, add_generation_prompt=for_answer)
-            except TemplateFault:  # it reads what the texts say, and marks say nothing to it
+            except TemplateFault:  # it looks into the texts, and trips over marks
                 self._require_unmerged(conversation)
                 return text, False
             self._require_whole(seen, marks)
@@ -244,7 +244,7 @@ class ConversationRenderer:
         return text, self.thoughts_dropped[shape]
 
     def _cut(self, conversation: Conversation, text: str, *, for_answer: bool) -> list[Piece]:
-        """The text in pieces: before each of the assistant's turns, the turn itself, and what is left.
+        """Cut the text into pieces: before each of the assistant's turns, the turn itself, and what is left.
 
         for_answer: the text goes on with the beginning of an answer.
         """
@@ -266,7 +266,7 @@ class ConversationRenderer:
         return pieces
 
     def _length(self, conversation: Conversation, text: str, num_turns: int, *, for_answer: bool) -> int:
-        """How far the text of the first turns reaches in the whole one."""
+        """Return how far the text of the first turns reaches in the whole one."""
         beginning = self._text(conversation, num_turns, for_answer=for_answer)
         if not text.startswith(beginning):
             raise BadConversation(
@@ -359,7 +359,7 @@ class ConversationRenderer:
                     for end in (second, second + 1)
                 )
             except TemplateFault:
-                continue  # only the whole conversation need be to the template's taste
+                continue  # a beginning may be refused; the whole conversation is not
             if not both.rpartition(mark)[2].startswith(alone.rpartition(mark)[2]):
                 raise BadConversation(
                     f"the chat template {self.template.where} merges the turns {second} and {second + 1} "
@@ -373,7 +373,7 @@ _A_CALL = "a tool call of turn"
 
 
 def _part(num_turns: int | None, for_answer: bool) -> str:
-    """The turns that the template was given, in words."""
+    """Name the turns that the template was given."""
     if num_turns is None:
         return "the conversation"
     if num_turns == 0:
@@ -398,7 +398,7 @@ def _differs(num_turns: int, beginning: str, text: str, *, for_answer: bool) -> 
 
 
 def _shape(conversation: Conversation, for_answer: bool) -> Any:
-    """All on which the marked text depends, but for values that templates only copy."""
+    """Return all on which the marked text depends, but for values that templates only copy."""
     turns = tuple(
         (
             turn["role"],
@@ -417,7 +417,7 @@ def _thinks(turn: Turn) -> bool:
 
 
 def _marked(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
-    """The conversation with a mark in place of each text and name, and what each mark stands for."""
+    """Return the conversation with a mark in place of each text and name, and what each mark stands for."""
     marks: dict[str, str] = {}
 
     def mark(what: str) -> str:
@@ -430,7 +430,7 @@ def _marked(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
         changed: Turn = dict(turn)
         if turn.get("content", "").strip():
             changed["content"] = mark(f"turn {number} ({turn['role']})")
-        if _thinks(turn):  # many templates drop those of earlier turns, which is no loss of a turn
+        if _thinks(turn):  # many templates drop those of earlier turns, which loses no turn
             is_last = number == len(conversation.messages)
             changed |= dict.fromkeys(REASONING, _THOUGHTS if is_last else "zq-qz")
         if "tool_calls" in turn:
@@ -444,7 +444,7 @@ def _marked(conversation: Conversation) -> tuple[Conversation, dict[str, str]]:
 
 
 def _renamed(call: Turn, name: str) -> Turn:
-    """A tool or a call under another name."""
+    """Return a tool or a call under another name."""
     if "function" in call:
         return {**call, "function": {**call["function"], "name": name}}
     return {**call, "name": name}

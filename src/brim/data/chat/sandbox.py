@@ -68,7 +68,7 @@ class Overreach(TemplateFault):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with bounds. today: what `strftime_now` tells."""
+    """Run templates in Jinja's sandbox, within bounds. today: the day of `strftime_now`."""
 
     intercepted_binops = _INTERCEPTED
 
@@ -84,7 +84,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(tojson=_tojson, random=_refuse_chance)
 
     def run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-        """The text of one rendering. Raises TemplateFault."""
+        """Render a template once. Raises TemplateFault."""
         self._steps_left = MAX_STEPS
         parts, num_characters = [], 0
         try:
@@ -100,30 +100,30 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def compiled(self, source: str) -> jinja2.Template:
-        """The template of a text. Raises TemplateFault, with the line."""
+        """Return the template of a text. Raises TemplateFault, with the line."""
         with _compiling():
             return self.from_string(source)
 
     def parsed(self, source: str) -> nodes.Template:
-        """The syntax tree of a text. Raises TemplateFault, with the line."""
+        """Parse a text into its syntax tree. Raises TemplateFault, with the line."""
         with _compiling():
             return self.parse(source)
 
     @property
     def step(self) -> None:
-        """One more; a property, since compiled templates read it in a fraction of a call's time."""
+        """Count one more step; a property, since compiled templates read it in a fraction of a call's time."""
         self._steps_left -= 1
         if self._steps_left < 0:
             raise Overreach(f"it does not come to an end within {MAX_STEPS:,} passes of its loops")
 
     def joined(self, *values: Any) -> str:
-        """What `~` makes of its operands."""
+        """Join the operands of `~`."""
         for value in values:
             _require_bounded(value)
         return str(_require_bounded("".join(map(str, values))))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The syntax tree with a step in each loop and macro, and `~` under bounds."""
+        """Parse a text, and put a step into each loop and macro, and `~` under bounds."""
         tree = super()._parse(source, name, filename)
         repeated: tuple[Any, ...] = (nodes.For, nodes.Macro, nodes.CallBlock)
         for node in tree.find_all(repeated):
@@ -149,7 +149,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _bounded_text(super().call(__context, __obj, *args, **kwargs))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        """Jinja's own would print as nothing at all."""
+        """Refuse the attribute; Jinja's own undefined value would be written as nothing at all."""
         raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}, which a template may not")
 
     def _strftime(self, format: str) -> str:
@@ -170,7 +170,7 @@ def _compiling() -> Iterator[None]:
 
 
 class _PassThrough(Extension):
-    """`{% generation %}`, with which some templates mark the assistant's text: what is in it is written, no more."""
+    """Accept `{% generation %}`, with which some templates mark the assistant's text; its contents are just written."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
 
@@ -186,7 +186,7 @@ class _Bounding(jinja2.visitor.NodeTransformer):
 
 
 class _Dict:
-    """`dict(…)` and `dict.fromkeys(…)` without the class itself."""
+    """Offer `dict(…)` and `dict.fromkeys(…)` without the class itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -196,7 +196,7 @@ class _Dict:
 
 
 class _OpenNamespace(Namespace):
-    """A template's own variables, none of them hidden."""
+    """Hold a template's own variables, none of them hidden."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -213,7 +213,7 @@ def _raise(message: str) -> None:
 
 
 def _refuse_chance(*_: Any) -> None:
-    raise Overreach("it draws by chance (the filter `random`), so that no row would be twice the same")
+    raise Overreach("it draws by chance (the filter `random`), so that a row would not be the same text twice")
 
 
 def _tojson(

@@ -23,7 +23,7 @@ from brim.errors import ConfigError, ModelError, Problem
 
 
 def settled_day(chat: ChatConfig | None, encoder: TextEncoder) -> tuple[ChatConfig | None, list[Choice]]:
-    """The section with a day, and the choice that was made, where the template asks for one and none is set.
+    """Set the day where the template asks for one and the section has none; return the choice that was made, too.
 
     Raises ConfigError or ModelError for a template that cannot be used.
     """
@@ -35,7 +35,7 @@ def settled_day(chat: ChatConfig | None, encoder: TextEncoder) -> tuple[ChatConf
 
 
 def today() -> datetime.date:
-    """The day in the place where this runs."""
+    """Return the day in the place where this runs."""
     return datetime.date.today()
 
 
@@ -43,7 +43,7 @@ _QUESTION, _ANSWER, _TOOL, _CALLED = "zq0qz", "zq1qz", "zq2qz", "zq5qz"
 
 
 def _probes(template: ChatTemplate) -> Iterator[tuple[str, str]]:
-    """Texts of short conversations, as far as the template takes them, and the mark at which their answer stands."""
+    """Give texts of short conversations, as far as the template takes them, and the mark of their answer."""
     asked = [{"role": "system", "content": "zq3qz"}, {"role": "user", "content": _QUESTION}]
     call = {"id": "zq4qz4zq4", "type": "function", "function": {"name": _CALLED, "arguments": {}}}
     tool = {"name": _TOOL, "description": _TOOL, "parameters": {"type": "object", "properties": {}}}
@@ -84,21 +84,21 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTexts:
-    """A template as it is written: the one for all rows, or one for rows with tools beside it."""
+    """Hold a template as it is written: one for all rows, or one for rows with tools beside it."""
 
     default: str
     tool_use: str | None  # for conversations with tools; None: the same as for all others
     where: str  # the file, for messages
 
     def as_one(self) -> str:
-        """One text that writes the same: + keeps white space before a tag, and Jinja drops the line feed after one."""
+        """Return one text that writes the same: + keeps blanks before a tag, Jinja drops the line feed after it."""
         if self.tool_use is None:
             return self.default
         for_tools, for_others = (text.removesuffix("\n") for text in (self.tool_use, self.default))  # as Jinja does
         return f"{{% if tools is not none %}}\n{for_tools}{{%+ else %}}\n{for_others}{{%+ endif %}}"
 
     def asks_for_day(self) -> bool:
-        """Whether the text that comes out can depend on the day. Raises ModelError for a text that is no template."""
+        """Return whether the text that comes out can depend on the day. Raises ModelError for a broken template."""
         environment = BoundedEnvironment(today=datetime.date.min)
         try:
             texts = [environment.parsed(text) for text in (self.default, self.tool_use) if text is not None]
@@ -108,9 +108,9 @@ class TemplateTexts:
 
 
 class ChatTemplate:
-    """A template ready to write. special_tokens: the variables bos_token, eos_token and so on.
+    """Write conversations with a template. special_tokens: the variables bos_token, eos_token and so on.
 
-    Raises ModelError for a text that is no template.
+    Raises ModelError for a text that is not a template.
     """
 
     def __init__(self, texts: TemplateTexts, *, special_tokens: Mapping[str, str], today: datetime.date) -> None:
@@ -124,9 +124,9 @@ class ChatTemplate:
             raise ModelError(unusable(texts.where, fault)) from None
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        """The text of a conversation. add_generation_prompt: with the beginning of the assistant's answer.
+        """Write a conversation. add_generation_prompt: with the beginning of the assistant's answer.
 
-        Raises TemplateFault where it does not take this conversation, ModelError where it does what none may.
+        Raises TemplateFault where the template does not take this conversation, ModelError where it does what none may.
         """
         template = self._default if tools is None else self._tool_use
         variables = {
@@ -155,7 +155,7 @@ class ChatTemplate:
 
 
 def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts:
-    """The texts that `chat.template` names, or the tokenizer's own.
+    """Read the texts that `chat.template` names, or the tokenizer's own.
 
     As transformers reads them: chat_template.jinja, else `chat_template` in tokenizer_config.json, which is one text
     or several with names. Raises ConfigError for a file that the user named and that cannot be read, and ModelError for
@@ -178,7 +178,7 @@ def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts
 
 
 def has_template(tokenizer_folder: Path) -> bool:
-    """Whether the tokenizer brings a template that can be used."""
+    """Return whether the tokenizer brings a template that can be used."""
     try:
         read_template(None, tokenizer_folder)
     except ModelError:

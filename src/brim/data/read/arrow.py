@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def read_folder(path: Path) -> Source:
-    """A saved Dataset as it is; a saved DatasetDict as one table with a column `split` (0, 1, 2)."""
+    """Read a saved Dataset as it is, and a saved DatasetDict as one table with a column `split` (0, 1, 2)."""
     if not (path / "state.json").exists() and not (path / "dataset_dict.json").exists():
         raise DataError(
-            what="the folder is no saved data set",
+            what="the folder is not a saved data set",
             where=str(path),
             expected="what `datasets` writes with save_to_disk (state.json or dataset_dict.json)",
             fix=_files_in(path),
@@ -45,13 +45,13 @@ def read_folder(path: Path) -> Source:
             what=f"the saved data set cannot be read: {' '.join(str(error).split())}",
             where=str(path),
             expected="what `datasets` writes with save_to_disk",
-            fix="save it anew with save_to_disk",
+            fix=_FIX,
         ) from None
     return read_dataset(loaded, name=path.name)
 
 
 def read_dataset(dataset: datasets.Dataset | datasets.DatasetDict, *, name: str = "the data set") -> Source:
-    """A Dataset's rows as they are selected; a DatasetDict as one table with a column `split` (0, 1, 2)."""
+    """Read a Dataset's rows as selected, and a DatasetDict as one table with a column `split` (0, 1, 2)."""
     table = _joined(dataset, name) if isinstance(dataset, Mapping) else _table_of_dataset(dataset)
     require_names(table.column_names, name)
     table, faults = without_undecodable(table, name)
@@ -59,7 +59,7 @@ def read_dataset(dataset: datasets.Dataset | datasets.DatasetDict, *, name: str 
 
 
 def _files_in(path: Path) -> str:
-    """What to name instead, by the files that are there."""
+    """Say what to name instead, by the files that are there."""
     endings = sorted({entry.suffix for entry in path.iterdir() if entry.suffix in _ENDINGS})
     if not endings:
         return "name a file in it instead"
@@ -70,7 +70,7 @@ _ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 
 def _joined(parts: Any, name: str) -> pa.Table:
-    """The splits one after the other, with the number of each row's split."""
+    """Join the splits one after the other, with the number of each row's split."""
     problems = _split_problems(list(parts), name)
     tables = []
     for part, dataset in parts.items():
@@ -119,7 +119,7 @@ _BUFFER_BYTES = 2**20  # of each column of a parquet file
 
 
 def read_parquet(path: Path) -> Source:
-    """A parquet file; a row with a text that is no UTF-8 has a fault. Raises DataError where it is damaged or none."""
+    """Read a parquet file; a row with text that is not UTF-8 has a fault. Raises DataError for a damaged file."""
     try:
         table, _ = kept_or(lambda keep_as, _: _read_table(path, keep_as), path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, UnicodeDecodeError) as error:
@@ -153,7 +153,7 @@ def _first_sentence(error: Exception) -> str:
 
 
 def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given columns") -> Source:
-    """A dict of equally long columns. A row with a value that no column can hold has a fault."""
+    """Read a dict of equally long columns. A row with a value that no column can hold has a fault."""
     locate = row_number(name)
     no_lists = [f"`{column}`" for column, values in columns.items() if not _is_list(values)]
     if no_lists:
@@ -174,13 +174,13 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
 
 
 def read_rows(rows: Sequence[Mapping[str, Any]]) -> Source:
-    """A list of dicts, one a row; a column that a row does not have is empty there."""
+    """Read a list of dicts, one a row; a column that a row does not have is empty there."""
     columns = {name: None for row in rows for name in row}
     return read_columns({name: [row.get(name) for row in rows] for name in columns}, name="the given rows")
 
 
 def read_pandas(frame: pd.DataFrame) -> Source:
-    """A pandas frame; its index is not read, its NaN cells are missing."""
+    """Read a pandas frame; its index is not read, and its NaN cells are missing."""
     name = "the data frame"
     names = [str(column) for column in frame.columns]
     require_names(names, name)
@@ -200,7 +200,7 @@ def read_pandas(frame: pd.DataFrame) -> Source:
 
 
 def read_table(table: pa.Table) -> Source:
-    """An Arrow table as it is; dictionary-encoded columns become their values."""
+    """Read an Arrow table as it is; dictionary-encoded columns become their values."""
     require_names(table.column_names, "the table")
     return _source(table, "the table", {})
 
@@ -210,7 +210,7 @@ def _table_of_columns(columns: Sequence[tuple[pa.Field, pa.Array]]) -> pa.Table:
 
 
 def _source(table: pa.Table, name: str, faults: dict[int, Problem]) -> Source:
-    """faults: of rows that Python's values have; those of Arrow's bytes are added."""
+    """Return the source of a table. faults: of Python's values; those of Arrow's bytes are added."""
     table, undecodable = without_undecodable(table.cast(plain(table.schema)), name)
     return source_of(table, name=name, locate=row_number(name), faults={**undecodable, **faults})
 
@@ -224,7 +224,7 @@ def require_names(names: list[str], where: str) -> None:
     strange = [name for name in names if name.startswith("\0") or not is_text(name)]
     if strange:
         listed = ", ".join(f"`{name.encode(errors='backslashreplace').decode()!r}`" for name in strange)
-        raise DataError(what=f"column names that are no text: {listed}", where=where, fix="rename them")
+        raise DataError(what=f"column names that are not text: {listed}", where=where, fix="rename them")
     require_distinct(names, where)
 
 
@@ -234,11 +234,11 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _MOST_BYTES = 32 << 20
 
 
-_FIX = "save it anew with save_to_disk"
+_FIX = "save it again with save_to_disk"
 
 
 def require_plain_folder(path: Path) -> None:
-    """Raise DataError where a file is missing, is none that `datasets` wrote, or names one elsewhere."""
+    """Raise DataError where a file is missing, was not written by `datasets`, or names one elsewhere."""
     if not (path / SPLITS).exists():
         _require_part(path, path.name)
         return
@@ -259,20 +259,20 @@ def _require_part(path: Path, name: str) -> None:
         raise _refused(f"{STATE} does not name Arrow files of this folder", name)
     for file in sorted({str(file) for file in names}):
         if (path / file).is_symlink() or not (path / file).is_file():
-            raise _refused(f"{file} is missing, or no regular file", name)
+            raise _refused(f"{file} is missing, or is not a regular file", name)
 
 
 def _mapping(file: Path, name: str) -> dict[str, Any]:
     try:
         if not file.is_file() or file.stat().st_size > _MOST_BYTES:
-            raise _refused(f"{file.name} is missing, or no regular file of at most {_MOST_BYTES:,} bytes", name)
+            raise _refused(f"{file.name} is missing, or is not a regular file of at most {_MOST_BYTES:,} bytes", name)
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _refused(f"{file.name}: {error}", name) from None
     except RecursionError:
         raise _refused(f"{file.name} is nested too deeply", name) from None
     if not isinstance(value, dict):
-        raise _refused(f"{file.name} holds no mapping", name)
+        raise _refused(f"{file.name} does not hold a mapping", name)
     return value
 
 
@@ -281,7 +281,7 @@ def _is_full(value: Any) -> TypeGuard[list[Any]]:
 
 
 def _is_plain(name: object) -> bool:
-    """Whether it is the name of an entry of the folder itself."""
+    """Return whether this is the name of an entry of the folder itself."""
     return isinstance(name, str) and name not in ("", ".", "..") and "\0" not in name and Path(name).name == name
 
 

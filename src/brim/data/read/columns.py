@@ -65,7 +65,7 @@ _MIXED = pa.struct([("text", pa.string()), ("kind", pa.string())])
 _PROBLEM, _NESTED_WORD = b"brim.problem", b"brim.nested"
 
 
-_MOST_FIELDS = 64  # of an object's type; more are no fields, but keys that differ from row to row
+_MOST_FIELDS = 64  # of an object's type; more are not fields but keys that differ from row to row
 
 
 _MOST_WHOLE, _MOST_WHOLE_AMONG_FRACTIONS = 2**63 - 1, 2**53  # a float holds no more
@@ -78,9 +78,9 @@ def table_of_records(
     keep_as: Path | None = None,
     faults: Mapping[int, Problem],
 ) -> pa.Table:
-    """Return JSON's records as a table: its columns are all keys in order of appearance; a key that lacks is missing.
+    """Return JSON's records as a table: its columns are all keys as they appear; a missing key is a missing cell.
 
-    records: begins anew at each call. faults: of rows that cannot be read, which fill while records are drawn.
+    records: starts over at each call. faults: of rows that cannot be read, which fill while records are drawn.
     When a later batch shows that a column is new or of another type than it seemed, all that is left is looked through,
     and reading starts over once with the types of all, so that a large input needs no second copy.
     """
@@ -116,7 +116,7 @@ def column_of(
 
 
 def require_no_text(values: Iterable[Any]) -> None:
-    """Raise ArrowTypeError for text among bytes, as which Arrow would take it."""
+    """Raise ArrowTypeError for text among bytes, which Arrow would take for bytes."""
     if any(isinstance(value, str) for value in values):
         raise pa.ArrowTypeError("text among bytes")
 
@@ -148,7 +148,7 @@ def nested_word(field: pa.Field) -> str:
 
 
 def without_origin(field: pa.Field) -> pa.Field:
-    """Return the field with nothing said of it but that its text is JSON."""
+    """Return the field without metadata other than that its text is JSON."""
     word = nested_word(field)
     return _nested_field(field.name, word) if word else pa.field(field.name, field.type)
 
@@ -230,12 +230,12 @@ def is_text(text: str) -> bool:
 
 
 class _TypesChanged(Exception):
-    """A later batch needs other types than the first ones have been read with."""
+    """Signal that a later batch needs other types than the first ones have been read with."""
 
 
 @dataclass(slots=True)
 class _Column:
-    """What the values of a column are, as far as they have been seen."""
+    """Hold what the values of a column are, as far as they have been seen."""
 
     first_rows: dict[type, int] = field(default_factory=dict)  # the row of each type's first value
     magnitude: int = -1  # of the largest whole number, counted so that 64 bits hold all below 2**63

@@ -55,17 +55,17 @@ _BATCH_ROWS = 4096  # where rows are parsed one by one
 
 
 def read_csv(path: Path, *, separator: str) -> Source:
-    """Read a delimited text file with a header line. A line that is no row is a row with a fault.
+    """Read a delimited text file with a header line. A line that cannot be read as a row is a row with a fault.
 
     separator: the sign between fields that the ending says; the file may show another, which is noted.
-    Raises DataError where the file is of another kind, or where it cannot be told which lines are rows.
+    Raises DataError where the file is of another kind, or where it is uncertain which lines are rows.
     """
     form = csv_form(path, usual=separator)
     header = read_header(path, form)
     table, faults = kept_or(partial(_read_table, path, header, form), path)
     source = source_of(table, name=path.name, locate=_locator(path, form), faults=faults)
     if form.is_utf8 and is_majority(source.faults, table.num_rows):
-        require_utf8(path)  # tells best why nothing can be read
+        require_utf8(path)  # explains best why nothing can be read
     notes = (
         *notes_on_form(path, form, usual=separator),
         *_notes_on_unnamed(header, source),
@@ -116,7 +116,7 @@ def _read_table(path: Path, header: Header, form: CsvForm, keep_as: Path, faults
 
 
 class _OpenQuote(Exception):
-    """A quote that is never closed has swallowed the rest of the file, of which Arrow's parser says nothing."""
+    """Signal that an unclosed quote has swallowed the rest of the file, which Arrow's parser does not report."""
 
 
 def _parsed_batches(path: Path, header: Header, form: CsvForm, block_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -189,7 +189,7 @@ def _locator(path: Path, form: CsvForm) -> Callable[[int], str]:
     def lines() -> Sequence[int]:
         return array("q", (record.line for record in _records(path, form)))
 
-    return lambda row: f"{path.name}:{lines()[row + 1]}"  # the header is no row
+    return lambda row: f"{path.name}:{lines()[row + 1]}"  # the header is not a row
 
 
 _WITH_COMMA = r"^-?[0-9]+,[0-9]+$"
@@ -209,14 +209,14 @@ class ColumnKind(Enum):
     TEXT = 5
 
     def field(self, name: str) -> pa.Field:
-        """A column of this kind."""
+        """Return a column of this kind."""
         types = {ColumnKind.WHOLE: pa.int64(), ColumnKind.NUMBER: pa.float64()}
         metadata = {DECIMAL_COMMA: b""} if self is ColumnKind.WITH_COMMAS else None
         return pa.field(name, types.get(self, pa.string()), metadata=metadata)
 
 
 def refine(kind: ColumnKind, cells: pa.Array, *, decimal_commas: bool = False) -> ColumnKind:
-    """Return what the column is, knowing also these cells (text; missing in rows that cannot be read)."""
+    """Return the kind of a column that holds these cells, too (text; missing in rows that cannot be read)."""
     if kind is ColumnKind.TEXT:
         return kind
     cells = cells.drop_null()
@@ -266,7 +266,7 @@ _NEVER_ENDS = "unexpected end of data"  # as the csv module says it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvRecord:
-    """The cells that stand between two line ends."""
+    """Hold the cells that stand between two line ends."""
 
     line: int  # 1-based, on which it begins
     cells: list[str]
@@ -275,7 +275,7 @@ class CsvRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The column names of a csv file."""
+    """Hold the column names of a csv file."""
 
     written: list[str]  # as the file has them
     names: list[str]  # the same, with one for each column that has none
@@ -290,7 +290,7 @@ class Header:
 def read_header(path: Path, form: CsvForm) -> Header:
     """Read the column names; one that is blank becomes `Unnamed: 3`, as pandas calls the fourth column.
 
-    Raises DataError when there are none, one stands twice or one is no text.
+    Raises DataError when there are none, one stands twice or one is not text.
     """
     header = next(_records(path, form), None)
     if header is None:
@@ -348,7 +348,7 @@ def ends_in_open_quote(path: Path, form: CsvForm) -> bool:
 
 
 def _records(path: Path, form: CsvForm) -> Iterator[CsvRecord]:
-    """Give each record, read as Arrow's parser reads it; empty lines are no records."""
+    """Give each record, read as Arrow's parser reads it; empty lines are skipped."""
     seen: list[str] = []
 
     def lines() -> Iterator[str]:
@@ -370,7 +370,7 @@ def _records(path: Path, form: CsvForm) -> Iterator[CsvRecord]:
 
 
 def _strict_error(record: CsvRecord, form: CsvForm) -> str | None:
-    """Return what a parser that forgives nothing says of a record."""
+    """Return the error that a strict parser finds in a record."""
     with long_fields():
         try:
             list(csv.reader([record.text], delimiter=form.separator, strict=True))
@@ -382,7 +382,7 @@ def _strict_error(record: CsvRecord, form: CsvForm) -> str | None:
 def _quote_problem(path: Path, record: CsvRecord, form: CsvForm) -> Problem | None:
     """Return what is wrong with a record's quotes.
 
-    Raises DataError where the record runs over several lines: which of them are rows of their own cannot be told.
+    Raises DataError where the record runs over several lines: which of them are rows of their own is uncertain.
     """
     error = _strict_error(record, form)
     if error is None:
@@ -426,11 +426,11 @@ def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
     shown = ", ".join(f"{source.locate(row)} ({num_lines:,} of them)" for row, num_lines in found[:MAX_PLACES])
     more = f" and {len(found) - MAX_PLACES:,} more" if len(found) > MAX_PLACES else ""
     cells = format_count(len(found), "cell holds", "cells hold")
-    told = (
+    note = (
         f"{cells} lines that look like rows of their own: "
         f'{shown}{more}; look whether a " was left open there: the next one closes it, and all between is one cell'
     )
-    return [warning(told, topic="rows")]
+    return [warning(note, topic="rows")]
 
 
 def _swallowed(table: pa.Table, delimiter: str) -> Iterator[tuple[int, int]]:

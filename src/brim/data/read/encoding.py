@@ -1,7 +1,7 @@
 """Find out how the bytes of a text file are to be read, and name the place of what is not UTF-8.
 
 Text files are UTF-8, except that csv in Windows-1252, and csv that begins with a byte order mark, is read, too. Arrow
-takes texts with other bytes unseen, and whoever reads such a cell would fail.
+takes texts with other bytes unchecked, and reading such a cell would fail.
 
 The form of a csv file is its encoding, its separator, and a first line that names the separator. Spreadsheets write
 what the country is used to: `;` where a comma stands within numbers, Windows-1252 for umlauts, UTF-16 for "Unicode
@@ -35,13 +35,13 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _RECORDS = 20  # that are looked at
 
 
-_SEPARATOR_CHARACTERS = 2**18  # that they are looked for in
+_SEPARATOR_CHARACTERS = 2**18  # among which they are looked for
 
 
 _MOST = 0.5  # more than this share of them
 
 
-_SEP_LINE = re.compile(r'"?sep=(?P<sign>[!-~\t])"?(?:\r\n?|\n|\Z)', re.IGNORECASE)  # Excel's own way of saying it
+_SEP_LINE = re.compile(r'"?sep=(?P<sign>[!-~\t])"?(?:\r\n?|\n|\Z)', re.IGNORECASE)  # as Excel writes it
 
 
 _NO_SEPARATORS = re.compile(r'[\w"]')
@@ -52,7 +52,7 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvForm:
-    """How a csv file is to be read."""
+    """Describe how a csv file is to be read."""
 
     separator: str
     encoding: str = "utf-8"  # in the name that Python knows
@@ -64,28 +64,28 @@ class CsvForm:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the file's first bytes say its encoding."""
+        """Return whether the file's first bytes mark its encoding."""
         return self.encoding.startswith("utf-") and not self.is_utf8
 
     @property
     def has_decimal_commas(self) -> bool:
-        """Whether a comma within a cell may be the point of a number: where commas separate fields, it may not."""
+        """Return whether a comma within a cell may be a decimal comma: where commas separate fields, it may not."""
         return self.separator != ","
 
 
 def csv_form(path: Path, *, usual: str) -> CsvForm:
-    """How the file is to be read, by its beginning. usual: the sign between fields that its ending says."""
+    """Find out from a file's beginning how it is to be read. usual: the sign between fields that its ending implies."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     encoding = encoding_of(head)
     text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
-    if (said := _SEP_LINE.match(text)) is not None and not _NO_SEPARATORS.match(said["sign"]):
-        return CsvForm(separator=said["sign"], encoding=encoding, num_lines_before=1)
+    if (named := _SEP_LINE.match(text)) is not None and not _NO_SEPARATORS.match(named["sign"]):
+        return CsvForm(separator=named["sign"], encoding=encoding, num_lines_before=1)
     return CsvForm(separator=_separator(text, usual), encoding=encoding)
 
 
 def notes_on_form(path: Path, form: CsvForm, *, usual: str) -> list[str]:
-    """A note where the file is of another form than its ending says, with what to do where that is wrong."""
+    """Return a note where the file has another form than its ending implies, with what to do where that is wrong."""
     name, new = (path.name, f"{path.stem}-utf8{path.suffix}")
     if not _PLAIN_NAME.fullmatch(path.name):  # a name is part of a command only where no shell reads more into it
         name, new = "FILE", "NEW_FILE"
@@ -106,7 +106,7 @@ _SHOWN = {"cp1252": "Windows-1252", "utf-16": "UTF-16", "utf-32": "UTF-32"}
 
 
 def _separator(text: str, usual: str) -> str:
-    """The usual one, unless another sign cuts header and rows into equally many fields where the usual one does not."""
+    """Return the usual sign, unless another cuts header and rows into equally many fields and the usual does not."""
     others = [sign for sign in _SEPARATORS if sign != usual]
     own, *scores = [_score(text, sign) for sign in (usual, *others)]
     share, num_fields = max(scores)
@@ -117,7 +117,7 @@ def _separator(text: str, usual: str) -> str:
 
 
 def _score(text: str, sign: str) -> tuple[float, int]:
-    """The share of the first rows that have as many fields as the header, and how many; nothing for a single one."""
+    """Return the share of the first rows with as many fields as the header, and how many; zeros for a single field."""
     lines = io.StringIO(text[:_SEPARATOR_CHARACTERS].replace("\0", ""), newline="")
     with long_fields():
         records = [cells for cells in islice(csv.reader(lines, delimiter=sign), _RECORDS) if cells]
@@ -131,7 +131,7 @@ def _score(text: str, sign: str) -> tuple[float, int]:
 
 @contextmanager
 def long_fields() -> Iterator[None]:
-    """Cells may be of any length; the csv module's limit is the whole process's, so it is put back."""
+    """Allow cells of any length; the csv module's limit is the whole process's, so it is put back."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -140,7 +140,7 @@ def long_fields() -> Iterator[None]:
 
 
 def without_undecodable(table: pa.Table, name: str) -> tuple[pa.Table, dict[int, Problem]]:
-    """The table with such cells missing, and why their rows cannot be read.
+    """Return the table with cells that are not UTF-8 missing, and why their rows cannot be read.
 
     name: of the source. Raises DataError for a column that is damaged otherwise.
     """
@@ -164,7 +164,7 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 
 def _is_valid(column: pa.ChunkedArray | pa.Array, column_name: str, name: str) -> bool:
-    """Whether all of its text is UTF-8. Raises DataError where it is not even certain where its texts begin and end."""
+    """Return whether all text of a column is UTF-8. Raises DataError where its offsets are damaged."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -177,7 +177,7 @@ def _is_valid(column: pa.ChunkedArray | pa.Array, column_name: str, name: str) -
 
 
 def _undecodable(column: pa.ChunkedArray, column_name: str, name: str) -> npt.NDArray[np.int64]:
-    """The rows that cannot be decoded."""
+    """Return the rows that cannot be decoded."""
     rows: list[int] = []
     first_row = 0
     for chunk in column.chunks:
@@ -228,7 +228,7 @@ ESCAPED_NUL = "\udc00"  # stands for a NUL in a text that is parsed by what does
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadByte:
-    """A byte that is no UTF-8 text."""
+    """Hold a byte that is not UTF-8 text."""
 
     value: int
     position: int  # 0-based, in the file
@@ -236,7 +236,7 @@ class BadByte:
 
 
 def first_bad_byte(path: Path, encoding: str = "utf-8") -> BadByte | None:
-    """Where a file stops being text (a NUL is none) in UTF-8 or an encoding of one byte; None where all of it is."""
+    """Find where a file stops being text (NUL is not text) in UTF-8 or a one-byte encoding; None where all is text."""
     decoder = codecs.getincrementaldecoder(encoding)()
     position, line = 0, 1  # of the block's first byte
     with path.open("rb") as file:
@@ -264,7 +264,7 @@ def require_utf8(path: Path) -> None:
 
 
 def require_marked(path: Path, encoding: str) -> None:
-    """Raise DataError, with the line, where a file in UTF-16 or UTF-32 stops being text (a NUL is none)."""
+    """Raise DataError, with the line, where a file in UTF-16 or UTF-32 stops being text (NUL is not text)."""
     line, bad = 1, ""
     with path.open("rb") as file:
         order = "-le" if file.read(1) == b"\xff" else "-be"
@@ -281,7 +281,7 @@ def require_marked(path: Path, encoding: str) -> None:
             line, bad = line + before.count("\n"), "byte 0x00 (NUL)" if nul else bad
     if bad:
         raise DataError(
-            what=f"this is no {encoding.upper()} text, as which the file begins: {bad}",
+            what=f"this is not {encoding.upper()} text, as which the file begins: {bad}",
             where=f"{path.name}:{line}",
             expected=f"a whole text file in UTF-8 or {encoding.upper()}",
             fix="save it as UTF-8 in the program that wrote it",
@@ -289,28 +289,28 @@ def require_marked(path: Path, encoding: str) -> None:
 
 
 class UndecodableText:
-    """What is told of the bytes of one file that are no text in UTF-8, or in the encoding in which it is read."""
+    """Describe the bytes of one file that are not text in UTF-8, or in the encoding in which it is read."""
 
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
         self._path, self._read_as = path, encoding
 
     def problem(self, byte: int) -> Problem:
-        """The problem of a row that holds this byte; its place is for others to fill in."""
+        """Return the problem of a row that holds this byte, without its place."""
         if byte == 0 and not self._encoding.startswith("UTF-"):
-            return Problem(what="byte 0x00 (NUL) is no text", expected="a text file in UTF-8", fix="remove it")
+            return Problem(what="byte 0x00 (NUL) is not text", expected="a text file in UTF-8", fix="remove it")
         if self._read_as != "utf-8":
-            what = f"byte 0x{byte:02X} is no Windows-1252 text, as which the file is read"
+            what = f"byte 0x{byte:02X} is not Windows-1252 text, as which the file is read"
             fix = "save the file as UTF-8 in the program that wrote it"
             return Problem(what=what, expected="a text file in UTF-8 or Windows-1252", fix=fix)
         return self.named(f"byte 0x{byte:02X}", where="")
 
     def problem_in(self, text: str) -> Problem | None:
-        """The problem of the first byte that was carried through decoding by `errors="surrogateescape"`."""
+        """Return the problem of the first byte that was carried through decoding by `errors="surrogateescape"`."""
         found = _ESCAPED.search(text)
         return None if found is None else self.problem(ord(found[0]) & 0xFF)
 
     def named(self, byte: str, *, where: str) -> Problem:
-        """byte: as it is called in the message."""
+        """Return the problem of a byte, under the name that the message gives it."""
         path, encoding = self._path, self._encoding
         new = path.with_stem(f"{path.stem}-utf8").name
         return Problem(
@@ -326,7 +326,7 @@ class UndecodableText:
 
 
 def _first_bad(decoder: codecs.IncrementalDecoder, block: bytes) -> int | None:
-    """Where the first byte stands that is no text, counted from what the decoder still held."""
+    """Find the first byte that is not text, counted from the bytes that the decoder still holds."""
     num_pending = len(decoder.getstate()[0])
     nul = block.find(b"\0")
     before = block if nul < 0 else block[:nul]
@@ -338,9 +338,9 @@ def _first_bad(decoder: codecs.IncrementalDecoder, block: bytes) -> int | None:
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding that a file begins in, by its first HEAD_BYTES, as Python names it.
+    """Return the encoding that a file begins in, by its first HEAD_BYTES, as Python names it.
 
-    It is "utf-8" also where bytes are none and no other encoding is certain: their rows are told one by one.
+    It is "utf-8" also where bytes are not UTF-8 and no other encoding is certain: their rows get faults one by one.
     """
     marked = next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
     if marked is not None:
@@ -350,7 +350,7 @@ def encoding_of(head: bytes) -> str:
 
 
 def likely_encoding(path: Path) -> str:
-    """A guess for the message, in the name that iconv knows."""
+    """Guess the encoding for a message, by the name that iconv knows."""
     with path.open("rb") as file:
         start = file.read(HEAD_BYTES)
     for mark, encoding in _MARKS.items():
@@ -364,7 +364,7 @@ def likely_encoding(path: Path) -> str:
 
 
 def _is_other_than_utf8(head: bytes) -> bool:
-    """Whether there are more bytes that are no UTF-8 than letters of it. A character cut at the end counts for none."""
+    """Return whether more bytes are not UTF-8 than are letters of it. A character cut off at the end does not count."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
@@ -375,7 +375,7 @@ def _is_other_than_utf8(head: bytes) -> bool:
 
 
 def _is_windows_1252(data: bytes) -> bool:
-    """Whether what these bytes say in Windows-1252 looks like a language that is written in it.
+    """Return whether these bytes, read as Windows-1252, look like a language that is written in it.
 
     There, letters beyond ASCII stand alone or in short runs, and no sign or capital stands between small letters. In a
     text of another encoding, about every third does; one in twenty is allowed for.
@@ -386,7 +386,7 @@ def _is_windows_1252(data: bytes) -> bool:
 
 
 def _share_of_usual(data: bytes, codec: str, usual: str) -> float:
-    """Of the characters beyond ASCII, those that are common in the languages for which an encoding is used."""
+    """Return the share of the characters beyond ASCII that are common in the languages that use an encoding."""
     beyond = "".join(_BEYOND_ASCII.findall(data.decode(codec, errors="replace")))
     return len(re.findall(f"[{usual}]", beyond)) / max(1, len(beyond))
 

@@ -51,12 +51,12 @@ Reader = Callable[[Path], Source]
 
 
 def read(source: Data) -> Source:
-    """A file (by its ending), a folder that `datasets` saved, or what is in memory.
+    """Read a file (by its ending), a folder that `datasets` saved, or data in memory.
 
-    That is a pandas frame, an Arrow table, a Dataset or DatasetDict of `datasets`, a dict of columns, a list of dicts.
-    A file may be a glob, and several files may stand in a list: their rows are read one file after the other.
-    Large files are memory-mapped. A row that cannot be read is a fault of the source (see usable.py). Raises DataError,
-    with the file and line, where that holds for more than half of the rows, or the file as a whole cannot be read.
+    Data in memory is a pandas frame, an Arrow table, a Dataset or DatasetDict of `datasets`, a dict of columns, or a
+    list of dicts. A file may be a glob, and several files may stand in a list: their rows follow one another. Large
+    files are memory-mapped. A row that cannot be read is a fault of the source (see usable.py). Raises DataError, with
+    the file and line, where that holds for more than half of the rows, or the file as a whole cannot be read.
     """
     if isinstance(source, list | tuple) and is_files(source):
         files = named_files(source)
@@ -126,7 +126,7 @@ _READERS: dict[str, Reader] = {
 
 
 def _path(source: str | Path) -> Path:
-    """Raises DataError for what no file can be called."""
+    """Return the path. Raises DataError for a name that no file can have."""
     try:
         path = Path(source).expanduser()
         path.exists()
@@ -143,7 +143,7 @@ def _read_path(path: Path) -> Source:
     if path.is_dir():
         return _checked(read_folder(path))
     if not path.is_file():
-        what, fix = "this is no regular file", "save the data to a file"
+        what, fix = "this is not a regular file", "save the data to a file"
         raise DataError(what=what, where=str(path), expected="a file, or a saved folder", fix=fix)
     ending = path.suffix.lower()
     if ending not in _READERS:
@@ -155,7 +155,7 @@ def _read_path(path: Path) -> Source:
             _require_no_archive(path)
         source = _READERS[ending](path)
         if ending in _JSON_READERS and is_majority(source.faults, source.table.num_rows):
-            require_utf8(path)  # tells best why nothing can be read
+            require_utf8(path)  # explains best why nothing can be read
         return _checked(source)
     except PermissionError:
         raise DataError(what="the file may not be read", where=str(path), fix="check its permissions")
@@ -169,7 +169,7 @@ def _checked(source: Source) -> Source:
 
 
 def _require_no_archive(path: Path) -> None:
-    """Raise DataError for what was given the ending of a text file and is something else by its first bytes."""
+    """Raise DataError for a file that has the ending of a text file and is something else by its first bytes."""
     with path.open("rb") as file:
         head = file.read(8)
     for start, (what, fix) in _ARCHIVES.items():
@@ -232,14 +232,14 @@ _SHOWN = 5  # names in a message
 
 
 def is_files(data: object) -> bool:
-    """Whether these are the names of one or more files."""
+    """Return whether these are the names of one or more files."""
     return isinstance(data, str | Path) or (
         isinstance(data, list | tuple) and all(isinstance(name, str | Path) for name in data)
     )
 
 
 def absolute_files(files: Files) -> str | tuple[str, ...]:
-    """The names as they are from any folder. One that leads nowhere stays so, to be told when it is read."""
+    """Return the names as absolute paths. One that leads nowhere stays so, and fails when it is read."""
     names = [files] if isinstance(files, str | Path) else files
     # pathlib's own raise for a loop of links and for the home of nobody.
     paths = tuple(os.path.realpath(os.path.expanduser(name)) for name in names)  # noqa: PTH111
@@ -247,7 +247,7 @@ def absolute_files(files: Files) -> str | tuple[str, ...]:
 
 
 def named_files(files: Files) -> list[str | Path]:
-    """The files by their names, those of a glob in alphabetical order.
+    """Return the files by their names, those of a glob in alphabetical order.
 
     Raises DataError for a glob that matches nothing, for no name at all and for a file that is named twice.
     """
@@ -270,7 +270,7 @@ def named_files(files: Files) -> list[str | Path]:
 
 
 def read_files(files: Sequence[str | Path], read: Callable[[str | Path], Source]) -> Source:
-    """The rows of all files, in their order. A place names the file. read: one of them.
+    """Read the rows of all files, in their order. A place names the file. read: reads one file.
 
     Raises DataError for columns that are not in all of the files, or that hold what cannot stand in one column.
     """
@@ -299,7 +299,7 @@ def read_files(files: Sequence[str | Path], read: Callable[[str | Path], Source]
 
 
 def _is_glob(name: str | Path) -> bool:
-    """A file whose name has such signs is no glob."""
+    """Return whether this is a glob; an existing file whose name has such signs is not."""
     return bool(_GLOB & set(str(name))) and not os.path.lexists(os.path.expanduser(name))  # noqa: PTH111
 
 
@@ -320,7 +320,7 @@ def _matches(pattern: str) -> list[str | Path]:
 
 
 def _told_apart(files: Sequence[str | Path], sources: list[Source]) -> list[Source]:
-    """Sources whose names differ: those that are called alike by their folders, too."""
+    """Give sources of the same name their folder's name, too, so that all names differ."""
     names = [source.name for source in sources]
     return [
         _named(source, Path(file).expanduser().absolute().parent.name) if names.count(source.name) > 1 else source
@@ -360,7 +360,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _joined(name: str, sources: Sequence[Source]) -> tuple[pa.Field, pa.ChunkedArray]:
-    """A column of all files. Where they have it in different types, it is text, as each of them has it."""
+    """Join a column of all files. Where their types differ, it is text, as each file alone would write it."""
     fields = [source.table.schema.field(name) for source in sources]
     field = next((each for each in fields if problem_of(each)), fields[0])
     columns = [source.table[name] for source in sources]
@@ -393,7 +393,7 @@ def _as_text(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _kinds(source: Source, name: str) -> pa.ChunkedArray:
-    """Of each cell, as a mixed column has them."""
+    """Return the kind of each cell, as a mixed column has them."""
     if name in source.kinds:
         return source.kinds[name]
     column = source.table[name]

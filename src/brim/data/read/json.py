@@ -35,7 +35,7 @@ _WINDOW = 2**20  # characters of a list that are read at once, and again as many
 _LONGEST_SIGN = 16  # characters that may be cut before it is known what they are, such as -Infinity
 
 
-_ESCAPING = "surrogateescape"  # bytes that are no text come through, and their row is told
+_ESCAPING = "surrogateescape"  # bytes that are not text come through, and their row gets a fault
 
 
 _HALF_OR_NUL = r"\\u(?:[dD][89a-fA-F]|0000)"  # as JSON writes half a character, or NUL; a whole one has two halves
@@ -47,8 +47,8 @@ _LIST_OR_COLUMNS = "a list of objects (one a row), or one object of lists (one a
 def read_json(path: Path) -> Source:
     """Read a list of objects (a row each), or an object of equally long lists (a column each).
 
-    JSON lines under this ending are read as JSON lines. An element that is no object, or that no row can hold, is a row
-    with a fault. Raises DataError with line and column where parsing stops, since nothing tells where it could go on.
+    JSON lines under this ending are read as JSON lines. An element that is not an object, or that no row can hold, is a
+    row with a fault. Raises DataError with line and column where parsing stops, where nobody knows how it goes on.
     """
     with path.open(encoding="utf-8-sig", errors=_ESCAPING) as file:
         while (sign := file.read(1)) and sign in _BLANK:
@@ -64,7 +64,7 @@ def read_json(path: Path) -> Source:
 
 
 def read_jsonl(path: Path) -> Source:
-    """Read a file with one JSON object a line; empty lines are skipped. A line that is none is a row with a fault.
+    """Read a file with one JSON object a line; empty lines are skipped. Another line is a row with a fault.
 
     Raises DataError where the file is of another kind.
     """
@@ -81,7 +81,7 @@ def _read_records(path: Path, records: Callable[[Path, Unreadable], Iterator[Rec
 
 
 def _objects(path: Path, unreadable: Unreadable) -> Iterator[Record]:
-    """Give the object of each line, an empty one where there is none."""
+    """Give the object of each line, and an empty one where the line is not an object."""
     decode, undecodable = DECODER.decode, UndecodableText(path)
     is_odd = re.compile(_HALF_OR_NUL.encode()).search
     for row, (number, line) in enumerate(_lines(path)):
@@ -143,7 +143,7 @@ def _locator(path: Path) -> Locate:
 
 
 def _elements(path: Path, unreadable: Unreadable) -> Iterator[Record]:
-    """Give the elements of a list, an empty object for one that is none."""
+    """Give the elements of a list, and an empty object for one that is not an object."""
     undecodable, is_odd = UndecodableText(path), re.compile(_HALF_OR_NUL).search
     with path.open(encoding="utf-8-sig", errors=_ESCAPING) as file:
         for row, (text, value) in enumerate(_List(path, file)):
@@ -160,7 +160,7 @@ def _elements(path: Path, unreadable: Unreadable) -> Iterator[Record]:
 
 
 class _List:
-    """The elements of a list in a file, parsed one by one, of whose text no more than a window is in memory."""
+    """Parse the elements of a list in a file one by one, with no more than a window of its text in memory."""
 
     def __init__(self, path: Path, file: TextIO) -> None:
         self._path, self._file = path, file
@@ -170,7 +170,7 @@ class _List:
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Give each element's text and value, or the problem of one that is refused.
 
-        Raises DataError where it cannot be told how the list goes on.
+        Raises DataError where it is uncertain how the list goes on.
         """
         self._sign()
         self._at += 1  # the bracket
@@ -240,7 +240,7 @@ class _List:
         return self._line + self._text.count("\n", 0, at), at - last if last >= 0 else self._before + at + 1
 
     def _broken(self, at: int, message: str) -> DataError:
-        """Return the error of a file that stops being JSON. Raises that of bytes that are no text, which come first."""
+        """Return the error of a file that stops being JSON. Raises DataError for bytes that are not text, if any."""
         require_utf8(self._path)
         line, column = self._place(at)
         return DataError(_broken_json(message, column, where=f"{self._path.name}:{line}"))
@@ -279,7 +279,7 @@ def _read_columns(path: Path) -> Source:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these pairs. Raises ValueError, which is told as any other fault of the JSON."""
+    """Return the object of these pairs. Raises ValueError for a key that stands twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]

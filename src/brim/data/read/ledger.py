@@ -1,4 +1,4 @@
-"""Record what was cut, dropped or filled in, row by row: nothing happens to a row in silence.
+"""Record what was cut, dropped or filled in, row by row: nothing happens to a row silently.
 
 Rows that cannot be used are collected with their places; then they are an error, or entries of the ledger, as the
 policy says. A file that begins with nothing but rows that cannot be read is refused.
@@ -25,9 +25,9 @@ FIRST_ROWS = 20  # a file in which none of these can be read is of another kind,
 
 @dataclass(slots=True, kw_only=True)
 class Unreadable:
-    """Why rows of a file cannot be read. A file in which none of the first can be is refused.
+    """Collect why rows of a file cannot be read. A file in which none of the first can be read is refused.
 
-    explain: called before that, to raise what tells better what the file is, if anything does.
+    explain: called before that, to raise an error that says better what the file is, if there is one.
     """
 
     name: str
@@ -55,12 +55,12 @@ ON_BAD_ROW = "preprocessing.on_bad_row"
 WAY_OUT = f"set {ON_BAD_ROW}: drop to go on without such rows"
 
 
-MAX_PROBLEMS = 5  # a message tells these and counts the others
+MAX_PROBLEMS = 5  # a message names these and counts the others
 
 
 @dataclass(slots=True, kw_only=True)
 class RowFaults:
-    """Why rows cannot be used, by key (the 0-based row number in the source).
+    """Collect why rows cannot be used, by key (the 0-based row number in the source).
 
     Whoever meets such a row adds it and leaves it out of what is passed on; once all rows are seen, `settle` decides.
     """
@@ -69,7 +69,7 @@ class RowFaults:
     problems: dict[int, Problem] = field(default_factory=dict)
 
     def add(self, key: int, problem: Problem) -> None:
-        """Note a row's problem (its `where` is filled in from the key). The first of several counts."""
+        """Note a row's problem, whose `where` is filled in from the key. The first of several counts."""
         self.problems.setdefault(key, problem)
 
     def settle(
@@ -82,16 +82,16 @@ class RowFaults:
         most: int = 0,
         unasked: str = "",
     ) -> list[Entry]:
-        """The ledger's entries for the rows that are dropped, in the order of the rows.
+        """Return the ledger's entries for the rows that are dropped, in the order of the rows.
 
-        num_rows: the rows that were looked at. name: of the source. most: how many `auto` leaves out at most, and
+        num_rows: the rows that were looked at. name: of the source. most: how many `auto` leaves out at most.
         unasked: the setting that says so.
         Raises DataError with the places: under `error` for any bad row, under `auto` for more than `most`, under `drop`
-        when more than half are bad, since then it is not the rows that are wrong, and dropping them is no way out.
+        when more than half are bad: then something else than the rows is wrong, and dropping them does not help.
         """
         is_error = policy == "error" or (policy == "auto" and len(self.problems) > most)
         if is_error and self.problems:
-            shown = told(self.problems, self.locate, name)
+            shown = first_of(self.problems, self.locate, name)
             raise DataError(*(shown if is_majority(self.problems, num_rows) else with_way_out(shown, most)))
         self.require_minority(num_rows, name)
         return [
@@ -108,16 +108,16 @@ class RowFaults:
     def require_minority(self, num_rows: int, name: str) -> None:
         """Raise DataError when more than half of the rows have a problem, whatever the policy."""
         if is_majority(self.problems, num_rows):
-            raise DataError(*told(self.problems, self.locate, name), _too_many(len(self.problems), num_rows, name))
+            raise DataError(*first_of(self.problems, self.locate, name), _too_many(len(self.problems), num_rows, name))
 
 
 def is_majority(problems: Mapping[int, Problem], num_rows: int) -> bool:
-    """Whether more than half of the rows have a problem."""
+    """Return whether more than half of the rows have a problem."""
     return len(problems) * 2 > num_rows
 
 
-def told(problems: Mapping[int, Problem], locate: Callable[[int], str], name: str) -> list[Problem]:
-    """The first few problems with their places, and how many more there are."""
+def first_of(problems: Mapping[int, Problem], locate: Callable[[int], str], name: str) -> list[Problem]:
+    """Return the first few problems with their places, and one that counts the others."""
     keys = sorted(problems)
     shown = _fixed_once([replace(problems[key], where=locate(key)) for key in keys[:MAX_PROBLEMS]])
     num_more = len(keys) - len(shown)
@@ -127,7 +127,7 @@ def told(problems: Mapping[int, Problem], locate: Callable[[int], str], name: st
 
 
 def _fixed_once(problems: list[Problem]) -> list[Problem]:
-    """What is to be done, said at the last of the problems in a row for which it is the same."""
+    """Keep of equal fixes in a row only the last."""
     following = [problem.fix for problem in problems[1:]] + [None]
     return [replace(each, fix="") if each.fix == fix else each for each, fix in zip(problems, following, strict=True)]
 
@@ -180,7 +180,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that happened to one row."""
+    """Record one thing that happened to one row."""
 
     key: int  # 0-based row number in the source
     split: str | None  # None: dropped before the rows were split
@@ -188,13 +188,13 @@ class Entry:
     why: str
     tokens_before: int | None = None
     tokens_after: int | None = None
-    place: str = ""  # of a row that is left out without being asked for, to be told
-    unasked: str = ""  # the setting that leaves out a bad row where nobody asked for it
+    place: str = ""  # of a row that `auto` leaves out, for the summary
+    unasked: str = ""  # under `auto`, the setting that leaves out a bad row
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Entries in the order of the rows, and how many rows there were in all."""
+    """Hold entries in the order of the rows, and how many rows there were in all."""
 
     SCHEMA: ClassVar[pa.Schema] = _SCHEMA  # as a file
 
@@ -208,33 +208,33 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """As parquet, whole or not at all. Raises WriteError."""
+        """Write the ledger as parquet, whole or not at all. Raises WriteError."""
         columns = {name: [getattr(entry, name) for entry in self.entries] for name in self.SCHEMA.names}
         with writing("the ledger", path), whole_file(path) as temporary:
             pq.write_table(pa.table(columns, schema=self.SCHEMA), temporary)
 
     def left_out(self) -> list[Entry]:
-        """Why rows are not there, one entry a row."""
+        """Return why rows are left out, one entry a row."""
         return list({entry.key: entry for entry in self.entries if entry.event.startswith("dropped")}.values())
 
     def num_left_out(self) -> dict[str, int]:
-        """How many rows are not there, by the event that took them away."""
+        """Count the rows that are left out, by the event that took them away."""
         return dict(Counter(entry.event for entry in self.left_out()))
 
     def with_more(self, entries: Sequence[Entry]) -> Ledger:
-        """The ledger with further entries of the same rows, in their order."""
+        """Return the ledger with further entries of the same rows, in their order."""
         every = sorted([*self.entries, *entries], key=lambda entry: entry.key)
         return Ledger(num_rows=self.num_rows, entries=every)
 
     def summary(self) -> list[str]:
-        """A line for each kind of event: how many rows, and for cuts the longest."""
+        """Return a line for each kind of event: how many rows, and for cuts the longest."""
         lines: list[str] = []
         for event, words in EVENTS.items():
             of_kind = [entry for entry in self.entries if entry.event == event]
             if of_kind:
                 rows = f"{len(of_kind):,} of {self.num_rows:,} rows"
-                told = f"{rows} {words}{_details(event, of_kind)}"
-                lines.append(warning(told, topic="rows", short=f"{rows} {_in_short(event, of_kind)}"))
+                line = f"{rows} {words}{_details(event, of_kind)}"
+                lines.append(warning(line, topic="rows", short=f"{rows} {_in_short(event, of_kind)}"))
         return lines
 
 
@@ -248,7 +248,7 @@ def _in_short(event: str, entries: Sequence[Entry]) -> str:
 
 
 def _details(event: str, entries: Sequence[Entry]) -> str:
-    """Which cut was the longest, why bad rows were dropped, or the reason that all entries share."""
+    """Name the longest cut, why bad rows were dropped, or the reason that all entries share."""
     longest = max(entries, key=lambda entry: entry.tokens_before or 0)
     if event in _CUTS:
         after = format_count(longest.tokens_after or 0, "token")

@@ -95,7 +95,7 @@ class Source:
             raise DataError(*problems)
 
     def require_text(self, names: Sequence[str]) -> None:
-        """Raise DataError for each column whose cells are no plain values (lists, objects, bytes), or of many types."""
+        """Raise DataError for each column whose cells are lists, objects or bytes, or of many types."""
         problems, talks = [], self._conversations()
         for name in names:
             column = self.table.schema.field(name)
@@ -106,7 +106,7 @@ class Source:
                 fix = _chat(name) if name == talks else "write what the model should read as a text column"
                 expected, what = (
                     "text, numbers, true or false, or dates",
-                    f"column `{name}` holds {word}, which are no text",
+                    f"column `{name}` holds {word}, which are not text",
                 )
                 problems.append(Problem(what=what, where=self.name, expected=expected, fix=fix))
         if problems:
@@ -117,11 +117,11 @@ class Source:
         return DECIMAL_COMMA in (self.table.schema.field(column).metadata or {})
 
     def plain_field(self, column: str) -> pa.Field:
-        """Return a column's field with nothing said of its origin but that its text is JSON."""
+        """Return a column's field without metadata other than that its text is JSON."""
         return without_origin(self.table.schema.field(column))
 
     def notes_on_mixed(self, used: Collection[str]) -> list[str]:
-        """Return a note for each column that has no common type and is not used; who uses one looks at its cells."""
+        """Return a note for each unused column that has no common type; a used one is checked cell by cell."""
         others = [column for column in self.table.schema if column.name not in used]
         mixed = [problem for problem in map(problem_of, others) if problem is not None]
         return [f"{problem.where}: {problem.what}; it is not used, and was read as text" for problem in mixed]
@@ -175,12 +175,12 @@ def source_of(
 
 
 def row_number(name: str) -> Callable[[int], str]:
-    """Places as row numbers, for data that has no lines."""
+    """Return places as row numbers, for data that has no lines."""
     return lambda row: f"{name}, row {row}"
 
 
 def require_rows(table: pa.Table, name: str) -> pa.Table:
-    """The table, unless it is empty."""
+    """Return the table. Raises DataError where it is empty."""
     if table.num_columns == 0 or table.num_rows == 0:
         raise DataError(
             what="the data set has no rows",
@@ -201,7 +201,7 @@ def require_distinct(names: Sequence[str], where: str, *, what: str = "column na
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """The schema with dictionary-encoded columns as their values and text as one type."""
+    """Return the schema with dictionary-encoded columns as their values and text as one type."""
     return pa.schema([pa.field(field.name, _plain_type(field.type), metadata=field.metadata) for field in schema])
 
 

@@ -110,8 +110,8 @@ def kept_or(read: Callable[[Path, Faults], pa.Table], source: Path) -> tuple[pa.
 
 def _opened(file: Any) -> tuple[pa.Table, Faults]:
     reader = pa.ipc.open_file(file)
-    said = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1).custom_metadata
-    problems = json.loads(said[_FAULTS.encode()])
+    metadata = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1).custom_metadata
+    problems = json.loads(metadata[_FAULTS.encode()])
     return reader.read_all(), {int(row): Problem(**problem) for row, problem in problems.items()}
 
 
@@ -140,9 +140,9 @@ def _to_disk(
             with pa.ipc.new_file(disk, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
-                told = json.dumps({row: asdict(problem) for row, problem in faults.items()})
+                problems = json.dumps({row: asdict(problem) for row, problem in faults.items()})
                 nothing = [pa.nulls(0, each.type) for each in schema]
-                writer.write_batch(pa.RecordBatch.from_arrays(nothing, schema=schema), {_FAULTS: told})
+                writer.write_batch(pa.RecordBatch.from_arrays(nothing, schema=schema), {_FAULTS: problems})
             disk.flush()
             if keep_as is not None and keep_as.parent == folder:
                 os.fsync(handle)
@@ -173,7 +173,7 @@ def _writable_folder() -> Path:
 
 
 class _Disk:
-    """A file for Arrow's writer that tells a full disk as what it is, apart from failures to read the source."""
+    """Wrap a file for Arrow's writer, so that a full disk is not taken for a failure to read the source."""
 
     def __init__(self, handle: int, folder: Path) -> None:
         self._file = os.fdopen(handle, "wb+")  # read, too, by whoever maps it
@@ -187,22 +187,22 @@ class _Disk:
             self._file.close()
 
     def write(self, data: Any) -> int:
-        with self._told():
+        with self._explained():
             return self._file.write(data)
 
     def flush(self) -> None:
-        with self._told():
+        with self._explained():
             self._file.flush()
 
     def close(self) -> None:
-        """For Arrow, which closes what it writes to; this file closes with its own block."""
+        """Do nothing when Arrow closes what it writes to; this file closes with its own block."""
 
     @property
     def closed(self) -> bool:
         return self._file.closed
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

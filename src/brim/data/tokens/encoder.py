@@ -27,7 +27,7 @@ _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class TextEncoder:
-    """Texts to token ids and back.
+    """Encode texts as token ids and decode them.
 
     write: token ids of texts, with nothing put before or behind them. read: the text of ids, with or without special
     tokens. special: all special tokens, by id. begin: ids that the tokenizer puts before a text.
@@ -88,7 +88,7 @@ def folder_encoder(tokenizer: Tokenizer, *, folder: Path, vocabulary: int | None
 
 
 def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> TextEncoder:
-    """The tokenizer of a base model's folder. trust_remote_code: run code of the folder's own, where it needs that.
+    """Load the tokenizer of a base model's folder. trust_remote_code: run the folder's own code where it needs that.
 
     EOS, BOS and padding come from tokenizer_config.json, special_tokens_map.json, generation_config.json or
     config.json, the first that names one; padding falls back to EOS, which is safe as masks go by position.
@@ -125,7 +125,7 @@ def load_encoder(folder: ModelFolder, *, trust_remote_code: bool = False) -> Tex
 
 
 class _Facts:
-    """What the folder's small files say about special tokens."""
+    """Read what the folder's small files say about special tokens."""
 
     def __init__(self, folder: ModelFolder) -> None:
         files = ("tokenizer_config.json", "special_tokens_map.json")
@@ -134,19 +134,19 @@ class _Facts:
         self._folder = folder.path
 
     def token(self, role: str) -> Any:
-        """The token's text, or its mapping with `content`; None where no file names it."""
+        """Return the token's text, or its mapping with `content`; None where no file names it."""
         token = next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
         if token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str):
             return token
         raise ModelError(
-            what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is no token",
+            what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is not a token",
             where=str(self._folder),
             expected=f'"{role}_token": "…", or a mapping with the key content',
             fix="copy tokenizer_config.json from the original model again",
         )
 
     def named_tokens(self) -> dict[str, str]:
-        """The text of each role's token: bos_token, eos_token and so on."""
+        """Return the text of each role's token: bos_token, eos_token and so on."""
         tokens = {f"{role}_token": self.token(role) for role in _ROLES}
         return {name: _content(token) for name, token in tokens.items() if token is not None}
 
@@ -186,7 +186,7 @@ def _add_named_tokens(tokenizer: Tokenizer, facts: _Facts) -> None:
 
 
 def _begin(whole: Sequence[int], bare: Sequence[int]) -> list[int]:
-    """The ids that a tokenizer puts before a text, seen on a probe.
+    """Return the ids that a tokenizer puts before a text, seen on a probe.
 
     What it adds behind a text (some add EOS) is left off, since the answer comes there. As in transformers 5,
     tokenizer.json alone decides: `add_bos_token` in tokenizer_config.json has no say.
@@ -205,7 +205,7 @@ def _no_eos(folder: ModelFolder) -> Problem:
 
 
 def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextEncoder:
-    """The tokenizer of a folder without tokenizer.json, through transformers."""
+    """Load the tokenizer of a folder without tokenizer.json, through transformers."""
     from transformers import AutoTokenizer
 
     try:
@@ -222,7 +222,7 @@ def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextE
             what=f"transformers cannot read the tokenizer: {error}",
             where=str(folder.path),
             expected="tokenizer.json",
-            fix="save the tokenizer anew with `tokenizer.save_pretrained(folder)`, which writes tokenizer.json",
+            fix="save the tokenizer again with `tokenizer.save_pretrained(folder)`, which writes tokenizer.json",
         ) from None
     if tokenizer.eos_token_id is None:
         raise ModelError(_no_eos(folder))
@@ -283,7 +283,7 @@ def tokenizer_errors(file: Path) -> Iterator[None]:
 
 
 def vocabulary_of(config: dict[str, Any]) -> int | None:
-    """Tokens that the model has embeddings for, from its config.json; None where it does not say."""
+    """Return the number of tokens that the model has embeddings for, from its config.json; None if it does not say."""
     nested = config.get("text_config")
     for section in (config, nested if isinstance(nested, dict) else {}):
         if isinstance(section.get("vocab_size"), int):
@@ -301,7 +301,7 @@ def require_within(encoded: Sequence[Sequence[int]], vocabulary: int | None, fil
 
 
 def beyond(what: str, vocabulary: int, file: Path) -> Problem:
-    """A token that the model does not have."""
+    """Return the problem of a token that the model does not have."""
     return Problem(
         what=f"{what}, and the base model has only tokens 0 to {vocabulary - 1:,}",
         where=str(file),

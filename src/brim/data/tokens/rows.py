@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Right-padded rows to learn from. B rows, T tokens of the longest, S supervised tokens.
+    """Hold right-padded rows to learn from. B rows, T tokens of the longest, S supervised tokens.
 
-    No attention mask: with causal attention a token sees only what stands before it, and padding stands behind.
-    Where the targets are is worked out here, on the CPU, so that a GPU need not be waited for.
+    There is no attention mask: with causal attention a token sees only what is before it, and padding comes last.
+    Where the targets are is computed here, on the CPU, so that nobody waits for a GPU.
     """
 
     input_ids: torch.Tensor  # [B, T] int64
@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBatch:
-    """Left-padded prompts to continue. B rows, T tokens of the longest."""
+    """Hold left-padded prompts to continue. B rows, T tokens of the longest."""
 
     input_ids: torch.Tensor  # [B, T] int64
     attention_mask: torch.Tensor  # [B, T] int64; 1 on the prompt
@@ -56,7 +56,7 @@ class PromptBatch:
 
 
 def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
-    """Rows padded on the right to the longest. A row's first token has nothing before it and is never a target."""
+    """Pad rows on the right to the longest. A row's first token has nothing before it and is never a target."""
     import torch  # here, since `brim check` needs the rest of this file alone
 
     rows = list(rows)
@@ -80,7 +80,7 @@ def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
 
 
 def collate_prompts(rows: Iterable[TokenRow], *, pad_id: int) -> PromptBatch:
-    """The tokens of each row before its first supervised one, padded on the left to the longest."""
+    """Pad the tokens of each row before its first supervised one, on the left, to the longest."""
     import torch
 
     prompts = [row.input_ids[: row.num_prompt_tokens] for row in rows]
@@ -95,7 +95,7 @@ def collate_prompts(rows: Iterable[TokenRow], *, pad_id: int) -> PromptBatch:
 
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device that a CUDA stream makes by itself while the CPU goes on."""
+    """Copy to the device; a CUDA stream does it by itself while the CPU goes on."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -106,19 +106,19 @@ def _longest(rows: list[TokenRow]) -> int:
 
 
 def rows_of_step(*, num_rows: int, seed: int, consumed_samples: int, size: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """The epoch and the rows (positions, in order) of the next effective batch.
+    """Return the epoch and the rows (positions, in order) of the next effective batch.
 
     Each epoch is a permutation of all rows, drawn from (seed, epoch). A batch never crosses an epoch's end: the last
     one of an epoch may hold fewer than `size` rows.
     """
-    assert num_rows > 0, "there is no order of no rows"
+    assert num_rows > 0, "no rows have no order"
     assert size > 0, "a batch holds at least one row"
     epoch, start = divmod(consumed_samples, num_rows)
     return epoch, _epoch_order(num_rows, seed, epoch)[start : start + size]
 
 
 def random_order(num_rows: int, *entropy: int) -> npt.NDArray[np.int64]:
-    """A permutation drawn from these numbers; the same with every version of numpy.
+    """Draw a permutation from these numbers; it is the same with every version of numpy.
 
     The raw stream of PCG64 and SeedSequence are promised never to change, numpy's own `permutation` is not.
     """
@@ -142,7 +142,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """One row: `supervised[t]` says that token t is a target of the loss."""
+    """Hold one row: `supervised[t]` says that token t is a target of the loss."""
 
     key: int  # 0-based row number in the source
     input_ids: npt.NDArray[np.int32]  # [T]
@@ -150,24 +150,27 @@ class TokenRow:
 
     @property
     def num_supervised(self) -> int:
-        """Targets that the loss sees; the first token has nothing before it to be predicted from."""
+        """Count the targets that the loss sees; the first token has nothing before it to be predicted from."""
         return int(np.count_nonzero(self.supervised[1:]))
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens before the first target; all where there is none."""
+        """Count the tokens before the first target; all where there is none."""
         return int(self.supervised.argmax()) if self.supervised.any() else len(self.supervised)
 
     def prompt(self) -> TokenRow:
-        """The tokens before the first target."""
+        """Return the tokens before the first target."""
         return self.first(self.num_prompt_tokens)
 
     def first(self, num_tokens: int) -> TokenRow:
-        """The row with its first tokens only."""
+        """Return the row with its first tokens only."""
         return TokenRow(key=self.key, input_ids=self.input_ids[:num_tokens], supervised=self.supervised[:num_tokens])
 
     def last(self, num_tokens: int, *, after: int | None) -> TokenRow:
-        """The row with its last tokens only; behind `after`, which counts, too, where the row begins with it."""
+        """Return the row with its last tokens only.
+
+        A row that begins with the token `after` keeps it in front, and it counts among them.
+        """
         if len(self.input_ids) <= num_tokens:
             return self
         kept = np.arange(len(self.input_ids) - num_tokens, len(self.input_ids))
@@ -177,7 +180,7 @@ class TokenRow:
 
 
 class TokenRows(Sequence[TokenRow]):
-    """Rows of a table as `from_blocks` makes it, in a given order; a row is read when it is asked for.
+    """Hold rows of a table as `from_blocks` makes it, in a given order; a row is read when it is asked for.
 
     table: its buffers may be memory-mapped. indices: positions in the table; all of them in order by default.
     """
@@ -229,7 +232,7 @@ class TokenRows(Sequence[TokenRow]):
             yield self[position]
 
     def take(self, indices: npt.ArrayLike) -> TokenRows:
-        """These positions, in this order, as rows over the same table."""
+        """Return these positions, in this order, as rows over the same table."""
         taken = object.__new__(TokenRows)
         taken._table, taken._chunks, taken._ends = self._table, self._chunks, self._ends
         taken._indices = self._indices[np.asarray(indices, dtype=np.int64)]
@@ -248,27 +251,27 @@ class TokenRows(Sequence[TokenRow]):
         return self._changed(lambda row: row.last(num_tokens, after=after))
 
     def with_keys(self, keys: npt.NDArray[np.uint64]) -> TokenRows:
-        """The same rows under other names."""
+        """Return the same rows under other keys."""
         return _Renamed(self, keys.astype(np.int64))
 
     @cached_property
     def keys(self) -> Integers:
-        """Source row number of each row."""
+        """Return the source row number of each row."""
         return self._of_all([chunk.keys for chunk in self._chunks])
 
     @cached_property
     def lengths(self) -> Integers:
-        """Tokens of each row."""
+        """Count the tokens of each row."""
         return self._of_all([np.diff(chunk.offsets) for chunk in self._chunks])
 
     @cached_property
     def num_supervised(self) -> Integers:
-        """Targets of each row that the loss sees (the first token is none)."""
+        """Count the targets of each row that the loss sees (the first token never is one)."""
         return self._of_all([chunk.num_supervised() for chunk in self._chunks])
 
     @cached_property
     def num_prompt_tokens(self) -> Integers:
-        """Tokens before the first target of each row."""
+        """Count the tokens before the first target of each row."""
         return self._of_all([chunk.num_prompt_tokens() for chunk in self._chunks])
 
     def _changed(self, changed: Callable[[TokenRow], TokenRow]) -> TokenRows:
@@ -281,7 +284,7 @@ class TokenRows(Sequence[TokenRow]):
 
 
 class _Renamed(TokenRows):
-    """Rows of which each has another key."""
+    """Give rows other keys."""
 
     def __init__(self, rows: TokenRows, keys: Integers) -> None:
         self.__dict__.update(rows.__dict__)
@@ -297,7 +300,7 @@ class _Renamed(TokenRows):
 
 
 class _MadeUp(TokenRows):
-    """Rows without tokens."""
+    """Hold rows without tokens."""
 
     def __init__(self, lengths: npt.ArrayLike) -> None:
         self.lengths = np.asarray(lengths, dtype=np.int64)
@@ -310,7 +313,7 @@ class _MadeUp(TokenRows):
 
 
 def _record_batch(rows: Sequence[TokenRow], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as one record batch."""
+    """Return rows as one record batch."""
     import pyarrow as pa
 
     offsets = pa.array(np.concatenate([[0], np.cumsum([len(row.input_ids) for row in rows])]).astype(np.int32))
@@ -325,7 +328,7 @@ def _record_batch(rows: Sequence[TokenRow], schema: pa.Schema) -> pa.RecordBatch
 
 
 class _Chunk:
-    """One record batch, with views of its buffers that cost nothing to slice."""
+    """Hold one record batch, with views of its buffers that cost nothing to slice."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         keys, ids, supervised = batch.columns
@@ -361,7 +364,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a row's text that is encoded apart, and whether the model learns to write it."""
+    """Hold a part of a row's text that is encoded apart, and whether the model learns to write it."""
 
     text: str
     supervised: bool
@@ -369,7 +372,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """What is known of a conversation beside its last prompt and answer."""
+    """Hold what is known of a conversation beside its last prompt and answer."""
 
     pieces: tuple[Piece, ...]  # the whole text
     own_texts: tuple[str, ...]  # what the data says, without what the template writes around it
@@ -378,7 +381,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Prompts and answers of some rows, as text."""
+    """Hold prompts and answers of some rows, as text."""
 
     keys: npt.NDArray[np.int64]  # 0-based row numbers in the source
     prompts: list[str]  # of a conversation: all that stands before the last answer
@@ -387,7 +390,7 @@ class Texts:
     own_prompts: list[str] | None = None  # prompts without the examples that were retrieved for them
 
     def only(self, numbers: Sequence[int]) -> Texts:
-        """Some of the rows, by their positions."""
+        """Return some of the rows, by their positions."""
         if len(numbers) == len(self.keys):
             return self
         return Texts(

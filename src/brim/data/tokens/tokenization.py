@@ -29,7 +29,7 @@ MATCH = dotted(("output_features", 0, "decoder", "match"))
 
 
 def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Tokens, ...]]:
-    """The tokens of each label: as a word of its own after a space, and without a space before it.
+    """Return the tokens of each label: as a word of its own after a space, and without a space before it.
 
     Which of them is natural depends on the prompt's last character and on what the model has learned; where both are
     allowed, the model decides. The end is not among the tokens.
@@ -56,7 +56,7 @@ def _forms(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Token
 
 
 def label_room(config: Config, encoder: TextEncoder) -> int | None:
-    """Tokens of the longest label and its end, where nothing else can be generated; else None, or not known yet.
+    """Count the tokens of the longest label and its end, where nothing else can be generated; else return None.
 
     Raises ConfigError as `label_tokens`.
     """
@@ -68,7 +68,7 @@ def label_room(config: Config, encoder: TextEncoder) -> int | None:
 
 
 def learned_label_room(config: Config, encoder: TextEncoder) -> int | None:
-    """Tokens of the longest label and its end, where a model learns to write a label and nothing else; else None.
+    """Count the tokens of the longest label and its end, where a model learns to write nothing else; else return None.
 
     A model that was taught nothing may write words before a label, in which `decoder.match` finds it.
     """
@@ -82,7 +82,7 @@ def _room(forms: Mapping[str, Sequence[Tokens]]) -> int:
 
 
 def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
-    """Tokens of the labels within a text, where nothing is put before them."""
+    """Return the tokens of the labels within a text, where nothing is put before them."""
     [before], after = (
         encoder.encode(texts, special_tokens=False) for texts in ([_BEFORE], [f"{_BEFORE}{label}" for label in labels])
     )
@@ -93,7 +93,7 @@ def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
 
 
 def _text(tokens: Tokens, encoder: TextEncoder) -> str:
-    """As a response is read."""
+    """Decode a label as a response is read."""
     return encoder.decode(tokens, skip_special_tokens=True).strip()
 
 
@@ -114,7 +114,7 @@ def _require_written(made: Mapping[str, Sequence[Tokens]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A number of tokens, and the key or fact that sets it."""
+    """Hold a number of tokens, and the key or fact that sets it."""
 
     num_tokens: int
     why: str
@@ -122,7 +122,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where rows are cut. None: nowhere."""
+    """Say where rows are cut. None: nowhere."""
 
     prompt: Limit | None = None
     answer: Limit | None = None
@@ -132,7 +132,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What was cut from a row."""
+    """Record what was cut from a row."""
 
     event: str  # cut_prompt, cut_answer or cut_joined, as in the ledger
     limit: Limit
@@ -141,7 +141,7 @@ class Cut:
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What tokenizing found, beside the rows; for decisions once all rows are seen."""
+    """Collect what tokenizing finds, beside the rows; for decisions once all rows are seen."""
 
     split_of: Callable[[int], str]  # a row's split, for the ledger
     special_in_template: int = 0  # special tokens that the template spells out itself
@@ -157,7 +157,7 @@ class Findings:
 
 
 def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Limits) -> tuple[TokenRow, list[Cut]]:
-    """Prompt, answer and EOS as one row with key 0, keeping the first tokens of each part and then of the whole.
+    """Join prompt, answer and EOS as one row with key 0, keeping the first tokens of each part and then of the whole.
 
     An answer that is cut still ends in EOS; a row that is cut as a whole does not. Without an answer the row is the
     prompt, to be continued.
@@ -178,7 +178,7 @@ def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Lim
 
 
 def cut_whole(row: TokenRow, limit: Limit | None) -> tuple[TokenRow, list[Cut]]:
-    """The first tokens of a row, and what was cut."""
+    """Keep the first tokens of a row, and return what was cut."""
     if limit is None or len(row.input_ids) <= limit.num_tokens:
         return row, []
     kept = slice(limit.num_tokens)
@@ -264,7 +264,7 @@ def _entry(key: int, split: str, made: Cut) -> Entry:
 
 
 def chat_rows(chats: Sequence[Chat], encoder: TextEncoder) -> Iterator[TokenRow]:
-    """A row with key 0 for each conversation. Nothing is added to what the template writes: no BOS, no EOS."""
+    """Give a row with key 0 for each conversation. Nothing is added to what the template writes: no BOS, no EOS."""
     first = iter(encoder.encode([chat.pieces[0].text for chat in chats], special_tokens=False))
     later = iter(_continued([piece.text for chat in chats for piece in chat.pieces[1:]], encoder))
     for chat in chats:
@@ -275,13 +275,13 @@ def chat_rows(chats: Sequence[Chat], encoder: TextEncoder) -> Iterator[TokenRow]
 
 
 def encoded_otherwise(chats: Sequence[Chat], rows: Sequence[TokenRow], encoder: TextEncoder) -> list[int]:
-    """Positions of the conversations whose text, encoded at once, gives other tokens than its pieces."""
+    """Return the positions of conversations whose text, encoded at once, gives other tokens than its pieces."""
     whole = encoder.encode(["".join(piece.text for piece in chat.pieces) for chat in chats], special_tokens=False)
     return [at for at, (row, ids) in enumerate(zip(rows, whole, strict=True)) if row.input_ids.tolist() != ids]
 
 
 def _continued(texts: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
-    """Tokens of texts that other text precedes: some tokenizers put a space before the first word of what they get."""
+    """Encode texts that follow other text: some tokenizers put a space before the first word of what they are given."""
     alone = encoder.encode(texts, special_tokens=False)
     newline, letter, both = encoder.encode(["\n", "a", "\na"], special_tokens=False)
     if both == newline + letter:
