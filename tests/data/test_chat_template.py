@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import jinja2
@@ -52,6 +53,9 @@ WORKING = [  # a template, and what it writes
     ("{{ 'Of 20260131: %s {}' % 1 }} {{ '1234567 {} %'.format(2) }} {{ '%-3s|%5.2f%%' % ('a', 1.5) }}", "Of 20260131: 1 {} 1234567 2 % a  | 1.50%"),
     ("{{ 'a\tb'.expandtabs(2) }} {{ ','.join(['a', 'b'] | map('upper')) }} {{ [{'n': 1}] | join(attribute='n') }}", "a b A,B 1"),
     ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(1) }}", "<1>"),
+    ("{{ 'abab'.replace('a', 'b', 1) }} {{ '11' | replace(1, 2) }} {{ 'ab'.translate({97: 'x'}) }} {{ [1, 2] | sum }}", "bbab 22 xb 3"),
+    ("{{ '%s %s' % ([1], {'a': none}) }} {{ [1, 2, 3] | batch(2, 0) | list }} {{ {'a': 1}.items() | list }}",
+     "[1] {'a': None} [[1, 2], [3, 0]] [('a', 1)]"),
 ]  # fmt: skip
 
 
@@ -94,6 +98,23 @@ OVERREACHING = [
     ("{{ ('a ' * 9999) | wordwrap(1, wrapstring='x' * 9999) }}", TOO_LONG), ("{{ 'x'.zfill(10**9) }}", TOO_LONG),
     ("{{ ([[[1]]] * 999) | tojson(indent=999) }}", TOO_LONG), ("{{ '%(a)1000000000d' % {'a': 1} }}", TOO_LONG),
     ("{{ '%.1000000000f' % 1 }}", TOO_LONG), ("{{ 'x'.ljust(10**9, 'y') }}", TOO_LONG),
+    ("{% set x = 'x' * 9999 %}{{ '%s' * 99 % ((x,) * 99) }}", TOO_LONG),
+    ("{% set x = 'x' * 9999 %}{{ '%(a)s' * 99 % {'a': x} }}", TOO_LONG),
+    ("{% set x = 'x' * 9999 %}{{ ('%s' * 99) | format(*((x,) * 99)) }}", TOO_LONG),
+    ("{% set x = 'x' * 9999 %}{{ ('{0}' * 99).format(x) }}", TOO_LONG),
+    ("{% set x = 'x' * 9999 %}{{ ('{a[0]}' * 99).format_map({'a': [x]}) }}", TOO_LONG),
+    (doubling("'x'", "[ns.x, ns.x]", "{{ '%s' % [ns.x] }}"), TOO_LONG),
+    (doubling("'x'", "[ns.x, ns.x]", "{{ ns }}"), TOO_LONG), (doubling("'x'", "[ns.x, ns.x]", "{{ {1: ns.x}.values() }}"), TOO_LONG),
+    ("{{ ('1' * 9999) | replace(1, 'x' * 9999) }}", TOO_LONG), ("{{ ('x' * 9999) | replace(new='y' * 9999, old='x') }}", TOO_LONG),
+    ("{{ ('x' * 9999) | replace('x', ['y' * 9999]) }}", TOO_LONG),
+    (doubling("'x'", "[ns.x, ns.x]", "{{ 'x'.replace(ns.x, 'y') }}"), TOO_LONG),
+    ("{{ ('a ' * 9999) | wordwrap(1, wrapstring='x' * 9999, break_on_hyphens='y') }}", TOO_LONG),
+    ("{{ ('a://b.c ' * 9999) | urlize(target='x' * 9999) }}", TOO_LONG),
+    ("{{ ('x' * 9999).translate({120: 'y' * 9999}) }}", TOO_LONG), ("{{ ([1] * 9999) | join(['x' * 9999]) }}", TOO_LONG),
+    ("{{ ([1] * 9999) | tojson(separators=('x' * 9999, ':')) }}", TOO_LONG),
+    ("{{ ([10 ** 1000] * 99999) | string }}", TOO_LONG), ("{{ [1] | batch(10**9, 0) | list }}", TOO_LONG),
+    ("{{ [1] | slice(10**9) | list }}", TOO_LONG), ("{{ ([[1] * 9999] * 9999) | sum(start=[]) | length }}", TOO_LONG),
+    ("{{ 'x'.encode() * 10**10 }}", "it makes bytes"), ("{{ (1).to_bytes(10**10, 'big') }}", "it makes bytes"),
     ("{{ [1, 2] | random }}", "it draws by chance "),
 ]  # fmt: skip
 
@@ -106,6 +127,27 @@ def test_what_no_template_may_is_refused(monkeypatch):
         with pytest.raises(Overreach) as caught:
             rendered(source, messages=[{}])
         assert str(caught.value).startswith(why), source
+
+
+def test_what_would_take_gigabytes_is_refused_before_it_is_made():
+    long, many = "x" * 9_999_999, [1] * 999_999
+    for source in [
+        "{{ [1] * 9999999 }}",
+        "{{ [y, y, y, y] | tojson }}",
+        "{{ '%s' * 99 % ((x,) * 99) }}",
+        "{{ '%(a)s' * 99 % {'a': x} }}",
+        "{{ ('%s' * 99) | format(*((x,) * 99)) }}",
+        "{{ ('{0}' * 99).format(x) }}",
+        "{{ ('1' * 99) | replace(1, x) }}",
+        "{{ ('x' * 99) | replace(new=x, old='x') }}",
+    ]:
+        tracemalloc.start()
+        try:
+            with pytest.raises(Overreach, match="it makes a text of more than 16,777,216 characters"):
+                rendered(source, x=long, y=many)
+            assert tracemalloc.get_traced_memory()[1] < 150_000_000, source
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_fault_is_told_in_a_line():

@@ -11,8 +11,9 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from string import Formatter
 from typing import Any
 
@@ -34,7 +35,13 @@ MAX_CHARACTERS = 1 << 24  # of one rendering, and of any text on the way to it
 _MAX_BITS = 4096  # of a whole number
 
 
-_MAX_PARTS = 1 << 20  # values in a list or mapping that becomes text
+_MAX_PARTS = 1 << 20  # values in a list or mapping, 16 characters of a text within it being one more
+
+
+_PART_CHARACTERS = 20  # that a part takes at most as text: 16, with quotes and a comma
+
+
+_COLLECTIONS: tuple[type[Any], ...] = (list, tuple, set, type({}.keys()), type({}.values()), type({}.items()))
 
 
 _PERCENT = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")  # what `%` fills in, and how wide
@@ -48,7 +55,7 @@ _INTERCEPTED = frozenset({"+", "*", "**", "%"})
 
 _BOUNDED_FILTERS = (
     *("string", "join", "pprint", "format", "escape", "e", "forceescape", "urlencode", "xmlattr", "replace"),
-    *("center", "indent", "wordwrap"),
+    *("center", "indent", "wordwrap", "urlize", "batch", "slice", "sum"),
 )
 
 
@@ -142,10 +149,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # Named as in Jinja, so that no name of a template's own arguments is taken.
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps `format`
         text = getattr(method, "__self__", None)
+        if getattr(method, "__name__", "") in ("encode", "to_bytes"):
+            raise Overreach("it makes bytes, which no template needs")
         if isinstance(text, str):
             if method.__name__ == "join" and args:
                 args = (list(args[0]), *args[1:])
-            _require_room(method.__name__, text, [*args, *kwargs.values()])
+            _require_room(method.__name__, text, args, kwargs)
         return _bounded_text(super().call(__context, __obj, *args, **kwargs))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
@@ -153,7 +162,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}, which a template may not")
 
     def _strftime(self, format: str) -> str:
-        _require_room("%", format, [])
+        _require_room("%", format, (), {})
         return datetime.datetime.combine(self._today, datetime.time()).strftime(format)
 
 
@@ -220,9 +229,10 @@ def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Return JSON as it is, where Jinja's own filter would escape it for HTML."""
-    _require_bounded(value)
+    num_parts, num_indents = _size(value)
     if indent is not None:
-        _require_at_most((len(indent) if isinstance(indent, str) else int(indent)) * (1 + _num_indents(value)))
+        _require_at_most((len(indent) if isinstance(indent, str) else int(indent)) * (1 + num_indents))
+    _require_at_most(num_parts * max(map(len, separators or ("",))))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -232,12 +242,14 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         at = 1 if isinstance(args[0], _GIVEN_BY_JINJA) else 0
-        value, others = args[at], [*args[at + 1 :], *kwargs.values()]
-        if name == "join":
+        value, others = args[at], args[at + 1 :]
+        if name in ("join", "sum"):
             value = list(value)
-        for each in (value, *others):
+        for each in (value, *others, *kwargs.values()):
             _require_bounded(each)
-        _require_room("%" if name == "format" else name, value if name == "join" else str(value), others)
+        if name == "pprint":
+            _require_at_most(_size(value)[1])
+        _require_room("%" if name == "format" else name, value if name == "join" else str(value), others, kwargs)
         return _bounded_text(function(*args[:at], value, *args[at + 1 :], **kwargs))
 
     return bounded
@@ -246,7 +258,7 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _require_small(operator: str, left: Any, right: Any) -> None:
     """Refuse an operation before it is done where its result alone would be too much."""
     if operator == "%" and isinstance(left, str):
-        _require_room("%", left, right if isinstance(right, tuple) else [right])
+        _require_room("%", left, right if isinstance(right, tuple) else (right,), {})
     if operator not in ("*", "**"):
         return
     if isinstance(left, int) and isinstance(right, int):
@@ -255,32 +267,43 @@ def _require_small(operator: str, left: Any, right: Any) -> None:
             raise Overreach("it computes a number that is too large")
     for many, one in ((left, right), (right, left)):
         if isinstance(many, int) and isinstance(one, str | list | tuple):
-            _require_at_most(many * len(one))
+            _require_at_most(many * len(one) * (1 if isinstance(one, str) else MAX_CHARACTERS // _MAX_PARTS))
 
 
-def _require_room(name: str, text: Any, values: Sequence[Any]) -> None:
+def _require_room(name: str, text: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a method or filter of a text before it is called where what it adds is too long.
 
-    values: its arguments. Every text is bounded, so that it is enough to look at what makes a longer one of it.
+    args, kwargs: its arguments. Every text is bounded, so that it is enough to look at what makes a longer one of it.
     """
-    texts = [value for value in values if isinstance(value, str)]
+    values = [*args, *kwargs.values()]
     width = max((abs(value) for value in values if isinstance(value, int)), default=8)
-    longest = max(map(len, texts), default=1)
+    longest = max((len(value) for value in values if isinstance(value, str)), default=1)
     if name in ("center", "ljust", "rjust", "zfill"):
         _require_at_most(width * longest)
     elif name in ("expandtabs", "indent"):
         _require_at_most(max(width, longest) * (1 + text.count("\n") + text.count("\t")))
-    elif name in ("replace", "wordwrap"):
-        places = text.count(texts[0]) if name == "replace" and texts else len(text)
-        _require_at_most(places * len(texts[-1] if texts else ""))
+    elif name == "replace":
+        given = {**dict(zip(("old", "new"), args, strict=False)), **kwargs}
+        old, new = (str(_require_bounded(given.get(key))) for key in ("old", "new"))
+        _require_at_most(text.count(old) * len(new))
+    elif name in ("wordwrap", "urlize"):
+        _require_at_most(len(text) * longest)
+    elif name == "translate":
+        parts = [part for table in args for part in _held_by(table)[1] if isinstance(part, str)]
+        _require_at_most(len(text) * max(map(len, parts), default=1))
+    elif name in ("batch", "slice"):
+        _require_at_most(width * _PART_CHARACTERS)
     elif name == "join":
-        parts, separator = (text, longest) if isinstance(text, list) else (values[0], len(text))
-        _require_at_most(sum(separator + (len(part) if isinstance(part, str) else 0) for part in parts))
+        parts, *others = [text, *values] if isinstance(text, list) else [*values, text]
+        separator = max(map(_num_characters, others), default=0)
+        _require_at_most(sum(separator + _num_characters(part) for part in parts))
     elif name in ("%", "format", "format_map"):
         specs = _PERCENT.findall(text) if name == "%" else [spec or "" for _, _, spec, _ in Formatter().parse(text)]
         if any("{" in spec for spec in specs):  # a width that stands among the values
             raise _too_long()
-        _require_at_most(sum(width * spec.count("*") + sum(map(int, _DIGITS.findall(spec))) for spec in specs))
+        longest = max(map(_num_characters, values), default=_PART_CHARACTERS)
+        widths = (width * spec.count("*") + sum(map(int, _DIGITS.findall(spec))) for spec in specs)
+        _require_at_most(len(specs) * longest + sum(widths))
 
 
 def _require_at_most(num_characters: int) -> None:
@@ -292,6 +315,11 @@ def _too_long() -> Overreach:
     return Overreach(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
 
 
+def _num_characters(value: Any) -> int:
+    """Return how many characters the text of a value has at most, but for signs that are escaped within a list."""
+    return len(value) if isinstance(value, str) else _size(value)[0] * _PART_CHARACTERS
+
+
 def _bounded_text(value: Any) -> Any:
     if isinstance(value, str) and len(value) > MAX_CHARACTERS:
         raise _too_long()
@@ -300,28 +328,46 @@ def _bounded_text(value: Any) -> Any:
 
 def _require_bounded(value: Any) -> Any:
     """Return the value, unless its text would be too long."""
-    if isinstance(value, list | tuple | dict):
-        _num_indents(value)
+    if not isinstance(value, str):
+        _size(value)
     return _bounded_text(value)
 
 
-def _num_indents(value: Any) -> int:
-    """Return how deep all parts of a value lie, taken together. Refuses a value of too many parts.
+def _size(value: Any) -> tuple[int, int]:
+    """Return how many parts a value has, and how deep all of them lie, taken together. Refuses one of too many parts.
 
-    Lists of lists can hold the same one many times over.
+    Lists of lists can hold the same one many times over: each is looked at once a level, and counted so many times.
     """
-    left, indents, inside = _MAX_PARTS, 0, [(value, 0)]
-    while inside:
-        each, depth = inside.pop()
-        indents += depth
-        left -= 1 + (len(each) >> 4 if isinstance(each, str) else 0)
-        if left < 0:
-            raise _too_long()
-        if isinstance(each, dict):
-            inside += ((part, depth + 1) for item in each.items() for part in item)
-        elif isinstance(each, list | tuple):
-            inside += ((part, depth + 1) for part in each)
-    return indents
+    num_parts, indents, depth = 1, 0, 0
+    level = {id(value): (value, 1)}  # the parts at a depth, and how many times each is there
+    while level:
+        below: dict[int, tuple[Any, int]] = {}
+        for each, times in level.values():
+            indents += depth * times
+            num_held, held = _held_by(each)
+            num_parts += times * (num_held + _num_sixteens(each))
+            if num_parts > _MAX_PARTS:
+                raise _too_long()
+            for part in held:
+                below[id(part)] = (part, times + below.get(id(part), (None, 0))[1])
+        level, depth = below, depth + 1
+    return num_parts, indents
+
+
+def _held_by(value: Any) -> tuple[int, Iterable[Any]]:
+    """Return the values that show in the text of another one, and their number."""
+    if isinstance(value, _OpenNamespace):
+        value = value._Namespace__attrs
+    if isinstance(value, dict):
+        return 2 * len(value), chain.from_iterable(value.items())
+    return (len(value), value) if isinstance(value, _COLLECTIONS) else (0, ())
+
+
+def _num_sixteens(value: Any) -> int:
+    """Return how often 16 characters go into a text or a whole number."""
+    if isinstance(value, str):
+        return len(value) >> 4
+    return value.bit_length() // 48 if isinstance(value, int) else 0
 
 
 def _fault(error: Exception) -> TemplateFault:
