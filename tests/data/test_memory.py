@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import json
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,24 @@ def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path,
         assert not left.exists()
         assert written.exists()
     written.unlink()
+
+
+def test_a_copy_that_another_process_takes_for_abandoned_before_it_is_locked_is_begun_again(
+    tmp_path, monkeypatch, cache
+):
+    monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
+    mkstemp, made = tempfile.mkstemp, []
+
+    def cleaned_up(**keys):
+        made.append(mkstemp(**keys))
+        if len(made) == 1:
+            spill.remove_abandoned(keys["dir"], "spill-*.part")
+        return made[-1]
+
+    monkeypatch.setattr(spill.tempfile, "mkstemp", cleaned_up)
+    assert read(rows_of(tmp_path / "data.jsonl", 1)).table.num_rows == 5000
+    assert [each.name for each in cache.iterdir()] == [spill._kept_path(tmp_path / "data.jsonl").name]
+    assert len(made) == 2
 
 
 def test_a_copy_that_is_taken_away_while_it_is_written_is_read_all_the_same(tmp_path, monkeypatch, cache):

@@ -133,10 +133,9 @@ def _to_disk(
 ) -> pa.Table:
     folder = _writable_folder()
     remove_abandoned(folder, "spill-*.part")
-    handle, name = tempfile.mkstemp(dir=folder, prefix="spill-", suffix=".part")
+    handle, part = _locked_part(folder)
     try:
         with _Disk(handle, folder) as disk:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # so that no other process takes it for abandoned
             with pa.ipc.new_file(disk, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
@@ -146,11 +145,24 @@ def _to_disk(
             disk.flush()
             if keep_as is not None and keep_as.parent == folder:
                 os.fsync(handle)
-                _keep(Path(name), keep_as)
+                _keep(part, keep_as)
             mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
             return pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
     finally:
-        Path(name).unlink(missing_ok=True)  # the mapping outlives the name
+        part.unlink(missing_ok=True)  # the mapping outlives the name
+
+
+def _locked_part(folder: Path) -> tuple[int, Path]:
+    """Create a file that is locked, so that no other process takes it for abandoned.
+
+    One that another process has taken for that before it was locked has no name any more: then the next is created.
+    """
+    while True:
+        handle, name = tempfile.mkstemp(dir=folder, prefix="spill-", suffix=".part")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, Path(name)
+        os.close(handle)
 
 
 def _keep(part: Path, keep_as: Path) -> None:
