@@ -201,7 +201,10 @@ def limit(num_tokens):
 
 
 def cut_row(prompt, answer, /, **limits):
-    row, cuts = cut(prompt, answer, eos_id=END, limits=Limits(**{name: limit(n) for name, n in limits.items()}))
+    of_parts = Limits(**{name: limit(n) for name, n in limits.items()})
+    row, cuts = cut(3, prompt, answer, eos_id=END, limits=of_parts, split_of=lambda key: f"split of {key}")
+    assert row.key == 3
+    assert all((each.key, each.split, each.why) == (3, "split of 3", "a limit") for each in cuts)
     return row.input_ids.tolist(), row.supervised.tolist(), [(each.event, each.tokens_before) for each in cuts]
 
 
@@ -220,7 +223,7 @@ def test_prompt_answer_and_end_are_joined_and_the_first_tokens_are_kept():
     assert (ids, supervised) == ([5, 6, 7], [False, False, True])
     assert cuts == [("cut_prompt", 3), ("cut_answer", 2), ("cut_joined", 4)]
     assert cut_row([5, 6, 7], None, prompt=2) == ([5, 6], [False, False], [("cut_prompt", 3)])  # no target and no end
-    row, _ = cut([], [7, 8], eos_id=END, limits=Limits())
+    row, _ = cut(0, [], [7, 8], eos_id=END, limits=Limits(), split_of=str)
     assert (row.supervised.tolist(), row.num_supervised) == ([True] * 3, 2)  # the first token is untaught
 
 

@@ -86,8 +86,7 @@ class ExamplePool:
 
     def __init__(self, table: pa.Table, *, num_unknown: int = 0) -> None:
         self.num_unknown, self.num_bytes = num_unknown, int(table.nbytes)
-        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        self._inputs, self._examples = table["input"], table["example"]
         digests = np.concatenate([np.zeros(0, np.uint64), *map(digests_of, self.inputs())])
         self._order = np.argsort(digests, kind="stable")
         self._digests = digests[self._order]
@@ -97,8 +96,9 @@ class ExamplePool:
 
     def inputs(self) -> Iterator[list[str]]:
         """Give the inputs of all examples, in their order, a batch at a time."""
-        for batch in self._batches:
-            yield batch.column("input").to_pylist()
+        for chunk in self._inputs.chunks:
+            if len(chunk):
+                yield chunk.to_pylist()
 
     def positions_of(self, inputs: Sequence[str]) -> Positions:
         """Return the position of the example with this very input; NONE where there is none."""
@@ -110,12 +110,7 @@ class ExamplePool:
 
     def context(self, positions: Sequence[int]) -> str:
         """Write these examples, in this order, as they stand in a prompt: as Python writes a list of dicts."""
-        return f"[{', '.join(map(self._example, positions))}]"
-
-    def _example(self, position: int) -> str:
-        number = int(np.searchsorted(self._ends, position, side="right"))
-        batch = self._batches[number]
-        return str(batch.column("example")[position - (int(self._ends[number]) - batch.num_rows)].as_py())
+        return f"[{', '.join(self._examples[position].as_py() for position in positions)}]"
 
 
 def example_pool(config: Config, source: Source) -> ExamplePool:
@@ -170,7 +165,7 @@ def _fields(config: Config) -> _Fields:
     columns, named = prompt_columns(config), {each.column_name: each.name for each in config.input_features}
     return _Fields(
         inputs=input_columns(config, columns),
-        answer=answer_column(target, target.column_name),
+        answer=answer_column(target),
         names=(*(named.get(name, name) for name in columns), target.name),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,24 +28,29 @@ MAX_CHARACTERS = 1 << 24  # of a prompt or an answer; no model's context holds a
 
 def bounded(texts: Iterable[Texts], faults: RowFaults, *, most: int = MAX_CHARACTERS) -> Iterator[Texts]:
     """Give the texts without the rows that are too long; those are added to the faults."""
+
+    def problem(batch: Texts, number: int) -> Problem | None:
+        length = max(len(each[number]) for each in (batch.prompts, batch.answers) if each)
+        what, expected = f"a text of {length:,} characters", f"at most {most:,} characters"
+        return Problem(what=what, expected=expected, fix="cut it before, or remove the row") if length > most else None
+
+    return _without_faulty(texts, faults, problem)
+
+
+def _without_faulty(
+    texts: Iterable[Texts], faults: RowFaults, problem_of: Callable[[Texts, int], Problem | None]
+) -> Iterator[Texts]:
+    """Give the texts without the rows that have a problem, which are added to the faults."""
     for batch in texts:
         keep = []
         for number, key in enumerate(batch.keys.tolist()):
-            length = max(len(each[number]) for each in (batch.prompts, batch.answers) if each)
-            if length <= most:
+            problem = problem_of(batch, number)
+            if problem is None:
                 keep.append(number)
             else:
-                faults.add(key, _too_long(length, most))
+                faults.add(key, problem)
         if keep:
             yield batch.only(keep)
-
-
-def _too_long(length: int, most: int) -> Problem:
-    return Problem(
-        what=f"a text of {length:,} characters",
-        expected=f"at most {most:,} characters",
-        fix="cut it before, or remove the row",
-    )
 
 
 MOST_LABELS = 1000
@@ -202,18 +207,12 @@ def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: Ro
     """
     labels = feature.labels
     known = frozenset(labels)
-    for batch in texts:
-        if not known or not batch.answers:
-            yield batch
-            continue
-        keep = []
-        for number, answer in enumerate(batch.answers):
-            if answer.strip() in known:
-                keep.append(number)
-            else:
-                faults.add(int(batch.keys[number]), _unknown(answer.strip(), labels, feature.column_name))
-        if keep:
-            yield batch.only(keep)
+
+    def problem(batch: Texts, number: int) -> Problem | None:
+        label = batch.answers[number].strip() if batch.answers else None
+        return None if label is None or label in known else _unknown(label, labels, feature.column_name)
+
+    return _without_faulty(texts, faults, problem) if known else iter(texts)
 
 
 def _counted(column: pa.ChunkedArray) -> Counter[str]:

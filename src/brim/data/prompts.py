@@ -250,7 +250,7 @@ def prompter(
         template_key="prompt.task" if config.prompt.template is None else "prompt.template",
         input_column=feature.column_name,
         prompt_columns=input_columns(config, columns),
-        answer_column=answer_column(target, target.column_name) if with_answers else None,
+        answer_column=answer_column(target) if with_answers else None,
         faults=RowFaults(locate=source.locate),
         contexts=contexts,
     )

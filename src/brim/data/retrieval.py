@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,22 +16,12 @@ from brim.notes import warning
 from brim.units import format_count
 
 
-class Examples(Protocol):
-    """Choose the examples of rows."""
-
-    def choose(self, inputs: Sequence[str], own: Positions) -> Positions:
-        """Return positions [B, k] in the pool: distinct ones for each row, and never its own.
-
-        own: the row's own position, NONE where it is not in the pool.
-        """
-
-
 @dataclass(slots=True, kw_only=True)
 class Contexts:
     """Make the examples of each row as text. No example has the row's own input, so that none gives its answer away."""
 
     pool: ExamplePool
-    examples: Examples
+    examples: RandomExamples | NearestExamples
     num_examples: int
     columns: tuple[str, ...]  # that make the input
     answer_column: str
@@ -122,7 +111,9 @@ def without_embeddings(config: Config) -> tuple[Config, list[str]]:
     return config.model_copy(update={"prompt": config.prompt.model_copy(update={"retrieval": drawn})}), [note]
 
 
-def _examples(retrieval: RetrievalConfig, pool: ExamplePool, *, seed: int) -> tuple[Examples, tuple[str, ...]]:
+def _examples(
+    retrieval: RetrievalConfig, pool: ExamplePool, *, seed: int
+) -> tuple[RandomExamples | NearestExamples, tuple[str, ...]]:
     if retrieval.type == "random":
         return RandomExamples(num_pooled=len(pool), num_examples=retrieval.num_examples, seed=seed), ()
     assert retrieval.model_name is not None, "a rule of the configuration"

@@ -120,12 +120,9 @@ def _touches(keys: Sequence[KeyPath], faulty: Sequence[KeyPath]) -> bool:
 
 def _columns(config: Config, wanted: dict[str, str], there: Sequence[str]) -> list[Column]:
     """Return the columns whose cells are read, with their features' rules."""
-    target = config.output_features[0]
     answers = [name for name in there if wanted[name] == OUTPUT]
-    return [
-        *input_columns(config, [name for name in there if name not in answers]),
-        *(answer_column(target, name) for name in answers),
-    ]
+    inputs = input_columns(config, [name for name in there if name not in answers])
+    return [*inputs, *(answer_column(config.output_features[0]) for _ in answers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +136,7 @@ class Column:
     is_label: bool = False  # of which an empty text is none
 
 
-def column_for(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
-    """Return a column under its feature's rule for missing cells."""
+def _column(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
     return Column(
         is_label=is_label,
         name=name,
@@ -154,15 +150,15 @@ def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
     """Return a prompt's columns, each under the rule of its input feature, or of the first where it has none."""
     numbers = {feature.column_name: number for number, feature in enumerate(config.input_features)}
     return tuple(
-        column_for(name, f"input_features[{number}]", config.input_features[number].preprocessing)
+        _column(name, f"input_features[{number}]", config.input_features[number].preprocessing)
         for name in names
         for number in [numbers.get(name, 0)]
     )
 
 
-def answer_column(target: OutputFeature, name: str) -> Column:
+def answer_column(target: OutputFeature) -> Column:
     """Return the answer's column under the rule of its feature."""
-    return column_for(name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
+    return _column(target.column_name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
 
 
 def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[np.int64]) -> None:

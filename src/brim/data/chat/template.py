@@ -164,7 +164,12 @@ def read_template(template: str | None, tokenizer_folder: Path) -> TemplateTexts
     if template is None:
         found = _in_folder(tokenizer_folder)
         if found is None:
-            raise ModelError(_none_there(tokenizer_folder))
+            raise ModelError(
+                what="the tokenizer has no chat template, and chat.template names none",
+                where=str(tokenizer_folder),
+                expected=f"{TEMPLATE_FILE}, or chat_template in tokenizer_config.json",
+                fix="name a Jinja file with chat.template (that of the model's chat variant, say)",
+            )
         return found
     path = Path(template).expanduser()
     if path.is_dir():
@@ -209,7 +214,11 @@ def _in_folder(folder: Path) -> TemplateTexts | None:
     if not named:
         return None
     if _DEFAULT not in named:
-        raise ModelError(_no_default(where, named))
+        raise ModelError(
+            what=f"the tokenizer has several chat templates ({', '.join(sorted(named))}) and none called default",
+            where=str(where),
+            fix="write the one that is meant into a file and name it with chat.template",
+        )
     return TemplateTexts(default=named[_DEFAULT], tool_use=named.get(_TOOL_USE), where=str(where))
 
 
@@ -259,26 +268,9 @@ def unusable(where: str, fault: TemplateFault) -> Problem:
     )
 
 
-def _none_there(folder: Path) -> Problem:
-    return Problem(
-        what="the tokenizer has no chat template, and chat.template names none",
-        where=str(folder),
-        expected=f"{TEMPLATE_FILE}, or chat_template in tokenizer_config.json",
-        fix="name a Jinja file with chat.template (that of the model's chat variant, say)",
-    )
-
-
 def _no_such_template(template: str, what: str) -> Problem:
     return Problem(
         what=f"chat.template: {what}: {template}",
         expected=f"a Jinja file, or a folder with {TEMPLATE_FILE}",
         fix="check the path; it is taken from the current folder",
-    )
-
-
-def _no_default(where: Path, named: Mapping[str, str]) -> Problem:
-    return Problem(
-        what=f"the tokenizer has several chat templates ({', '.join(sorted(named))}) and none called default",
-        where=str(where),
-        fix="write the one that is meant into a file and name it with chat.template",
     )

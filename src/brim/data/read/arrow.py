@@ -41,12 +41,7 @@ def read_folder(path: Path) -> Source:
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
-        raise DataError(
-            what=f"the saved data set cannot be read: {' '.join(str(error).split())}",
-            where=str(path),
-            expected="what `datasets` writes with save_to_disk",
-            fix=_FIX,
-        ) from None
+        raise _refused(" ".join(str(error).split()), str(path)) from None
     return read_dataset(loaded, name=path.name)
 
 
@@ -234,9 +229,6 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _MOST_BYTES = 32 << 20
 
 
-_FIX = "save it again with save_to_disk"
-
-
 def require_plain_folder(path: Path) -> None:
     """Raise DataError where a file is missing, was not written by `datasets`, or names one elsewhere."""
     if not (path / SPLITS).exists():
@@ -286,5 +278,5 @@ def _is_plain(name: object) -> bool:
 
 
 def _refused(why: str, name: str) -> DataError:
-    what = f"the saved data set cannot be read: {why}"
-    return DataError(what=what, where=name, expected="what `datasets` writes with save_to_disk", fix=_FIX)
+    what, fix = f"the saved data set cannot be read: {why}", "save it again with save_to_disk"
+    return DataError(what=what, where=name, expected="what `datasets` writes with save_to_disk", fix=fix)

@@ -12,6 +12,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -99,14 +100,6 @@ def _read_named(file: str | Path) -> Source:
     return _read_path(_path(file))
 
 
-def _csv(path: Path) -> Source:
-    return read_csv(path, separator=",")
-
-
-def _tsv(path: Path) -> Source:
-    return read_csv(path, separator="\t")
-
-
 _JSON_READERS: dict[str, Reader] = {".json": read_json, ".jsonl": read_jsonl, ".ndjson": read_jsonl}
 
 
@@ -117,8 +110,8 @@ _READ = "csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved b
 
 
 _READERS: dict[str, Reader] = {
-    ".csv": _csv,
-    ".tsv": _tsv,
+    ".csv": partial(read_csv, separator=","),
+    ".tsv": partial(read_csv, separator="\t"),
     **_JSON_READERS,
     ".parquet": read_parquet,
     ".pq": read_parquet,

@@ -130,15 +130,6 @@ class Limits:
     context_length: int | None = None  # longer rows, after all cuts, are findings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """Record what was cut from a row."""
-
-    event: str  # cut_prompt, cut_answer or cut_joined, as in the ledger
-    limit: Limit
-    tokens_before: int
-
-
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """Collect what tokenizing finds, beside the rows; for decisions once all rows are seen."""
@@ -156,34 +147,42 @@ class Findings:
     otherwise: list[int] = field(default_factory=list)  # keys of conversations whose pieces have other tokens together
 
 
-def cut(prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Limits) -> tuple[TokenRow, list[Cut]]:
-    """Join prompt, answer and EOS as one row with key 0, keeping the first tokens of each part and then of the whole.
+def cut(
+    key: int,
+    prompt: list[int],
+    answer: list[int] | None,
+    *,
+    eos_id: int,
+    limits: Limits,
+    split_of: Callable[[int], str],
+) -> tuple[TokenRow, list[Entry]]:
+    """Join prompt, answer and EOS as one row, keeping the first tokens of each part and then of the whole.
 
     An answer that is cut still ends in EOS; a row that is cut as a whole does not. Without an answer the row is the
-    prompt, to be continued.
+    prompt, to be continued. split_of: a row's split, for the ledger's entries.
     """
-    cuts = []
+    entries: list[Entry] = []
 
     def keep(event: str, ids: list[int], limit: Limit | None) -> list[int]:
-        if limit is None or len(ids) <= limit.num_tokens:
-            return ids
-        cuts.append(Cut(event=event, limit=limit, tokens_before=len(ids)))
-        return ids[: limit.num_tokens]
+        entries.extend(_entries(key, split_of, event, len(ids), limit))
+        return ids if limit is None else ids[: limit.num_tokens]
 
     prompt = keep("cut_prompt", prompt, limits.prompt)
     joined = prompt if answer is None else [*prompt, *keep("cut_answer", answer, limits.answer), eos_id]
     joined = keep("cut_joined", joined, limits.joined)
     supervised = np.arange(len(joined)) >= len(prompt)
-    return TokenRow(key=0, input_ids=np.asarray(joined, dtype=np.int32), supervised=supervised), cuts
+    return TokenRow(key=key, input_ids=np.asarray(joined, dtype=np.int32), supervised=supervised), entries
 
 
-def cut_whole(row: TokenRow, limit: Limit | None) -> tuple[TokenRow, list[Cut]]:
-    """Keep the first tokens of a row, and return what was cut."""
-    if limit is None or len(row.input_ids) <= limit.num_tokens:
-        return row, []
-    kept = slice(limit.num_tokens)
-    made = Cut(event="cut_joined", limit=limit, tokens_before=len(row.input_ids))
-    return replace(row, input_ids=row.input_ids[kept], supervised=row.supervised[kept]), [made]
+def _entries(
+    key: int, split_of: Callable[[int], str], event: str, num_tokens: int, limit: Limit | None
+) -> Iterator[Entry]:
+    """Give the ledger's entry of a part that is longer than its limit, and nothing for others."""
+    if limit is not None and num_tokens > limit.num_tokens:
+        kept = limit.num_tokens
+        yield Entry(
+            key=key, split=split_of(key), event=event, why=limit.why, tokens_before=num_tokens, tokens_after=kept
+        )
 
 
 def tokenize(
@@ -203,9 +202,10 @@ def tokenize(
         rows = []
         for number, key in enumerate(batch.keys.tolist()):
             answer = answers[number] if answers is not None else None
-            row, cuts = cut(prompts[number], answer, eos_id=encoder.eos_id, limits=limits)
-            row = replace(row, key=key)
-            findings.entries += [_entry(key, findings.split_of(key), each) for each in cuts]
+            row, entries = cut(
+                key, prompts[number], answer, eos_id=encoder.eos_id, limits=limits, split_of=findings.split_of
+            )
+            findings.entries += entries
             rows.append(row)
             _look(findings, row, limits, is_learned=answer is not None)
         _look_at_texts(findings, batch, prompts, encoder)
@@ -221,8 +221,9 @@ def _conversations(
     findings.otherwise += [whole[at].key for at in encoded_otherwise(chats, whole, encoder)]
     rows = []
     for row, chat in zip(whole, chats, strict=True):
-        row, cuts = cut_whole(row, limits.joined)
-        findings.entries += [_entry(row.key, findings.split_of(row.key), each) for each in cuts]
+        if limits.joined is not None:
+            findings.entries += _entries(row.key, findings.split_of, "cut_joined", len(row.input_ids), limits.joined)
+            row = row.first(limits.joined.num_tokens)
         if chat.reply is not None and not chat.reply.strip():
             findings.empty.append(row.key)
         if any(encoder.count_special(text) for text in chat.own_texts):
@@ -250,17 +251,6 @@ def _look_at_texts(findings: Findings, batch: Texts, prompts: list[list[int]], e
             findings.special.append(key)
         ids = prompts[number]
         findings.doubled_bos += len(ids) > 1 and ids[0] == ids[1] == encoder.bos_id
-
-
-def _entry(key: int, split: str, made: Cut) -> Entry:
-    return Entry(
-        key=key,
-        split=split,
-        event=made.event,
-        why=made.limit.why,
-        tokens_before=made.tokens_before,
-        tokens_after=made.limit.num_tokens,
-    )
 
 
 def chat_rows(chats: Sequence[Chat], encoder: TextEncoder) -> Iterator[TokenRow]:
