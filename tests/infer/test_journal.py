@@ -121,7 +121,7 @@ def test_a_write_that_fails_halfway_leaves_what_was_there(tmp_path, monkeypatch)
 
 def test_another_file_is_no_journal(tmp_path):
     (tmp_path / "j").write_text("a file of somebody else's")
-    with pytest.raises(OutputError, match="this file is no journal of a prediction"):
+    with pytest.raises(OutputError, match="this file is not the journal of a prediction"):
         Journal(tmp_path / "j")
     assert (tmp_path / "j").read_text() == "a file of somebody else's"
 

@@ -147,9 +147,9 @@ def test_its_other_failures_are_told_and_that_it_must_be_installed(monkeypatch, 
     [
         ({}, ""),
         ({"top_k": 50, "typical_p": 1.0, "use_cache": True}, ""),
-        ({"num_beams": 2}, "generation.num_beams is not handed on to it"),
-        ({"bad_words_ids": [[3]]}, "generation.bad_words_ids is not handed on to it"),
-        ({"max_time": 1.0}, "generation.max_time is not handed on to it"),
+        ({"num_beams": 2}, "generation.num_beams is not passed on to it"),
+        ({"bad_words_ids": [[3]]}, "generation.bad_words_ids is not passed on to it"),
+        ({"max_time": 1.0}, "generation.max_time is not passed on to it"),
     ],
 )
 def test_settings_that_vllm_is_not_asked_to_honour(keys, reason):
@@ -160,7 +160,7 @@ def test_settings_that_vllm_is_not_asked_to_honour(keys, reason):
     ("changes", "words"),
     [
         ({"device": torch.device("cpu")}, "it is for a CUDA GPU, and the device is cpu"),
-        ({"precision": precision("bf16-mixed")}, "precision is bf16-mixed, and it knows no mixed one"),
+        ({"precision": precision("bf16-mixed")}, "precision is bf16-mixed, and it has no mixed one"),
         ({}, "responses are limited to labels"),
     ],
 )

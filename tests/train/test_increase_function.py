@@ -80,14 +80,14 @@ def test_what_is_a_function():
 
 def test_a_module_that_is_not_there_or_lacks_the_name(module, tmp_path):
     assert refused("brim_no_such_module:increase") == (
-        f"{KEY}: there is no module brim_no_such_module, neither in {tmp_path} nor among what is installed\n"
+        f"{KEY}: there is no module brim_no_such_module, neither in {tmp_path} nor among the installed packages\n"
         "  fix: run brim in the folder of brim_no_such_module.py, or add that folder to PYTHONPATH"
     )
     name = module(more("0"))
     assert refused(f"{name}:grow") == f"{KEY}: {name}:grow: {tmp_path / name}.py has no grow\n{SIGNATURE}"
     anonymous = refused(f"{name}:<lambda>")
     assert f"{tmp_path / name}.py has no <lambda>\n" in anonymous
-    assert anonymous.endswith("  fix: give the function itself again, from Python")
+    assert anonymous.endswith("  fix: pass the function itself again, from Python")
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_module_that_is_not_there_or_lacks_the_name(module, tmp_path):
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def increase(:", "SyntaxError: invalid syntax (brim_test_increase.py, line 1)"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
-        ("increase = 3", "increase is of type int, and no function"),
-        ("from os import kill as increase", "increase is no function that is written in Python"),
-        ("class increase:\n    def __init__(self, e, b): ...", "increase is no function that is written in Python"),
+        ("increase = 3", "increase is of type int, not a function"),
+        ("from os import kill as increase", "increase is not a function that is written in Python"),
+        ("class increase:\n    def __init__(self, e, b): ...", "increase is not a function that is written in Python"),
         ("def increase(epoch): ...", "increase cannot be called with (epoch, current_batch_size): too many positional arguments"),
         ("def increase(e, b, c): ...", "increase cannot be called with (epoch, current_batch_size): missing a required argument: 'c'"),
     ],
@@ -113,10 +113,10 @@ def test_a_module_that_cannot_be_imported_and_what_is_no_function_of_two_numbers
 def test_modules_of_pythons_own_are_refused_unread_and_a_path_is_no_modules_name():
     sys.modules.pop("antigravity", None)
     for name in ("os:kill", "shutil:rmtree", "antigravity:geohash", "os.path:join"):
-        assert refused(name).startswith(f"{KEY}: {name.split(':')[0]} is a module of Python's own\n")
+        assert refused(name).startswith(f"{KEY}: {name.split(':')[0]} is a module of Python's standard library\n")
     assert "antigravity" not in sys.modules
     for name in ("scripts/increase.py:f", ".increase:f", "my-module:f"):
-        assert refused(name).startswith(f"{KEY}: {name.split(':')[0]} is no module's name\n  expected: module:function")
+        assert refused(name).startswith(f"{KEY}: {name.split(':')[0]} is not the name of a module\n  expected: module:function")
 
 
 # What it comes to

@@ -433,7 +433,7 @@ def test_rows_at_fault_are_all_that_there_are_where_looking_for_them_runs_out_of
 
 
 def test_nothing_is_advised_that_is_done_already():
-    shorter = "train anew with shorter rows (preprocessing.global_max_sequence_length)"
+    shorter = "train again with shorter rows (preprocessing.global_max_sequence_length)"
     checkpointing = "set trainer.enable_gradient_checkpointing: true, also with --resume"
     four_bits = "with a base in 4 bits and an adapter (quantization.bits: 4)"
     done = {"trainer": {"enable_gradient_checkpointing": True}}

@@ -381,7 +381,7 @@ def test_what_vllm_cannot_do_is_refused(session_of, zero_shot, sums_file, monkey
     for keys, reason in (
         ({"quantization": {"bits": 4}}, "the base is quantised as it is loaded"),
         ({"initialize": "random"}, "initialize is random"),
-        ({"precision": "bf16-mixed"}, "precision is bf16-mixed, and it knows no mixed one"),
+        ({"precision": "bf16-mixed"}, "precision is bf16-mixed, and it has no mixed one"),
         ({"generation": {**generation, "num_beams": 2}}, "generation.num_beams is not handed"),
     ):
         with pytest.raises(InputError, match=f"vLLM cannot be used: {reason}"):

@@ -36,7 +36,7 @@ Pooling: TypeAlias = Literal["mean", "last"] | None
 
 
 def first_vectors(rows: TokenRows, pooling: Pooling) -> NDArray[np.int64]:
-    """[N + 1]: at which vector each row's begin, and where the last row's end."""
+    """Return [N + 1]: at which vector each row's begin, and where the last row's end."""
     counts = rows.lengths if pooling is None else np.ones(len(rows), dtype=np.int64)
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -85,7 +85,7 @@ def collect_activations(
 
 
 def _to_run(architecture: PreTrainedModel, layers: Mapping[str, nn.Module]) -> nn.Module:
-    """The part of the model that has to run: without its output layer where that is not asked for."""
+    """Return the part of the model that has to run: without its output layer where that is not asked for."""
     body: nn.Module = architecture.base_model
     inside = set(body.modules())
     return body if all(layer in inside for layer in layers.values()) else architecture
@@ -96,7 +96,7 @@ Look: TypeAlias = Callable[[str, Any], Tensor]
 
 @contextmanager
 def _seen_in(layers: Mapping[str, nn.Module], look: Look) -> Iterator[dict[str, list[Tensor]]]:
-    """What `look` makes of each layer's output, call after call, as long as the block runs."""
+    """Collect what `look` makes of each layer's output, call after call, as long as the block runs."""
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def hook(module: nn.Module, given: Any, output: Any, *, name: str) -> None:
@@ -113,7 +113,7 @@ def _seen_in(layers: Mapping[str, nn.Module], look: Look) -> Iterator[dict[str, 
 def _vectors(
     name: str, output: Any, *, shape: torch.Size, lengths: Tensor, pooling: Pooling, normalize: bool
 ) -> Tensor:
-    """[B, 1, D], or [B, T, D] without pooling, in fp32. Padding, on the right, has no part in it.
+    """Return [B, 1, D], or [B, T, D] without pooling, in fp32. Padding, on the right, has no part in it.
 
     output: of the layer; of several things the first, which is how transformers gives hidden states.
     """
@@ -156,7 +156,7 @@ LAST = "last"
 
 
 def named_layers(model: PreTrainedModel, wanted: Sequence[LayerName]) -> dict[str, nn.Module]:
-    """Each name as it was given, and its module.
+    """Return each name as it was given, with its module.
 
     A number is that of a decoder layer, from 0; negative ones count from the end. "last" is what the output layer
     reads: the last layer's output after the final normalisation. Any other name is that of a module, as in
@@ -199,7 +199,7 @@ def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
 
 
 def _number(name: LayerName) -> int | None:
-    """The number that was meant; a command line knows texts alone."""
+    """Return the number that was meant, if any; a command line passes text alone."""
     if isinstance(name, int):
         return name
     return int(name) if name.removeprefix("-").isdecimal() else None
@@ -224,16 +224,16 @@ _ITEM_BYTES = 4
 
 
 class VectorStore:
-    """Places for N vectors of fp32, whose width is known once the first of them is there.
+    """Keep places for N vectors of fp32, whose width is known once the first of them is there.
 
-    folder: where the file lies, which has no name and goes with the object; None keeps all in memory.
+    folder: where the file lies, which has no name and disappears with the object; None keeps all in memory.
     """
 
     def __init__(self, num_vectors: int, *, folder: Path | None) -> None:
         self._num_vectors, self._folder = num_vectors, folder
         self.width = 0
         self._held: Vectors = np.zeros((num_vectors, 0), dtype=np.float32)
-        with self._told():
+        with self._explained():
             self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 
     def __enter__(self) -> VectorStore:
@@ -255,13 +255,13 @@ class VectorStore:
         if self._file is None:
             self._held[first : first + len(vectors)] = vectors
             return
-        with self._told():
+        with self._explained():
             self._file.seek(first * self.width * _ITEM_BYTES)
             self._file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
             self._file.flush()
 
     def read(self, first: int, end: int) -> Vectors:
-        """[end - first, D]: what was put there; a view of what is held in memory."""
+        """Return [end - first, D], what was put there; a view of what is held in memory."""
         if self._file is None:
             return self._held[first:end]
         self._file.seek(first * self.width * _ITEM_BYTES)
@@ -269,12 +269,12 @@ class VectorStore:
         return np.frombuffer(content, dtype=np.float32).reshape(end - first, self.width)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise WriteError(
-                what=f"what was collected cannot be kept: {error.strerror}",
+                what=f"the collected vectors cannot be written: {error.strerror}",
                 where=str(self._folder),
-                fix="make room there, or name an output on a larger disk",
+                fix="free space there, or name an output on a larger disk",
             ) from error

@@ -35,7 +35,7 @@ _MOST_BYTES = 512 << 20  # of logits kept in main memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """What separates two models, over the tokens that both predicted."""
+    """Measure what separates two models, over the tokens that both predicted."""
 
     num_tokens: int
     mean_kl: float  # nats a token: what the second model's loss exceeds the first's by, were the first one the truth
@@ -45,7 +45,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """How rows are run."""
+    """Say how rows are run."""
 
     pad_id: int
     batch_rows: int
@@ -53,7 +53,7 @@ class Runner:
 
 
 def logits_of(model: nn.Module, rows: TokenRows, how: Runner, precision: Precision) -> Iterator[Tensor]:
-    """Logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.
+    """Yield logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.
 
     After 4,096 tokens, or half a GiB, there are no more. A batch that runs out of memory is run in parts, and comes
     out as one. Raises OutOfMemoryError when a row alone runs out of memory.
@@ -99,7 +99,7 @@ def divergence(first: Sequence[Tensor], second: Iterator[Tensor]) -> Divergence:
 
 
 def label_measures(predictions: Sequence[str], references: Sequence[str]) -> dict[str, Measure]:
-    """Accuracy, and F1 as the mean over the labels that are there, in either, whatever their number of rows."""
+    """Return accuracy, and F1 as the mean over the labels that occur on either side, whatever their number of rows."""
     names = sorted({*predictions, *references})
     number = {name: position for position, name in enumerate(names)}
     predicted = np.array([number[name] for name in predictions], dtype=np.int64)
@@ -137,20 +137,20 @@ _CONSTRAIN = "output_features.0.decoder.constrain_to_vocabulary"
 
 @dataclass(slots=True, kw_only=True)
 class LabelCounts:
-    """How the labels of texts were come by."""
+    """Count labels, and the texts that named none."""
 
     labels: Counter[str] = field(default_factory=Counter)
     num_fallback: int = 0  # texts in which no rule finds a label
-    num_partial: int = 0  # texts of which a regular expression saw the beginning alone, and no rule before it fits
+    num_partial: int = 0  # texts of which a regular expression saw only the beginning, and no rule before it fits
 
     def add(self, reading: Reading) -> None:
-        """One more text."""
+        """Count one more text."""
         self.labels[reading.label] += 1
         self.num_fallback += reading.is_fallback
         self.num_partial += reading.is_partial
 
     def record(self) -> dict[str, Any]:
-        """For a summary: the labels by their number."""
+        """Return the counts for a summary, the most frequent label first."""
         return {
             "labels": dict(self.labels.most_common()),
             "num_fallback": self.num_fallback,
@@ -158,25 +158,25 @@ class LabelCounts:
         }
 
     def notes(self, feature: OutputFeature) -> list[str]:
-        """What a person should know of the labels, and, where responses name none, the setting that leads to one."""
+        """Return notes for people on the labels; where responses name none, with the setting that leads to one."""
         num_texts = self.labels.total()
         decoder = feature.categories
-        said = []
+        notes = []
         if self.num_fallback:
-            told = f"{self.num_fallback:,} of {num_texts:,} responses name no label and got the fallback label"
+            note = f"{self.num_fallback:,} of {num_texts:,} responses name no label and got the fallback label"
             if decoder is None or not decoder.constrain_to_vocabulary:
-                told += f"; with {_CONSTRAIN}=true the model can write nothing but labels"
-            said.append(told)
+                note += f"; with {_CONSTRAIN}=true the model can write nothing but labels"
+            notes.append(note)
         if self.num_partial:
-            said.append(
+            notes.append(
                 f"{self.num_partial:,} of {num_texts:,} responses are so long that a regular expression could take "
-                f"over {MAX_STEPS:,} steps; it looked at their beginning alone"
+                f"over {MAX_STEPS:,} steps; only their beginning was searched"
             )
-        return said
+        return notes
 
 
 def extract(texts: Sequence[str], reader: LabelReader, counts: LabelCounts) -> list[str]:
-    """The label that each text stands for, which depends on the text alone; `counts` grows by them."""
+    """Return the label of each text, which depends on the text alone, and add them to `counts`."""
     labels = []
     for text in texts:
         reading = reader.read(text)
@@ -186,21 +186,21 @@ def extract(texts: Sequence[str], reader: LabelReader, counts: LabelCounts) -> l
 
 
 def label_reader(config: Config) -> LabelReader | None:
-    """What finds labels in the model's texts; None where these are the answers themselves."""
+    """Return what finds labels in the model's texts; None where these are the answers themselves."""
     is_category = config.chat is None and config.output_features[0].categories is not None
     return LabelReader(config.output_features[0]) if is_category else None
 
 
 def label_column(config: Config) -> str:
-    """The column of predicted labels, called as in Ludwig."""
+    """Return the column of predicted labels, called as in Ludwig."""
     return f"{config.answer_name}_predictions"
 
 
-_LARGEST = 700.0  # exp of more is no number
+_LARGEST = 700.0  # exp of more overflows
 
 
 def summarize(scores: Scores) -> dict[str, float]:
-    """Loss (nats a supervised token), perplexity, token accuracy, sequence accuracy, and what they are made of.
+    """Return loss (nats per supervised token), perplexity, token and sequence accuracy, and what they are made of.
 
     Sequence accuracy is the share of rows of which every supervised token is the most probable one.
     """
@@ -217,7 +217,7 @@ def summarize(scores: Scores) -> dict[str, float]:
 
 
 def score_measures(scores: Scores) -> dict[str, Measure]:
-    """The same figures, but for what they are made of."""
+    """Return the same figures, without what they are made of."""
     figures = summarize(scores)
     loss = ratio(scores.loss, scores.num_supervised)
 
@@ -235,7 +235,7 @@ def score_measures(scores: Scores) -> dict[str, Measure]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Sums over the supervised tokens of each row, in the order of the rows."""
+    """Hold sums over the supervised tokens of each row, in the order of the rows."""
 
     keys: NDArray[np.int64]  # row numbers in the data
     loss: NDArray[np.float64]  # nats
@@ -257,7 +257,7 @@ def score_rows(
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 
     Rows of like length share a batch, and fewer of them once memory has run out. Logits are reduced where they arise;
-    in chunks, where the model's head is given. on_batch: told how many more rows are done.
+    in chunks, where the model's head is given. on_batch: called with how many more rows are done.
     Raises OutOfMemoryError when a row alone runs out of memory.
     """
     num_rows = len(rows)
@@ -283,7 +283,7 @@ def score_rows(
 
 
 # Of a batch, padding included. A pass saturates a device at 1,000 to 4,000 tokens (DESIGN.md, where speed comes from).
-# A plan has a say in it only where memory holds less: what rows share a batch changes the last bits of their sums.
+# A plan lowers it only where memory holds less: which rows share a batch changes the last bits of their sums.
 BATCH_TOKENS = 4096
 
 
@@ -291,14 +291,14 @@ _BLOCK_ROWS = 1024
 
 
 def rows_to_score(prompts: TokenRows, response: Callable[[int], Response]) -> TokenRows:
-    """Each prompt with its response, and the token that ended it, which are to be predicted."""
+    """Join each prompt with its response and the token that ended it; these are supervised."""
     return TokenRows.from_blocks(_batches(prompts, response))
 
 
 def score_batches(lengths: NDArray[np.int64], *, most_tokens: int = BATCH_TOKENS) -> Iterator[NDArray[np.intp]]:
-    """Positions of rows of like length, the longest first: rows × longest is at most `most_tokens`, or it is one row.
+    """Yield positions of rows of like length, the longest first: rows × longest is at most `most_tokens`, or one row.
 
-    Nothing but the lengths has a say in them.
+    They depend on the lengths alone.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0
@@ -328,7 +328,7 @@ _ORDERS = 4  # of BLEU's n-grams
 
 
 def text_measures(responses: Sequence[str], references: Sequence[str]) -> dict[str, Measure]:
-    """Corpus BLEU (sacrebleu, 0 to 100), mean ROUGE-1, -2 and -L F-measures (rouge-score, 0 to 1), exact match.
+    """Return corpus BLEU (sacrebleu, 0 to 100), mean ROUGE-1, -2 and -L F-measures (rouge-score, 0 to 1), exact match.
 
     responses, references: texts in the same order. Both are compared with outer white space taken off.
     """
@@ -345,13 +345,13 @@ def text_measures(responses: Sequence[str], references: Sequence[str]) -> dict[s
 
 
 def exact_match(responses: Sequence[str], references: Sequence[str]) -> Measure:
-    """The share of texts that are equal but for outer white space."""
+    """Return the share of texts that are equal but for outer white space."""
     pairs = zip(responses, references, strict=True)
     return ratio(np.array([response.strip() == reference.strip() for response, reference in pairs]))
 
 
 def _bleu_counts(responses: Sequence[str], references: Sequence[str]) -> Floats:
-    """[N, 10]: of each row, n-grams that are right and n-grams that there are, of four orders; words; words wanted."""
+    """Return [N, 10]: right n-grams and all n-grams of each row, of four orders; words; words of the reference."""
     from sacrebleu.metrics import BLEU
 
     bleu = BLEU()
@@ -369,7 +369,7 @@ def _bleu(counts: Floats) -> Measure:
 
 
 def _bleu_of_sums(sums: Floats) -> Floats:
-    """[B] from [B, 10], as sacrebleu computes it: orders without a hit count as 1/2, 1/4, … of a hit (Lin, Och 2004).
+    """Return [B] of [B, 10], as sacrebleu does: orders without a hit count as 1/2, 1/4, … of a hit (Lin, Och 2004).
 
     Without a hit of any order, and where no text has so many words that there is an n-gram of an order, it is 0.
     """

@@ -27,10 +27,10 @@ from brim.storage import writing
 
 
 class DoneRows:
-    """Rows by their position, over records by their keys.
+    """Look up rows by their position in records by their keys.
 
-    keys: of the rows. prompts: hashes of what the rows are to be done for. A record of the same key for another prompt
-    does not count: `changed` are the positions of such rows.
+    keys: of the rows. prompts: hashes of the prompts that the rows have now. A record of the same key for another
+    prompt does not count: `changed` are the positions of such rows.
     """
 
     def __init__(self, records: Records, *, keys: UInts, prompts: UInts) -> None:
@@ -46,11 +46,11 @@ class DoneRows:
         return int(np.count_nonzero(self._numbers >= 0))
 
     def to_do(self) -> NDArray[np.intp]:
-        """Positions of the rows that are not done yet."""
+        """Return positions of the rows that are not done yet."""
         return np.flatnonzero(self._numbers < 0)
 
     def add(self, positions: Sequence[int], bodies: Sequence[bytes]) -> None:
-        """These rows are done."""
+        """Record that these rows are done."""
         first = len(self._records)
         self._records.append(
             [
@@ -61,12 +61,12 @@ class DoneRows:
         self._numbers[list(positions)] = np.arange(first, first + len(positions))
 
     def body(self, position: int) -> bytes:
-        """What was done for a row that is done."""
+        """Return what was done for a row that is done."""
         return self._records.body(int(self._numbers[position]))
 
 
 class HeldRecords:
-    """What a Journal keeps on disk, in memory."""
+    """Hold in memory what a Journal keeps on disk."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -75,24 +75,24 @@ class HeldRecords:
         return len(self._records)
 
     def append(self, records: Sequence[Record]) -> None:
-        """See Journal."""
+        """Add records."""
         self._records += records
 
     def find(self, keys: UInts) -> NDArray[np.int64]:
-        """See Journal."""
+        """Find the records that count for these keys, as numbers; -1 where there is none."""
         numbers = {record.key: number for number, record in enumerate(self._records)}
         return np.array([numbers.get(key, -1) for key in keys.tolist()], dtype=np.int64)
 
     def prompts(self, numbers: NDArray[np.int64]) -> UInts:
-        """See Journal."""
+        """Return hashes of the prompts of these records."""
         return np.array([self._records[number].prompt for number in numbers.tolist()], dtype=np.uint64)
 
     def body(self, number: int) -> bytes:
-        """See Journal."""
+        """Return the content of a record."""
         return self._records[number].body
 
 
-# A kill loses nothing that was written, a failure of the machine what is younger than this. Synced after each write,
+# A kill loses nothing that was written, a failure of the machine what is younger than this. If each write were synced,
 # a job of short answers would wait for the disk most of its time.
 SYNC_EVERY_S = 2.0
 
@@ -120,7 +120,7 @@ UInts = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What was done for one row."""
+    """Hold what was done for one row."""
 
     key: int  # of the row, 64 bits
     prompt: int  # what it was done for: a hash of the prompt's tokens, 64 bits
@@ -128,7 +128,7 @@ class Record:
 
 
 class Journal:
-    """The records in a file, by key; of two with one key, the later counts.
+    """Keep records in a file, by key; of two with one key, the later counts.
 
     Opening cuts off what is not whole at the end: the record that a kill, or a full disk, has broken off. Writes that
     fail raise WriteError and leave the records before them as they are.
@@ -156,7 +156,7 @@ class Journal:
         self.close()
 
     def __len__(self) -> int:
-        """Records, those included that a later one has taken the place of."""
+        """Count the records, those included that a later one has replaced."""
         return len(self._keys)
 
     def append(self, records: Sequence[Record]) -> None:
@@ -180,7 +180,7 @@ class Journal:
         self._by_key = None
 
     def find(self, keys: UInts) -> NDArray[np.int64]:
-        """Numbers of the records that count for these keys; -1 where there is none."""
+        """Find the records that count for these keys, as numbers; -1 where there is none."""
         known, numbers = self._index()
         if not len(known):
             return np.full(len(keys), -1, dtype=np.int64)
@@ -188,15 +188,15 @@ class Journal:
         return np.where(known[places] == keys, numbers[places], -1).astype(np.int64)
 
     def prompts(self, numbers: NDArray[np.int64]) -> UInts:
-        """What these records were made for."""
+        """Return hashes of the prompts of these records."""
         return np.frombuffer(self._prompts, dtype=np.uint64)[numbers] if len(numbers) else np.zeros(0, np.uint64)
 
     def keys(self) -> UInts:
-        """Each key once, in ascending order."""
+        """Return each key once, in ascending order."""
         return self._index()[0]
 
     def body(self, number: int) -> bytes:
-        """What a record holds, read from the file. Raises OutputError where it has changed since it was opened."""
+        """Read the content of a record. Raises OutputError where the file has changed since it was opened."""
         place = self._places[number]
         length, checksum, key, prompt = _RECORD_HEAD.unpack(os.pread(self._file, _RECORD_HEAD.size, place))
         body = os.pread(self._file, length, place + _RECORD_HEAD.size)
@@ -205,7 +205,7 @@ class Journal:
         return body
 
     def close(self) -> None:
-        """Sync and close; once more, it does nothing."""
+        """Sync and close; a second call does nothing."""
         if self._file < 0:
             return
         descriptor, self._file = self._file, -1
@@ -216,7 +216,7 @@ class Journal:
             os.close(descriptor)
 
     def _whole_records(self) -> int:
-        """Note all records that are whole. Returns where the last one ends; 0 where not even the beginning is there."""
+        """Note all records that are whole. Return where the last one ends; 0 where not even the beginning is there."""
         end = 0
         for end, record in _records(self._file, self._path):
             if record is not None:
@@ -236,7 +236,7 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def _index(self) -> tuple[UInts, NDArray[np.intp]]:
-        """Keys in ascending order, and the number of the last record of each."""
+        """Return keys in ascending order, and the number of the last record of each."""
         if self._by_key is None:
             # A copy: an array cannot grow while numpy looks at it.
             every = np.array(self._keys, dtype=np.uint64)
@@ -258,7 +258,7 @@ def _checksum(key: int, prompt: int, body: bytes) -> int:
 
 
 def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
-    """Where each whole record ends, and the record; first where the file's beginning does, without one.
+    """Yield where each whole record ends, and the record; first the end of the file's head, with None.
 
     Raises OutputError for a file of another kind.
     """
@@ -267,7 +267,7 @@ def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
         magic = reader.read(len(_MAGIC))
         if not _MAGIC.startswith(magic):
             raise OutputError(
-                what="this file is no journal of a prediction, or its beginning is damaged",
+                what="this file is not the journal of a prediction, or its beginning is damaged",
                 where=str(path),
                 fix="restore it; or remove it, and what it held is made again",
             )
@@ -297,14 +297,14 @@ _SCORE = struct.Struct("<d")
 
 
 def response_bytes(response: Response) -> bytes:
-    """See response_of."""
+    """Pack a response for `response_of`."""
     end_id = _NO_END if response.end_id is None else response.end_id
     head = _RESPONSE_HEAD.pack(_REASONS.index(response.finish_reason), end_id)
     return head + np.asarray(response.token_ids, dtype="<i4").tobytes()
 
 
 def response_of(body: bytes) -> Response:
-    """What `response_bytes` was given."""
+    """Return the response that `response_bytes` was given."""
     reason, end_id = _RESPONSE_HEAD.unpack_from(body)
     return Response(
         token_ids=np.frombuffer(body, dtype="<i4", offset=_RESPONSE_HEAD.size).tolist(),
@@ -314,16 +314,16 @@ def response_of(body: bytes) -> Response:
 
 
 def score_bytes(log_probability: float) -> bytes:
-    """See score_of."""
+    """Pack a score for `score_of`."""
     return _SCORE.pack(log_probability)
 
 
 def score_of(body: bytes) -> float:
-    """What `score_bytes` was given."""
+    """Return the score that `score_bytes` was given."""
     return float(_SCORE.unpack(body)[0])
 
 
 def prompt_hash(token_ids: NDArray[np.int32] | Sequence[int]) -> int:
-    """64 bits that tell a prompt's tokens from all others'."""
+    """Return a hash of a prompt's tokens, 64 bits."""
     tokens = np.asarray(token_ids, dtype="<i4").tobytes()
     return int.from_bytes(hashlib.blake2b(tokens, digest_size=8).digest(), "little")

@@ -22,7 +22,7 @@ _HALVINGS = 100  # of a right angle: down to the last bit of a float
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """mean ± t · s / √n, for values that scatter normally; None for fewer than two, or where one is no number."""
+    """Return mean ± t · s / √n, for normal values; None for fewer than two, or where one is not finite."""
     number = len(values)
     if number < 2 or not all(map(math.isfinite, values)):
         return None
@@ -34,7 +34,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 @lru_cache(maxsize=64)
 def t_quantile(degrees: int) -> float:
-    """The t that |T| exceeds in 5% of all cases, for this many degrees of freedom, of which there is at least one."""
+    """Return the t that |T| exceeds in 5% of all cases, for this many degrees of freedom, at least 1."""
     assert degrees > 0, "one value has no scatter"
     low, high = 0.0, math.pi / 2
     for _ in range(_HALVINGS):
@@ -47,7 +47,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def _probability_within(angle: float, degrees: int) -> float:
-    """P(|T| < √degrees · tan(angle)): the finite sums of Abramowitz and Stegun, 26.7.3 (odd) and 26.7.4 (even)."""
+    """Return P(|T| < √degrees · tan(angle)), by finite sums (Abramowitz, Stegun: 26.7.3 for odd, 26.7.4 for even)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2 == 1
     term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
@@ -68,7 +68,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A 95% confidence interval."""
+    """Hold a 95% confidence interval."""
 
     low: float
     high: float
@@ -76,26 +76,26 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A figure of rows, and what it would be of others like them."""
+    """Hold a figure of rows, and a function that computes it for rows that are drawn from them."""
 
     value: float
-    of: Callable[[Floats], Floats]  # [B], of rows that are there so many times each: [B, N]
+    of: Callable[[Floats], Floats]  # [B, N], how many times each row was drawn -> [B]
 
 
 def ratio(numerator: NDArray[np.generic], denominator: NDArray[np.generic] | None = None) -> Measure:
-    """Sum of the one over that of the other, [N] each; None: over the rows, which makes it a mean."""
+    """Divide the sum of the one by that of the other, [N] each; None: by the number of rows, which gives a mean."""
     above = np.asarray(numerator, dtype=np.float64)
     below = np.ones(len(above)) if denominator is None else np.asarray(denominator, dtype=np.float64)
 
     def of(counts: Floats) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):  # no token in the rows that were drawn, or no number
+        with np.errstate(divide="ignore", invalid="ignore"):  # no token in the rows that were drawn, or NaN
             return np.asarray((counts @ above) / (counts @ below))
 
     return Measure(value=float(above.sum() / below.sum()), of=of)
 
 
 def intervals(measures: Mapping[str, Measure], num_rows: int, *, seed: int = 0) -> dict[str, Interval]:
-    """Of each measure; all of the same draws of rows."""
+    """Return the interval of each measure; all use the same draws of rows."""
     drawn = _resampled(list(measures.values()), num_rows, seed)
     return {name: _interval(values) for name, values in zip(measures, drawn, strict=True)}
 
@@ -103,9 +103,9 @@ def intervals(measures: Mapping[str, Measure], num_rows: int, *, seed: int = 0) 
 def paired_intervals(
     ours: Mapping[str, Measure], theirs: Mapping[str, Measure], num_rows: int, *, seed: int = 0
 ) -> dict[str, Interval]:
-    """Of the differences ours - theirs of measures that both have, on the same rows in the same order.
+    """Return intervals of the differences ours - theirs of measures that both have, on the same rows in the same order.
 
-    Both are taken of the same draws: what makes a row hard for either model leaves the difference.
+    Both use the same draws, so that what makes a row hard for either model cancels.
     """
     names = [name for name in ours if name in theirs]
     drawn = _resampled([each[name] for each in (ours, theirs) for name in names], num_rows, seed)
@@ -115,7 +115,7 @@ def paired_intervals(
 
 
 def _resampled(measures: Sequence[Measure], num_rows: int, seed: int) -> Floats:
-    """[measures, resamples]. The draws do not depend on how many are made at once."""
+    """Return [measures, resamples]. The draws do not depend on how many are made at once."""
     generator = np.random.default_rng(seed)
     at_once = max(1, _DRAWS_AT_ONCE // num_rows)
     parts = []
@@ -129,6 +129,6 @@ def _resampled(measures: Sequence[Measure], num_rows: int, seed: int) -> Floats:
 
 
 def _interval(values: Floats) -> Interval:
-    # Between infinities there is no number.
+    # Between infinities, interpolation would give NaN.
     low, high = np.quantile(values, [0.025, 0.975], method="nearest" if np.isinf(values).any() else "linear")
     return Interval(low=float(low), high=float(high))

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no character, or are not all there yet
 
 
-_UNASSIGNED = "\U000e1000"  # no vocabulary has a token for it: where bytes are tokens, its last one is a byte within
+_UNASSIGNED = "\U000e1000"  # no vocabulary has a token for it: where bytes are tokens, its last one is an inner byte
 
 
 class GrowingText:
-    """Says of each token what it adds to the text; what a later token could still change is held back.
+    """Say of each token what it adds to the text; what a later token could still change is held back.
 
     A character may take several tokens, and a tokenizer that falls back to bytes throws away all of a run of them when
     the last ones are no character. So text counts as settled only when a stray byte behind it would not change it.
@@ -48,7 +48,7 @@ class GrowingText:
         self._num_given = 0  # characters of their text
 
     def add(self, token_id: int) -> str:
-        """What can be said now that this token has come."""
+        """Return the text that is settled now that this token has come."""
         self._tokens.append(token_id)
         text = self._decode(self._tokens)
         settled = _common(text, self._decode([*self._tokens, *self._stray])).rstrip(_REPLACEMENT)
@@ -61,12 +61,12 @@ class GrowingText:
         return piece
 
     def rest(self) -> str:
-        """What was held back, now that no token follows."""
+        """Return what was held back, now that no token follows."""
         return self._decode(self._tokens)[self._num_given :]
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the beginning that both share."""
     for at, (here, there) in enumerate(zip(one, other, strict=False)):
         if here != there:
             return one[:at]
@@ -85,12 +85,12 @@ def stream_tokens(
     constraint: Constraint | None = None,
     kept: KeptCache | None = None,
 ) -> Generator[int, None, FinishReason]:
-    """The tokens of the response that SlotsEngine writes for a row of this key, without the one that ends it.
+    """Yield the tokens of the response that SlotsEngine writes for a row of this key, without the one that ends it.
 
     prompt: at least one token. The generator's own result is the reason for the end. Raises InputError at once for
     settings that are refused. The cache is freed when the last token has been given, when the generator is closed or
     dropped, and when it raises: OutOfMemoryError for a prompt that memory does not suffice for, BrimError for scores
-    that are not finite. kept: what earlier prompts have in common with this one is not read anew, and then the cache
+    that are not finite. kept: what earlier prompts have in common with this one is not read again, and then the cache
     stays.
     """
     row = Writing(position=0, key=key, prompt=list(prompt))
@@ -129,7 +129,10 @@ def _tokens(
 
 @torch.inference_mode()
 def _next(row: Writing, chooser: NextToken, cache: KeptCache, begin: Callable[[int], Passes]) -> int:
-    """The token that follows what has been written. Not across a `yield`: the mode would be the caller's, too."""
+    """Choose the token that follows what has been written.
+
+    The mode must not last across a `yield`: it would be the caller's, too.
+    """
     if row.generated:
         logits = cache.write(row.generated[-1])
     else:
@@ -140,7 +143,7 @@ def _next(row: Writing, chooser: NextToken, cache: KeptCache, begin: Callable[[i
 
 
 def _columns(row: Writing, chooser: NextToken) -> int:
-    """The last token is not read."""
+    """Return the columns of a prompt and its response, whose last token is not read."""
     return len(row.prompt) + chooser.max_new_tokens - 1
 
 
@@ -151,11 +154,11 @@ def _no_room(num_tokens: int) -> OutOfMemoryError:
     )
 
 
-_HEADROOM = 2  # so that a conversation is read anew only each time that it has become twice as long
+_HEADROOM = 2  # so that a conversation is read again only each time that it has become twice as long
 
 
 class KeptCache:
-    """Reads prompts and writes tokens, for one row. Not for several responses at the same time.
+    """Read prompts and write tokens, for one row. Not for several responses at the same time.
 
     most_columns: that the model's context allows; None: no limit. Its memory is given back by `clear`, and when a pass
     raises.
@@ -167,7 +170,7 @@ class KeptCache:
         self._tokens: list[int] = []  # whose keys and values are there
 
     def read(self, prompt: Sequence[int], *, columns: int, begin: Callable[[int], Passes]) -> Tensor:
-        """Logits [1, V] of what follows the prompt. columns: that it and its response need; begin: makes so many."""
+        """Return logits [1, V] of what follows the prompt. columns: for it and its response; begin: makes a cache."""
         num_known = min(_num_in_common(self._tokens, prompt), len(prompt) - 1)  # the last token has to be read
         if self._passes is not None and num_known and columns <= self._passes.cache.columns:
             with self._pass() as passes:
@@ -184,7 +187,7 @@ class KeptCache:
         return logits
 
     def write(self, token: int) -> Tensor:
-        """Logits [1, V] of what follows this token, which follows the others."""
+        """Add a token; return logits [1, V] of what follows it."""
         with self._pass() as passes:
             logits = passes.decode([token])
         self._tokens.append(token)
@@ -201,7 +204,7 @@ class KeptCache:
         assert self._passes is not None, "a prompt has been read"
         try:
             yield self._passes
-        except BaseException:  # Ctrl-C, too: what is half written is no use
+        except BaseException:  # Ctrl-C, too: what is half written is useless
             self.clear()
             raise
 

@@ -4,7 +4,7 @@
         model.safetensors      the weights that train
         optimizer.safetensors  the optimizer's state
         random.safetensors     the states of torch's random generators
-        state.json             step, samples, tokens, best metric; the optimizer's numbers that are no tensors
+        state.json             step, samples, tokens, best metric; the optimizer's numbers that are not tensors
         manifest.json          the SHA-256 of each file
 
 A folder is written under a temporary name, synced and renamed. The newest two and the best one are kept; an older one
@@ -44,7 +44,7 @@ TensorFiles = Mapping[str, Mapping[str, Tensor]]  # file name without ending -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint holds, on the CPU."""
+    """Hold the content of a checkpoint, on the CPU."""
 
     step: int
     tensors: TensorFiles
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run."""
+    """Keep the checkpoints of one run in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class CheckpointStore:
             remove_unfinished(self.folder)
 
     def load_newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint, with a line on each one that was refused; None where there is none at all.
+        """Return the newest whole checkpoint, None where there is none at all, and a line on each that was refused.
 
         Raises CheckpointError when there are some and none is whole.
         """
@@ -108,12 +108,12 @@ class CheckpointStore:
             raise CheckpointError(
                 what="no whole checkpoint is left: " + "; ".join(refused),
                 where=str(self.folder),
-                fix="restore the folder from a copy, or train anew into another folder",
+                fix="restore the folder from a copy, or train again into another folder",
             )
         return None, refused
 
     def load(self, step: int) -> Checkpoint:
-        """The checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
+        """Read the checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
         names = [Path(name) for name in self._verify(step)]
         state = json.loads((self._path(step) / _STATE).read_text(encoding="utf-8"))
         if not isinstance(state, dict) or state.pop("step", None) != step:
@@ -125,17 +125,17 @@ class CheckpointStore:
         )
 
     def load_tensors(self, step: int, name: str) -> dict[str, Tensor]:
-        """One file's tensors of the checkpoint of this step. Raises CheckpointError as `load` does."""
+        """Read the tensors of one file of the checkpoint of this step. Raises CheckpointError as `load` does."""
         self._verify(step)
         return self._tensors(step, name)
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, whole or not, in order."""
+        """List the steps that have a checkpoint, whole or not, in order."""
         names = [_NAME.fullmatch(path.name) for path in self.folder.glob("step-*")]
         return sorted(int(name.group(1)) for name in names if name)
 
     def _verify(self, step: int) -> list[str]:
-        """The names of the checkpoint's files, each of which has the digest that the manifest gives."""
+        """Check the digests of the manifest, and return the names of the checkpoint's files."""
         folder = self._path(step)
         try:
             names = verified(folder)
@@ -163,7 +163,7 @@ def _damaged(step: int, folder: Path, why: str) -> CheckpointError:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Counted since the run's first step, over all its sessions. Saved as JSON in each checkpoint."""
+    """Count since the run's first step, over all its sessions. Saved as JSON in each checkpoint."""
 
     step: int = 0
     consumed_samples: int = 0
@@ -179,7 +179,7 @@ class TrainState:
     rows_digest: str = ""  # of the training and validation rows, so that a run is not continued on other data
 
     def counts(self) -> dict[str, int]:
-        """What a line of metrics.jsonl says of the run so far."""
+        """Return the counts that each line of metrics.jsonl has."""
         return {
             "num_samples": self.consumed_samples,
             "num_tokens": self.num_tokens,
@@ -187,7 +187,7 @@ class TrainState:
         }
 
     def improve(self, metric: float, *, higher_is_better: bool) -> bool:
-        """Take a validation metric in; whether it is the best so far. NaN and infinity never are."""
+        """Take a validation metric, and say whether it is the best so far. NaN and infinity never are."""
         better = math.isfinite(metric) and (
             self.best_metric is None or (metric > self.best_metric if higher_is_better else metric < self.best_metric)
         )
@@ -199,7 +199,7 @@ class TrainState:
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that train, by name; tied ones once."""
+    """Return the weights that train, by name; tied ones once."""
     return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
@@ -211,7 +211,7 @@ def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(
             what=f"the checkpoint holds other weights than those that train: {', '.join(strange[:3])} …",
             expected="the versions of transformers and peft in the run's environment.json",
-            fix="install those versions, or train anew into another folder",
+            fix="install those versions, or train again into another folder",
         )
     with torch.no_grad():
         for name, weight in weights.items():
@@ -219,7 +219,7 @@ def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimizer's state as tensors and as plain numbers, both under `<parameter>.<name>`."""
+    """Return the optimizer's state as tensors and as plain numbers, both under `<parameter>.<name>`."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     storages: set[int] = set()
@@ -248,7 +248,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbe
 
 
 def _unwrapped(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A parameter's state; bitsandbytes' optimizers keep what is no plain tensor of it in a mapping inside."""
+    """Yield a parameter's state by name; bitsandbytes' optimizers keep some of it in a mapping inside."""
     for name, value in entries.items():
         if isinstance(value, Mapping):
             yield from value.items()

@@ -22,29 +22,29 @@ Record = Mapping[str, Any]  # one line of metrics.jsonl; its fields stand in doc
 
 
 class Observer(Protocol):
-    """Hears what happens in a run: `start` once, `write` for each record in order, `close` at the end.
+    """Hear what happens in a run: `start` once, `write` for each record in order, `close` at the end.
 
     A class of your own that inherits from this one needs only the methods that it is interested in. They are called in
     the thread that trains, between steps, which wait for them; what they raise ends the run.
     """
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
-        """The loop is about to run the steps after `first_step`, which is 0 unless the run is continued.
+        """Prepare for the steps after `first_step`, which is 0 unless the run is continued.
 
         total_steps: of the run; None where the effective batch follows what is measured. total_samples: rows that the
         whole run consumes, counted with repetition.
         """
 
     def write(self, record: Record) -> None:
-        """A step, an evaluation or an event happened: a line of metrics.jsonl as a mapping (docs/run-folder.md)."""
+        """Take the record of a step, an evaluation or an event: a line of metrics.jsonl (docs/run-folder.md)."""
 
     def close(self) -> None:
-        """The run has ended, well or not; also where it failed after `start`."""
+        """Close what was opened: the run has ended, well or not; also where it failed after `start`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Several observers as one. Raises InputError for one that is none, such as a function."""
+    """Join several observers to one. Raises InputError for what is not an observer, such as a function."""
 
     members: Sequence[Observer]
 
@@ -63,7 +63,7 @@ class Observers:
             member.write(record)
 
     def close(self) -> None:
-        """All of them, even where one cannot."""
+        """Close all of them, even where one raises."""
         with ExitStack() as stack:
             for member in reversed(self.members):
                 stack.callback(member.close)
@@ -88,7 +88,7 @@ _LAST_SHARE = 0.1  # of the tokens, whose training loss stands for the end's: on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A loss over tokens."""
+    """Hold a loss over tokens."""
 
     tokens: tuple[int, ...]  # trained on until then
     loss: tuple[float, ...]  # mean over supervised tokens: of the training since the point before, or of an evaluation
@@ -97,7 +97,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run in figures. Losses are in nats a supervised token, of the weights at the end."""
+    """Describe a run in figures. Losses are in nats per supervised token, of the weights at the end."""
 
     losses: Mapping[str, float]  # train (its last tenth), and validation and test where they were evaluated
     evaluated_tokens: Mapping[str, int]  # supervised tokens of the evaluated splits
@@ -112,24 +112,23 @@ class RunFigures:
     validation_curve: Curve
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
-        return {**told, "losses": {split: _finite_or_null(loss) for split, loss in self.losses.items()}}
+        return {**asdict(self), "losses": {split: _finite_or_null(loss) for split, loss in self.losses.items()}}
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> RunFigures:
-        """What `as_json` gave. Raises KeyError or TypeError for anything else."""
+    def of_json(cls, given: Mapping[str, Any]) -> RunFigures:
+        """Read what `as_json` gave. Raises KeyError or TypeError for anything else."""
         curves = {
-            name: Curve(**{key: tuple(told[name][key]) for key in ("tokens", "loss", "weights")}) for name in _CURVES
+            name: Curve(**{key: tuple(given[name][key]) for key in ("tokens", "loss", "weights")}) for name in _CURVES
         }
-        losses = {split: math.nan if loss is None else float(loss) for split, loss in told["losses"].items()}
-        return cls(**{**told, **curves, "losses": losses})
+        losses = {split: math.nan if loss is None else float(loss) for split, loss in given["losses"].items()}
+        return cls(**{**given, **curves, "losses": losses})
 
 
 _CURVES = ("train_curve", "validation_curve")
 
 
 def run_figures(metrics: Path) -> RunFigures:
-    """The figures of a run that has come to its end. Raises OSError, or ValueError for a file that is no such log."""
+    """Read the figures of a finished run. Raises OSError, or ValueError for a file that is not such a log."""
     with metrics.open(encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     steps = [record for record in records if _is_step(record)]
@@ -166,7 +165,7 @@ def history(metrics: Path) -> pd.DataFrame:
 
     The columns are its fields (docs/run-folder.md); a field that a line does not have is NaN. Events have no row, but
     for `evaluation`, which tells those of the training rows from steps.
-    Raises InputError where the file cannot be read, or is no such log.
+    Raises InputError where the file cannot be read, or is not such a log.
     """
     try:
         with metrics.open(encoding="utf-8") as file:
@@ -186,9 +185,9 @@ def history(metrics: Path) -> pd.DataFrame:
 
 
 def binned(curve: Curve, *, num_bins: int) -> Curve:
-    """The curve in stretches of equally many tokens, each with its mean over supervised tokens; never more points.
+    """Return the curve in stretches of equally many tokens, each with its mean over supervised tokens.
 
-    A point belongs to the stretch that holds the middle of its tokens.
+    A point belongs to the stretch that holds the middle of its tokens. No more points come out than went in.
     """
     if len(curve.tokens) <= num_bins or not curve.tokens:
         return curve
@@ -205,12 +204,12 @@ def binned(curve: Curve, *, num_bins: int) -> Curve:
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:
-    """Whether it is the line of a step that updated the weights."""
+    """Say whether it is the line of a step that updated the weights."""
     return record.get("split") == "train" and "learning_rate" in record
 
 
 def _points(taken: Iterable[Mapping[str, Any]]) -> Curve:
-    """A point a step that has a loss; one that was left out consumed its tokens all the same."""
+    """Return a point for each step that has a loss; one that was left out consumed its tokens all the same."""
     tokens, losses, weights, before = [], [], [], 0
     for record in taken:
         weight, before = record["num_supervised_tokens"] - before, record["num_supervised_tokens"]
@@ -222,7 +221,7 @@ def _points(taken: Iterable[Mapping[str, Any]]) -> Curve:
 
 
 def _last_loss(points: Curve) -> float:
-    """The mean of the steps in the last tenth of the tokens; of the last step at least."""
+    """Return the mean over the steps in the last tenth of the tokens; over the last step at least."""
     if not points.tokens:
         return math.nan
     until = (1 - _LAST_SHARE) * points.tokens[-1]
@@ -236,7 +235,7 @@ def _mean(curve: Curve, positions: Sequence[int]) -> float:
 
 
 def _every(curve: Curve) -> Curve:
-    """At most so many of the evaluations, evenly spread, the last among them; those without a number go."""
+    """Keep at most MOST_POINTS evaluations, evenly spread, the last among them; those that are not finite go."""
     kept = [position for position, loss in enumerate(curve.loss) if math.isfinite(loss)]
     stride = max(-(-len(kept) // MOST_POINTS), 1)
     kept = kept[::-1][::stride][::-1]

@@ -39,9 +39,9 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Gradient:
-    """Sums gradients into the model's parameters; the optimizer is the loop's.
+    """Sum gradients into the model's parameters; the optimizer is the loop's.
 
-    on_event: is told of each allocation that failed, with the keys of the rows, and of what followed.
+    on_event: called with each allocation that failed, with the keys of the rows, and with what followed.
     """
 
     def __init__(self, job: TrainJob, scaler: torch.amp.GradScaler, on_event: OnEvent) -> None:
@@ -151,7 +151,7 @@ _BLOCK = 1024
 
 
 class GradientNorms:
-    """A GroupMeter (batching/step.py), in effect while it is entered.
+    """Measure groups (batching's GroupMeter) while it is entered.
 
     As soon as autograd has a parameter's gradient, its norm is taken and it is added to a sum kept here, so that no
     more than one parameter's gradient stands beside the sums: a step takes the memory that it takes otherwise. The sums
@@ -180,16 +180,16 @@ class GradientNorms:
         self._sums, self._norms = {}, {}
 
     def drop(self) -> None:
-        """See GroupMeter."""
+        """Forget what was measured: the step begins again."""
         self._sums, self._norms, self._groups = {}, {}, []
 
     def end_group(self) -> None:
-        """See GroupMeter."""
+        """Keep the norms of the micro-batch that has ended."""
         self._groups.append(self._stacked(self._norms.values()))
         self._norms = {}
 
     def end(self) -> None:
-        """See GroupMeter."""
+        """Measure the sums, and hand them to the parameters as their gradient."""
         self._groups.append(self._stacked(_norm(total) for total in self._sums.values()))
         for number, total in self._sums.items():
             self._parameters[number].grad = total
@@ -218,7 +218,7 @@ class GradientNorms:
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    """A scalar in fp32."""
+    """Return the norm, a scalar in fp32."""
     flat = gradient.flatten()
     whole = flat.numel() // _BLOCK * _BLOCK
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1, dtype=torch.float32)
@@ -229,7 +229,7 @@ def _norm(gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchPass:
-    """What a training step does with some rows; gradients are added to those that the weights have."""
+    """Run some rows forward and backward; gradients are added to those that the weights have."""
 
     llm: LLM
     rows: TokenRows

@@ -29,7 +29,7 @@ MAX_EPOCHS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedIncrease:
-    """What the function asked for, and the bound did not allow."""
+    """Hold what the function asked for and the bound did not allow."""
 
     num_epochs: int  # done by then
     size: int  # rows that there would have been
@@ -37,7 +37,7 @@ class RefusedIncrease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increases:
-    """What came of a function."""
+    """Hold the schedule that a function leads to, and its answers."""
 
     schedule: BatchSchedule
     refused: tuple[RefusedIncrease, ...]
@@ -46,10 +46,10 @@ class Increases:
 
 
 def load_increase_function(function: str | Callable[..., Any]) -> Callable[[int, int], object]:
-    """The function that the key names as `module:function`, or is.
+    """Return the function that the key names as `module:function`, or is.
 
-    The module is looked for as by `python -m`: in the working directory, and among what is installed. Raises InputError
-    where it cannot be imported, has no such name, or where that is no Python function of two numbers. The standard
+    The module is looked for as by `python -m`: in the working directory, and among the installed packages. Raises InputError
+    where it cannot be imported, has no such name, or where that is not a Python function of two numbers. The standard
     library's functions and compiled ones are refused, so that a configuration alone cannot act on the machine.
     """
     if isinstance(function, str):
@@ -104,7 +104,7 @@ def _is_over(samples: int, num_samples: int | None, steps: int, num_steps: int |
 
 
 def _increase(function: Callable[[int, int], object], epoch: int, size: int) -> int:
-    """The rows to add, which leave at least one."""
+    """Ask for the rows to add, which leave at least one."""
     call = f"{_described(function)}(epoch={epoch}, current_batch_size={size})"
     try:
         with redirect_stdout(sys.stderr):
@@ -137,12 +137,12 @@ def _no_whole_number(call: str, returned: object) -> InputError:
 def _imported(name: str) -> types.ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise _error(
-            f"{name} is no module's name",
+            f"{name} is not the name of a module",
             expected="module:function, such as mymodule:increase for the function increase of mymodule.py",
         )
     if name.partition(".")[0] in sys.stdlib_module_names:
         raise _error(
-            f"{name} is a module of Python's own",
+            f"{name} is a module of Python's standard library",
             expected="a module of yours",
             fix="if yours has that name, rename it",
         )
@@ -153,7 +153,7 @@ def _imported(name: str) -> types.ModuleType:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise _error(f"importing {name} raised {_raised(error)}") from error
         raise _error(
-            f"there is no module {name}, neither in {Path.cwd()} nor among what is installed",
+            f"there is no module {name}, neither in {Path.cwd()} nor among the installed packages",
             fix=f"run brim in the folder of {name.replace('.', '/')}.py, or add that folder to PYTHONPATH",
         ) from None
     except KeyboardInterrupt:
@@ -165,7 +165,7 @@ def _imported(name: str) -> types.ModuleType:
 
 @contextmanager
 def _working_directory_first() -> Iterator[None]:
-    """As with `python -m`, for as long as an import takes; not where Python was told to leave it out (-P)."""
+    """Search the working directory first, as `python -m` does, unless Python was started with -P."""
     before = list(sys.path)
     if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
         sys.path.insert(0, str(Path.cwd()))
@@ -183,16 +183,16 @@ def _attribute(module: types.ModuleType, name: str, given: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             place = getattr(module, "__file__", None) or module.__name__
-            nameless = "give the function itself again, from Python" if "<" in name else ""
+            nameless = "pass the function itself again, from Python" if "<" in name else ""
             raise _error(f"{given}: {place} has no {name}", expected=_SIGNATURE, fix=nameless) from None
     return found
 
 
 def _checked(function: Any, given: str) -> Callable[[int, int], object]:
     if not callable(function):
-        raise _error(f"{given} is of type {type(function).__name__}, and no function", expected=_SIGNATURE)
+        raise _error(f"{given} is of type {type(function).__name__}, not a function", expected=_SIGNATURE)
     if not _is_written_in_python(function):
-        raise _error(f"{given} is no function that is written in Python", expected=_SIGNATURE)
+        raise _error(f"{given} is not a function that is written in Python", expected=_SIGNATURE)
     try:
         inspect.signature(function).bind(1, 1)
     except (TypeError, ValueError) as error:
@@ -204,7 +204,7 @@ def _checked(function: Any, given: str) -> Callable[[int, int], object]:
 
 
 def _is_written_in_python(function: Any) -> bool:
-    """Functions, methods, and objects that can be called like one; no classes, whose instances are no numbers."""
+    """Accept functions, methods and objects that can be called; not classes, whose instances are not numbers."""
     function = inspect.unwrap(function)  # as functools.cache wraps one
     if isinstance(function, functools.partial):
         return _is_written_in_python(function.func)

@@ -110,7 +110,7 @@ def build_job(
     observer: Observer,
     sync_logs: SyncLogs = dict,
 ) -> TrainJob:
-    """The job that a resolved configuration asks for."""
+    """Build the job that a resolved configuration asks for."""
     optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
     return TrainJob(
         llm=llm,
@@ -135,7 +135,7 @@ def build_job(
 
 
 def stopping_of(trainer: FinetuneTrainer) -> Stopping:
-    """When evaluations end the run."""
+    """Return the rule by which evaluations end the run."""
     return Stopping(
         metric=trainer.validation_metric or "loss",
         higher_is_better=(trainer.validation_metric or "loss").endswith("accuracy"),
@@ -144,14 +144,14 @@ def stopping_of(trainer: FinetuneTrainer) -> Stopping:
 
 
 def measure_every(trainer: FinetuneTrainer) -> int | None:
-    """Steps between measurements of the gradient's noise; None: it is not asked for."""
+    """Return the steps between measurements of the gradient's noise; None: it is not asked for."""
     if trainer.noise_scale_every is not None or trainer.batch_adaptation is None:
         return trainer.noise_scale_every
     return MEASURED_EVERY
 
 
 def learning_rate_of(trainer: FinetuneTrainer, rows: TokenRows, length: RunLength, *, seed: int) -> LearningRate:
-    """The learning rate's course over a run of this length; fractions are of the run's samples.
+    """Return the learning rate's course over a run of this length; fractions are of the run's samples.
 
     seed: of the rows' order. Raises ConfigError where warm-up and decay are longer than the run.
     """
@@ -179,7 +179,7 @@ def learning_rate_of(trainer: FinetuneTrainer, rows: TokenRows, length: RunLengt
 
 
 def rows_digest(splits: Iterable[TokenRows]) -> str:
-    """A digest of all that the loop sees of the rows, so that a run is not continued on other data."""
+    """Return a digest of all that the loop sees of the rows, so that a run is not continued on other data."""
     digest = hashlib.sha256()
     for rows in splits:
         digest.update(len(rows).to_bytes(8, "little"))
@@ -196,12 +196,12 @@ Metrics: TypeAlias = Mapping[str, float]
 Evaluate: TypeAlias = Callable[[], Mapping[str, Metrics]]  # split -> its metrics
 
 
-SyncLogs: TypeAlias = Callable[[], Mapping[str, Any]]  # what is to be known of the logs, as JSON, once on the disk
+SyncLogs: TypeAlias = Callable[[], Mapping[str, Any]]  # puts the logs on the disk; their marks, as JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """Which validation metric counts, and how many evaluations without improvement end the run."""
+    """Name the validation metric that counts, and the evaluations without improvement that end the run."""
 
     metric: str = "loss"
     higher_is_better: bool = False
@@ -213,7 +213,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """What the loop runs. Model, optimizer, rates and cutter change as it goes; their state is in its checkpoints."""
+    """Hold what the loop runs. Model, optimizer, rates and cutter change; their state is in the checkpoints."""
 
     llm: LLM
     rows: TokenRows

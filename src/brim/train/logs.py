@@ -26,14 +26,14 @@ from brim.train.figures import Record
 
 
 class Mark(TypedDict):
-    """How far the log had come, and the digest of what it held."""
+    """Mark how far the log had come, with the digest of what it held."""
 
     num_bytes: int
     sha256: str
 
 
 class MetricsLog:
-    """Appends records to the file, each line flushed.
+    """Append records to the file, each line flushed.
 
     mark: what `sync` gave at the checkpoint that a resumed run goes on from; None for a new run.
     A resumed run replays the steps after its checkpoint, and evaluates the test rows at its end; `start` takes the old
@@ -75,7 +75,7 @@ class MetricsLog:
                 file.close()
 
     def _keep_up_to(self, step: int) -> None:
-        """Write the file anew, and an empty one where there is none, so that its name is on the disk, too."""
+        """Rewrite the file; where there is none, write an empty one, so that its name is on the disk, too."""
         content = self._path.read_bytes() if self._path.is_file() else b""
         if self._mark is not None:
             before = content[: self._mark["num_bytes"]]
@@ -91,7 +91,7 @@ class MetricsLog:
 
 
 def _step_of(line: bytes) -> float:
-    """The step that a line is of; infinity for the test rows, which come after all steps, and for what is none."""
+    """Return the step of a line; infinity for the test rows, which come after all steps, and for other text."""
     try:
         record = json.loads(line)
         return math.inf if record.get("split") == "test" else int(record["step"])
@@ -100,13 +100,13 @@ def _step_of(line: bytes) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Null for NaN and infinity, which JSON does not have."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The most that steps took in which micro-batches of this shape were predicted to take the most."""
+    """Hold the most that steps took whose largest micro-batch, by prediction, had this shape."""
 
     rows: int
     padded_length: int  # tokens
@@ -115,7 +115,7 @@ class Peak:
 
 
 class Peaks:
-    """Reads a CUDA device's counters, which needs no waiting for the device. One peak a shape is kept."""
+    """Read a CUDA device's counters, without waiting for the device. One peak per shape is kept."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -123,13 +123,13 @@ class Peaks:
         self._by_shape: dict[tuple[int, int], Peak] = {}
 
     def begin(self) -> None:
-        """A step's passes begin."""
+        """Begin the passes of a step."""
         if self._device.type == "cuda":
             self._most_bytes = self.most_bytes()
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def end(self, micro_batches: Iterable[MicroBatch]) -> None:
-        """They ended well, at the first attempt, with these micro-batches."""
+        """End the passes of a step, which went well at the first attempt, with these micro-batches."""
         predicted = [(batch.peak_bytes, batch) for batch in micro_batches if batch.peak_bytes is not None]
         if not predicted:
             return
@@ -144,11 +144,11 @@ class Peaks:
         )
 
     def most_bytes(self) -> int:
-        """The most memory used since this object was made, or since the process began: see `peak_bytes`."""
+        """Return the most memory used since this object was made, or since the process began: see `peak_bytes`."""
         return max(self._most_bytes, peak_bytes(self._device))
 
     def by_shape(self) -> tuple[Peak, ...]:
-        """In the order in which the shapes first came."""
+        """Return the peaks in the order in which their shapes first came."""
         return tuple(self._by_shape.values())
 
 
@@ -159,10 +159,10 @@ _SHOWN_WITHIN_S = 30
 
 
 class TensorBoardLog:
-    """One scalar a field, under `<split>/<field>`; of an evaluation of the training rows, `train_evaluation/<field>`.
+    """Write each field as a scalar `<split>/<field>`, of an evaluation of the training rows `train_evaluation/<field>`.
 
     Other events are left to metrics.jsonl. Raises WriteError where the file cannot be written. tensorboardX's
-    SummaryWriter is not used: it writes in a thread, which ends at a full disk, and then the run waits for it for ever.
+    SummaryWriter is not used: it writes in a thread, which ends when the disk is full, and the run would wait for ever.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -172,7 +172,7 @@ class TensorBoardLog:
 
     @property
     def is_there(self) -> bool:
-        """Whether tensorboardX, an extra of brim, is installed; else nothing is written."""
+        """Say whether tensorboardX, an extra of brim, is installed; else nothing is written."""
         return find_spec("tensorboardX") is not None
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
@@ -183,7 +183,7 @@ class TensorBoardLog:
 
         with self._writing():
             make_folder(self._folder)
-            # Numbered: the name has only seconds, and a session that starts in the same one would write over the other.
+            # Numbered: names count in seconds, and a session that starts in the same second would write over the other.
             number = len(list(self._folder.glob("events.*")))
             self._writer = EventsWriter(str(self._folder / "events"), f".{number}")
         # Hides what an interrupted session wrote after the checkpoint that this one continues.

@@ -39,12 +39,12 @@ from brim.train.update import WeightUpdate, failure_event, of_a_row, while_savin
 
 
 class Loop:
-    """One run of a job, from a state on."""
+    """Run a job, from a state on."""
 
     def __init__(self, job: TrainJob, state: TrainState) -> None:
         self._job = job
         self.state = state
-        self.num_out_of_memory = 0  # allocations that failed since this object was made, and were made up for
+        self.num_out_of_memory = 0  # allocations that failed since this object was made, and were retried
         self._scaler = torch.amp.GradScaler(job.llm.device.type, enabled=job.llm.precision.scales_loss)
         self._gradient = Gradient(job, self._scaler, self._hear)
         self._update = WeightUpdate(job, state, self._gradient, self._scaler, self._hear)
@@ -56,7 +56,7 @@ class Loop:
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
-        """What steps that went well took, by the shape of their largest micro-batch."""
+        """Return what steps that went well took, by the shape of their largest micro-batch."""
         return self._peaks.by_shape()
 
     def restore(self, checkpoint: Checkpoint, *, keep_cutter: bool = True) -> None:
@@ -99,7 +99,7 @@ class Loop:
                 )
 
     def _step(self) -> list[Mapping[str, Any]]:
-        """One update on one effective batch; its records, to be told once none of its tensors is held any more."""
+        """Do one update on one effective batch; return its records, to be written once its tensors are freed."""
         job, state = self._job, self.state
         started = time.perf_counter()
         size = self._begin()
@@ -152,7 +152,7 @@ class Loop:
         return [] if point is None else [{"step": self.state.step, **point, **self.state.counts()}]
 
     def _begin(self) -> int:
-        """The rows of the next step, of which an epoch's end may cut some; a change is told."""
+        """Return the rows of the next step, of which an epoch's end may cut some; a change is an event."""
         size = self._course.size(self.state.consumed_samples)
         event = self._course.switch(size)
         if event is not None:
@@ -165,7 +165,7 @@ class Loop:
         return rows_of_step(num_rows=len(job.rows), seed=job.seed, consumed_samples=consumed, size=min(size, left))[1]
 
     def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome:
-        """The gradient of the batch's mean loss over supervised tokens. Raises OutOfMemoryError, naming the row."""
+        """Sum the gradient of the mean loss over supervised tokens. Raises OutOfMemoryError, naming the row."""
         self._peaks.begin()
         try:
             outcome = self._gradient.sum(
@@ -189,13 +189,13 @@ class Loop:
         return outcome
 
     def _ended_before_update(self, error: OutOfMemoryError, random_before: Mapping[str, Tensor]) -> OutOfMemoryError:
-        """Save the state as it was before the step, which has touched neither weights nor optimizer; what to raise."""
+        """Save the state before the step, which changed neither weights nor optimizer; return what to raise."""
         self._gradient.drop()
         restore_random_states(random_before)
         return self._saved_first(error)
 
     def _saved_first(self, error: OutOfMemoryError) -> OutOfMemoryError:
-        """Save what has been learned before the run ends; what to raise then."""
+        """Save what has been learned before the run ends; return what to raise then."""
         step = self.state.step
         try:
             if step:
@@ -205,7 +205,7 @@ class Loop:
         return with_checkpoint(error, step=step)
 
     def _end_stretch(self) -> None:
-        """Evaluate and save. Where evaluation runs out of memory, save, and owe it to the run that goes on."""
+        """Evaluate and save. Where evaluation runs out of memory, save; the resumed run then evaluates first."""
         try:
             self._evaluate()
         except OutOfMemoryError as error:
@@ -267,7 +267,7 @@ class Loop:
         )
 
     def _hear(self, event: Mapping[str, Any], *, step: int | None = None) -> None:
-        """step: that it belongs to; None: the one that is being made."""
+        """Write an event of a step; None: the step that is being made."""
         if event["event"] == "oom":
             self.num_out_of_memory += 1
             self._last_event = event
@@ -279,7 +279,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_request() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C (or SIGTERM) sets, so that the step ends and is saved; a second one ends at once.
+    """Yield an event that the first Ctrl-C (or SIGTERM) sets: the step ends and is saved. A second one ends at once.
 
     Outside the main thread, where signals cannot be caught, the event is never set.
     """

@@ -25,7 +25,7 @@ Decay = Literal["constant", "linear", "cosine", "wsd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to the peak, then a decay to the floor, on a clock of samples.
+    """Compute the learning rate: a linear warm-up to the peak, then a decay to the floor, on a clock of samples.
 
     During warm-up a step's rate is that of its last sample, so the first step learns something; afterwards it is that
     of its first sample. wsd (warm-up, stable, decay) stays at the peak until the last `decay_samples`, then falls
@@ -66,7 +66,7 @@ class LearningRate:
         return self.peak if share == 1 else self.floor + (self.peak - self.floor) * share
 
     def _share(self, consumed_samples: int) -> float:
-        """Return what is left of the way from the floor to the peak, 1 to 0."""
+        """Return the share of the distance from the floor to the peak, 1 to 0."""
         if self.decay == "constant":
             return 1.0
         length = self.decay_samples if self.decay == "wsd" else self.total_samples - self.warmup_samples
@@ -113,7 +113,7 @@ def batch_factor(scaling: BatchScaling, *, size: int, final_size: int) -> float:
 
 
 class FixedBetas:
-    """The rates of an optimizer, from update to update: the learning rate alone changes."""
+    """Set an optimizer's rates before each update: the learning rate alone changes."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -124,7 +124,7 @@ class FixedBetas:
             group["lr"] = learning_rate
 
     def stepped(self) -> None:
-        """Count the update for which rates were set; one that was left out is not told."""
+        """Count the update for which rates were set; not called for one that was left out."""
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as JSON."""
@@ -143,7 +143,7 @@ def update_rates(trainer: FinetuneTrainer, optimizer: Optimizer, *, final_size: 
 
 
 class MovingBeta2:
-    """Sets an Adam's rates before each update: beta2 becomes beta2^(size / final size).
+    """Set an Adam's rates before each update: beta2 becomes beta2^(size / final size).
 
     The average of squared gradients starts at 0, so after updates with betas b1 … bn its weights sum to 1 - b1·…·bn:
     that is what it has to be divided by. Adam's implementations divide by 1 - bn^n instead, with the present beta for

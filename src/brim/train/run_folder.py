@@ -28,7 +28,7 @@ _RECORDED_PACKAGES = (
 
 
 class _Entry:
-    """What stands in a run folder under this name, as an attribute of the folder."""
+    """Give the path under this name as an attribute of a run folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,8 +39,11 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths in a run folder. CONTRACT: config.yaml, plan.json, metrics.jsonl, ledger.parquet, environment.json,
-    checkpoints/, model/, README.md; and tensorboard/ and notes.txt."""
+    """Name the paths in a run folder.
+
+    CONTRACT: config.yaml, plan.json, metrics.jsonl, ledger.parquet, environment.json, checkpoints/, model/, README.md;
+    and tensorboard/ and notes.txt.
+    """
 
     path: Path
 
@@ -98,9 +101,9 @@ def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
 
 @contextmanager
 def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
-    """Keep other processes from training in the folder meanwhile. A killed process lets go of it by itself.
+    """Keep other processes from training in the folder meanwhile. The lock of a killed process ends with it.
 
-    Raises OutputError when another one is at it, or has just been.
+    Raises OutputError when another one is training, or has just trained.
     """
     with _locked(run, fcntl.LOCK_EX) as is_ours:
         if not is_ours:
@@ -117,7 +120,7 @@ def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
 def read_only(run: RunFolder) -> Iterator[None]:
     """Keep processes from training in the folder while it is read. Nothing is written, and several may read.
 
-    Raises InputError when one is at it.
+    Raises InputError when a process is training.
     """
     with _locked(run, fcntl.LOCK_SH) as is_ours:
         if not is_ours:
@@ -130,7 +133,7 @@ def read_only(run: RunFolder) -> Iterator[None]:
 
 
 def open_run_folder(path: Path) -> RunFolder:
-    """Return a run that has been trained. Raises InputError when it is none, or has no model yet."""
+    """Return a run that has been trained. Raises InputError when it is not a run, or has no model yet."""
     run = RunFolder(path)
     if is_half_replaced(run.model):
         _put_back(run)
@@ -164,7 +167,7 @@ def require_whole_model(run: RunFolder) -> None:
             what=f"the model of this run is damaged ({error})",
             where=str(run.model),
             expected=f"the files that its {MANIFEST} lists",
-            fix=f"write it anew with `brim train {run.path} --resume`; delete {MANIFEST} if you changed the model "
+            fix=f"write it again with `brim train {run.path} --resume`; delete {MANIFEST} if you changed the model "
             "yourself",
         ) from error
 
@@ -193,7 +196,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _put_back(run: RunFolder) -> None:
-    """Finish what a kill broke off between the two renames that replace a model; not while a process is at it."""
+    """Finish what a kill broke off between the two renames that replace a model, unless a process is training."""
     try:
         with _locked(run, fcntl.LOCK_EX) as is_ours:
             if is_ours:
@@ -221,7 +224,7 @@ def _unwritable(path: Path, error: OSError) -> Problem:
 
 @contextmanager
 def _locked(run: RunFolder, kind: int) -> Iterator[bool]:
-    """Hold a lock on the folder; gives whether it could be had."""
+    """Hold a lock on the folder; yield whether it could be had."""
     descriptor = os.open(run.path, os.O_RDONLY)
     try:
         try:

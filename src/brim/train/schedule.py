@@ -25,7 +25,7 @@ from brim.units import Duration, format_count, parse_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """The steps since the last point."""
+    """Sum the steps since the last point of the curve."""
 
     since_sample: int = 0  # consumed at the last point
     loss_sum: float = 0.0  # over supervised tokens
@@ -33,7 +33,7 @@ class _Point:
     num_steps: int = 0
 
     def with_step(self, loss: float, num_supervised_tokens: int) -> _Point:
-        """loss: mean over the step's supervised tokens."""
+        """Add a step. loss: mean over its supervised tokens."""
         return replace(
             self,
             loss_sum=self.loss_sum + loss * num_supervised_tokens,
@@ -43,7 +43,7 @@ class _Point:
 
 
 class BatchCourse:
-    """Sizes are those of the schedule; where they follow the noise, those that it has led to so far.
+    """Sizes are those of the schedule; where they follow the gradient's noise, those that it has led to so far.
 
     measure_every: steps between measurements of the gradient's noise; None: none.
     saved: what `state` gave at the checkpoint that a run goes on from; empty for a new run.
@@ -60,31 +60,31 @@ class BatchCourse:
             self._adaptation = Adaptation(**saved["adaptation"])
 
     def size(self, consumed_samples: int) -> int:
-        """Rows of the step that begins there, as the schedule says: the end of an epoch or of the run may cut it."""
+        """Return the rows of the step that begins there; the end of an epoch or of the run may cut it."""
         return self._length.schedule.size_at(consumed_samples) if self._adaptation is None else self._adaptation.size
 
     @property
     def final_size(self) -> int:
-        """That a point of the curve stands for, and that learning rates are relative to."""
+        """Return the size that a point of the curve stands for, and that learning rates are relative to."""
         return self._length.schedule.final_size
 
     def switch(self, size: int) -> Mapping[str, Any] | None:
-        """The event, without its step, where the next step has another size than the one before."""
+        """Return the event, without its step, where the next step has another size than the one before."""
         before = self._last_size
         if before in (0, size):
             return None
         return {"event": "schedule", "before": before, "effective_batch_size": size, "reason": self._reason()}
 
     def stepped(self, size: int) -> None:
-        """A step of this size is over, whether or not it updated the weights."""
+        """Note that a step of this size is over, whether or not it updated the weights."""
         self._last_size = size
 
     def measures(self, step: int) -> bool:
-        """Whether the noise is measured in the step after so many."""
+        """Say whether the noise is measured in the step after so many."""
         return self._measure_every is not None and step % self._measure_every == 0
 
     def take_noise(self, measurement: NoiseMeasurement | None) -> Mapping[str, Any]:
-        """What was measured in a step goes into the averages, and may move the batch; fields for the step's record."""
+        """Add a step's measurement to the averages, which may move the batch; return fields for the step's record."""
         if measurement is None:
             return {}
         self._noise = self._noise.after(measurement)
@@ -97,11 +97,12 @@ class BatchCourse:
         }
 
     def take_loss(self, *, loss: float, num_supervised_tokens: int, consumed_samples: int) -> Mapping[str, Any] | None:
-        """Take in a step that updated the weights; a point of the curve, without its step, once a final batch is full.
+        """Add a step that updated the weights; return a point of the curve, without its step, once it is complete.
 
         loss: mean over the step's supervised tokens. consumed_samples: with those of the step.
 
-        Only where the batch moves; else each step is a point. So curves compare with those of a run that does not ramp.
+        A point stands for as many rows as the final batch has, so that curves compare with those of a run that does
+        not ramp. None where the batch does not move: each step is a point then.
         """
         if not self._length.batch_moves:
             return None
@@ -109,7 +110,7 @@ class BatchCourse:
         return self._point_at(consumed_samples)
 
     def left_out(self, consumed_samples: int) -> Mapping[str, Any] | None:
-        """A step was no update: it adds nothing to the curve. Where it was the run's last one, the curve ends there."""
+        """Leave a step out of the curve, since it was not an update. After the run's last one, the curve ends there."""
         is_over = consumed_samples >= self._length.total_samples
         return self._point_at(consumed_samples) if is_over and self._point.num_steps else None
 
@@ -125,7 +126,7 @@ class BatchCourse:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on, as JSON."""
+        """Return what a resumed run needs to go on, as JSON."""
         state: dict[str, Any] = {"last_size": self._last_size, "point": asdict(self._point)}
         if self._measure_every is not None:
             state["noise"] = asdict(self._noise)
@@ -151,7 +152,7 @@ def length_of(
     course: Mapping[str, Any] | None = None,
     known: Mapping[tuple[int, int], int] | None = None,
 ) -> RunLength:
-    """Samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
+    """Compute samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
 
     seed: of the rows' order. bound: rows that trainer.batch_increase_function may not exceed; None: any number.
     course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
@@ -174,7 +175,7 @@ def length_of(
 
 
 def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _ScheduleFor) -> RunLength:
-    """`train_steps` wins over `epochs`, as in Ludwig."""
+    """Return the length with its schedule; `train_steps` wins over `epochs`, as in Ludwig."""
     num_rows, num_steps = length.num_rows, trainer.train_steps
     if num_steps is None:
         total_samples = _samples(trainer, num_rows)
@@ -185,11 +186,11 @@ def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _S
 
 
 def total_of_steps(schedule_for: _ScheduleFor, *, num_rows: int, num_steps: int) -> int:
-    """The samples of a run of so many steps whose schedule depends on how many samples it has.
+    """Return the samples of a run of so many steps whose schedule depends on how many samples it has.
 
-    schedule_for: the schedule of a run of a number of samples. A number that is not below what its own schedule
-    consumes, while one less would be; the least of them where batches do not shrink. Shares of it are shares of the run
-    but for a few batches: there need not be a number that its schedule consumes exactly.
+    schedule_for: gives the schedule of a run of a number of samples. The result is at least what its own schedule
+    consumes, while one less would not be; where batches do not shrink, it is the least such number. Shares of it are
+    shares of the run but for a few batches: there need not be a number that its schedule consumes exactly.
     """
     low, high = 1, num_steps * num_rows
     while low < high:
@@ -208,7 +209,7 @@ def _samples(trainer: FinetuneTrainer, num_rows: int) -> int:
 def _with_increases(
     length: RunLength, trainer: FinetuneTrainer, bound: int | None, known: Mapping[tuple[int, int], int] | None
 ) -> RunLength:
-    """The sizes that the user's function gives; what the bound did not allow is noted."""
+    """Return the length with the sizes that the user's function gives, and a note on what the bound did not allow."""
     num_rows, num_steps = length.num_rows, trainer.train_steps
     assert isinstance(trainer.effective_batch_size, int), "resolved before"
     assert trainer.batch_increase_function is not None, "asked where there is one"
@@ -242,7 +243,7 @@ def _refusals(increases: Increases, bound: int | None, largest: int | None) -> I
 
 
 def _idle(increases: Increases, first_size: int) -> Iterator[str]:
-    """That the function never asked for another batch, where it did not: perhaps it waits for an epoch that is none."""
+    """Note a function that never asked for another batch: perhaps it waits for an epoch that never comes."""
     schedule, last = increases.schedule, increases.num_epochs - 1
     if schedule.is_constant and schedule.final_size == first_size and not increases.refused:
         epochs = f"each epoch from 0 to {last:,}" if last else "epoch 0, the only one"
@@ -292,7 +293,7 @@ def _ramp(trainer: FinetuneTrainer, final_size: int, length_samples: int) -> Bat
 
 
 def first_size(final_size: int) -> int:
-    """Where a ramp begins that does not say: a quarter of the final batch, whatever the card is."""
+    """Return where a ramp begins by default: at a quarter of the final batch, whatever the card is."""
     return -(-final_size // 4)
 
 
@@ -306,28 +307,28 @@ def _adaptation(trainer: FinetuneTrainer) -> Adaptation | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLength:
-    """A run in samples and steps. An epoch's last step takes the rows that are left, so it may be smaller."""
+    """Hold a run in samples and steps. An epoch's last step takes the rows that are left, so it may be smaller."""
 
     num_rows: int  # of an epoch
     schedule: BatchSchedule  # where sizes follow what is measured: the first one
     total_samples: int  # rows that the whole run consumes, counted with repetition
     steps_per_checkpoint: int = 0  # 0: by checkpoints_per_epoch
     checkpoints_per_epoch: int = 1
-    adaptation: Adaptation | None = None  # how sizes begin that follow what is measured
-    notes: tuple[str, ...] = ()  # what a person should know of how it came about
+    adaptation: Adaptation | None = None  # where sizes begin that follow what is measured
+    notes: tuple[str, ...] = ()  # for people: how it came about
     # What batch_increase_function answered, by epochs done and present size, so that it is asked nothing twice.
     increases: Mapping[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def total_steps(self) -> int | None:
-        """None where it depends on what will be measured."""
+        """Count the steps; None where that depends on what will be measured."""
         if self.adaptation is not None:
             return None
         return self.schedule.num_steps(num_rows=self.num_rows, total_samples=self.total_samples)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All that a step's batch can be declared to have, in order of size."""
+        """List all sizes that a step's batch can have, smallest first."""
         measured = () if self.adaptation is None else self.adaptation.ladder
         return tuple(sorted({*measured, *(phase.size for phase in self.schedule.phases)}))
 
@@ -340,7 +341,7 @@ class RunLength:
         return self.adaptation is not None or not self.schedule.is_constant
 
     def is_checkpoint(self, step: int, *, samples_before: int, samples_after: int) -> bool:
-        """Whether the run is evaluated and saved after this step, counted from 1, which consumes these samples."""
+        """Say whether the run is evaluated and saved after this step, counted from 1, which consumes these samples."""
         if samples_after >= self.total_samples:
             return True
         if self.steps_per_checkpoint:
@@ -348,19 +349,19 @@ class RunLength:
         return self._due_by(samples_after) > self._due_by(samples_before)
 
     def course(self) -> dict[str, Any]:
-        """For checkpoints, as JSON: what a function of the user's, or the memory, may have decided."""
+        """Return, as JSON for checkpoints, what a function of the user's, or the memory, may have decided."""
         phases = [[phase.first_sample, phase.size] for phase in self.schedule.phases]
         return {"phases": phases, "total_samples": self.total_samples}
 
     def with_course(self, saved: Mapping[str, Any]) -> RunLength:
-        """The length with the course that a checkpoint holds."""
+        """Return the length with the course that a checkpoint holds."""
         phases = tuple(Phase(first_sample=first, size=size) for first, size in saved["phases"])
         return replace(self, schedule=BatchSchedule(phases=phases), total_samples=saved["total_samples"])
 
     def steps_until(self, samples: int) -> Iterator[tuple[int, int, int]]:
-        """Each step until so many samples are consumed: the samples before it, its rows, and those of its phase.
+        """Yield each step until so many samples are consumed: the samples before it, its rows, and those of its phase.
 
-        Of a batch that does not follow what is measured.
+        For a batch that does not follow what is measured.
         """
         consumed = 0
         while consumed < min(samples, self.total_samples):
@@ -370,13 +371,13 @@ class RunLength:
             consumed += rows
 
     def _due_by(self, samples: int) -> int:
-        """Checkpoints until then, of which each epoch has its number, evenly spread, the last at its end."""
+        """Count the checkpoints until then; those of an epoch are evenly spread, the last at its end."""
         return samples * self.checkpoints_per_epoch // self.num_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunClock:
-    """What durations are measured against."""
+    """Convert durations to samples of a run."""
 
     lengths: NDArray[np.int64]  # real tokens of each row, in the order of the source
     seed: int  # of the rows' order
@@ -384,7 +385,7 @@ class RunClock:
     final_size: int  # rows of a step of the last phase, which `ba` counts
 
     def samples(self, duration: Duration) -> int:
-        """Samples after which the duration is over, at least; of 1.5ep of 3 rows these are 5.
+        """Return the fewest samples after which the duration is over: 5 for 1.5ep of 3 rows.
 
         Tokens are counted in the very order in which the run takes its rows.
         """

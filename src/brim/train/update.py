@@ -27,9 +27,9 @@ from brim.units import format_bytes, format_count
 
 
 class WeightUpdate:
-    """Clips, steps the optimizer and drops the gradient; counts the steps that it leaves out.
+    """Clip, step the optimizer and drop the gradient; count the steps that are left out.
 
-    on_event: is told of each allocation that failed and was made up for.
+    on_event: called with each allocation that failed and was retried.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class WeightUpdate:
         self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
 
     def norm(self, loss: float) -> float:
-        """Unscale and clip the gradient; return its norm. NaN, and nothing done, where nothing will be.
+        """Unscale and clip the gradient; return its norm. NaN, and nothing is done, where there will be no update.
 
-        Raises OutOfMemoryError. What is done in place is done once only: a second time would not be the same.
+        Raises OutOfMemoryError. Clipping in place is not retried: a second time would not give the same.
         """
         job = self._job
         if not math.isfinite(loss) and self._scaler.is_enabled():
-            return math.nan  # once unscaled, the scaler wants its step
+            return math.nan  # after unscaling, the scaler would expect a step
 
         def clipped() -> float:
             self._scaler.unscale_(job.optimizer)
@@ -117,7 +117,7 @@ class WeightUpdate:
         )
 
     def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
-        """Drop this step, of which neither weights nor optimizer hear. Raises BrimError where the run is to stop."""
+        """Drop this step; weights and optimizer stay as they are. Raises BrimError where the run is to stop."""
         job, state = self._job, self._state
         job.optimizer.zero_grad(set_to_none=True)
         at_fault = self._gradient.at_fault(outcome.parts, random_before)
@@ -164,8 +164,8 @@ def clip(parameters: Sequence[Parameter], norm: Tensor, settings: GradientClippi
         clip_grad_value_(parameters, settings.clipvalue)
 
 
-# A bad row comes up once an epoch. Ten steps in a row mean that the weights themselves are no numbers any more, or that
-# the learning rate throws them about: leaving steps out mends neither.
+# A bad row comes up once an epoch. Ten steps in a row mean that the weights themselves are not finite any more, or that
+# the learning rate is far too high: leaving steps out mends neither.
 MOST_IN_A_ROW = 10
 
 
@@ -174,11 +174,11 @@ _MOST_ROWS_SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
-    """One step that cannot be an update."""
+    """Describe a step that cannot be an update."""
 
     step: int
     loss: float
-    norm: float  # of the gradient; NaN where the loss is not finite and the gradient was not looked at
+    norm: float  # of the gradient; NaN where the loss is not finite and the gradient was not examined
     micro_batches: Sequence[int]  # those at fault, from 1
     num_micro_batches: int
     rows: Sequence[int]  # keys of their rows: 0-based row numbers of the source
@@ -192,13 +192,13 @@ class NotFinite:
         """Return the error with `trainer.on_nonfinite: stop`."""
         return self._error(
             "look at these rows and at the base model; `trainer.on_nonfinite: skip` leaves such steps out, also with "
-            "--resume; or train anew with a lower trainer.learning_rate"
+            "--resume; or train again with a lower trainer.learning_rate"
         )
 
     def too_many(self) -> BrimError:
         """Return the error with `skip`, once so many steps in a row were left out."""
         return self._error(
-            "that was the last of 10 such steps in a row, for which these rows cannot be the cause: train anew with a "
+            "that was the last of 10 such steps in a row, for which these rows cannot be the cause: train again with a "
             "lower trainer.learning_rate, or with another base model or precision"
         )
 
@@ -262,7 +262,7 @@ Settings: TypeAlias = Mapping[str, Any]  # a resolved configuration, as JSON
 
 def for_a_row(settings: Settings) -> str:
     """Say what makes the forward and backward pass of a row smaller, of what is not done already."""
-    ways = ["train anew with shorter rows (preprocessing.global_max_sequence_length)"]
+    ways = ["train again with shorter rows (preprocessing.global_max_sequence_length)"]
     if not settings.get("quantization"):
         ways.append("with a base in 4 bits and an adapter (quantization.bits: 4)")
     if not (settings.get("trainer") or {}).get("enable_gradient_checkpointing"):
@@ -280,7 +280,7 @@ def for_an_update(settings: Settings) -> str:
         ways.append("states that move to the host when a GPU is full (paged_adamw_8bit)")
     if not settings.get("adapter"):
         ways.append("an adapter (adapter.type: lora)")
-    return "train anew with " + either(ways or ["a smaller adapter (adapter.r)"])
+    return "train again with " + either(ways or ["a smaller adapter (adapter.r)"])
 
 
 def either(ways: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A prompt that has its response."""
+    """Pair a prompt with its response."""
 
     position: int  # of the prompt among those that were given to the engine
     response: Response
@@ -43,11 +43,11 @@ OnFinished: TypeAlias = Callable[[Sequence[Finished]], None]
 
 
 class Engine(Protocol):
-    """Writes a response to each prompt, many at a time."""
+    """Write a response to each prompt, many at a time."""
 
     @property
     def name(self) -> str:
-        """As the configuration calls it: generation.engine."""
+        """Return the name that generation.engine has for it."""
         ...
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
@@ -63,7 +63,7 @@ class Engine(Protocol):
 def respond_to(
     engine: Engine, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
 ) -> list[Response]:
-    """Return one response a prompt, in the order of the prompts. on_batch: told how many more have got theirs."""
+    """Return one response a prompt, in the order of the prompts. on_batch: called with how many more are done."""
     responses: dict[int, Response] = {}
 
     def keep(finished: Sequence[Finished]) -> None:
@@ -75,11 +75,11 @@ def respond_to(
 
 
 class LocalEngine(ABC):
-    """An Engine that runs a model of this process. The longest prompts run first; none may be empty.
+    """Run a model of this process as an Engine. The longest prompts run first; none may be empty.
 
-    settings: what `generation_settings` gives. on_smaller: told each time that memory ran out and fewer rows go on
-    together; what it raises ends the run. is_misled: whether the architecture's batches are not right, so that rows go
-    one by one; None: it is tried.
+    settings: what `generation_settings` gives. on_smaller: called each time that memory ran out and fewer rows go on
+    together; what it raises ends the run. is_misled: whether the rows of a batch change each other's responses, so that
+    they go one by one; None: it is tried.
     """
 
     name: str
@@ -104,7 +104,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
-        """See Engine."""
+        """Respond to every prompt once, as Engine.run does."""
 
     def _rows_go_alone(self, prompts: TokenRows) -> bool:
         if self._is_misled is None:
@@ -119,10 +119,10 @@ class LocalEngine(ABC):
 
 
 class Constraint(Protocol):
-    """Which tokens may come next, where not every text is an answer."""
+    """Say which tokens may come next, where not every text is an answer."""
 
     def allowed(self, generated: Sequence[int]) -> Sequence[int]:
-        """Token ids, at least one; the end's where the answer may be over. generated: tokens of the answer so far."""
+        """Return token ids, at least one; the end's where the answer may end. generated: the answer's tokens so far."""
         ...
 
 
@@ -159,7 +159,7 @@ _BEAM_KEYS = ("length_penalty", "early_stopping")
 
 
 def generation_settings(generation: GenerationConfig, *, pad_id: int, end_ids: Sequence[int]) -> dict[str, Any]:
-    """Return keyword arguments of transformers' GenerationConfig, without keys that the way of decoding ignores.
+    """Return keyword arguments of transformers' GenerationConfig, without keys that sampling, or beams, alone use.
 
     A temperature of 0 means greedy decoding. pad_id, end_ids: used where the configuration names no tokens itself;
     `eos_token_id` is a list in any case.
@@ -192,10 +192,10 @@ _MOST_IN_FP32, _MOST_ELSE = 1e-3, 0.1
 def is_misled_by_its_batch(
     model: PreTrainedModel, prompt: Sequence[int], *, pad_id: int, device: torch.device, precision: Precision
 ) -> bool:
-    """Try it: the scores that follow the prompt's first tokens, alone and in a batch with a row of twice the length.
+    """Try whether the rows beside a prompt change its scores: alone, and in a batch with a row of twice the length.
 
-    Both where the prompt is read and where a token is added to it: some architectures mask the one and not the other.
-    False where memory is too short for two rows: whoever runs them together finds out, and tells.
+    Both passes are compared, that over the prompt and that over a token: some architectures mask only one of them.
+    False where two rows do not fit in memory: whoever runs rows together finds that out, and reports it.
     """
     found = attempt(lambda: _changes(model, prompt, pad_id=pad_id, device=device, precision=precision))
     return found is True
@@ -219,7 +219,7 @@ def _changes(
 
 
 def _scores(model: PreTrainedModel, input_ids: Tensor, mask: Tensor, pad_id: int) -> Tensor:
-    """[2, V] fp32, of the first row: after the prompt, and after its last token once more."""
+    """Return [2, V] fp32, of the first row: after the prompt, and after its last token once more."""
     from transformers import GenerationConfig
 
     twice: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": pad_id, "eos_token_id": None}
@@ -238,7 +238,7 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What the model said to one prompt."""
+    """Hold what the model wrote to one prompt."""
 
     token_ids: list[int]  # without padding and without the token that ended it
     finish_reason: FinishReason  # "stop": the model ended it; "length": max_new_tokens did
@@ -249,6 +249,6 @@ _MOST = 2**63 - 1  # signed, as some engines keep it
 
 
 def row_seed(seed: int, key: int) -> int:
-    """Return the same for the same seed and row key, whatever else is generated; from 0 to 2^63 - 1."""
+    """Return a row's seed, from 0 to 2^63 - 1: the same for the same seed and row key, whatever else is generated."""
     state = np.random.SeedSequence([abs(seed), abs(key)]).generate_state(1, np.uint64)
     return int(state[0]) & _MOST

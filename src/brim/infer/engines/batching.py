@@ -1,7 +1,6 @@
 """Run rows together without gradients, as many as fit: fewer once memory has run out.
 
-The number of rows is given, or follows from predicted costs and a cap; where nobody can say what rows take, it
-follows from trials.
+The number of rows is given, or follows from predicted costs and a cap; without a prediction it follows from trials.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WINDOW_ROWS = 4096  # as planning/evaluation.py has it; tests compare them
 
 
 class RowsByCost:
-    """Batches. One object serves all evaluations of a run: its limit only falls, and training has one of its own.
+    """Make batches of what fits, by predicted costs. One object serves all evaluations of a run: its limit only falls.
 
     on_smaller: called each time that the limit falls; what it raises ends the work.
     """
@@ -35,7 +34,7 @@ class RowsByCost:
         self._on_smaller = on_smaller
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
-        """See Batches."""
+        """Run rows in batches, as Batches.run does."""
 
         def divide(left: NDArray[np.intp]) -> list[MicroBatch]:
             return [replace(batch, rows=left[batch.rows]) for batch in self._cutter.cut(rows.lengths[left])]
@@ -61,10 +60,10 @@ _SHARE_OF_LIMIT = 0.9
 
 
 class RowsByTrial:
-    """Batches. The longest row runs alone; then twice as many tokens each time, while twice what was measured fits.
+    """Make batches by trial: the longest row alone, then twice as many tokens each time, while twice the measured fits.
 
-    After a lack of memory half as many, and never more again. Where the device does not say what it took, such a lack
-    is what ends the growth.
+    After a lack of memory half as many, and never more again. Where the device does not say what it took, the growth
+    ends at such a lack.
     """
 
     def __init__(self, meter: PeakMeter, *, on_smaller: OnSmaller = lambda smaller: None) -> None:
@@ -74,7 +73,7 @@ class RowsByTrial:
         self._grows = True
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
-        """See Batches; in this order."""
+        """Run rows in batches, as Batches.run does, in this order."""
 
         def divide(left: NDArray[np.intp]) -> Iterator[MicroBatch]:
             while len(left):
@@ -133,7 +132,7 @@ _FIX: dict[Doing, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smaller:
-    """Memory ran out: the rows that did not fit are run again, and from now on no more than `after` together."""
+    """Report that memory ran out: the rows are run again, and from now on no more than `after` together."""
 
     doing: Doing
     keys: tuple[int, ...]  # of the rows that did not fit together
@@ -164,10 +163,10 @@ class Smaller:
 
 
 class Batches(Protocol):
-    """How rows are run together. What it has learned of the memory stays for later calls."""
+    """Decide which rows run together. What it has learned of the memory stays for later calls."""
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
-        """Call `work` with some positions after the other, until each was in one call that ended well.
+        """Call `work` with some of the positions at a time, until each was in one call that ended well.
 
         order: the positions, those of the longest rows first. work: may be called again with positions of a call that
         ran out of memory, and must not count them twice.
@@ -177,18 +176,18 @@ class Batches(Protocol):
 
 
 class RowsAtOnce:
-    """Batches of a number of rows that only falls. One object serves all evaluations of a run; training has its own.
+    """Make batches of a number of rows that only falls. One object serves all evaluations of a run.
 
     on_smaller: called each time that it falls; what it raises ends the work.
     """
 
     def __init__(self, num_rows: int, *, on_smaller: OnSmaller = lambda smaller: None) -> None:
-        assert num_rows > 0, "no rows at once are no work"
+        assert num_rows > 0, "at least one row at once"
         self.num_rows = num_rows
         self.on_smaller = on_smaller
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
-        """See Batches; in this order."""
+        """Run rows in batches, as Batches.run does, in this order."""
 
         def divide(left: NDArray[np.intp]) -> Iterator[MicroBatch]:
             for start in range(0, len(left), self.num_rows):
@@ -220,7 +219,7 @@ def batches(given: int | AnyBatches) -> RowsAtOnce | AnyBatches:
 
 
 def longest_first(rows: TokenRows) -> NDArray[np.intp]:
-    """Return positions by length, so that rows of like length are together and a misfit shows at once."""
+    """Return positions by length: rows of like length are together, and one that does not fit shows at once."""
     return np.argsort(-rows.lengths, kind="stable")
 
 
@@ -240,7 +239,7 @@ def run_rows(
     lower: Callable[[MicroBatch], CapChange | None],
     on_smaller: OnSmaller,
 ) -> None:
-    """Run rows in batches (`run_batches`), and tell each time that fewer of them go on together.
+    """Run rows in batches (`run_batches`), and report each time that fewer of them go on together.
 
     lower: lowers the limit after a batch that failed; None where it is a single row.
     Raises OutOfMemoryError, naming the row, when one alone runs out of memory.

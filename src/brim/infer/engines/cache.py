@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Passes:
-    """A model with a cache of rows × columns.
+    """Run a model over a cache of rows × columns.
 
     cells: memory of the cache, where it is more than rows × columns.
     """
@@ -64,7 +64,7 @@ class Passes:
         self._starts: Tensor | None = None  # of the rows that are in, on the device
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts into the next slots; logits [k, V] of what follows each."""
+        """Read prompts into the next slots; return logits [k, V] of what follows each."""
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         ids = np.full((len(prompts), longest), self._pad_id, dtype=np.int64)
@@ -83,7 +83,7 @@ class Passes:
         return logits
 
     def decode(self, tokens: Sequence[int]) -> Tensor:
-        """Every row takes its next token; logits [n, V] of what follows it."""
+        """Give every row its next token; return logits [n, V] of what follows it."""
         cache = self.cache
         assert len(tokens) == cache.num_rows, "a token for each row"
         if self._starts is None:
@@ -99,7 +99,7 @@ class Passes:
         return logits
 
     def extend(self, tokens: Sequence[int]) -> Tensor:
-        """The only row that is in takes several tokens; logits [1, V] of what follows them."""
+        """Give the only row several tokens; return logits [1, V] of what follows them."""
         cache, (start,) = self.cache, self.cache.starts
         end = cache.end + len(tokens)
         assert end <= cache.columns, "each token has a column"
@@ -112,16 +112,16 @@ class Passes:
         return logits
 
     def skip_to(self, end: int) -> None:
-        """As if the tokens up to this column had been written, or none behind it."""
+        """Go on as if the tokens up to this column, and none behind it, had been written."""
         self.cache.end = end
 
     def remove(self, slot: int) -> None:
-        """See RowCache."""
+        """Take a row out; the last one moves into its slot."""
         self.cache.remove(slot)
         self._starts = None
 
     def lay_out(self, *, columns: int, end: int) -> None:
-        """See RowCache."""
+        """Move what is in use (`RowCache.lay_out`)."""
         self.cache.lay_out(columns=columns, end=end)
         self._starts = None
 
@@ -141,7 +141,7 @@ class Passes:
 
 
 def num_cache_layers(model: PreTrainedModel) -> int:
-    """Layers that may keep keys and values."""
+    """Count the layers that may keep keys and values."""
     return int(base_model(model).config.get_text_config(decoder=True).num_hidden_layers)
 
 
@@ -150,7 +150,7 @@ def _accepted(model: PreTrainedModel) -> frozenset[str]:
 
 
 class RowCache(Cache):  # type: ignore[misc]
-    """A cache that a model of transformers takes as `past_key_values`.
+    """Keep keys and values of rows; a model of transformers takes it as `past_key_values`.
 
     cells: rows × columns that there is memory for. num_layers: of the model that keep keys and values.
     """
@@ -165,22 +165,22 @@ class RowCache(Cache):  # type: ignore[misc]
 
     @property
     def rows(self) -> int:
-        """R: as many as there is room for."""
+        """Return R, the rows that there is memory for."""
         return self.cells // self.columns
 
     @property
     def num_rows(self) -> int:
-        """n."""
+        """Return n, the rows that are in."""
         return len(self.starts)
 
     @property
     def base(self) -> int:
-        """The first column that any row needs."""
+        """Return the first column that any row needs."""
         return min(self.starts, default=self.end)
 
     @property
     def window(self) -> int:
-        """Columns in use."""
+        """Return the number of columns in use."""
         return self.end - self.base
 
     def remove(self, slot: int) -> None:
@@ -196,7 +196,7 @@ class RowCache(Cache):  # type: ignore[misc]
     def lay_out(self, *, columns: int, end: int) -> None:
         """Move what is in use, so that there are `columns` columns and the next to be written is `end`.
 
-        At least the window's columns, and room for the rows that are in.
+        The window and the rows that are in must fit.
         """
         base, window = self.base, self.window
         assert window <= end <= columns, "the rows that are in keep their columns"
@@ -208,18 +208,18 @@ class RowCache(Cache):  # type: ignore[misc]
         self.end = end
 
     def begin_prefill(self, lengths: Sequence[int]) -> None:
-        """The pass that follows reads prompts of these lengths, left-padded to the longest, into the next slots."""
+        """Prepare for a pass over prompts of these lengths, left-padded to the longest, into the next slots."""
         assert max(lengths) <= self.end <= self.columns, "prompts end at the column that is written next"
         assert self.num_rows + len(lengths) <= self.rows, "each row has a slot"
         self.prefilled = (self.num_rows, self.num_rows + len(lengths))
 
     def end_prefill(self, lengths: Sequence[int]) -> None:
-        """The rows are in."""
+        """Take the rows in."""
         self.prefilled = None
         self.starts += [self.end - length for length in lengths]
 
     def end_step(self, num_tokens: int = 1) -> None:
-        """Every row has written so many tokens."""
+        """Count the tokens that every row has written."""
         self.end += num_tokens
 
     def touch(self) -> None:
@@ -235,7 +235,7 @@ _NOTHING = torch.empty(0)
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer."""
+    """Keep keys and values of one layer."""
 
     is_sliding = False  # windows are masked, not forgotten
     is_compileable = False
@@ -243,7 +243,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, cache: RowCache) -> None:
         super().__init__()
-        # Else the two would hold each other, and the memory until Python looks for cycles: long after the last row.
+        # Else the two would hold each other, and the memory, until Python collects cycles: long after the last row.
         self._cache = cast("RowCache", proxy(cache))
         self._keys = self._values = _NOTHING
         self._key_shape = self._value_shape = (0, 0)  # H, D
@@ -259,7 +259,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keep [n, H, T, D]; gives back what the pass attends to: the prompts themselves, or the window with it."""
+        """Keep [n, H, T, D]; return what the pass attends to: the prompts themselves, or the window with it."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self._cache
@@ -285,7 +285,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
             laid_out[target, :, columns] = laid_out[source, :, columns]
 
     def lay_out(self, before: int, after: int, *, num_rows: int, source: int, target: int, width: int) -> None:
-        """Row by row, in the direction in which none is written over before it has been read."""
+        """Move row by row, in the direction in which none is written over before it has been read."""
         slots = range(num_rows) if after <= before else reversed(range(num_rows))
         old, new = self._laid_out(before), self._laid_out(after)
         for slot in slots:
@@ -294,12 +294,12 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
                 becomes[slot, :, target : target + width] = row
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """query_length: before transformers 5.10, the positions of the queries."""
+        """Return how far the mask reaches. query_length: before transformers 5.10, the positions of the queries."""
         num_queries = query_length if isinstance(query_length, int) else query_length.shape[0]
         return self.get_seq_length() + num_queries, 0
 
     def get_seq_length(self) -> int:
-        """Columns before those of the pass, as a mask sees them."""
+        """Return the columns before those of the pass, as a mask sees them."""
         return 0 if self._cache.prefilled is not None else self._cache.window
 
     def get_max_length(self) -> int:
@@ -308,7 +308,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length  # its name in older versions of transformers
 
     def _laid_out(self, columns: int) -> tuple[Tensor, Tensor]:
-        """[R, H, C, D] of keys and of values."""
+        """Return keys and values, [R, H, C, D] each."""
         rows = self._cache.cells // columns
         return _view(self._keys, rows, columns, self._key_shape), _view(self._values, rows, columns, self._value_shape)
 
@@ -323,14 +323,14 @@ _ROWS = 8  # looked at together: of 8, 16, 32 and 64 the fastest in one short, n
 
 @dataclass(frozen=True, slots=True)
 class RowWindow:
-    """Slots that are next to each other, and how many columns of the common window none of them needs."""
+    """Hold neighbouring slots, and how many columns of the common window none of them needs."""
 
     slots: slice
     unneeded: int
 
 
 def row_windows(starts: Sequence[int]) -> list[RowWindow]:
-    """Every slot once, in order. starts: the column of each slot's first token."""
+    """Return every slot once, in order. starts: the column of each slot's first token."""
     base = min(starts)
     firsts = range(0, len(starts), _ROWS)
     parts = [slice(first, min(first + _ROWS, len(starts))) for first in firsts]
@@ -339,9 +339,9 @@ def row_windows(starts: Sequence[int]) -> list[RowWindow]:
 
 @contextmanager
 def attending_in_windows(starts: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Models whose attention is transformers' `sdpa` attend so while the context lasts; on a GPU nothing changes.
+    """Let models whose attention is transformers' `sdpa` attend in parts while the context lasts.
 
-    There, reading is fast and each call has its price.
+    On a GPU nothing changes: there, reading is fast and each call has its price.
     """
     if device.type != "cpu" or len(starts) <= _ROWS:
         yield
@@ -363,7 +363,7 @@ _WINDOWS: ContextVar[Sequence[RowWindow]] = ContextVar("row windows", default=()
 def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
-    """query: [n, H, 1, D]. key, value: [n, heads of their own, W, D]. attention_mask: [n, 1, 1, W]; None: nothing."""
+    """Attend. query: [n, H, 1, D]. key, value: [n, their heads, W, D]. attention_mask: [n, 1, 1, W], or None."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def part(slots: slice, unneeded: int) -> Tensor:

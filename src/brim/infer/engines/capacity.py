@@ -16,7 +16,7 @@ from brim.batching import Surface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """A cache, and the prompts of a pass."""
+    """Give the size of a cache, and of a pass over prompts."""
 
     rows: int
     columns: int
@@ -31,60 +31,60 @@ class CacheShape:
 MOST_ROWS = 4096  # of a cache; steps stop getting cheaper by the row long before
 
 
-# Of a pass over prompts, where no plan says: an A100 or H100 computes for as long as it reads 16-bit weights from about
-# 150 to 300 tokens on, and one that quantised weights are unpacked for needs twice as many.
+# Of a pass over prompts, where no plan says: from about 150 to 300 tokens on, an A100 or H100 computes for as long as
+# it reads 16-bit weights; where quantised weights are unpacked, it takes twice as many.
 USUAL_PASS_TOKENS = 512
 
 
-# Of the bytes that rows add: after a batch that did not fit.
+# Share of the bytes that rows add which stays allowed after a batch that did not fit.
 _NOTCH = 0.7
 
 
 class Room(Protocol):
-    """Decides how many rows are generated for at once. It only becomes smaller."""
+    """Decide how many rows are generated for at once. It only becomes smaller."""
 
     @property
     def prefill_tokens(self) -> int:
-        """Most tokens, padding included, that prompts have together in one pass; a longer prompt passes alone."""
+        """Return the most tokens, padding included, of the prompts in one pass; a longer prompt passes alone."""
         ...
 
     def rows(self, columns: int, *, cells: int = 0) -> int:
-        """Rows of a cache that holds so many tokens of each; at least 1.
+        """Return the rows of a cache that holds so many tokens of each; at least 1.
 
         cells: rows × columns that have been allocated already, where that is more than such a cache has.
         """
         ...
 
     def shrink(self, *, rows: int, columns: int) -> None:
-        """A cache of this shape, or a pass beside it, ran out of memory."""
+        """Shrink, since a cache of this shape, or a pass beside it, ran out of memory."""
         ...
 
 
 class FixedRoom:
-    """So many rows, whatever their length; half as many after each lack of memory."""
+    """Allow so many rows, whatever their length; half as many after each lack of memory."""
 
     def __init__(self, rows: int, *, prefill_tokens: int) -> None:
-        assert rows > 0, "no rows at once are no work"
+        assert rows > 0, "at least one row at once"
         self._rows = rows
         self._prefill_tokens = prefill_tokens
 
     @property
     def prefill_tokens(self) -> int:
-        """See Room."""
+        """Return the most tokens of a pass over prompts."""
         return self._prefill_tokens
 
     def rows(self, columns: int, *, cells: int = 0) -> int:
-        """See Room."""
+        """Return the rows of such a cache."""
         return self._rows
 
     def shrink(self, *, rows: int, columns: int) -> None:
-        """See Room."""
+        """Shrink after a lack of memory."""
         self._rows = max(1, min(self._rows, rows) // 2)
         self._prefill_tokens = max(1, self._prefill_tokens // 2)
 
 
 class MemoryRoom:
-    """As many rows as a cap in bytes allows."""
+    """Allow as many rows as a cap in bytes does."""
 
     def __init__(self, costs: CacheCosts, *, cap_bytes: int, most_rows: int = MOST_ROWS) -> None:
         self._costs, self._cap_bytes, self._most_rows = costs, cap_bytes, most_rows
@@ -93,23 +93,23 @@ class MemoryRoom:
 
     @property
     def cap_bytes(self) -> int:
-        """As it is now."""
+        """Return the cap as it is now."""
         return self._cap_bytes
 
     @property
     def prefill_tokens(self) -> int:
-        """See Room."""
+        """Return the most tokens of a pass over prompts."""
         return self._prefill_tokens
 
     def rows(self, columns: int, *, cells: int = 0) -> int:
-        """See Room."""
+        """Return the rows of such a cache."""
         if (columns, cells) not in self._known:
             peaks = self._costs.peak_bytes(np.arange(1, self._most_rows + 1), columns, cells=cells)
             self._known[columns, cells] = max(1, int(np.count_nonzero(peaks <= self._cap_bytes)))
         return self._known[columns, cells]
 
     def shrink(self, *, rows: int, columns: int) -> None:
-        """See Room."""
+        """Shrink after a lack of memory."""
         reached = min(float(self._costs.peak_bytes(rows, columns)), float(self._cap_bytes))
         self._known.clear()
         self._cap_bytes = int(self._costs.static_bytes + _NOTCH * (reached - self._costs.static_bytes))
@@ -118,7 +118,7 @@ class MemoryRoom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCosts:
-    """Bytes that PyTorch has allocated in the worst case: each prompt leaves just room for the longest response.
+    """Predict allocated bytes in the worst case: each prompt leaves just the columns of the longest response.
 
     The cache is there from the beginning. Beside it stands one pass at a time: over prompts, as many as
     `prefill_tokens` allows, or over the next token of every row.
@@ -134,7 +134,7 @@ class CacheCosts:
     scale: float = 1.0  # measured over predicted, of what the shape adds
 
     def peak_bytes(self, rows: ArrayLike, columns: int, *, cells: int = 0) -> NDArray[np.float64]:
-        """Predicted for R rows × C columns. cells: of the cache, where it has more of them than R × C."""
+        """Predict for R rows × C columns. cells: of the cache, where it has more of them than R × C."""
         number = np.asarray(rows, dtype=np.int64)
         cache_bytes = self.cell_bytes * np.maximum(number * columns, cells)
         longest = max(columns - self.response_columns, 1)
@@ -144,5 +144,5 @@ class CacheCosts:
         return np.asarray(self.static_bytes + self.scale * (cache_bytes + passes))
 
     def prompts_of_pass(self, rows: ArrayLike, tokens: int) -> NDArray[np.int64]:
-        """Of prompts of this length that wait for so many rows, those that are read together."""
+        """Count the prompts of this length that are read together when so many rows are free."""
         return np.minimum(np.asarray(rows, dtype=np.int64), max(1, self.prefill_tokens // tokens))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-_NOTABLY = 1.125  # more rows, or the cache is not laid out anew: that copies it once
+_NOTABLY = 1.125  # times the rows, or the cache is not laid out again, which copies it once
 
 
 _ONE_BY_ONE = FixedRoom(1, prefill_tokens=1)
@@ -37,7 +37,7 @@ _ONE_BY_ONE = FixedRoom(1, prefill_tokens=1)
 
 @dataclass(slots=True, kw_only=True)
 class RunStatistics:
-    """What a run of the engine consisted of."""
+    """Count what a run of the engine consisted of."""
 
     num_prefills: int = 0
     num_steps: int = 0  # of all rows that were in
@@ -53,13 +53,13 @@ class RunStatistics:
 
 
 class SlotsEngine(LocalEngine):
-    """brim's own engine: a LocalEngine with continuous batching."""
+    """Write responses with continuous batching: brim's own engine."""
 
     name = "slots"
     statistics = RunStatistics()  # of the last run
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
-        """See Engine."""
+        """Respond to every prompt once, as Engine.run does."""
         self._model.eval()
         self.statistics = RunStatistics()
         queue = Queue(prompts, max_new_tokens=self._settings["max_new_tokens"])
@@ -74,7 +74,7 @@ class SlotsEngine(LocalEngine):
                 last = shape
 
     def _generate(self, queue: Queue, room: Room, on_finished: OnFinished, last: _Shape | None) -> _Shape | None:
-        """Respond to all that wait; or, where memory runs out, put back what is not done and say what was too much.
+        """Respond to all that wait. Where memory runs out, put back what is not done, and return what was too much.
 
         last: what was too much before.
         """
@@ -90,7 +90,7 @@ class SlotsEngine(LocalEngine):
         )
         responses = run.to_the_end()
         while True:
-            # What is raised by who is told of responses passes.
+            # What the receiver of the responses raises passes.
             finished = attempt(lambda: next(responses, None), is_last=lambda: run.shape().is_alone_again(last))
             if finished is None:
                 return None
@@ -123,7 +123,7 @@ class SlotsEngine(LocalEngine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """Of the cache that ran out of memory."""
+    """Describe a cache that ran out of memory."""
 
     rows: int
     columns: int
@@ -136,7 +136,7 @@ class _Shape:
 
 
 class _Run:
-    """One cache, from its first prompts to its last token."""
+    """Run one cache, from its first prompts to its last token."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Run:
     ) -> None:
         self._queue, self._chooser, self._room = queue, chooser, room
         self._end_ids, self._statistics = frozenset(end_ids), statistics
-        self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache has not
+        self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache lacks
         self._entering: list[Writing] = []  # taken from the queue, not read yet
         rows, columns, cells = queue.first_shape(room)
         self._passes = passes(rows=rows, columns=columns, cells=cells)
@@ -172,13 +172,13 @@ class _Run:
 
     @torch.inference_mode()
     def to_the_end(self) -> Iterator[list[Finished]]:
-        """Respond to all that wait; gives the responses as they end."""
+        """Respond to all that wait; yield the responses as they end."""
         while self._queue or self._active:
             layout = self._layout()
             yield from self._enter(layout) if self._may_enter(layout) else self._step()
 
     def _layout(self) -> int:
-        """Return the columns: as many as there are, or, where notably more rows find room, as few as are needed."""
+        """Return the columns: as many as there are, or, where notably more rows fit then, as few as are needed."""
         columns = self._cache.columns
         if not self._queue:
             return columns
@@ -241,7 +241,7 @@ class _Run:
                 self._leave(first_slot + number)
         if finished:
             yield finished
-        for slot in free:  # told first: memory that runs out here, too, loses no response
+        for slot in free:  # after the yield: if memory runs out here, too, no response is lost
             self._passes.remove(slot)
 
     def _response(self, row: Writing, token: int) -> Response | None:
@@ -268,7 +268,7 @@ _LOOKED_AT = (0.0, 0.25, 0.5, 0.75)  # of the prompts, in their order: where the
 
 
 class Queue:
-    """Rows by the columns that they need, and how long responses have been so far."""
+    """Order waiting rows by the columns that they need, and track how long responses have been so far."""
 
     def __init__(self, prompts: TokenRows, *, max_new_tokens: int) -> None:
         self._prompts, self._max_new_tokens = prompts, max_new_tokens
@@ -316,7 +316,7 @@ class Queue:
             if position < len(self._order):
                 shorter = self._needed(int(self._lengths[self._order[position]]))
                 cells = max(cells, min(room.rows(shorter), len(self._order) - position) * shorter)
-        if room.rows(columns, cells=cells) < rows:  # beside so many cells, the longest prompts would not find room
+        if room.rows(columns, cells=cells) < rows:  # beside so many cells, the longest prompts would not fit
             cells = rows * columns
         return min(room.rows(columns, cells=cells), cells // columns), columns, cells
 
@@ -364,12 +364,12 @@ def prefill_groups(lengths: Sequence[int], *, most_tokens: int) -> list[range]:
 _NOT_OURS = {
     "guidance_scale": "classifier-free guidance runs the model twice",
     "prompt_lookup_num_tokens": "prompt lookup writes several tokens at once",
-    "max_time": "a batch that ends by the clock is a batch that stays together",
+    "max_time": "a limit of time needs a batch that stays together",
 }
 
 
 def why_not_slots(architecture: type[PreTrainedModel], config: PretrainedConfig, settings: Mapping[str, Any]) -> str:
-    """Return the reason against it, empty where there is none. settings: what `generation_settings` gives."""
+    """Return the reason against brim's own engine, or an empty text. settings: what `generation_settings` gives."""
     return _settings(settings) or _architecture(architecture, config)
 
 
@@ -402,7 +402,7 @@ def _architecture(architecture: type[PreTrainedModel], config: PretrainedConfig)
 
 
 def model_class(architecture: PretrainedConfig) -> type[PreTrainedModel]:
-    """Return what transformers would load; what a folder brings itself is taken for a plain decoder."""
+    """Return the class that transformers would load; a class of the folder's own is taken for a plain decoder."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class LabelConstraint:
-    """A Constraint (see infer/engine.py) to the texts of labels, each followed by the end.
+    """Constrain responses to the texts of labels, each followed by the end.
 
     Where one label begins with another, the model decides between the end and going on.
     """
 
     def __init__(self, labels: Mapping[str, Sequence[tuple[int, ...]]], *, end_ids: Sequence[int]) -> None:
-        """labels: what `label_tokens` gives. end_ids: the tokens that end a response."""
+        """Take labels, which `label_tokens` gives, and end_ids, the tokens that end a response."""
         assert end_ids, "a response ends"
         self._end = (end_ids[0],)
         whole = {form for forms in labels.values() for form in forms}
@@ -44,9 +44,10 @@ class LabelConstraint:
         }
 
     def allowed(self, generated: Sequence[int]) -> Sequence[int]:
-        """See Constraint. A label that none goes on from has one end alone, so that no pass is needed to find it.
+        """Return the tokens that may follow.
 
-        So has what no label begins with, such as in beams that were given up.
+        After a whole label that no other continues, that is one end alone, so that no pass is needed to find it. So it
+        is after what no label begins with, such as in beams that were given up.
         """
         return self._following.get(tuple(generated), self._end)
 
@@ -54,14 +55,14 @@ class LabelConstraint:
 _NOT_FINITE = -1
 
 
-# Rows whose scores are looked at together have about so many: what comes of them on the way to a token, in fp32 and
-# fp64, takes 0.2 GiB; with a vocabulary of 152,000 words that of all rows would take more than their cache.
+# Rows are chosen for together up to about so many scores: what is computed of them, in fp32 and fp64, takes 0.2 GiB;
+# with a vocabulary of 152,000 words, that of all rows at once would take more than their cache.
 _SCORES_AT_ONCE = 2**23
 
 
 @dataclass(slots=True, kw_only=True)
 class Writing:
-    """A row that is being written. Only `generated` changes."""
+    """Hold a row that is being written. Only `generated` changes."""
 
     position: int  # among the prompts
     key: int
@@ -70,12 +71,12 @@ class Writing:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what has been generated."""
+        """Return the prompt and what has been generated."""
         return [*self.prompt, *self.generated]
 
 
 class NextToken:
-    """Chooses as transformers' settings say. See generation_settings for them; what needs beams is not done here."""
+    """Choose tokens as transformers' settings say (`generation_settings`), but for what needs beams."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class NextToken:
         self._numbers: dict[int, NDArray[np.float64]] = {}
 
     def choose(self, scores: Tensor, rows: Sequence[Writing]) -> list[int]:
-        """scores: [n, V], of what follows each row. Raises BrimError where they are not finite."""
+        """Choose by scores [n, V] of what follows each row. Raises BrimError where they are not finite."""
         together = max(1, _SCORES_AT_ONCE // scores.shape[-1])
         parts = [slice(start, start + together) for start in range(0, len(rows), together)]
         chosen: list[int] = torch.cat([self._chosen(scores[part].float(), rows[part]) for part in parts]).tolist()
@@ -103,17 +104,17 @@ class NextToken:
         return chosen
 
     def forced(self, row: Writing) -> int | None:
-        """The next token of a row, where there is no choice."""
+        """Return the next token of a row, where there is no choice."""
         allowed = () if self._constraint is None else self._constraint.allowed(row.generated)
         return allowed[0] if len(allowed) == 1 else None
 
     def forget(self, row: Writing) -> None:
-        """The row is done."""
+        """Forget what is kept of a row that is done."""
         self._of_row.pop(row.position, None)
         self._numbers.pop(row.position, None)
 
     def _chosen(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
-        """Tokens [n]. scores: fp32."""
+        """Return tokens [n]. scores: fp32."""
         if self._looks_back:
             scores = torch.cat([self._looked_back(scores[i : i + 1], row) for i, row in enumerate(rows)])
         if self._constraint is not None:
@@ -139,7 +140,7 @@ class NextToken:
         return only
 
     def _drawn(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
-        """By the inverse of the distribution function, at one number for each row."""
+        """Draw by the inverse of the distribution function, at one number for each row."""
         numbers = torch.tensor([self._number(row) for row in rows], dtype=torch.float64).to(scores.device)
         sums = scores.softmax(dim=-1).double().cumsum(dim=-1)
         total = sums[:, -1]
@@ -147,7 +148,7 @@ class NextToken:
         return torch.where(total.isfinite(), tokens.clamp(max=scores.shape[-1] - 1), _NOT_FINITE)
 
     def _number(self, row: Writing) -> float:
-        """From 0 to 1, of the row's next token."""
+        """Return a number from 0 to 1 for the row's next token."""
         count = len(row.generated)
         known = self._numbers.get(row.position)
         if known is None or len(known) <= count:
@@ -156,7 +157,7 @@ class NextToken:
 
 
 def uniform_numbers(seed: int, key: int, count: int) -> NDArray[np.float64]:
-    """What a row's tokens are drawn with: the same for the same seed and key, whatever else is generated."""
+    """Draw the numbers that choose a row's tokens: the same for the same seed and key, whatever else is generated."""
     bits = np.random.Philox(key=np.array([seed & _MOST, key & _MOST], dtype=np.uint64))
     return np.random.Generator(bits).random(count)
 
@@ -210,7 +211,7 @@ def _chain(settings: Mapping[str, Any], makers: _Makers) -> LogitsProcessorList:
 
 
 def _of_one(settings: Mapping[str, Any], prompt: Sequence[int], device: torch.device) -> LogitsProcessorList:
-    """What looks at one row's tokens, in the order of transformers' `generate`."""
+    """Build the processors that look at one row's tokens, in the order of transformers' `generate`."""
     from transformers.generation import logits_process as made
 
     ends = torch.tensor(settings["eos_token_id"], device=device)
@@ -237,7 +238,7 @@ def _of_one(settings: Mapping[str, Any], prompt: Sequence[int], device: torch.de
 
 
 def _of_all(settings: Mapping[str, Any], device: torch.device, *, first: bool) -> LogitsProcessorList:
-    """What treats each row's scores alike, without a look at its tokens. first: nothing comes before it."""
+    """Build the processors that treat each row's scores alike. first: none that look at tokens come before."""
     from transformers.generation import logits_process as made
 
     makers: dict[str, Callable[[Any], Any]] = {}

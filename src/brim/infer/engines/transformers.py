@@ -28,9 +28,9 @@ Positions = NDArray[np.intp]
 
 
 class StaticEngine(LocalEngine):
-    """A LocalEngine for whatever transformers can generate with, beam search included.
+    """Generate with whatever transformers can, beam search included.
 
-    room: a row of it is a prompt with all its beams.
+    room: one of its rows is a prompt with all its beams.
     What is sampled depends on the row alone. Where transformers draws for several rows from one generator and nothing
     can be put in its place (beam search that samples), rows go one by one, each from its own seed.
     """
@@ -38,7 +38,7 @@ class StaticEngine(LocalEngine):
     name = "static"
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
-        """See Engine."""
+        """Respond to every prompt once, as Engine.run does."""
         self._model.eval()
         most = len(prompts)
 
@@ -162,7 +162,7 @@ _THEIRS = (
 
 
 class ChosenByRow:
-    """A logits processor that leaves each row one token: the one that NextToken chooses.
+    """Process logits so that each row is left one token: the one that NextToken chooses.
 
     prompts: of the batch, in its order.
     """
@@ -175,7 +175,7 @@ class ChosenByRow:
         self._writing = list(range(len(self._rows)))  # those that have not ended
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """input_ids: [B, T], of which the rows know all but the padding. scores: [B, V]."""
+        """Return scores [B, V] that leave one token a row. input_ids [B, T] are known to the rows already."""
         rows = [self._rows[number] for number in self._writing]
         tokens = self._chooser.choose(scores[self._writing].float(), rows)
         for row, token in zip(rows, tokens, strict=True):

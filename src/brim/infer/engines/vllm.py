@@ -28,12 +28,12 @@ _WHERE = "generation.engine: vllm"
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that it has kernels for
 
 
-_AHEAD = 1024  # prompts that it knows beyond those that it works on, so that a long list costs no memory
+_AHEAD = 1024  # prompts submitted ahead, so that a long list costs no memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
-    """What vLLM is to load, and the memory that it may take."""
+    """Say what vLLM is to load, and the memory that it may take."""
 
     folder: str  # a local folder
     precision: Precision
@@ -46,7 +46,7 @@ class VllmModel:
 
 
 class VllmEngine:
-    """An Engine (see infer/engine.py). settings: what `generation_settings` gives.
+    """Generate with vLLM, as an Engine. settings: what `generation_settings` gives.
 
     Greedy texts are those of the other engines where the arithmetic is (fp32); what is sampled comes from a seed of the
     row, but not of the same numbers as in the other engines.
@@ -64,16 +64,16 @@ class VllmEngine:
         _import_vllm()
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
-        """See Engine. Raises BrimError where vLLM fails in another way than for lack of memory."""
+        """Respond as Engine.run does. Raises BrimError where vLLM fails in another way than for lack of memory."""
         with closing(self._batches(prompts)) as batches:
             for finished in batches:
                 on_finished(finished)
 
     def _batches(self, prompts: TokenRows) -> Generator[list[Finished], None, None]:
-        """What ends at each step. What the caller raises between two steps does not pass through here."""
+        """Yield what ends at each step. What the caller raises between two steps does not pass through here."""
         if not len(prompts):
             return
-        with _told(), _engine(self._model, self._longest(prompts), seed=self._seed) as engine:
+        with _explained(), _engine(self._model, self._longest(prompts), seed=self._seed) as engine:
             waiting, num_in = iter(longest_first(prompts).tolist()), 0
             while True:
                 for position in islice(waiting, _AHEAD - num_in):
@@ -105,7 +105,7 @@ class VllmEngine:
 
 
 def _sampling(settings: Mapping[str, Any], *, seed: int) -> Any:
-    """Of one row. Only the ids in `settings` end a response, not those that vLLM finds in the model's files."""
+    """Return settings of one row. Only the ids in `settings` end a response, not those in the model's files."""
     vllm = _import_vllm()
     from vllm.sampling_params import RequestOutputKind
 
@@ -168,14 +168,14 @@ def _engine(model: VllmModel, max_model_len: int, *, seed: int) -> Iterator[Any]
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What vLLM raises, as brim says it."""
+def _explained() -> Iterator[None]:
+    """Raise what vLLM raises as errors of brim."""
     try:
         yield
     except Exception as error:
         message = " ".join(str(error).split())
         fix = "raise memory.budget, lower generation.max_new_tokens, or set generation.engine: auto"
-        # It says so in its own words where the cache has too little room beside the weights.
+        # vLLM has words of its own for a cache that does not fit beside the weights.
         if is_out_of_memory(error) or "KV cache" in message or "cache blocks" in message:
             raise OutOfMemoryError(what=f"vLLM has too little memory: {message}", where=_WHERE, fix=fix) from error
         raise BrimError(what=f"vLLM failed: {message}", where=_WHERE, fix="set generation.engine: auto") from error
@@ -223,14 +223,14 @@ _OFF: dict[str, Any] = {
 def why_not_vllm(
     settings: Mapping[str, Any], *, precision: Precision, device: torch.device, constraint: Constraint | None = None
 ) -> str:
-    """The reason against it, empty where there is none. settings: what `generation_settings` gives."""
+    """Return the reason against vLLM, or an empty text. settings: what `generation_settings` gives."""
     if device.type != "cuda":
         return f"it is for a CUDA GPU, and the device is {device.type}"
     if precision.autocast_dtype is not None:
-        return f"precision is {precision.name}, and it knows no mixed one (bf16-true or fp32 would do)"
+        return f"precision is {precision.name}, and it has no mixed one (bf16-true or fp32 would do)"
     if constraint is not None:
-        return "responses are limited to labels, which brim does not hand on to it"
+        return "responses are limited to labels, which brim does not pass on to it"
     for name, value in settings.items():
         if name not in _HONOURED and (name not in _OFF or value != _OFF[name]):
-            return f"generation.{name} is not handed on to it"
+            return f"generation.{name} is not passed on to it"
     return ""
