@@ -39,8 +39,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         message = "another process is training in this folder; nothing was changed"
-        with pytest.raises(OutputError, match=message), held(run, resume=True):
+        with pytest.raises(OutputError, match=message) as caught, held(run, resume=True):
             pytest.fail("held twice")
+        assert caught.value.__context__ is None  # what the body raises is not an error of the lock
         other.kill()
     with held(run, resume=False):  # a killed process lets go
         pass

@@ -227,14 +227,17 @@ def _locked(run: RunFolder, kind: int) -> Iterator[bool]:
     """Hold a lock on the folder; yield whether it could be had."""
     descriptor = os.open(run.path, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _lock(descriptor, kind)
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holds_anything(path: Path) -> bool:
