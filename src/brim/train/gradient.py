@@ -55,6 +55,7 @@ class Gradient:
         self._num_supervised = 0  # tokens of it
         self._number = 0  # of the step
         self._last = self._indices  # rows that went into the model last
+        job.llm.model.train()  # whole: an adapter in training mode may stand around a base that is not
         # No module: language models keep no running averages, and a rotary embedding that grows with the longest row
         # seen keeps that length beside its buffer, which would be put back alone.
         self._step = GradientStep(
@@ -76,7 +77,8 @@ class Gradient:
         """
         self._indices, self._num_supervised, self._number = indices, num_supervised, step
         self.noise = None
-        self._job.llm.model.train()
+        if not self._job.llm.model.training:  # after an evaluation; it takes milliseconds where there are many layers
+            self._job.llm.model.train()
         lengths = self._job.rows.lengths[indices]
         if not measures_noise or len(indices) == 1:
             return self._step.run(lengths)

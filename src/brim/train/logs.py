@@ -192,12 +192,15 @@ class TensorBoardLog:
     def write(self, record: Record) -> None:
         if self._writer is None or ("split" not in record and record["event"] != "point"):
             return
-        from tensorboardX.summary import scalar
+        from tensorboardX.proto.summary_pb2 import Summary
 
         group = _group(record)
-        for name, value in record.items():
-            if name not in _NOT_SCALARS and isinstance(value, (int, float)):
-                self._add(step=record["step"], summary=scalar(f"{group}/{name}", value))
+        scalars = [
+            Summary.Value(tag=f"{group}/{name}", simple_value=value)
+            for name, value in record.items()
+            if name not in _NOT_SCALARS and isinstance(value, (int, float))
+        ]
+        self._add(step=record["step"], summary=Summary(value=scalars))  # one event a record: each has its price
         if time.monotonic() - self._synced_at_s > _SHOWN_WITHIN_S:
             self.sync()
 
